@@ -1,0 +1,315 @@
+//! `health`: does each process answer, is it ready, what do the checks say, how are runtime and pod sources.
+
+use std::fmt::Write as _;
+
+use bulkhead_ipc::statusd::GetStatusRequest;
+use bulkhead_ipc::statusd::status_client::StatusClient;
+use bulkhead_ipc::syncd::node_client::NodeClient;
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_types::Process;
+use serde::Serialize;
+use tonic::transport::Channel;
+
+use crate::connect::{connect, request, within};
+use crate::instance::Instance;
+use crate::output::Printer;
+use crate::table::{Table, printable};
+use crate::{Exit, Failure};
+
+/// Everything.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Health {
+    healthy: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    node_name: String,
+    processes: Vec<ProcessHealth>,
+    checks: Vec<Check>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    listening: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<NodeHealth>,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProcessHealth {
+    process: &'static str,
+    answers: bool,
+    ready: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    version: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    epoch: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    problem: String,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Check {
+    name: String,
+    ok: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+}
+
+/// What kubelet-syncd says of runtime, events and sources.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeHealth {
+    runtime: String,
+    runtime_ready: bool,
+    runtime_reason: String,
+    network_ready: bool,
+    network_reason: String,
+    pleg: String,
+    relist_age_seconds: f64,
+    events_received: u64,
+    events_missed: u64,
+    sources_ready: bool,
+    sources: Vec<Source>,
+    problems: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Source {
+    name: String,
+    seen: bool,
+    pods: u32,
+    errors: Vec<String>,
+}
+
+/// `health`.
+pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Result<Exit, Failure> {
+    let mut health = Health::default();
+    let (mut statusd, mut syncd): (Option<Channel>, Option<Channel>) = (None, None);
+    for process in Process::ALL {
+        let mut row = ProcessHealth { process: process.name(), ..Default::default() };
+        match connect(instance, process).await {
+            Ok(connected) => {
+                row.answers = true;
+                row.ready = connected.hello.ready;
+                row.version = connected.hello.version;
+                row.epoch = format!("{:016x}", connected.hello.epoch);
+                row.problem = connected.hello.not_ready_reason;
+                match process {
+                    Process::Statusd => statusd = Some(connected.channel),
+                    Process::Syncd => syncd = Some(connected.channel),
+                    Process::Volnetd | Process::Evictiond => {}
+                }
+            }
+            Err(trouble) => row.problem = trouble.to_string(),
+        }
+        health.processes.push(row);
+    }
+    if let Some(channel) = statusd {
+        let mut client = StatusClient::new(channel);
+        match within(Process::Statusd, instance, client.get(request(GetStatusRequest {}))).await {
+            Ok(reply) => {
+                let reply = reply.into_inner();
+                health.node_name = reply.node_name;
+                health.listening = reply.listening;
+                health.checks = reply
+                    .checks
+                    .into_iter()
+                    .map(|check| Check { name: check.name, ok: check.ok, message: check.message })
+                    .collect();
+            }
+            Err(trouble) => printer.note(&format!("kubelet-ctl: {trouble}")),
+        }
+    }
+    if let Some(channel) = syncd {
+        let mut client = NodeClient::new(channel);
+        match within(Process::Syncd, instance, client.get(request(GetNodeRequest {}))).await {
+            Ok(reply) => health.node = Some(node(reply.into_inner())),
+            Err(trouble) => printer.note(&format!("kubelet-ctl: {trouble}")),
+        }
+    }
+    let exit = judge(&mut health);
+    printer.print(&health, || text(&health))?;
+    Ok(exit)
+}
+
+fn node(state: NodeState) -> NodeHealth {
+    NodeHealth {
+        runtime: format!("{} {}", state.runtime_name, state.runtime_version).trim().to_owned(),
+        runtime_ready: state.runtime_ready,
+        runtime_reason: state.runtime_reason,
+        network_ready: state.network_ready,
+        network_reason: state.network_reason,
+        pleg: state.pleg,
+        relist_age_seconds: state.relist_age_seconds,
+        events_received: state.events_received,
+        events_missed: state.events_missed,
+        sources_ready: state.sources_ready,
+        sources: state
+            .sources
+            .into_iter()
+            .map(|source| Source { name: source.name, seen: source.seen, pods: source.pods, errors: source.errors })
+            .collect(),
+        problems: state.problems,
+    }
+}
+
+/// Decides on `healthy` and the exit code. A refused manifest is a matter of its author and not of the node's health.
+fn judge(health: &mut Health) -> Exit {
+    let answering = health.processes.iter().filter(|process| process.answers).count();
+    health.healthy = health.processes.iter().all(|process| process.answers && process.ready)
+        && health.checks.iter().all(|check| check.ok)
+        && health.node.as_ref().is_some_and(|node| node.runtime_ready && node.network_ready);
+    match (health.healthy, answering) {
+        (true, _) => Exit::Success,
+        (false, 0) => Exit::Unreachable,
+        (false, _) => Exit::NotFound,
+    }
+}
+
+fn text(health: &Health) -> String {
+    let yes = |value: bool| if value { "yes" } else { "no" };
+    let mut out = String::new();
+    let name = if health.node_name.is_empty() { String::new() } else { format!(" {}", health.node_name) };
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "Node{}: {}\n", printable(&name), if health.healthy { "healthy" } else { "NOT HEALTHY" });
+    let mut processes = Table::new(&["PROCESS", "ANSWERS", "READY", "VERSION", "EPOCH", "PROBLEM"]);
+    for process in &health.processes {
+        let cells: [&str; 6] = [
+            process.process,
+            yes(process.answers),
+            yes(process.ready),
+            &process.version,
+            &process.epoch,
+            &process.problem,
+        ];
+        processes.row(cells);
+    }
+    out.push_str(&processes.render(0));
+    if !health.checks.is_empty() {
+        let mut checks = Table::new(&["CHECK", "OK", "MESSAGE"]);
+        for check in &health.checks {
+            let cells: [&str; 3] = [&check.name, yes(check.ok), &check.message];
+            checks.row(cells);
+        }
+        let _ = write!(out, "\n{}", checks.render(0));
+    }
+    if let Some(node) = &health.node {
+        let state = |ready: bool, reason: &str| match (ready, reason) {
+            (true, _) => "ready".to_owned(),
+            (false, "") => "not ready".to_owned(),
+            (false, reason) => format!("not ready: {}", printable(reason)),
+        };
+        let runtime = if node.runtime.is_empty() { "not known yet" } else { &node.runtime };
+        let _ =
+            writeln!(out, "\nRuntime:   {} ({})", printable(runtime), state(node.runtime_ready, &node.runtime_reason));
+        let _ = writeln!(out, "Network:   {}", state(node.network_ready, &node.network_reason));
+        let _ = writeln!(
+            out,
+            "Events:    {}, {} received, {} missed, last relist {:.0}s ago",
+            printable(&node.pleg),
+            node.events_received,
+            node.events_missed,
+            node.relist_age_seconds
+        );
+        for source in &node.sources {
+            let seen = if source.seen { format!("{} pods", source.pods) } else { "not heard of yet".to_owned() };
+            let _ = writeln!(out, "Source:    {}, {seen}", printable(&source.name));
+            for error in &source.errors {
+                let _ = writeln!(out, "           refused: {}", printable(error));
+            }
+        }
+        for problem in &node.problems {
+            let _ = writeln!(out, "Problem:   {}", printable(problem));
+        }
+    }
+    for address in &health.listening {
+        let _ = writeln!(out, "Listening: {}", printable(address));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn well() -> Health {
+        Health {
+            node_name: "node-a".into(),
+            processes: Process::ALL
+                .into_iter()
+                .map(|process| ProcessHealth {
+                    process: process.name(),
+                    answers: true,
+                    ready: true,
+                    version: "0.1.0".into(),
+                    epoch: "00000000000000aa".into(),
+                    problem: String::new(),
+                })
+                .collect(),
+            checks: vec![Check { name: "ping".into(), ok: true, message: String::new() }],
+            listening: vec!["http://127.0.0.1:10248".into()],
+            node: Some(NodeHealth {
+                runtime: "containerd 1.6.20".into(),
+                runtime_ready: true,
+                network_ready: true,
+                pleg: "containerd-events".into(),
+                events_received: 12,
+                relist_age_seconds: 3.2,
+                sources: vec![Source {
+                    name: "file".into(),
+                    seen: true,
+                    pods: 2,
+                    errors: vec!["a.yaml: no name".into()],
+                }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_well() {
+        let mut health = well();
+        assert_eq!(judge(&mut health), Exit::Success);
+        assert_eq!(
+            text(&health),
+            "\
+Node node-a: healthy
+
+PROCESS             ANSWERS   READY   VERSION   EPOCH              PROBLEM
+kubelet-volnetd     yes       yes     0.1.0     00000000000000aa   -
+kubelet-syncd       yes       yes     0.1.0     00000000000000aa   -
+kubelet-evictiond   yes       yes     0.1.0     00000000000000aa   -
+kubelet-statusd     yes       yes     0.1.0     00000000000000aa   -
+
+CHECK   OK    MESSAGE
+ping    yes   -
+
+Runtime:   containerd 1.6.20 (ready)
+Network:   ready
+Events:    containerd-events, 12 received, 0 missed, last relist 3s ago
+Source:    file, 2 pods
+           refused: a.yaml: no name
+Listening: http://127.0.0.1:10248
+"
+        );
+    }
+
+    #[test]
+    fn what_is_not_well_says_so_by_exit_code() {
+        let mut health = well();
+        health.checks[0].ok = false;
+        assert_eq!(judge(&mut health), Exit::NotFound);
+        let mut health = well();
+        health.processes[2].answers = false;
+        assert_eq!(judge(&mut health), Exit::NotFound);
+        let mut health = well();
+        health.node.as_mut().unwrap().runtime_ready = false;
+        assert_eq!(judge(&mut health), Exit::NotFound);
+        assert!(text(&health).contains("NOT HEALTHY"));
+        for process in &mut health.processes {
+            process.answers = false;
+        }
+        assert_eq!(judge(&mut health), Exit::Unreachable);
+    }
+}

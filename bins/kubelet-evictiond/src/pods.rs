@@ -1,0 +1,177 @@
+//! Which pods there are: asked of kubelet-syncd when somebody wants statistics.
+//!
+//! Asked, not watched: a pod that starts sends a dozen updates with its whole status, and nobody looks at statistics
+//! that often. When kubelet-syncd does not answer, the last list is used - unknown is not "gone".
+
+use std::future::Future;
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::node_client::NodeClient;
+use bulkhead_ipc::syncd::pods_client::PodsClient;
+use bulkhead_ipc::syncd::{GetNodeRequest, ListPodsRequest, PodState};
+use bulkhead_types::{ContainerName, Namespace, PodName, PodUid, VolumeName};
+
+/// How long kubelet-syncd may take to answer.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// More pods than a node can have (maxPods is at most a few thousand in practice); the rest of a longer list is cut.
+const MAX_PODS: usize = 10_000;
+
+/// What statistics need to know of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    pub uid: PodUid,
+    pub namespace: Namespace,
+    pub name: PodName,
+    /// RFC 3339, or empty.
+    pub started_at: String,
+    /// Path of the pod's cgroup, when it has one.
+    pub cgroup: Option<String>,
+    /// Those that run.
+    pub containers: Vec<PodContainer>,
+    /// Volumes of type emptyDir: what the node's own disk holds for the pod.
+    pub empty_dirs: Vec<VolumeName>,
+}
+
+/// A running container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodContainer {
+    pub name: ContainerName,
+    pub id: String,
+    /// RFC 3339.
+    pub started_at: String,
+}
+
+/// Where pods come from; the tests have their own.
+pub trait PodSource: Send + Sync + 'static {
+    /// All pods, or `None` when that is not known now.
+    fn pods(&self) -> impl Future<Output = Option<Vec<Pod>>> + Send;
+    /// Folder of the image file system as the runtime reports it.
+    fn image_fs(&self) -> impl Future<Output = Option<String>> + Send;
+}
+
+/// kubelet-syncd.
+#[derive(Debug)]
+pub struct SyncdPods {
+    link: Link,
+}
+
+impl SyncdPods {
+    pub fn new(link: Link) -> Self {
+        SyncdPods { link }
+    }
+
+    async fn list(&self) -> Result<Vec<Pod>, tonic::Status> {
+        let request = CallContext::new().request(ListPodsRequest {}, DEADLINE);
+        let mut client = PodsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut stream = client.list(request).await?.into_inner();
+        let mut pods = Vec::new();
+        while let Some(state) = stream.message().await? {
+            if pods.len() == MAX_PODS {
+                tracing::warn!(MAX_PODS, "list of pods is cut");
+                break;
+            }
+            match pod(state) {
+                Ok(pod) => pods.push(pod),
+                Err(error) => tracing::warn!(%error, "kubelet-syncd named a pod that cannot be one"),
+            }
+        }
+        Ok(pods)
+    }
+}
+
+impl PodSource for SyncdPods {
+    async fn pods(&self) -> Option<Vec<Pod>> {
+        match tokio::time::timeout(DEADLINE, self.list()).await {
+            Ok(Ok(pods)) => Some(pods),
+            Ok(Err(status)) => {
+                tracing::debug!(code = ?status.code(), "kubelet-syncd did not list its pods: {}", status.message());
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    async fn image_fs(&self) -> Option<String> {
+        let request = CallContext::new().request(GetNodeRequest {}, DEADLINE);
+        let mut client = NodeClient::new(self.link.channel());
+        let reply = tokio::time::timeout(DEADLINE, client.get(request)).await.ok()?.ok()?.into_inner();
+        Some(reply.image_fs_mountpoint).filter(|path| path.starts_with('/'))
+    }
+}
+
+/// Checks every id: they become paths.
+fn pod(state: PodState) -> Result<Pod, bulkhead_types::IdError> {
+    let mut containers = Vec::new();
+    for container in state.containers {
+        // The id becomes a path component of a cgroup.
+        if container.state == "running" && bulkhead_types::ContainerId::parse(&container.id).is_ok() {
+            let name = ContainerName::parse(&container.name)?;
+            containers.push(PodContainer { name, id: container.id, started_at: container.started_at });
+        }
+    }
+    let mut empty_dirs = Vec::new();
+    for volume in state.volumes {
+        if volume.kind == "emptyDir" {
+            empty_dirs.push(VolumeName::parse(&volume.name)?);
+        }
+    }
+    Ok(Pod {
+        uid: PodUid::parse(&state.uid)?,
+        namespace: Namespace::parse(&state.namespace)?,
+        name: PodName::parse(&state.name)?,
+        started_at: state.started_at,
+        cgroup: crate::cgroup::pod_path(&state.cgroup),
+        containers,
+        empty_dirs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_ipc::syncd::{ContainerState, PodVolume};
+
+    fn state() -> PodState {
+        PodState {
+            uid: "u1".into(),
+            namespace: "default".into(),
+            name: "web".into(),
+            cgroup: "/kubepods/podu1".into(),
+            containers: vec![
+                ContainerState { name: "a".into(), id: "c1".into(), state: "running".into(), ..Default::default() },
+                ContainerState { name: "b".into(), id: "c2".into(), state: "terminated".into(), ..Default::default() },
+                ContainerState { name: "c".into(), id: "../x".into(), state: "running".into(), ..Default::default() },
+            ],
+            volumes: vec![
+                PodVolume { name: "scratch".into(), kind: "emptyDir".into(), ..Default::default() },
+                PodVolume { name: "etc".into(), kind: "hostPath".into(), ..Default::default() },
+            ],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn only_what_runs_and_what_is_an_id() {
+        let pod = pod(state()).unwrap();
+        assert_eq!(pod.containers.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), ["c1"]);
+        assert_eq!(pod.empty_dirs.len(), 1);
+        assert_eq!(pod.cgroup.as_deref(), Some("/kubepods/podu1"));
+    }
+
+    #[test]
+    fn paths_are_refused() {
+        for break_it in [
+            (|s: &mut PodState| s.uid = "../..".into()) as fn(&mut PodState),
+            |s| s.namespace = "a/b".into(),
+            |s| s.volumes[0].name = "..".into(),
+            |s| s.containers[0].name = "a/b".into(),
+        ] {
+            let mut state = state();
+            break_it(&mut state);
+            assert!(pod(state).is_err());
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The real process, started as the launcher starts it: what it holds, and that it measures with just that.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_config::{NodeConfig, Users};
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::common::PrivilegesRequest;
+use bulkhead_ipc::common::process_client::ProcessClient;
+use bulkhead_ipc::evictiond::stats_client::StatsClient;
+use bulkhead_ipc::evictiond::{SummaryRequest, summary_part::Part};
+use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
+use bulkhead_ipc::server::{self, Services};
+use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
+use bulkhead_ipc::syncd::{GetPodRequest, ListPodsRequest, PodState, PodUpdate, PodVolume, WatchPodsRequest};
+use bulkhead_sys::Capability;
+use bulkhead_sys::spawn::{Spec, User};
+use bulkhead_types::Process;
+use tonic::{Request, Response, Status};
+
+/// Beside the range that real instances claim.
+const BASE: u32 = 61190;
+
+type List<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
+
+struct OnePod;
+
+#[tonic::async_trait]
+impl Pods for OnePod {
+    type ListStream = List<PodState>;
+    type WatchStream = List<PodUpdate>;
+    async fn list(&self, _: Request<ListPodsRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let volume = PodVolume { name: "scratch".into(), kind: "emptyDir".into(), ready: true, ..Default::default() };
+        let pod = PodState {
+            uid: "u1".into(),
+            namespace: "default".into(),
+            name: "web".into(),
+            volumes: vec![volume],
+            ..Default::default()
+        };
+        Ok(Response::new(tokio_stream::iter(vec![Ok(pod)])))
+    }
+    async fn get(&self, _: Request<GetPodRequest>) -> Result<Response<PodState>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+    async fn watch(&self, _: Request<WatchPodsRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+const RULES: &[MethodRule] = &[MethodRule { method: "/kubelet.syncd.v1.Pods/List", peers: &[Role::Evictiond] }];
+
+/// Only kubelet-evictiond's own user may list, so an answer proves that the peer check saw it.
+fn fake_syncd(config: &NodeConfig) {
+    let socket = config.paths.socket(Process::Syncd);
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let users = PeerUsers {
+        syncd: config.users.syncd,
+        evictiond: config.users.evictiond,
+        statusd: config.users.statusd,
+        pods_cgroup: "/none".into(),
+    };
+    let policy = Policy { users: Arc::new(users), rules: RULES };
+    let services = Services::new().unwrap().add(PodsServer::new(OnePod));
+    tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
+}
+
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(config: &NodeConfig) -> Killed {
+    let listener = std::os::unix::net::UnixListener::bind(config.paths.socket(Process::Evictiond)).unwrap();
+    let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-evictiond"));
+    spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
+    spec.fds = vec![("grpc".into(), listener.into())];
+    let (uid, gid) = (config.users.evictiond, config.users.evictiond_gid);
+    spec.user = Some(User { uid, gid, groups: vec![config.users.gid] });
+    spec.bounding = Some(vec![Capability::CAP_DAC_READ_SEARCH]);
+    spec.ambient = vec![Capability::CAP_DAC_READ_SEARCH];
+    spec.no_new_privs = true;
+    spec.die_with_parent = true;
+    Killed(spec.spawn().unwrap())
+}
+
+fn node(root: &Path) -> NodeConfig {
+    let mut config = NodeConfig::for_tests(root);
+    config.users = Users::block(BASE);
+    let volume = config.paths.pods().join("u1/volumes/kubernetes.io~empty-dir/scratch");
+    std::fs::create_dir_all(&volume).unwrap();
+    std::fs::create_dir_all(&config.paths.run_dir).unwrap();
+    std::fs::create_dir_all(config.paths.pod_logs_dir.join("default_web_u1")).unwrap();
+    std::fs::write(volume.join("data"), vec![1; 300_000]).unwrap();
+    // As on a node: nobody but root gets in.
+    std::fs::set_permissions(config.paths.pods(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(&volume, std::fs::Permissions::from_mode(0o700)).unwrap();
+    config.save(&config.paths.rendered_config()).unwrap();
+    config
+}
+
+#[tokio::test]
+async fn the_process_measures_what_it_may_not_read() {
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        eprintln!("left out: starting a process as another user takes root");
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let config = node(temp.path());
+    fake_syncd(&config);
+    let _process = start(&config);
+
+    let channel = bulkhead_ipc::client::channel(&config.paths.socket(Process::Evictiond));
+    let patience = Duration::from_secs(30);
+    let call = async {
+        let mut request = Request::new(PrivilegesRequest {});
+        request.set_timeout(patience);
+        ProcessClient::new(channel.clone()).privileges(request).await
+    };
+    let held = tokio::time::timeout(patience, call).await.unwrap().unwrap().into_inner();
+    assert_eq!((held.uid, held.gid, held.groups.as_slice()), (BASE + 2, BASE + 2, [BASE].as_slice()));
+    for set in [&held.effective, &held.permitted, &held.bounding] {
+        assert_eq!(set.as_slice(), ["DAC_READ_SEARCH"]);
+    }
+    assert!(held.no_new_privs && !held.dumpable && held.seccomp_mode == 2, "{held:?}");
+    assert!(held.landlock.contains(&format!("read-dir {}", config.paths.pods().display())), "{:?}", held.landlock);
+    assert!(held.warnings.is_empty(), "{:?}", held.warnings);
+
+    let mut client = StatsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let call = async {
+        let mut parts = client.summary(SummaryRequest { max_age_ms: 1 }).await?.into_inner();
+        let mut all = Vec::new();
+        while let Some(part) = parts.message().await? {
+            all.extend(part.part);
+        }
+        Ok::<_, Status>(all)
+    };
+    let parts = tokio::time::timeout(patience, call).await.unwrap().unwrap();
+    let [Part::Node(node), Part::Pod(pod)] = parts.as_slice() else { panic!("{parts:?}") };
+    assert!(node.pods_known && node.cpu.as_ref().unwrap().usage_nano_cores.is_some());
+    assert!(node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
+    let scratch = pod.volumes[0].fs.as_ref().unwrap();
+    assert!(scratch.used_bytes.unwrap() >= 300_000, "{scratch:?}");
+}

@@ -1,0 +1,214 @@
+//! The health checks: what each one looks at, and the texts that upstream's /healthz has for the outcome. Pure.
+
+use std::time::Duration;
+
+use bulkhead_ipc::syncd::NodeState;
+
+/// Every check, in the order of the answer. `log` never fails: nothing buffers log lines here.
+pub const CHECKS: [&str; 6] = ["ping", "log", "syncloop", "pleg", "volnetd", "evictiond"];
+
+/// A process may be away for this long, being restarted, before the node counts as unwell.
+pub const RESTART_GRACE: Duration = Duration::from_secs(10);
+/// Upstream's floor for the sync loop's age (`pkg/kubelet/kubelet.go`, `SyncLoopHealthCheck`).
+const SYNC_LOOP_FLOOR: Duration = Duration::from_secs(5 * 60);
+/// Upstream's relist thresholds (`pkg/kubelet/kubelet.go`): without and with container events.
+const RELIST_THRESHOLD: Duration = Duration::from_secs(3 * 60);
+const EVENTED_RELIST_THRESHOLD: Duration = Duration::from_secs(10 * 60);
+
+/// What is known of a process that a check needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    Ready,
+    /// It is away, or not ready, for this long. `None`: it has never been there.
+    Away(Option<Duration>),
+}
+
+/// What the checks look at.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    pub syncd: Presence,
+    /// Its answer, or `None` when it gave none in time.
+    pub node: Option<NodeState>,
+    pub volnetd: Presence,
+    pub evictiond: Presence,
+    /// `syncFrequency` of the configuration.
+    pub sync_frequency: Duration,
+}
+
+/// A check's outcome; `None` when there is no such check.
+pub fn check(name: &str, inputs: &Inputs) -> Option<Result<(), String>> {
+    match name {
+        "ping" | "log" => Some(Ok(())),
+        "syncloop" => Some(sync_loop(inputs)),
+        "pleg" => Some(pleg(inputs)),
+        "volnetd" => Some(presence("kubelet-volnetd", inputs.volnetd)),
+        "evictiond" => Some(presence("kubelet-evictiond", inputs.evictiond)),
+        _ => None,
+    }
+}
+
+fn presence(process: &str, presence: Presence) -> Result<(), String> {
+    match presence {
+        Presence::Ready => Ok(()),
+        Presence::Away(Some(away)) if away < RESTART_GRACE => Ok(()),
+        Presence::Away(Some(away)) => Err(format!("{process} has not been ready for {}s", away.as_secs())),
+        Presence::Away(None) => Err(format!("{process} has not been ready yet")),
+    }
+}
+
+fn sync_loop(inputs: &Inputs) -> Result<(), String> {
+    let Some(node) = &inputs.node else {
+        return match inputs.syncd {
+            // It says Hello and does not answer the simplest question: its one thread is stuck.
+            Presence::Ready => Err("kubelet-syncd does not answer".into()),
+            away => presence("kubelet-syncd", away),
+        };
+    };
+    let limit = (inputs.sync_frequency * 2).max(SYNC_LOOP_FLOOR);
+    if node.sync_loop_age_seconds > limit.as_secs_f64() {
+        return Err("sync Loop took longer than expected".into());
+    }
+    Ok(())
+}
+
+fn pleg(inputs: &Inputs) -> Result<(), String> {
+    // What is unknown of syncd is said by `syncloop`.
+    let Some(node) = &inputs.node else { return Ok(()) };
+    let threshold = if node.pleg == "relist" { RELIST_THRESHOLD } else { EVENTED_RELIST_THRESHOLD };
+    if node.relist_age_seconds > threshold.as_secs_f64() {
+        return Err(format!(
+            "pleg was last seen active {:.0}s ago; threshold is {}s",
+            node.relist_age_seconds,
+            threshold.as_secs()
+        ));
+    }
+    Ok(())
+}
+
+/// An HTTP status and its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub healthy: bool,
+    pub text: String,
+}
+
+/// The answer of /healthz (upstream `apiserver/pkg/server/healthz`): `ok`, or with `verbose` or on failure the list.
+pub fn root(outcomes: &[(&str, Result<(), String>)], verbose: bool, exclude: &[String]) -> Answer {
+    let mut list = String::new();
+    let mut failed = Vec::new();
+    let mut unmatched: Vec<&String> = exclude.iter().collect();
+    for (name, outcome) in outcomes {
+        if exclude.iter().any(|excluded| excluded == name) {
+            unmatched.retain(|excluded| excluded != name);
+            list.push_str(&format!("[+]{name} excluded: ok\n"));
+        } else if let Err(why) = outcome {
+            list.push_str(&format!("[-]{name} failed: reason withheld\n"));
+            failed.push(format!("{name}: {why}"));
+        } else {
+            list.push_str(&format!("[+]{name} ok\n"));
+        }
+    }
+    if !unmatched.is_empty() {
+        let names: Vec<String> = unmatched.iter().map(|name| format!("{name:?}")).collect();
+        list.push_str(&format!("warn: some health checks cannot be excluded: no matches for {}\n", names.join(", ")));
+    }
+    if !failed.is_empty() {
+        tracing::warn!(failed = failed.join("; "), "healthz check failed");
+        return Answer { healthy: false, text: format!("{list}healthz check failed\n") };
+    }
+    let text = if verbose { format!("{list}healthz check passed\n") } else { "ok".to_owned() };
+    Answer { healthy: true, text }
+}
+
+/// The answer of /healthz/<check>.
+pub fn single(outcome: Result<(), String>) -> Answer {
+    match outcome {
+        Ok(()) => Answer { healthy: true, text: "ok".into() },
+        Err(why) => Answer { healthy: false, text: format!("internal server error: {why}\n") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs() -> Inputs {
+        Inputs {
+            syncd: Presence::Ready,
+            node: Some(NodeState { pleg: "cri-events".into(), ..Default::default() }),
+            volnetd: Presence::Ready,
+            evictiond: Presence::Ready,
+            sync_frequency: Duration::from_secs(60),
+        }
+    }
+
+    fn failing(inputs: &Inputs) -> Vec<&'static str> {
+        CHECKS.into_iter().filter(|name| check(name, inputs).unwrap().is_err()).collect()
+    }
+
+    #[test]
+    fn what_fails_when() {
+        let seconds = |s| Presence::Away(Some(Duration::from_secs(s)));
+        type Case = (&'static str, fn(&mut Inputs), &'static [&'static str]);
+        let cases: [Case; 10] = [
+            ("all well", |_| {}, &[]),
+            ("volnetd restarts", |i| i.volnetd = Presence::Away(Some(Duration::from_secs(9))), &[]),
+            ("volnetd is gone", |i| i.volnetd = Presence::Away(Some(Duration::from_secs(11))), &["volnetd"]),
+            ("never there", |i| i.evictiond = Presence::Away(None), &["evictiond"]),
+            (
+                "syncd restarts",
+                |i| {
+                    i.node = None;
+                    i.syncd = Presence::Away(Some(Duration::from_secs(1)));
+                },
+                &[],
+            ),
+            ("syncd is stuck", |i| i.node = None, &["syncloop"]),
+            ("slow loop", |i| i.node.as_mut().unwrap().sync_loop_age_seconds = 301.0, &["syncloop"]),
+            (
+                "slow loop, allowed",
+                |i| {
+                    i.sync_frequency = Duration::from_secs(1000);
+                    i.node.as_mut().unwrap().sync_loop_age_seconds = 301.0;
+                },
+                &[],
+            ),
+            ("audit relist, rarely", |i| i.node.as_mut().unwrap().relist_age_seconds = 400.0, &[]),
+            (
+                "relists only",
+                |i| {
+                    let node = i.node.as_mut().unwrap();
+                    node.pleg = "relist".into();
+                    node.relist_age_seconds = 181.0;
+                },
+                &["pleg"],
+            ),
+        ];
+        for (what, change, expected) in cases {
+            let mut inputs = inputs();
+            change(&mut inputs);
+            assert_eq!(failing(&inputs), expected, "{what}");
+        }
+        let mut gone = inputs();
+        gone.node = None;
+        gone.syncd = seconds(60);
+        assert_eq!(failing(&gone), ["syncloop"]);
+        assert!(check("nothing", &gone).is_none());
+    }
+
+    #[test]
+    fn texts_are_upstreams() {
+        let good = [("ping", Ok(())), ("syncloop", Ok(()))];
+        let bad = [("ping", Ok(())), ("syncloop", Err("sync Loop took longer than expected".to_owned()))];
+        assert_eq!(root(&good, false, &[]).text, "ok");
+        assert_eq!(root(&good, true, &[]).text, "[+]ping ok\n[+]syncloop ok\nhealthz check passed\n");
+        let answer = root(&bad, false, &[]);
+        assert!(!answer.healthy);
+        assert_eq!(answer.text, "[+]ping ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n");
+        assert_eq!(
+            root(&bad, true, &["syncloop".into(), "x".into()]).text,
+            "[+]ping ok\n[+]syncloop excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nhealthz check passed\n"
+        );
+        assert_eq!(single(bad[1].1.clone()).text, "internal server error: sync Loop took longer than expected\n");
+    }
+}

@@ -1,0 +1,154 @@
+//! kubelet-statusd: says outward what the node is.
+//!
+//! # Serves / calls
+//! HTTP on healthzBindAddress:healthzPort (`/healthz`, `/metrics`, `/metrics/resource`) and, when readOnlyPort is not 0,
+//! on address:readOnlyPort (the same and `/stats/summary`); `kubelet.statusd.v1.Status` on its socket. Calls
+//! kubelet-syncd, kubelet-evictiond and, for metrics and its state folder, kubelet-volnetd.
+//!
+//! # Privileges
+//! Its own user and no capability.
+//!
+//! # Security
+//! Everybody on the machine (readOnlyPort: on the network) may connect: requests are bounded in header size and time,
+//! connections in number and life, bodies are never read, and nothing that a request says reaches another process.
+//! Answers of the peers are read strictly and never relayed unread.
+//!
+//! # State
+//! None yet. The state folder is held locked for the life of the process, so that no older instance runs beside it.
+//!
+//! # When it fails
+//! A port that is taken is tried again; everything else goes on. A peer that does not answer within a second costs its
+//! own series and, after a grace for restarts, its health check.
+//!
+//! # Known gaps
+//! Node object, lease, pod status, events, certificates and the HTTPS server on 10250 come with later issues;
+//! `/metrics/cadvisor`, `/metrics/probes` and `/pods` with them.
+
+mod app;
+pub mod exposition;
+pub mod health;
+mod http;
+mod own_metrics;
+mod peers;
+pub mod resource;
+pub mod routes;
+mod service;
+pub mod summary;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_daemon::{Daemon, RunError};
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::peers::{MethodRule, Role};
+use bulkhead_ipc::statusd::status_server::StatusServer;
+use bulkhead_types::Process;
+
+pub use app::{App, Reply};
+pub use http::{Limits, serve_http};
+pub use own_metrics::OwnMetrics;
+pub use peers::Peers;
+pub use routes::Surface;
+pub use service::StatusService;
+
+/// Who may call what.
+pub const RULES: &[MethodRule] = &[MethodRule { method: "/kubelet.statusd.v1.Status/Get", peers: &[Role::Operator] }];
+
+/// First and longest pause before a taken port is tried again; upstream waits 5 s.
+const BIND_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The daemon's own filter: it starts nothing, mounts nothing, and talks Unix and IP.
+///
+/// # Errors
+/// The kernel refuses the filter.
+pub fn confine(_: &NodeConfig) -> std::io::Result<Vec<String>> {
+    use bulkhead_sys::seccomp::{Deny, Family, restrict};
+    const DENIED: &[Deny] = &[
+        Deny::OpenByHandle,
+        Deny::Exec,
+        Deny::IoUring,
+        Deny::Trace,
+        Deny::Keys,
+        Deny::BpfPerf,
+        Deny::Machine,
+        Deny::Mount,
+        Deny::Namespaces,
+        Deny::Userfault,
+        Deny::RawIo,
+    ];
+    restrict(DENIED, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
+    Ok(Vec::new())
+}
+
+/// The daemon's work, from the first socket to the last.
+///
+/// # Errors
+/// The gRPC socket cannot be served, or another instance holds the state folder for too long.
+pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
+    let config = &daemon.config;
+    let own = OwnMetrics::register(&daemon.registry, config.node_name.as_str(), &config.version)?;
+    let peers = Peers::new(daemon.link(Process::Syncd), daemon.link(Process::Volnetd), daemon.link(Process::Evictiond));
+    let app =
+        Arc::new(App::new(config.node_name.to_string(), config.sync_frequency(), peers, daemon.registry.clone(), own));
+    for (surface, address) in addresses(config) {
+        let (app, stop) = (app.clone(), daemon.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = listen(surface, address, app) => {}
+            }
+        });
+    }
+    let status = StatusServer::new(StatusService::new(app)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let services = daemon.services()?.add(status);
+    let serve = daemon.serve(services, RULES);
+    // Health is served while kubelet-volnetd, which hands out the state folder, is away: that is when it matters.
+    let hold = async {
+        // While kubelet-volnetd is away there is no folder to be had; that must not hold up the end.
+        let state = tokio::select! {
+            state = daemon.state_dir() => Some(state?),
+            () = daemon.stop.cancelled() => None,
+        };
+        daemon.stop.cancelled().await;
+        drop(state);
+        Ok(())
+    };
+    daemon.set_ready().await;
+    tokio::try_join!(serve, hold)?;
+    Ok(())
+}
+
+/// Where to listen. A port that validation let through fits.
+fn addresses(config: &NodeConfig) -> Vec<(Surface, SocketAddr)> {
+    let mut addresses = Vec::new();
+    if let Some(address) = config.healthz_address() {
+        addresses.push((Surface::Healthz, address));
+    }
+    let port = u16::try_from(config.kubelet.read_only_port).unwrap_or(0);
+    if port != 0
+        && let Ok(address) = config.kubelet.address.parse()
+    {
+        addresses.push((Surface::ReadOnly, SocketAddr::new(address, port)));
+    }
+    addresses
+}
+
+/// Serves one address for ever. A port may still be held by an instance that ends, or by a stranger.
+async fn listen(surface: Surface, address: SocketAddr, app: Arc<App>) {
+    let (mut pause, longest) = BIND_RETRY;
+    loop {
+        match tokio::net::TcpListener::bind(address).await {
+            Ok(listener) => {
+                tracing::info!(%address, ?surface, "listening");
+                let _listening = app.listening(surface, address);
+                pause = BIND_RETRY.0;
+                serve_http(listener, surface, app.clone(), Limits::default()).await;
+            }
+            Err(error) => tracing::warn!(%address, %error, "could not listen, trying again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
+    }
+}

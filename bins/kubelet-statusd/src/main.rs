@@ -1,0 +1,16 @@
+//! kubelet-statusd: arguments, configuration, filter, sockets, then answers until told to stop.
+
+use std::process::ExitCode;
+
+use bulkhead_daemon::{Intended, Spec};
+use bulkhead_types::Process;
+
+fn main() -> ExitCode {
+    let spec = Spec {
+        process: Process::Statusd,
+        about: "says outward what the node is",
+        privileges: Intended { capabilities: &[], unprivileged_user: true },
+        confine: kubelet_statusd::confine,
+    };
+    bulkhead_daemon::run(spec, kubelet_statusd::run)
+}

@@ -1,0 +1,143 @@
+//! The other three processes as this one sees them: whether each is there, and the questions that it is asked.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::{Link, PeerState};
+use bulkhead_ipc::common::MetricsRequest;
+use bulkhead_ipc::common::process_client::ProcessClient;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::evictiond::stats_client::StatsClient;
+use bulkhead_ipc::evictiond::{NodeStats, PodStats, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::syncd::node_client::NodeClient;
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_types::Process;
+
+use crate::health::Presence;
+
+/// For metrics: a slow process costs its own series.
+const METRICS_DEADLINE: Duration = Duration::from_secs(1);
+/// For the health check: longer, because the node counts as unwell when it passes.
+const HEALTH_DEADLINE: Duration = Duration::from_secs(3);
+/// For statistics, which may have to be measured first.
+const SUMMARY_DEADLINE: Duration = Duration::from_secs(8);
+
+/// Since when a process has been away: `Ok` since then, `Err` it is there.
+#[derive(Debug)]
+enum Since {
+    Never,
+    There,
+    Away(Instant),
+}
+
+#[derive(Debug)]
+struct Peer {
+    link: Link,
+    since: Arc<Mutex<Since>>,
+}
+
+impl Peer {
+    fn new(link: Link) -> Self {
+        let since = Arc::new(Mutex::new(Since::Never));
+        let mut states = link.watch();
+        let follow = since.clone();
+        tokio::spawn(async move {
+            loop {
+                let ready = matches!(*states.borrow_and_update(), PeerState::Known { ready: true, .. });
+                if let Ok(mut since) = follow.lock() {
+                    match (&*since, ready) {
+                        (_, true) => *since = Since::There,
+                        (Since::There, false) => *since = Since::Away(Instant::now()),
+                        _ => {}
+                    }
+                }
+                if states.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Peer { link, since }
+    }
+
+    fn presence(&self) -> Presence {
+        match self.since.lock().as_deref() {
+            Ok(Since::There) => Presence::Ready,
+            Ok(Since::Away(at)) => Presence::Away(Some(at.elapsed())),
+            Ok(Since::Never) | Err(_) => Presence::Away(None),
+        }
+    }
+}
+
+/// The three links.
+#[derive(Debug)]
+pub struct Peers {
+    syncd: Peer,
+    volnetd: Peer,
+    evictiond: Peer,
+}
+
+impl Peers {
+    /// Must be called within a tokio runtime.
+    pub fn new(syncd: Link, volnetd: Link, evictiond: Link) -> Self {
+        Peers { syncd: Peer::new(syncd), volnetd: Peer::new(volnetd), evictiond: Peer::new(evictiond) }
+    }
+
+    fn peer(&self, process: Process) -> Option<&Peer> {
+        match process {
+            Process::Syncd => Some(&self.syncd),
+            Process::Volnetd => Some(&self.volnetd),
+            Process::Evictiond => Some(&self.evictiond),
+            Process::Statusd => None,
+        }
+    }
+
+    /// Whether a process is there and ready. This one itself always is.
+    pub fn presence(&self, process: Process) -> Presence {
+        self.peer(process).map_or(Presence::Ready, Peer::presence)
+    }
+
+    /// What kubelet-syncd says of itself; `None` when it does not say it in time.
+    pub async fn node(&self) -> Option<NodeState> {
+        // A link that is down is not worth a connection attempt's time-out.
+        if self.syncd.link.state() == PeerState::Unknown {
+            return None;
+        }
+        let mut client = NodeClient::new(self.syncd.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let call = client.get(CallContext::new().request(GetNodeRequest {}, HEALTH_DEADLINE));
+        Some(tokio::time::timeout(HEALTH_DEADLINE, call).await.ok()?.ok()?.into_inner())
+    }
+
+    /// A process's metrics as it wrote them.
+    pub async fn metrics(&self, process: Process) -> Option<String> {
+        let peer = self.peer(process)?;
+        let mut client = ProcessClient::new(peer.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let call = client.metrics(CallContext::new().request(MetricsRequest {}, METRICS_DEADLINE));
+        Some(tokio::time::timeout(METRICS_DEADLINE, call).await.ok()?.ok()?.into_inner().text)
+    }
+
+    /// The node's statistics, then the pods'.
+    ///
+    /// # Errors
+    /// kubelet-evictiond's status, or DEADLINE_EXCEEDED.
+    pub async fn summary(&self) -> Result<(NodeStats, Vec<PodStats>), tonic::Status> {
+        let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let call = async {
+            let request = CallContext::new().request(SummaryRequest { max_age_ms: 0 }, SUMMARY_DEADLINE);
+            let mut stream = client.summary(request).await?.into_inner();
+            let (mut node, mut pods) = (None, Vec::new());
+            while let Some(part) = stream.message().await? {
+                match part.part {
+                    Some(Part::Node(stats)) => node = Some(stats),
+                    Some(Part::Pod(stats)) => pods.push(stats),
+                    None => {}
+                }
+            }
+            let node = node.ok_or_else(|| tonic::Status::internal("kubelet-evictiond sent no node statistics"))?;
+            Ok((node, pods))
+        };
+        tokio::time::timeout(SUMMARY_DEADLINE, call)
+            .await
+            .map_err(|_| tonic::Status::deadline_exceeded("kubelet-evictiond does not answer"))?
+    }
+}

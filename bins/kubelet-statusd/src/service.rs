@@ -1,0 +1,40 @@
+//! `kubelet.statusd.v1.Status`: what this process serves and what its checks say, for an operator.
+
+use std::sync::Arc;
+
+use bulkhead_ipc::statusd::status_server::Status as StatusApi;
+use bulkhead_ipc::statusd::{Check, GetStatusRequest, StatusReply};
+use tonic::{Request, Response, Status};
+
+use crate::app::App;
+
+/// The service.
+#[derive(Debug)]
+pub struct StatusService {
+    app: Arc<App>,
+}
+
+impl StatusService {
+    pub fn new(app: Arc<App>) -> Self {
+        StatusService { app }
+    }
+}
+
+#[tonic::async_trait]
+impl StatusApi for StatusService {
+    async fn get(&self, _: Request<GetStatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let checks = self.app.checks().await;
+        Ok(Response::new(StatusReply {
+            node_name: self.app.node_name().to_owned(),
+            listening: self.app.addresses(),
+            checks: checks
+                .into_iter()
+                .map(|(name, outcome)| Check {
+                    name: name.to_owned(),
+                    ok: outcome.is_ok(),
+                    message: outcome.err().unwrap_or_default(),
+                })
+                .collect(),
+        }))
+    }
+}

@@ -1,0 +1,304 @@
+//! The HTTP servers over real sockets, with processes that are fakes behind the real gRPC server: what a kubeadm, a
+//! scraper and a hostile client see.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
+use bulkhead_ipc::common::{
+    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
+};
+use bulkhead_ipc::evictiond::stats_server::{Stats, StatsServer};
+use bulkhead_ipc::evictiond::{CpuStats, NodeStats, PodStats, SummaryPart, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
+use bulkhead_ipc::server::{self, Services, ServingStatus};
+use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_types::Process;
+use kubelet_statusd::exposition::{self, Family};
+use kubelet_statusd::{App, Limits, OwnMetrics, Peers, Surface, serve_http};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// What a fake answers; changed while it runs.
+#[derive(Default)]
+struct Script {
+    metrics: Mutex<String>,
+    sync_loop_age: Mutex<f64>,
+    silent: AtomicBool,
+}
+
+#[derive(Clone)]
+struct Fake(Arc<Script>);
+
+impl Fake {
+    async fn silence(&self) {
+        if self.0.silent.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ProcessApi for Fake {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        Ok(Response::new(HelloReply { epoch: 7, ready: true, ..Default::default() }))
+    }
+    async fn privileges(&self, _: Request<PrivilegesRequest>) -> Result<Response<PrivilegesReply>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+    async fn metrics(&self, _: Request<MetricsRequest>) -> Result<Response<MetricsReply>, Status> {
+        self.silence().await;
+        Ok(Response::new(MetricsReply { text: self.0.metrics.lock().unwrap().clone() }))
+    }
+}
+
+#[tonic::async_trait]
+impl Node for Fake {
+    async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
+        self.silence().await;
+        let sync_loop_age_seconds = *self.0.sync_loop_age.lock().unwrap();
+        Ok(Response::new(NodeState { sync_loop_age_seconds, pleg: "cri-events".into(), ..Default::default() }))
+    }
+}
+
+#[tonic::async_trait]
+impl Stats for Fake {
+    type SummaryStream = tokio_stream::Iter<std::vec::IntoIter<Result<SummaryPart, Status>>>;
+    async fn summary(&self, _: Request<SummaryRequest>) -> Result<Response<Self::SummaryStream>, Status> {
+        let cpu = Some(CpuStats {
+            time: "2026-01-01T00:00:00Z".into(),
+            usage_nano_cores: Some(1),
+            usage_core_nano_seconds: Some(2_500_000_000),
+        });
+        let node = NodeStats { node_name: "n".into(), cpu: cpu.clone(), ..Default::default() };
+        let pod = PodStats { namespace: "d".into(), name: "p".into(), uid: "u".into(), cpu, ..Default::default() };
+        let parts = [Part::Node(node), Part::Pod(pod)].map(|part| Ok(SummaryPart { part: Some(part) }));
+        Ok(Response::new(tokio_stream::iter(parts.to_vec())))
+    }
+}
+
+const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Operator] },
+];
+
+/// A running fake; `stop` ends it as a killed process ends.
+struct Running {
+    script: Arc<Script>,
+    stop: CancellationToken,
+}
+
+async fn fake(process: Process, dir: &Path) -> Running {
+    let script = Arc::new(Script::default());
+    let stop = CancellationToken::new();
+    let listener = tokio::net::UnixListener::bind(dir.join(process.name())).unwrap();
+    let users = PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into() };
+    let services = Services::new().unwrap();
+    services.health().set_service_status("", ServingStatus::Serving).await;
+    let mut services = services.add(ProcessServer::new(Fake(script.clone())));
+    services = match process {
+        Process::Syncd => services.add(NodeServer::new(Fake(script.clone()))),
+        Process::Evictiond => services.add(StatsServer::new(Fake(script.clone()))),
+        Process::Volnetd | Process::Statusd => services,
+    };
+    let stopped = stop.clone();
+    tokio::spawn(async move {
+        let policy = Policy { users: Arc::new(users), rules: RULES };
+        tokio::select! {
+            ended = server::serve(listener, policy, services, std::future::pending()) => ended.unwrap(),
+            () = stopped.cancelled() => {}
+        }
+    });
+    Running { script, stop }
+}
+
+struct Lab {
+    _dir: tempfile::TempDir,
+    syncd: Running,
+    volnetd: Running,
+    evictiond: Running,
+    app: Arc<App>,
+    healthz: std::net::SocketAddr,
+    read_only: std::net::SocketAddr,
+}
+
+async fn lab() -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let syncd = fake(Process::Syncd, dir.path()).await;
+    let volnetd = fake(Process::Volnetd, dir.path()).await;
+    let evictiond = fake(Process::Evictiond, dir.path()).await;
+    let link = |process: Process| Link::open("kubelet-statusd", process, &dir.path().join(process.name()));
+    let links = [link(Process::Syncd), link(Process::Volnetd), link(Process::Evictiond)];
+    for link in &links {
+        tokio::time::timeout(Duration::from_secs(10), link.ready()).await.expect("fake peer answers Hello");
+    }
+    let registry = prometheus::Registry::new();
+    let own = OwnMetrics::register(&registry, "n", "v1.36.0-test").unwrap();
+    let [syncd_link, volnetd_link, evictiond_link] = links;
+    let peers = Peers::new(syncd_link, volnetd_link, evictiond_link);
+    let app = Arc::new(App::new("n".into(), Duration::from_secs(60), peers, registry, own));
+    let limits =
+        Limits { connection_life: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
+    let mut addresses = Vec::new();
+    for surface in [Surface::Healthz, Surface::ReadOnly] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        addresses.push(listener.local_addr().unwrap());
+        tokio::spawn(serve_http(listener, surface, app.clone(), limits));
+    }
+    Lab { _dir: dir, syncd, volnetd, evictiond, app, healthz: addresses[0], read_only: addresses[1] }
+}
+
+/// Sends text, reads to the end. `None`: the server closed without an answer.
+async fn raw(address: std::net::SocketAddr, request: &str) -> Option<(u16, String, String)> {
+    let work = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        Some((status, head.to_ascii_lowercase(), body.to_owned()))
+    };
+    tokio::time::timeout(Duration::from_secs(30), work).await.expect("an answer or the connection's end")
+}
+
+async fn ask(address: std::net::SocketAddr, method: &str, target: &str) -> (u16, String, String) {
+    raw(address, &format!("{method} {target} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")).await.unwrap()
+}
+
+async fn get(address: std::net::SocketAddr, target: &str) -> (u16, String) {
+    let (status, _, body) = ask(address, "GET", target).await;
+    (status, body)
+}
+
+fn value(families: &[Family], name: &str, label: Option<&str>) -> Option<f64> {
+    families.iter().flat_map(|family| &family.samples).find_map(|sample| {
+        let labelled = label.is_none_or(|wanted| sample.labels.iter().any(|(_, value)| value == wanted));
+        (sample.name == name && labelled).then_some(sample.value)
+    })
+}
+
+#[tokio::test]
+async fn healthz_is_ok_and_404_and_head_are_gos() {
+    let lab = lab().await;
+    assert_eq!(get(lab.healthz, "/healthz").await, (200, "ok".into()));
+    assert_eq!(get(lab.read_only, "/healthz").await, (200, "ok".into()));
+    assert_eq!(get(lab.healthz, "/healthz/ping").await, (200, "ok".into()));
+    assert_eq!(get(lab.healthz, "/healthz/nothing").await, (404, "404 page not found\n".into()));
+    assert_eq!(get(lab.healthz, "/").await, (404, "404 page not found\n".into()));
+    assert_eq!(get(lab.read_only, "/exec/d/p/c").await, (405, "Debug endpoints are disabled.\n".into()));
+    let (status, head, body) = ask(lab.healthz, "HEAD", "/healthz").await;
+    assert_eq!((status, body.as_str()), (200, ""));
+    assert!(head.contains("content-type: text/plain; charset=utf-8") && head.contains("nosniff"), "{head}");
+    let (status, head, _) = ask(lab.healthz, "POST", "/metrics").await;
+    assert!(status == 405 && head.contains("allow: get, head"), "{status} {head}");
+    let verbose = get(lab.healthz, "/healthz?verbose").await.1;
+    assert!(verbose.starts_with("[+]ping ok\n") && verbose.ends_with("healthz check passed\n"), "{verbose}");
+}
+
+#[tokio::test]
+async fn a_wedged_syncd_does_not_look_healthy() {
+    let lab = lab().await;
+    *lab.syncd.script.sync_loop_age.lock().unwrap() = 1e6;
+    let (status, body) = get(lab.healthz, "/healthz").await;
+    assert_eq!(status, 500);
+    assert!(
+        body.contains("[-]syncloop failed: reason withheld\n") && body.ends_with("healthz check failed\n"),
+        "{body}"
+    );
+    let expected = "internal server error: sync Loop took longer than expected\n";
+    assert_eq!(get(lab.healthz, "/healthz/syncloop").await, (500, expected.into()));
+    assert_eq!(get(lab.healthz, "/healthz/ping").await.0, 200);
+    assert_eq!(get(lab.healthz, "/healthz?exclude=syncloop").await, (200, "ok".into()));
+
+    *lab.syncd.script.sync_loop_age.lock().unwrap() = 0.0;
+    lab.syncd.script.silent.store(true, Ordering::Relaxed);
+    assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
+    let checks = lab.app.checks().await;
+    assert!(checks.iter().any(|(name, outcome)| *name == "syncloop" && outcome.is_err()));
+}
+
+#[tokio::test]
+async fn a_restarting_process_is_not_an_illness() {
+    let lab = lab().await;
+    assert_eq!(get(lab.healthz, "/healthz").await.0, 200);
+    lab.volnetd.stop.cancel();
+    assert_eq!(get(lab.healthz, "/healthz").await, (200, "ok".into()));
+}
+
+#[tokio::test]
+async fn metrics_are_one_valid_text_whatever_the_processes_say() {
+    let lab = lab().await;
+    let good = "# HELP kubelet_x_total h\n# TYPE kubelet_x_total counter\nkubelet_x_total 2\n\
+                # TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n";
+    *lab.syncd.script.metrics.lock().unwrap() = good.into();
+    *lab.volnetd.script.metrics.lock().unwrap() = good.into();
+    *lab.evictiond.script.metrics.lock().unwrap() = "kubelet_x_total{ 1\n".into();
+    let (status, head, body) = ask(lab.read_only, "GET", "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    let families = exposition::parse(&body).unwrap();
+    assert_eq!(value(&families, "kubelet_x_total", None), Some(4.0));
+    assert!(value(&families, "process_cpu_seconds_total", None).unwrap() >= 10.0);
+    assert_eq!(value(&families, "bulkhead_process_cpu_seconds_total", Some("kubelet-volnetd")), Some(5.0));
+    assert_eq!(value(&families, "kubelet_node_name", Some("n")), Some(1.0));
+    assert_eq!(value(&families, "kubernetes_build_info", Some("v1.36.0-test")), Some(1.0));
+    assert_eq!(value(&families, "bulkhead_process_up", Some("kubelet-evictiond")), Some(0.0), "its text is broken");
+    assert_eq!(value(&families, "kubelet_http_requests_total", Some("metrics")), Some(1.0));
+
+    // One is gone, one does not answer: their series are missing, within the deadline.
+    lab.volnetd.stop.cancel();
+    lab.syncd.script.silent.store(true, Ordering::Relaxed);
+    *lab.evictiond.script.metrics.lock().unwrap() = "# TYPE kubelet_y gauge\nkubelet_y 1\n".into();
+    let started = std::time::Instant::now();
+    let families = exposition::parse(&get(lab.healthz, "/metrics").await.1).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(value(&families, "kubelet_x_total", None), None);
+    assert_eq!(value(&families, "kubelet_y", None), Some(1.0));
+    for (process, up) in [("kubelet-syncd", 0.0), ("kubelet-volnetd", 0.0), ("kubelet-evictiond", 1.0)] {
+        assert_eq!(value(&families, "bulkhead_process_up", Some(process)), Some(up), "{process}");
+    }
+}
+
+#[tokio::test]
+async fn statistics_are_handed_on() {
+    let lab = lab().await;
+    let text = get(lab.healthz, "/metrics/resource").await.1;
+    let families = exposition::parse(&text).unwrap();
+    assert_eq!(value(&families, "pod_cpu_usage_seconds_total", Some("p")), Some(2.5));
+    assert_eq!(value(&families, "resource_scrape_error", None), Some(0.0));
+    let (status, body) = get(lab.read_only, "/stats/summary").await;
+    let summary: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &summary["pods"][0]["podRef"]["uid"]), (200, &serde_json::json!("u")));
+    assert_eq!(get(lab.healthz, "/stats/summary").await.0, 404);
+    lab.evictiond.stop.cancel();
+    let families = exposition::parse(&get(lab.healthz, "/metrics/resource").await.1).unwrap();
+    assert_eq!(value(&families, "resource_scrape_error", None), Some(1.0));
+    assert_eq!(get(lab.read_only, "/stats/summary").await.0, 500);
+}
+
+#[tokio::test]
+async fn hostile_clients_are_bounded() {
+    let lab = lab().await;
+    let (status, _, _) =
+        raw(lab.healthz, &format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(100_000))).await.unwrap();
+    assert_eq!(status, 431);
+    let (status, _, _) = raw(lab.healthz, "nonsense\r\n\r\n").await.unwrap();
+    assert_eq!(status, 400);
+    // A head that never ends is cut off after its time.
+    let cut = raw(lab.healthz, "GET /healthz HTTP/1.1\r\nX: ").await;
+    assert!(cut.is_none_or(|(status, _, _)| status == 408));
+    // A body is not waited for.
+    let (status, _, _) =
+        raw(lab.healthz, "POST /healthz HTTP/1.1\r\nHost: n\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+    assert_eq!(status, 200);
+    assert_eq!(get(lab.healthz, "/healthz").await.0, 200);
+}

@@ -1,0 +1,73 @@
+//! Metrics of the calls to the runtime, under upstream's names (upstream `kuberuntime/instrumented_services.go`).
+
+use std::time::Duration;
+
+use bulkhead_cri::{CallObserver, CriError};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+
+/// To be given to [`bulkhead_cri::CriClient::observed_by`].
+#[derive(Debug, Clone)]
+pub struct CriMetrics {
+    operations: IntCounterVec,
+    durations: HistogramVec,
+    errors: IntCounterVec,
+}
+
+impl CriMetrics {
+    /// # Errors
+    /// A name that is taken; each is registered once.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str| -> Result<IntCounterVec, prometheus::Error> {
+            let counter = IntCounterVec::new(Opts::new(name, help), &["operation_type"])?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        // From 5 ms to about 12 minutes.
+        let buckets = prometheus::exponential_buckets(0.005, 2.5, 14)?;
+        let durations = HistogramVec::new(
+            HistogramOpts::new(
+                "kubelet_runtime_operations_duration_seconds",
+                "Duration in seconds of calls to the container runtime, by operation.",
+            )
+            .buckets(buckets),
+            &["operation_type"],
+        )?;
+        registry.register(Box::new(durations.clone()))?;
+        Ok(CriMetrics {
+            operations: counter("kubelet_runtime_operations_total", "Calls to the container runtime, by operation.")?,
+            durations,
+            errors: counter(
+                "kubelet_runtime_operations_errors_total",
+                "Calls to the container runtime that failed, by operation.",
+            )?,
+        })
+    }
+}
+
+impl CallObserver for CriMetrics {
+    fn call_ended(&self, operation: &'static str, took: Duration, error: Option<&CriError>) {
+        self.operations.with_label_values(&[operation]).inc();
+        self.durations.with_label_values(&[operation]).observe(took.as_secs_f64());
+        if error.is_some() {
+            self.errors.with_label_values(&[operation]).inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counted_by_operation() {
+        let registry = Registry::new();
+        let metrics = CriMetrics::register(&registry).unwrap();
+        let error = CriError { code: bulkhead_cri::Code::NotFound, method: "container_status", message: String::new() };
+        metrics.call_ended("container_status", Duration::from_millis(3), Some(&error));
+        metrics.call_ended("container_status", Duration::from_millis(3), None);
+        assert_eq!(metrics.operations.with_label_values(&["container_status"]).get(), 2);
+        assert_eq!(metrics.errors.with_label_values(&["container_status"]).get(), 1);
+        assert_eq!(metrics.durations.with_label_values(&["container_status"]).get_sample_count(), 2);
+        assert!(CriMetrics::register(&registry).is_err());
+    }
+}

@@ -1,0 +1,42 @@
+//! Where events go: the queue for the API server, and the pod's own short list.
+
+use std::sync::Arc;
+
+use bulkhead_ipc::syncd::Event;
+
+use crate::runtime::events::{EventSink, EventType, PodEvent};
+use crate::service::{EventRing, PodHub};
+
+/// The sink that everything about pods reports to.
+#[derive(Debug, Clone)]
+pub struct Reporter {
+    pub ring: Arc<EventRing>,
+    pub hub: Arc<PodHub>,
+}
+
+impl EventSink for Reporter {
+    fn emit(&self, event: PodEvent) {
+        let uid = event.pod.uid.clone();
+        match event.kind {
+            EventType::Normal => {
+                tracing::info!(pod = %event.pod, reason = event.reason, field = event.field_path, "{}", event.message);
+            }
+            EventType::Warning => {
+                tracing::warn!(pod = %event.pod, reason = event.reason, field = event.field_path, "{}", event.message);
+            }
+        }
+        let kept = self.ring.push(Event {
+            cursor: None,
+            time: jiff::Timestamp::now().to_string(),
+            r#type: event.kind.as_str().to_owned(),
+            reason: event.reason.to_owned(),
+            message: event.message,
+            pod_uid: uid.to_string(),
+            namespace: event.pod.namespace.to_string(),
+            pod_name: event.pod.name.to_string(),
+            field_path: event.field_path,
+            dropped: 0,
+        });
+        self.hub.event(&uid, kept);
+    }
+}

@@ -1,0 +1,125 @@
+//! Termination messages of containers that have ended: read once through the broker, kept while the runtime knows the
+//! container. The file lies where only root may look, and a container wrote it: regular files only, and a bounded tail.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{ContainerLog, PodLogId, TerminationMessage};
+use bulkhead_types::{ContainerId, PodUid};
+use tonic::Code;
+
+use crate::runtime::model::{ContainerStatus, RunState, RuntimePod};
+use crate::status::termination::{FILE_BYTES_MAX, LOG_BYTES_MAX, LOG_LINES_MAX, falls_back_to_log, log_tail, tail};
+
+/// What is read from the end of a log: the wanted text with CRI's prefix before each line.
+const LOG_READ_MAX: usize = LOG_BYTES_MAX + LOG_LINES_MAX * 64;
+
+/// Messages by container.
+#[derive(Debug)]
+pub struct LastWords {
+    broker: BrokerClient,
+    known: Mutex<HashMap<ContainerId, String>>,
+}
+
+impl LastWords {
+    pub fn new(broker: BrokerClient) -> Self {
+        LastWords { broker, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<ContainerId, String>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the pod's containers.
+    pub fn of(&self, pod: &RuntimePod) -> BTreeMap<ContainerId, String> {
+        let known = self.known();
+        pod.containers.iter().filter_map(|c| Some((c.id.clone(), known.get(&c.id)?.clone()))).collect()
+    }
+
+    fn unread<'a>(&self, pod: &'a RuntimePod) -> Vec<&'a ContainerStatus> {
+        let known = self.known();
+        pod.containers.iter().filter(|c| c.state == RunState::Exited && !known.contains_key(&c.id)).collect()
+    }
+
+    /// Something is still to be read.
+    pub fn is_missing(&self, pod: &RuntimePod) -> bool {
+        !self.unread(pod).is_empty()
+    }
+
+    /// Reads what is missing. A broker that is away is asked again next time.
+    pub async fn learn(&self, uid: &PodUid, pod: &RuntimePod) {
+        for status in self.unread(pod) {
+            let file = match self.file(uid, status).await {
+                Ok(text) => text,
+                Err(Code::Unavailable) => continue,
+                Err(_) => String::new(),
+            };
+            let text = if falls_back_to_log(status, &file) { self.log(uid, pod, status).await } else { file };
+            self.known().insert(status.id.clone(), text);
+        }
+    }
+
+    async fn file(&self, uid: &PodUid, status: &ContainerStatus) -> Result<String, Code> {
+        let Some(suffix) =
+            status.termination_message_host_path.as_deref().and_then(|p| Path::new(p).file_name()?.to_str())
+        else {
+            return Ok(String::new());
+        };
+        let request =
+            TerminationMessage { pod_uid: uid.to_string(), container: status.name.clone(), suffix: suffix.to_owned() };
+        match self.broker.open(Kind::TerminationMessage(request)).await {
+            Ok(fd) => Ok(tail(&read_end(fd, FILE_BYTES_MAX), FILE_BYTES_MAX).to_owned()),
+            Err(error) => {
+                tracing::debug!(
+                    container = status.name,
+                    error = &error as &dyn std::error::Error,
+                    "no termination message"
+                );
+                Err(error.code())
+            }
+        }
+    }
+
+    async fn log(&self, uid: &PodUid, pod: &RuntimePod, status: &ContainerStatus) -> String {
+        let request = ContainerLog {
+            pod: Some(PodLogId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_string() }),
+            container: status.name.clone(),
+            restart_count: status.restart_count,
+        };
+        match self.broker.open(Kind::ContainerLog(request)).await {
+            Ok(fd) => log_tail(&read_end(fd, LOG_READ_MAX)),
+            Err(error) => {
+                tracing::debug!(
+                    container = status.name,
+                    error = &error as &dyn std::error::Error,
+                    "log cannot be read"
+                );
+                String::new()
+            }
+        }
+    }
+
+    /// Keeps what belongs to containers that still exist.
+    pub fn retain(&self, exist: &HashSet<ContainerId>) {
+        self.known().retain(|id, _| exist.contains(id));
+    }
+}
+
+/// The last bytes of a file as text; what is no UTF-8 is replaced. A failure reads as nothing.
+fn read_end(fd: OwnedFd, max: usize) -> String {
+    let mut file = std::fs::File::from(fd);
+    let length = file.metadata().map_or(0, |m| m.len());
+    let max = u64::try_from(max).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let read =
+        file.seek(SeekFrom::Start(length.saturating_sub(max))).and_then(|_| file.take(max).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}

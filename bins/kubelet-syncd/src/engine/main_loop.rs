@@ -1,0 +1,516 @@
+//! The loop itself. Every branch is short and none waits: what takes time is a task, what is due later is a time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bulkhead_ipc::client::PeerState;
+use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::node::NodeContext;
+use super::runtime_health::RuntimeHealth;
+use super::runtime_side::Stage;
+use super::work::{self, Done};
+use super::{upkeep, view};
+use crate::desired::{self, Desired, DesiredPods};
+use crate::housekeeping;
+use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
+use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
+use crate::sources::{PodOp, PodUpdate, Sources};
+
+/// Housekeeping while something is left over, and while nothing is.
+const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
+const HOUSEKEEPING_IDLE: Duration = Duration::from_secs(60);
+/// Container garbage collection of the whole node.
+const GC_PERIOD: Duration = Duration::from_secs(60);
+/// Changes of the pod set are gathered for so long before the QoS cgroups follow.
+const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
+/// The loop turns at least this often, so that its age says something.
+const HEARTBEAT: Duration = Duration::from_secs(20);
+
+/// What the loop listens to.
+#[derive(Debug)]
+pub struct EngineParts {
+    pub node: Arc<NodeContext>,
+    pub sources: Arc<Sources>,
+    pub updates: mpsc::Receiver<PodUpdate>,
+    pub pleg_events: mpsc::Receiver<PodLifecycleEvent>,
+    pub stop: CancellationToken,
+}
+
+/// The main loop's state; nobody else changes it.
+#[derive(Debug)]
+pub struct Engine {
+    node: Arc<NodeContext>,
+    sources: Arc<Sources>,
+    updates: mpsc::Receiver<PodUpdate>,
+    pleg_events: mpsc::Receiver<PodLifecycleEvent>,
+    stop: CancellationToken,
+    health: watch::Receiver<RuntimeHealth>,
+    peer: watch::Receiver<PeerState>,
+    workers: Workers<Arc<Pod>>,
+    desired: DesiredPods,
+    queue: WorkQueue,
+    tasks: HashMap<PodUid, CancellationToken>,
+    /// At most one message for each pod is under way.
+    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+    housekeeping_at: Instant,
+    gc_at: Instant,
+    qos_at: Option<Instant>,
+    /// What belongs to nobody is to be removed from the disk: at the start, and when an orphan was seen.
+    prune: bool,
+    /// A pod has ended: garbage collection looks for log folders of pods that are gone.
+    logs: bool,
+    /// The last pass could not remove everything.
+    prune_again: Arc<AtomicBool>,
+    /// Pods that ended while they were wanted: their dead containers, logs and folders stay until nobody wants them.
+    ended: HashSet<PodUid>,
+}
+
+impl Engine {
+    pub fn new(parts: EngineParts) -> Self {
+        let now = Instant::now();
+        let EngineParts { node, sources, updates, pleg_events, stop } = parts;
+        Engine {
+            health: node.health.clone(),
+            peer: node.volnetd.link().watch(),
+            node,
+            sources,
+            updates,
+            pleg_events,
+            stop,
+            workers: Workers::default(),
+            desired: DesiredPods::default(),
+            queue: WorkQueue::default(),
+            tasks: HashMap::new(),
+            done: mpsc::unbounded_channel(),
+            housekeeping_at: now + HOUSEKEEPING_BUSY,
+            gc_at: now + GC_PERIOD,
+            qos_at: None,
+            prune: true,
+            logs: true,
+            prune_again: Arc::default(),
+            ended: HashSet::new(),
+        }
+    }
+
+    /// Turns until the daemon is to stop, or until the sources or PLEG have ended.
+    pub async fn run(mut self) {
+        loop {
+            self.node.turned();
+            let wake = [Some(self.housekeeping_at), Some(self.gc_at), self.qos_at, self.queue.next()]
+                .into_iter()
+                .flatten()
+                .min()
+                .unwrap_or(self.gc_at)
+                .min(Instant::now() + HEARTBEAT);
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                Some(done) = self.done.1.recv() => self.on_done(done),
+                event = self.pleg_events.recv() => match event {
+                    Some(event) => self.on_pleg(event),
+                    None => break,
+                },
+                update = self.updates.recv() => match update {
+                    Some(update) => self.on_update(update),
+                    None => break,
+                },
+                Ok(()) = self.health.changed() => self.on_health(),
+                Ok(()) = self.peer.changed() => self.on_peer(),
+                () = self.node.ownership.learned() => self.housekeeping_at = Instant::now(),
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            self.on_time();
+        }
+        // Work in progress is dropped with its task; the next start takes up from what the runtime and the disk say.
+        for cancel in self.tasks.values() {
+            cancel.cancel();
+        }
+    }
+
+    fn on_update(&mut self, update: PodUpdate) {
+        let now = Instant::now();
+        let source = update.source.as_str();
+        let mut pods = update.pods;
+        if update.op == PodOp::Add {
+            desired::oldest_first(&mut pods);
+        }
+        for pod in pods {
+            let Some(uid) = desired::uid_of(&pod) else { continue };
+            match update.op {
+                PodOp::Add => self.want(&uid, pod, source, UpdateType::Create, now),
+                PodOp::Update | PodOp::Delete => self.want(&uid, pod, source, UpdateType::Update, now),
+                PodOp::Reconcile => {
+                    if self.desired.get(&uid).is_some() {
+                        self.desired.insert(uid, Desired { pod, source });
+                    }
+                }
+                PodOp::Remove => self.unwant(&uid, now),
+            }
+        }
+        self.sources.consumed(update.source);
+        self.check_sources();
+        self.count();
+    }
+
+    fn want(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, kind: UpdateType, now: Instant) {
+        if kind == UpdateType::Create {
+            let spec = pod.spec.as_ref();
+            self.node.metrics.containers_per_pod.observe(spec.map_or(0, |s| s.containers.len()) as f64);
+        }
+        self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
+        self.node.ownership.knows(uid);
+        self.node.volnetd.authority().next_generation();
+        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
+        view::introduce(&self.node, uid, &pod, source);
+        self.update_worker(uid, pod, kind, now);
+    }
+
+    fn unwant(&mut self, uid: &PodUid, now: Instant) {
+        let Some(gone) = self.desired.remove(uid) else { return };
+        self.node.volnetd.authority().next_generation();
+        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
+        // Before every source has delivered a removal is only noted: housekeeping ends the pod later.
+        if self.node.volnetd.authority().sources_ready() {
+            self.update_worker(uid, gone.pod, UpdateType::Kill, now);
+        }
+        self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
+    }
+
+    fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {
+        let facts = desired::facts(&pod);
+        let runtime = self.node.cache.get(uid);
+        let ended = !runtime.has_ready_sandbox() && runtime.running().next().is_none();
+        let actions = self.workers.update(uid, kind, Seen { pod, facts, runtime_ended: ended }, None, now);
+        self.apply(actions, now);
+        self.show(uid);
+    }
+
+    fn on_pleg(&mut self, event: PodLifecycleEvent) {
+        let now = Instant::now();
+        let uid = event.uid;
+        match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            Some(pod) => {
+                // What callers see is right at once, also while the pod's own work goes on.
+                let stage = match self.workers.lifecycle(&uid) {
+                    Some(Lifecycle::Terminated | Lifecycle::Finished) => Stage::Gone,
+                    _ => Stage::Alive,
+                };
+                let runtime = self.node.cache.get(&uid);
+                if self.node.last_words.is_missing(&runtime) {
+                    let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
+                    tokio::spawn(async move {
+                        node.last_words.learn(&uid, &runtime).await;
+                        view::refresh(&node, &uid, &pod, stage);
+                    });
+                } else {
+                    view::refresh(&self.node, &uid, &pod, stage);
+                }
+                if event.kind != PodLifecycleEventKind::ContainerRemoved {
+                    self.update_worker(&uid, pod, UpdateType::Sync, now);
+                }
+            }
+            // Something runs that nobody wants.
+            None if self.workers.lifecycle(&uid).is_none() => {
+                self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
+            }
+            None => {}
+        }
+        if event.kind == PodLifecycleEventKind::ContainerDied {
+            let node = self.node.clone();
+            let everything = self.workers.content_should_be_removed(&uid);
+            if self.node.volnetd.authority().sources_ready() {
+                tokio::spawn(async move { upkeep::collect_died(&node, &uid, &event.id, everything).await });
+            }
+        }
+        self.count();
+    }
+
+    fn on_done(&mut self, done: Done) {
+        let now = Instant::now();
+        self.tasks.remove(&done.uid);
+        // Nobody knew what the pod had on the disk: whatever it is, nobody wants it now.
+        self.prune |= done.kind == WorkKind::TerminatingRuntime;
+        self.node.metrics.worker_duration.with_label_values(&[done.operation]).observe(done.took.as_secs_f64());
+        let actions = self.workers.done(&done.uid, done.kind, done.outcome, now);
+        self.apply(actions, now);
+        self.show(&done.uid);
+    }
+
+    fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
+        for action in actions {
+            match action {
+                Action::Run { uid, work } => {
+                    self.queue.remove(&uid);
+                    let cancel = self.stop.child_token();
+                    self.tasks.insert(uid.clone(), cancel.clone());
+                    if work.last_sync.is_none() {
+                        self.node.metrics.worker_start.observe(now.duration_since(work.since).as_secs_f64());
+                    }
+                    let (node, done) = (self.node.clone(), self.done.0.clone());
+                    let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
+                    if stays {
+                        self.ended.insert(uid.clone());
+                    }
+                    tokio::spawn(async move {
+                        let end = work::run(node, uid, *work, stays, cancel).await;
+                        // The loop is gone only when the process is.
+                        let _ = done.send(end);
+                    });
+                }
+                Action::Cancel { uid } => {
+                    if let Some(cancel) = self.tasks.get(&uid) {
+                        cancel.cancel();
+                    }
+                }
+                Action::Requeue { uid, retry } => {
+                    let frequency = self.node.sync_frequency;
+                    self.queue.set(&uid, now + requeue::delay(retry, frequency, random()));
+                }
+                Action::Finished { uid } => {
+                    tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
+                    self.queue.remove(&uid);
+                    self.housekeeping_at = now;
+                    self.logs = true;
+                    if !self.ended.contains(&uid) || !self.stays(&uid) {
+                        self.collect_ended(uid);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What tells how the pod ended is kept: it ended by itself, and somebody wants it.
+    fn stays(&self, uid: &PodUid) -> bool {
+        self.desired.get(uid).is_some()
+            && !self.workers.restart_requested(uid)
+            && !self.workers.content_should_be_removed(uid)
+    }
+
+    /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept.
+    fn collect_ended(&mut self, uid: PodUid) {
+        self.prune |= self.ended.remove(&uid);
+        let node = self.node.clone();
+        // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
+        let old = node.cache.get(&uid);
+        tokio::spawn(async move { upkeep::collect_ended(&node, &uid, &old).await });
+    }
+
+    fn on_time(&mut self) {
+        let now = Instant::now();
+        for uid in self.queue.take_due(now) {
+            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+                Some(pod) => self.update_worker(&uid, pod, UpdateType::Sync, now),
+                None => {
+                    let actions = self.workers.renotify(&uid, now);
+                    self.apply(actions, now);
+                }
+            }
+        }
+        if self.qos_at.is_some_and(|at| at <= now) {
+            self.qos_at = None;
+            let pods: Vec<Arc<Pod>> = self.active().map(|(_, d)| d.pod.clone()).collect();
+            let node = self.node.clone();
+            tokio::spawn(async move { upkeep::set_qos(&node, &pods).await });
+        }
+        if self.housekeeping_at <= now {
+            self.housekeeping_at = now + HOUSEKEEPING_IDLE;
+            self.housekeep(now);
+        }
+        if self.gc_at <= now {
+            self.gc_at = now + GC_PERIOD;
+            if self.node.volnetd.authority().sources_ready() {
+                let removable: HashSet<PodUid> = self
+                    .node
+                    .cache
+                    .snapshot()
+                    .into_iter()
+                    .map(|(uid, _)| uid)
+                    .filter(|uid| self.workers.content_should_be_removed(uid))
+                    .collect();
+                let known = std::mem::take(&mut self.logs).then(|| {
+                    let mut known = self.desired.uids();
+                    known.extend(self.workers.uids().cloned());
+                    known.extend(
+                        self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)),
+                    );
+                    known.iter().map(ToString::to_string).collect()
+                });
+                let node = self.node.clone();
+                tokio::spawn(async move {
+                    upkeep::collect_node(&node, &removable).await;
+                    if let Some(known) = known {
+                        upkeep::prune_logs(&node, known).await;
+                    }
+                });
+            }
+        }
+    }
+
+    /// Wanted pods that are neither over nor about to end.
+    fn active(&self) -> impl Iterator<Item = (&PodUid, &Desired)> {
+        self.desired
+            .iter()
+            .filter(|(uid, desired)| !self.node.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid))
+    }
+
+    fn check_sources(&mut self) {
+        let authority = self.node.volnetd.authority();
+        if !authority.sources_ready() && self.sources.all_ready() {
+            tracing::info!(pods = self.desired.len(), "every pod source has delivered");
+            authority.set_sources_ready();
+            self.housekeeping_at = Instant::now();
+            // What ended while nobody looked need not wait a whole period.
+            self.gc_at = self.gc_at.min(Instant::now() + HOUSEKEEPING_BUSY);
+        }
+    }
+
+    fn housekeep(&mut self, now: Instant) {
+        self.check_sources();
+        if !self.node.volnetd.authority().sources_ready() {
+            self.housekeeping_at = now + HOUSEKEEPING_BUSY;
+            return;
+        }
+        let wanted = self.desired.uids();
+        let (known, actions) = self.workers.sync_known(&wanted, now);
+        self.apply(actions, now);
+        let unwanted: Vec<PodUid> =
+            self.ended.iter().filter(|uid| !known.contains_key(*uid) && !wanted.contains(*uid)).cloned().collect();
+        for uid in unwanted {
+            self.collect_ended(uid);
+        }
+        // A wanted pod loses its worker only to begin anew: what it ended as does not count any more.
+        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid)) {
+            self.node.forget(uid);
+        }
+        let over: HashSet<PodUid> =
+            self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
+        let active = wanted.difference(&over).cloned().collect();
+        let runtime = self.node.cache.snapshot();
+        let plan = housekeeping::plan(&known, &active, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
+        for uid in &plan.create {
+            let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { continue };
+            tracing::info!(pod_uid = %uid, "pod is wanted again under the same uid, starting it anew");
+            self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
+            let source = self.desired.get(uid).map_or("file", |d| d.source);
+            view::introduce(&self.node, uid, &pod, source);
+            self.update_worker(uid, pod, UpdateType::Create, now);
+        }
+        self.node.ownership.learn(plan.ask.clone());
+        for (uid, name) in &plan.kill {
+            tracing::warn!(pod_uid = %uid, name, "the runtime has a pod that nobody wants, ending it");
+            self.node.metrics.orphaned_runtime_pods.inc();
+            self.prune = true;
+            let actions = self.workers.kill_runtime_pod(uid, name, housekeeping::ORPHAN_GRACE, now);
+            self.apply(actions, now);
+        }
+        for state in self.node.hub.list() {
+            if let Ok(uid) = PodUid::parse(&state.uid)
+                && self.workers.lifecycle(&uid).is_none()
+                && !wanted.contains(&uid)
+            {
+                self.node.forget(&uid);
+                self.queue.remove(&uid);
+            }
+        }
+        if !housekeeping::is_settled(&plan, &known) {
+            self.housekeeping_at = now + HOUSEKEEPING_BUSY;
+        }
+        self.prune |= self.prune_again.swap(false, Ordering::Relaxed);
+        if self.prune {
+            self.start_prune(plan.known, &known, now);
+        }
+        self.node.runtime.forget_expired();
+        self.node.ownership.retain(&runtime, &wanted);
+        let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
+        self.node.last_words.retain(&exist);
+        self.count();
+    }
+
+    /// Once nothing of an orphan lives any more, what it left on the disk may go.
+    fn start_prune(
+        &mut self,
+        mut keep: HashSet<PodUid>,
+        known: &std::collections::BTreeMap<PodUid, crate::pod_workers::state::Known>,
+        now: Instant,
+    ) {
+        keep.extend(self.workers.uids().cloned());
+        let node = self.node.clone();
+        if node.volnetd.link().state().ready_epoch().is_none() || node.is_pruning() {
+            self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
+            return;
+        }
+        // An orphan that is still ending keeps its things; another pass follows when it has ended.
+        self.prune = known.values().any(|k| k.orphan);
+        node.begin_prune(keep.clone());
+        let again = self.prune_again.clone();
+        tokio::spawn(async move {
+            if !upkeep::prune(&node, &keep).await {
+                again.store(true, Ordering::Relaxed);
+            }
+            node.end_prune();
+        });
+    }
+
+    fn on_health(&mut self) {
+        let health = self.health.borrow_and_update().clone();
+        if !health.network_ready || !health.ready {
+            return;
+        }
+        // Whoever waited for the network need not wait for its own time.
+        let now = Instant::now();
+        let waiting: Vec<PodUid> =
+            self.desired.uids().into_iter().filter(|uid| !self.workers.is_working(uid)).collect();
+        for uid in waiting {
+            self.queue.add(&uid, now);
+        }
+    }
+
+    fn on_peer(&mut self) {
+        let state = *self.peer.borrow_and_update();
+        if state.ready_epoch().is_some() {
+            // Another life of volnetd: its journal may hold what nobody wants.
+            self.prune = true;
+            self.housekeeping_at = Instant::now();
+        }
+    }
+
+    /// What callers are told about the worker.
+    fn show(&self, uid: &PodUid) {
+        let Some(lifecycle) = self.workers.lifecycle(uid) else { return };
+        let waits_for = self.workers.waits_for(uid).cloned();
+        view::lifecycle(&self.node, uid, lifecycle, waits_for.as_ref());
+    }
+
+    fn count(&self) {
+        let metrics = &self.node.metrics;
+        let desired = |is_static: bool| {
+            let all = self.desired.iter().filter(|(_, d)| (d.source != "api") == is_static);
+            all.count() as f64
+        };
+        let active = |is_static: bool| {
+            let all = self.active().filter(|(_, d)| (d.source != "api") == is_static);
+            all.count() as f64
+        };
+        for (label, is_static) in [("", false), ("true", true)] {
+            metrics.desired_pods.with_label_values(&[label]).set(desired(is_static));
+            metrics.active_pods.with_label_values(&[label]).set(active(is_static));
+        }
+        view::count_workers(metrics, self.workers.census());
+        view::count_runtime(metrics, &self.node.cache.snapshot());
+    }
+}
+
+/// Uniform in `0.0..1.0`.
+fn random() -> f64 {
+    let mut bytes = [0; 4];
+    // Without random numbers the spread is lost, nothing else.
+    let _ = getrandom::fill(&mut bytes);
+    f64::from(u32::from_le_bytes(bytes)) / (f64::from(u32::MAX) + 1.0)
+}

@@ -1,0 +1,25 @@
+//! The main loop: one task owns what is wanted and what each pod is at; everything else is a message to it.
+//!
+//! * [`Engine`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
+//!   It never waits for a call: a hung runtime, volume or image cannot stop it.
+//! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
+//! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole.
+//!
+//! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
+
+pub mod events;
+pub mod image_fs;
+pub mod last_words;
+pub mod node;
+pub mod ports;
+pub mod runtime_health;
+pub mod runtime_side;
+pub mod upkeep;
+pub mod view;
+pub mod work;
+
+mod main_loop;
+
+pub use main_loop::{Engine, EngineParts};
+pub use node::NodeContext;
+pub use runtime_side::RuntimeSide;

@@ -1,0 +1,232 @@
+//! What all work on pods shares: the other processes, the runtime, the caches, and the few facts that several tasks
+//! write under a lock that is never held across a wait.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bulkhead_config::NodeConfig;
+use bulkhead_types::{Epoch, PodUid, Quantity};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::events::Reporter;
+use super::last_words::LastWords;
+use super::runtime_health::RuntimeHealth;
+use crate::cgroups::Capacity;
+use crate::metrics::Metrics;
+use crate::ownership::Ownership;
+use crate::pleg::{Pleg, PodCache};
+use crate::runtime::container_config::MountedVolumes;
+use crate::runtime::node_facts::NodeFacts;
+use crate::service::PodHub;
+use crate::volnetd::Volnetd;
+
+/// What volnetd has made for a pod, valid for one life of volnetd and one version of the pod.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    pub epoch: Epoch,
+    pub pod: Arc<Pod>,
+    pub cgroup_parent: String,
+    pub volumes: MountedVolumes,
+}
+
+/// Shared by the main loop and all tasks.
+#[derive(Debug)]
+pub struct NodeContext {
+    pub config: Arc<NodeConfig>,
+    pub facts: Arc<NodeFacts>,
+    pub capacity: Capacity,
+    /// `kubeReserved` and `systemReserved` together.
+    pub reserved: BTreeMap<String, Quantity>,
+    /// `enforceNodeAllocatable` has `pods`.
+    pub enforce_pods: bool,
+    /// Memory that pods may have in sum, bytes.
+    pub allocatable_memory: u64,
+    pub sync_frequency: Duration,
+    pub volnetd: Volnetd,
+    pub pleg: Pleg,
+    pub cache: Arc<PodCache>,
+    pub health: watch::Receiver<RuntimeHealth>,
+    pub hub: Arc<PodHub>,
+    pub reporter: Arc<Reporter>,
+    pub metrics: Metrics,
+    pub runtime: super::RuntimeSide,
+    pub last_words: LastWords,
+    pub ownership: Arc<Ownership>,
+    /// As the runtime says; empty: the configured one.
+    pub cgroup_driver: String,
+    /// Start of the process: what the cache says from then on may be relied on.
+    pub started: Instant,
+    /// volnetd's life in which the top of the cgroup tree is in place.
+    pub cgroups: watch::Receiver<Option<Epoch>>,
+    shared: Mutex<Shared>,
+    /// Pods that are safe from the removal of leftovers that runs now; absent when none runs.
+    pruning: watch::Sender<Option<Arc<HashSet<PodUid>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    statuses: HashMap<PodUid, PodStatus>,
+    prepared: HashMap<PodUid, Prepared>,
+    first_seen: HashMap<PodUid, Instant>,
+    last_turn: Option<Instant>,
+    qos_shares: Option<u64>,
+}
+
+/// Everything that is given at the start.
+#[derive(Debug)]
+pub struct NodeParts {
+    pub config: Arc<NodeConfig>,
+    pub facts: Arc<NodeFacts>,
+    pub capacity: Capacity,
+    pub reserved: BTreeMap<String, Quantity>,
+    pub allocatable_memory: u64,
+    pub volnetd: Volnetd,
+    pub pleg: Pleg,
+    pub health: watch::Receiver<RuntimeHealth>,
+    pub reporter: Arc<Reporter>,
+    pub metrics: Metrics,
+    pub runtime: super::RuntimeSide,
+    pub last_words: LastWords,
+    pub ownership: Arc<Ownership>,
+    pub cgroup_driver: String,
+    pub started: Instant,
+    pub cgroups: watch::Receiver<Option<Epoch>>,
+}
+
+impl NodeContext {
+    pub fn new(parts: NodeParts) -> Self {
+        let enforce = &parts.config.kubelet.enforce_node_allocatable;
+        NodeContext {
+            enforce_pods: enforce.iter().any(|what| what == "pods"),
+            sync_frequency: parts.config.sync_frequency(),
+            cache: parts.pleg.cache(),
+            hub: parts.reporter.hub.clone(),
+            config: parts.config,
+            facts: parts.facts,
+            capacity: parts.capacity,
+            reserved: parts.reserved,
+            allocatable_memory: parts.allocatable_memory,
+            volnetd: parts.volnetd,
+            pleg: parts.pleg,
+            health: parts.health,
+            reporter: parts.reporter,
+            metrics: parts.metrics,
+            runtime: parts.runtime,
+            last_words: parts.last_words,
+            ownership: parts.ownership,
+            cgroup_driver: parts.cgroup_driver,
+            started: parts.started,
+            cgroups: parts.cgroups,
+            shared: Mutex::default(),
+            pruning: watch::Sender::new(None),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // No method panics between two writes.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last computed status.
+    pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
+        self.shared().statuses.get(uid).cloned()
+    }
+
+    pub fn set_status(&self, uid: &PodUid, status: PodStatus) {
+        self.shared().statuses.insert(uid.clone(), status);
+    }
+
+    /// The pod has ended by its own status or by its configuration's.
+    pub fn is_over(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let over = |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        pod.status.as_ref().is_some_and(over) || self.shared().statuses.get(uid).is_some_and(over)
+    }
+
+    pub fn prepared(&self, uid: &PodUid, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
+        let shared = self.shared();
+        shared.prepared.get(uid).filter(|p| p.epoch == epoch && Arc::ptr_eq(&p.pod, pod)).cloned()
+    }
+
+    pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
+        self.shared().prepared.insert(uid.clone(), prepared);
+    }
+
+    pub fn drop_prepared(&self, uid: &PodUid) {
+        self.shared().prepared.remove(uid);
+    }
+
+    /// Nothing of the pod is left: callers are told, and its uid may come back as a new pod.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut shared = self.shared();
+        shared.statuses.remove(uid);
+        shared.prepared.remove(uid);
+        shared.first_seen.remove(uid);
+        drop(shared);
+        self.runtime.forget(uid);
+        self.hub.remove(uid);
+    }
+
+    /// The first sight of a pod, for `kubelet_pod_start_duration_seconds`.
+    pub fn first_seen(&self, uid: &PodUid) {
+        self.shared().first_seen.entry(uid.clone()).or_insert_with(Instant::now);
+    }
+
+    pub fn started_running(&self, uid: &PodUid) {
+        let seen = self.shared().first_seen.remove(uid);
+        if let Some(seen) = seen {
+            self.metrics.pod_start.observe(seen.elapsed().as_secs_f64());
+        }
+    }
+
+    /// The main loop has turned.
+    pub fn turned(&self) {
+        self.shared().last_turn = Some(Instant::now());
+    }
+
+    pub fn loop_age(&self) -> Duration {
+        self.shared().last_turn.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    /// True when these are not the shares written last; they count as written from here on.
+    pub fn qos_changed(&self, shares: u64) -> bool {
+        self.shared().qos_shares.replace(shares) != Some(shares)
+    }
+
+    pub fn qos_unknown(&self) {
+        self.shared().qos_shares = None;
+    }
+
+    /// Waits until volnetd can take verbs for pods; answers its epoch.
+    pub async fn cgroups_ready(&self) -> Option<Epoch> {
+        let mut cgroups = self.cgroups.clone();
+        cgroups.wait_for(Option::is_some).await.ok().and_then(|epoch| *epoch)
+    }
+
+    pub fn is_pruning(&self) -> bool {
+        self.pruning.borrow().is_some()
+    }
+
+    pub fn begin_prune(&self, keep: HashSet<PodUid>) {
+        self.pruning.send_replace(Some(Arc::new(keep)));
+    }
+
+    pub fn end_prune(&self) {
+        self.pruning.send_replace(None);
+    }
+
+    /// Waits while leftovers are removed by a list that does not name this pod: its new folders would be taken for
+    /// leftovers.
+    pub async fn safe_from_prune(&self, uid: &PodUid) {
+        let mut pruning = self.pruning.subscribe();
+        // The sender lives in `self`.
+        let _ = pruning.wait_for(|keep| keep.as_ref().is_none_or(|keep| keep.contains(uid))).await;
+    }
+
+    /// When a held-back container of the pod may start again.
+    pub fn back_off_until(&self, uid: &PodUid, container: &str) -> Option<SystemTime> {
+        self.runtime.back_off_until(uid, container)
+    }
+}

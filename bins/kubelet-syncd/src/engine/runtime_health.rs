@@ -1,0 +1,140 @@
+//! Whether the runtime and its network are ready: asked until it is, and then slowly.
+
+use std::time::Duration;
+
+use bulkhead_cri::{CriClient, v1};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Pause between questions while all is well (upstream: 5 s; nothing here waits for the answer).
+const PAUSE: Duration = Duration::from_secs(10);
+/// Pause while something is wrong: doubles from the first to the last.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+/// An answer counts for so long (upstream maxWaitForContainerRuntime).
+const VALID: Duration = Duration::from_secs(30);
+
+/// What the runtime said last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeHealth {
+    /// It has answered at least once.
+    pub known: bool,
+    pub ready: bool,
+    /// `<reason>: <message>` while not ready.
+    pub reason: String,
+    pub network_ready: bool,
+    pub network_reason: String,
+    pub recursive_read_only_mounts: bool,
+    pub user_namespaces: bool,
+}
+
+impl RuntimeHealth {
+    /// Reads the conditions as upstream does (`pkg/kubelet/kubelet.go`, updateRuntimeUp). Pure.
+    pub fn of(status: &v1::StatusResponse) -> RuntimeHealth {
+        let conditions = status.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+        let find = |kind: &str| {
+            conditions.iter().find(|c| c.r#type == kind).map_or_else(
+                || (false, format!("{kind} is not reported by the runtime")),
+                |c| {
+                    let reason = if c.status {
+                        String::new()
+                    } else {
+                        format!("{kind}=false reason:{} message:{}", c.reason, c.message)
+                    };
+                    (c.status, reason)
+                },
+            )
+        };
+        let (ready, reason) = find("RuntimeReady");
+        let (network_ready, network_reason) = find("NetworkReady");
+        let features = status
+            .runtime_handlers
+            .iter()
+            .find(|handler| handler.name.is_empty())
+            .and_then(|handler| handler.features.as_ref());
+        RuntimeHealth {
+            known: true,
+            ready,
+            reason,
+            network_ready,
+            network_reason,
+            recursive_read_only_mounts: features.is_some_and(|f| f.recursive_read_only_mounts),
+            user_namespaces: features.is_some_and(|f| f.user_namespaces),
+        }
+    }
+}
+
+/// Asks for ever.
+pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>) {
+    let mut retry = RETRY_MIN;
+    let mut last_good: Option<Instant> = None;
+    loop {
+        let pause = match client.status(v1::StatusRequest { verbose: false }).await {
+            Ok(status) => {
+                let now = RuntimeHealth::of(&status);
+                last_good = Some(Instant::now());
+                let pause = if now.ready && now.network_ready {
+                    retry = RETRY_MIN;
+                    PAUSE
+                } else {
+                    retry = (retry * 2).min(RETRY_MAX);
+                    retry
+                };
+                publish(&health, now);
+                pause
+            }
+            Err(error) => {
+                retry = (retry * 2).min(RETRY_MAX);
+                // A restart of the runtime takes less: pods need not hear of it.
+                if last_good.is_none_or(|at| at.elapsed() > VALID) {
+                    let reason = format!("container runtime status check may not have completed yet: {error}");
+                    let was = health.borrow().clone();
+                    publish(&health, RuntimeHealth { ready: false, reason, ..was });
+                }
+                retry
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+fn publish(health: &watch::Sender<RuntimeHealth>, now: RuntimeHealth) {
+    health.send_if_modified(|old| {
+        if *old == now {
+            return false;
+        }
+        if old.ready != now.ready || !old.known {
+            tracing::info!(ready = now.ready, reason = now.reason, "container runtime");
+        }
+        if old.network_ready != now.network_ready || !old.known {
+            tracing::info!(ready = now.network_ready, reason = now.network_reason, "container runtime's network");
+        }
+        *old = now;
+        true
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions() {
+        let condition = |kind: &str, status| v1::RuntimeCondition {
+            r#type: kind.into(),
+            status,
+            reason: "R".into(),
+            message: "m".into(),
+        };
+        let of = |conditions| {
+            let status = Some(v1::RuntimeStatus { conditions });
+            RuntimeHealth::of(&v1::StatusResponse { status, ..Default::default() })
+        };
+        let good = of(vec![condition("RuntimeReady", true), condition("NetworkReady", true)]);
+        assert!(good.ready && good.network_ready && good.reason.is_empty());
+        let bad = of(vec![condition("RuntimeReady", true), condition("NetworkReady", false)]);
+        assert!(bad.ready && !bad.network_ready);
+        assert_eq!(bad.network_reason, "NetworkReady=false reason:R message:m");
+        assert!(!of(vec![]).ready);
+    }
+}

@@ -1,0 +1,303 @@
+//! The runtime side as the main loop's work sees it: one executor for the node, with its ports, and what its results mean
+//! for when to look again.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_cri::CriClient;
+use bulkhead_types::{ContainerId, PodUid};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio_util::sync::CancellationToken;
+
+use super::events::Reporter;
+use super::node::{NodeContext, Prepared};
+use super::ports::{Files, Paced, PodImages, with_turn};
+use crate::images::{ImageManager, ImageMetrics, PullLimits};
+use crate::metrics::Metrics;
+use crate::pod_workers::Retry;
+use crate::private_state::PrivateState;
+use crate::runtime::actions::ProbeResults;
+use crate::runtime::backoff::CrashLoopBackOff;
+use crate::runtime::env::Services;
+use crate::runtime::gc::GcPolicy;
+use crate::runtime::model::RuntimePod;
+use crate::runtime::node_facts::NodeFacts;
+use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
+use crate::runtime::restart::restart_all_wanted;
+use crate::runtime::result::{Action, SyncResult};
+use crate::runtime::sync::{RuntimeManager, SyncContext};
+use crate::start_limit::StartLimiter;
+use crate::status::pod_status::{self, StatusInput};
+use crate::status::reason_cache::ReasonCache;
+use crate::status::terminate::terminate;
+use crate::status::transition;
+use crate::volnetd::Volnetd;
+
+/// What a sync came to.
+#[derive(Debug)]
+pub struct Report {
+    /// The runtime was changed.
+    pub did_something: bool,
+    /// When to try again, when it did not all work.
+    pub failed: Option<Retry>,
+}
+
+/// How far a pod's end has come, for its status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Alive,
+    /// Its containers were stopped because it ends.
+    Stopped,
+    /// That was the runtime's last word on it.
+    Gone,
+}
+
+/// One for the node.
+#[derive(Debug)]
+pub struct RuntimeSide {
+    manager: RuntimeManager<Paced, Files, PodImages>,
+    images: Arc<ImageManager<CriClient>>,
+    facts: Arc<NodeFacts>,
+    policy: GcPolicy,
+    memory: Mutex<Memory>,
+}
+
+/// What results leave behind for statuses.
+#[derive(Debug, Default)]
+struct Memory {
+    failures: ReasonCache,
+    back_off_until: HashMap<PodUid, HashMap<String, SystemTime>>,
+}
+
+impl RuntimeSide {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        cri: CriClient,
+        volnetd: Volnetd,
+        facts: Arc<NodeFacts>,
+        config: &NodeConfig,
+        state: PrivateState,
+        limiter: StartLimiter,
+        reporter: Arc<Reporter>,
+        image_metrics: ImageMetrics,
+    ) -> Self {
+        let kubelet = &config.kubelet;
+        let unsigned = |n: i32| u32::try_from(n).unwrap_or(0);
+        let limits = PullLimits {
+            serialize: kubelet.serialize_image_pulls.unwrap_or(true),
+            parallel_max: kubelet.max_parallel_image_pulls.map(unsigned),
+            per_second: kubelet.registry_pull_qps.map_or(5, unsigned),
+            burst: unsigned(kubelet.registry_burst),
+        };
+        let images = Arc::new(ImageManager::new(cri.clone(), limits).with_metrics(image_metrics));
+        let mut back_off = CrashLoopBackOff::new(Some(config.max_container_restart_period()));
+        if let Some(saved) = state.back_off() {
+            back_off.restore(&saved);
+        }
+        let manager = RuntimeManager::new(
+            Paced { cri, limiter },
+            Files(volnetd),
+            PodImages { manager: images.clone(), reporter: reporter.clone() },
+            reporter,
+            back_off,
+            Arc::new(state),
+        );
+        RuntimeSide { manager, images, facts, policy: gc_policy(config), memory: Mutex::default() }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings the runtime to what the pod's spec says, as far as one pass gets.
+    pub async fn sync(
+        &self,
+        node: &NodeContext,
+        uid: &PodUid,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        prepared: &Prepared,
+        cancel: &CancellationToken,
+    ) -> Report {
+        let Ok(identity) = PodIdentity::of(pod) else {
+            return Report { did_something: false, failed: Some(Retry::Failed { back_off: None }) };
+        };
+        let terminating = || cancel.is_cancelled();
+        let sandbox_ready = |_: &_, _: &_| {};
+        let context = SyncContext {
+            facts: &self.facts,
+            cgroup_parent: &prepared.cgroup_parent,
+            volumes: &prepared.volumes,
+            services: Services { known: &[], synced: true },
+            probes: &ProbeResults::default(),
+            restart_all: restart_all_wanted(pod, runtime, node.status(uid).as_ref()),
+            is_terminating: &terminating,
+            on_sandbox_ready: &sandbox_ready,
+        };
+        let result =
+            with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
+        self.remember(uid, &result);
+        count_starts(&node.metrics, pod, &result);
+        if let Some(text) = result.error_text() {
+            tracing::info!("sync is not complete: {text}");
+        }
+        Report { did_something: result.did_work(), failed: retry(&result) }
+    }
+
+    fn remember(&self, uid: &PodUid, result: &SyncResult) {
+        let held: HashMap<String, SystemTime> =
+            result.actions.iter().filter_map(|a| Some((a.target.clone(), a.error.as_ref()?.back_off_until?))).collect();
+        let mut memory = self.memory();
+        memory.failures.update(uid, result);
+        if held.is_empty() {
+            memory.back_off_until.remove(uid);
+        } else {
+            memory.back_off_until.insert(uid.clone(), held);
+        }
+    }
+
+    /// Stops everything of a pod.
+    ///
+    /// # Errors
+    /// With the text of what could not be stopped.
+    pub async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Result<(), String> {
+        let grace = i64::try_from(grace).unwrap_or(i64::MAX);
+        let result = self.manager.kill_pod(pod.map(|p| &**p), runtime, Some(grace)).await;
+        match result.error_text() {
+            None => Ok(()),
+            Some(text) => Err(text),
+        }
+    }
+
+    /// The pod's status as the API shows it, from the runtime's picture of it; kept as the last one.
+    pub fn compute_status(
+        &self,
+        node: &NodeContext,
+        uid: &PodUid,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        stage: Stage,
+    ) -> PodStatus {
+        let last = node.status(uid);
+        // After a restart of this process the oldest sandbox tells since when the pod has been here.
+        let first = last.is_none().then(|| since_first_sandbox(pod, runtime)).flatten();
+        let failures = self.memory().failures.of(uid);
+        let input = StatusInput {
+            pod,
+            runtime,
+            old: last.as_ref().or(first.as_ref()),
+            start_failures: &failures,
+            messages: &node.last_words.of(runtime),
+            probes: &ProbeResults::default(),
+            facts: &self.facts,
+            terminal: stage != Stage::Alive,
+            verdict: None,
+            now: jiff::Timestamp::now(),
+        };
+        let mut status = pod_status::generate(&input);
+        if let Some(last) = &last
+            && let Some(why) = transition::illegal(pod, last, &status)
+        {
+            tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
+            status = last.clone();
+        }
+        if stage == Stage::Gone {
+            status = terminate(pod, &status);
+        }
+        node.set_status(uid, status.clone());
+        status
+    }
+
+    pub fn back_off_until(&self, uid: &PodUid, container: &str) -> Option<SystemTime> {
+        self.memory().back_off_until.get(uid)?.get(container).copied()
+    }
+
+    /// Nothing of the pod is left.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut memory = self.memory();
+        memory.back_off_until.remove(uid);
+        memory.failures.forget(uid);
+    }
+
+    /// Old back-offs, of containers and of images.
+    pub fn forget_expired(&self) {
+        self.manager.forget_expired_back_off();
+        self.images.collect_garbage();
+    }
+
+    /// Removes dead containers beyond what is kept, and sandboxes with nothing in them.
+    pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) {
+        for (id, error) in self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await {
+            tracing::warn!(
+                id,
+                error = &error as &dyn std::error::Error,
+                "dead container or sandbox could not be removed"
+            );
+        }
+    }
+
+    /// The same for one container that has just died.
+    pub async fn remove_surplus(&self, pod: &RuntimePod, died: &ContainerId, everything: bool) {
+        for (id, error) in self.manager.remove_surplus(pod, died, self.policy, everything).await {
+            tracing::warn!(id, error = &error as &dyn std::error::Error, "dead container could not be removed");
+        }
+    }
+}
+
+/// What was tried and what failed; a start that is only held back was not tried.
+fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
+    for action in &result.actions {
+        match action.action {
+            Action::CreatePodSandbox => {
+                metrics.started_pods.inc();
+                metrics.started_pods_errors.inc_by(u64::from(action.error.is_some()));
+            }
+            Action::StartContainer if action.error.as_ref().is_none_or(|e| e.back_off_until.is_none()) => {
+                let kind = match podspec::find_container(pod, &action.target) {
+                    Some((ContainerKind::Init, _)) => "init_container",
+                    Some((ContainerKind::Ephemeral, _)) => "ephemeral_container",
+                    Some((ContainerKind::Regular, _)) | None => "container",
+                };
+                metrics.started_containers.with_label_values(&[kind]).inc();
+                if let Some(error) = &action.error {
+                    metrics.started_containers_errors.with_label_values(&[kind, error.reason.as_str()]).inc();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn since_first_sandbox(pod: &Pod, runtime: &RuntimePod) -> Option<PodStatus> {
+    let oldest = runtime.sandboxes.iter().map(|s| s.created_at).min()?;
+    let since = jiff::Timestamp::try_from(oldest).ok()?;
+    let status = pod.status.clone().unwrap_or_default();
+    let start_time =
+        status.start_time.clone().or_else(|| Some(Time(jiff::Timestamp::from_second(since.as_second()).ok()?)));
+    Some(PodStatus { start_time, ..status })
+}
+
+/// When to look again. Pure.
+fn retry(result: &SyncResult) -> Option<Retry> {
+    if result.is_ok() {
+        return None;
+    }
+    if result.is_transient() {
+        return Some(Retry::PeerAway);
+    }
+    let back_off = result.back_off_until().map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+    Some(Retry::Failed { back_off })
+}
+
+fn gc_policy(config: &NodeConfig) -> GcPolicy {
+    // Below zero is no limit, as upstream has it.
+    let count = |n: i32| usize::try_from(n).ok();
+    GcPolicy {
+        min_age: config.flags.minimum_container_ttl_duration.to_std(),
+        max_per_container: count(config.flags.maximum_dead_containers_per_container),
+        max_total: count(config.flags.maximum_dead_containers),
+    }
+}

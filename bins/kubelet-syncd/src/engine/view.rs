@@ -1,0 +1,229 @@
+//! What callers see of a pod, put together from what each part knows.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bulkhead_ipc::syncd as api;
+use bulkhead_types::{Namespace, PodName, PodUid};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+
+use super::node::NodeContext;
+use super::runtime_side::Stage;
+use crate::metrics::Metrics;
+use crate::pod_workers::Lifecycle;
+use crate::pod_workers::state::Known;
+use crate::runtime::model::{RunState, RuntimePod};
+use crate::runtime::podspec;
+use crate::runtime::resources::qos_class;
+use crate::status::summary::{ContainerSummary, summarize};
+use crate::volumes::set_up::Outcomes;
+
+/// A pod is wanted: who it is, before anything is known of it.
+pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let logs = match (Namespace::parse(&namespace), PodName::parse(&name)) {
+        (Ok(namespace), Ok(name)) => node.config.paths.pod_logs(&namespace, &name, uid).display().to_string(),
+        _ => String::new(),
+    };
+    node.hub.modify(uid, |state| {
+        state.namespace = namespace;
+        state.name = name;
+        state.source = source.to_owned();
+        state.qos_class = qos_class(pod).as_str().to_owned();
+        state.host_network = podspec::host_network(pod);
+        state.log_directory = logs;
+        if state.phase.is_empty() {
+            state.phase = "Pending".to_owned();
+        }
+    });
+}
+
+/// Where the worker is.
+pub fn lifecycle(node: &NodeContext, uid: &PodUid, lifecycle: Lifecycle, waits_for: Option<&PodUid>) {
+    let state = match lifecycle {
+        Lifecycle::Waiting => api::WorkerState::Waiting,
+        Lifecycle::Sync => api::WorkerState::Sync,
+        Lifecycle::Terminating => api::WorkerState::Terminating,
+        Lifecycle::Terminated => api::WorkerState::Terminated,
+        Lifecycle::Finished => api::WorkerState::Finished,
+    };
+    node.hub.modify_known(uid, |pod| pod.worker = state.into());
+    if let (Lifecycle::Waiting, Some(other)) = (lifecycle, waits_for) {
+        node.hub.why(uid, format!("waits for the end of pod {other}, which has the same name"));
+    }
+    if lifecycle == Lifecycle::Finished {
+        node.hub.why(uid, "finished: its containers have ended, its volumes and cgroup are gone");
+    }
+}
+
+/// The status and the runtime's view, anew from the cache.
+pub fn refresh(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>, stage: Stage) {
+    let runtime = node.cache.get(uid);
+    let status = node.runtime.compute_status(node, uid, pod, &runtime, stage);
+    publish(node, uid, pod, &runtime, &status);
+}
+
+/// Shows a computed status.
+pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus) {
+    let json = serde_json::to_vec(status).unwrap_or_default();
+    let first_running =
+        node.hub.get(uid).is_none_or(|s| s.phase != "Running") && status.phase.as_deref() == Some("Running");
+    if first_running {
+        node.started_running(uid);
+    }
+    node.hub.modify_known(uid, |state| {
+        state.phase = status.phase.clone().unwrap_or_default();
+        state.reason = status.reason.clone().unwrap_or_default();
+        state.message = status.message.clone().unwrap_or_default();
+        state.started_at = status.start_time.as_ref().map(|t| t.0.to_string()).unwrap_or_default();
+        state.status_json = json;
+        state.conditions = conditions(status);
+        let sandbox = runtime.sandboxes.first();
+        state.sandbox_id = sandbox.map(|s| s.id.to_string()).unwrap_or_default();
+        state.sandbox_ready = runtime.has_ready_sandbox();
+        state.ips = ips(status, runtime);
+        let containers = summarize(status).into_iter();
+        state.containers =
+            containers.map(|c| (node.back_off_until(uid, &c.name), c)).map(|(at, c)| container(c, at)).collect();
+        if state.worker == api::WorkerState::Sync as i32 || state.worker == api::WorkerState::Unspecified as i32 {
+            let why = why_of(status, pod);
+            if !why.is_empty() && state.why != why {
+                state.why = why;
+                state.why_since = jiff::Timestamp::now().to_string();
+            }
+        }
+    });
+}
+
+fn ips(status: &PodStatus, runtime: &RuntimePod) -> Vec<String> {
+    let given: Vec<String> = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect();
+    if given.is_empty() { runtime.ips().iter().map(IpAddr::to_string).collect() } else { given }
+}
+
+fn conditions(status: &PodStatus) -> Vec<api::Condition> {
+    let of = |c: &k8s_openapi::api::core::v1::PodCondition| api::Condition {
+        r#type: c.type_.clone(),
+        status: c.status == "True",
+        reason: c.reason.clone().unwrap_or_default(),
+        message: c.message.clone().unwrap_or_default(),
+        last_transition: c.last_transition_time.as_ref().map(|t| t.0.to_string()).unwrap_or_default(),
+    };
+    status.conditions.iter().flatten().map(of).collect()
+}
+
+fn container(c: ContainerSummary, back_off_until: Option<SystemTime>) -> api::ContainerState {
+    let back_off_until = back_off_until.filter(|_| c.state == "waiting");
+    let time = |at: SystemTime| jiff::Timestamp::try_from(at).map(|at| at.to_string()).unwrap_or_default();
+    api::ContainerState {
+        name: c.name,
+        id: c.id,
+        state: c.state.to_owned(),
+        reason: c.reason,
+        message: c.message,
+        exit_code: c.exit_code,
+        restart_count: c.restart_count,
+        image: c.image,
+        image_id: c.image_id,
+        started_at: c.started_at,
+        finished_at: c.finished_at,
+        ready: c.ready,
+        init: c.init,
+        back_off_until: back_off_until.map(time).unwrap_or_default(),
+    }
+}
+
+/// The sentence for a pod that nobody is ending: what its worst container waits for, or that it runs.
+fn why_of(status: &PodStatus, pod: &Pod) -> String {
+    let all = || status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    let held_up = all().find_map(|c| {
+        let waiting = c.state.as_ref()?.waiting.as_ref()?;
+        let reason =
+            waiting.reason.as_deref().filter(|r| !matches!(*r, "ContainerCreating" | "PodInitializing" | ""))?;
+        let message = waiting.message.as_deref().unwrap_or_default();
+        let colon = if message.is_empty() { "" } else { ": " };
+        Some(format!("container {} waits, {reason}{colon}{message}", c.name))
+    });
+    let is_running = |c: &ContainerStatus| c.state.as_ref().is_some_and(|s| s.running.is_some());
+    match (status.phase.as_deref(), held_up) {
+        (_, Some(why)) => why,
+        (Some("Running"), None) => {
+            let regular = status.container_statuses.iter().flatten();
+            let running = regular.clone().filter(|c| is_running(c)).count();
+            let total = podspec::containers(pod).len();
+            match (running, total) {
+                (1, 1) => "runs, its container is up".to_owned(),
+                (running, total) if running == total => format!("runs, all {total} containers are up"),
+                (running, total) => format!("runs, {running} of {total} containers are up"),
+            }
+        }
+        (Some("Succeeded"), None) => "all containers have ended with success".to_owned(),
+        (Some("Failed"), None) => match (&status.reason, &status.message) {
+            (Some(reason), message) => format!("failed, {reason}: {}", message.clone().unwrap_or_default()),
+            (None, _) => "at least one container has failed for good".to_owned(),
+        },
+        // The step that the worker is at says more than "Pending".
+        _ => String::new(),
+    }
+}
+
+/// What came of the pod's volumes.
+pub fn volumes(node: &NodeContext, uid: &PodUid, outcomes: &Outcomes) {
+    let shown = outcomes.iter().map(|(plan, outcome)| api::PodVolume {
+        name: plan.name.to_string(),
+        kind: plan.kind.name().to_owned(),
+        ready: outcome.is_ok(),
+        host_path: outcome.as_deref().unwrap_or_default().to_owned(),
+        error: outcome.as_ref().err().map(ToString::to_string).unwrap_or_default(),
+    });
+    let shown: Vec<api::PodVolume> = shown.collect();
+    node.hub.modify_known(uid, |state| state.volumes = shown);
+}
+
+/// `kubelet_working_pods`, all combinations that exist.
+pub fn count_workers<'a>(metrics: &Metrics, census: impl Iterator<Item = (&'a PodUid, Known)>) {
+    let mut counts = std::collections::BTreeMap::new();
+    for lifecycle in ["sync", "terminating", "terminated"] {
+        for (config, is_static) in [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")] {
+            counts.insert((lifecycle, config, is_static), 0_u32);
+        }
+    }
+    for lifecycle in ["terminating", "terminated"] {
+        counts.insert((lifecycle, "runtime_only", "unknown"), 0);
+    }
+    for (_, known) in census {
+        let lifecycle = match known.lifecycle {
+            Lifecycle::Waiting | Lifecycle::Sync => "sync",
+            Lifecycle::Terminating => "terminating",
+            Lifecycle::Terminated | Lifecycle::Finished => "terminated",
+        };
+        let (config, is_static) = match (known.has_config, known.orphan, known.is_static) {
+            (false, _, _) => ("runtime_only", "unknown"),
+            (true, false, true) => ("desired", "true"),
+            (true, false, false) => ("desired", ""),
+            (true, true, true) => ("orphan", "true"),
+            (true, true, false) => ("orphan", ""),
+        };
+        *counts.entry((lifecycle, config, is_static)).or_insert(0) += 1;
+    }
+    for ((lifecycle, config, is_static), count) in counts {
+        metrics.working_pods.with_label_values(&[lifecycle, config, is_static]).set(f64::from(count));
+    }
+}
+
+/// `kubelet_running_pods` and `kubelet_running_containers`.
+pub fn count_runtime(metrics: &Metrics, pods: &[(PodUid, Arc<RuntimePod>)]) {
+    let ready = pods.iter().filter(|(_, pod)| pod.has_ready_sandbox()).count();
+    metrics.running_pods.set(ready as f64);
+    let states = [
+        ("created", RunState::Created),
+        ("running", RunState::Running),
+        ("exited", RunState::Exited),
+        ("unknown", RunState::Unknown),
+    ];
+    for (label, state) in states {
+        let count: usize = pods.iter().map(|(_, pod)| pod.containers.iter().filter(|c| c.state == state).count()).sum();
+        metrics.running_containers.with_label_values(&[label]).set(count as f64);
+    }
+}

@@ -1,0 +1,367 @@
+//! One piece of work on one pod: sync, terminate, clean up. Steps as in upstream `pkg/kubelet/kubelet.go` (SyncPod,
+//! SyncTerminatingPod, SyncTerminatedPod); what is waited for is said in the pod's `why`.
+//!
+//! A peer or the runtime being away is waited out, never answered with a failed or killed pod. Cancelling ends waiting
+//! at once; calls to the runtime that make something are not interrupted half-way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::volnetd as api;
+use bulkhead_types::{Epoch, PodUid, QosClass};
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use super::node::{NodeContext, Prepared};
+use super::runtime_side::Stage;
+use super::view;
+use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
+use crate::runtime::events::{EventSink as _, EventType, PodEvent};
+use crate::runtime::model::RuntimePod;
+use crate::runtime::podspec::{self, PodIdentity};
+use crate::runtime::resources::{pod_cgroup_resources, qos_class};
+use crate::volnetd::VolnetdError;
+use crate::volumes;
+
+/// End of a piece of work, as the main loop hears of it.
+#[derive(Debug)]
+pub struct Done {
+    pub uid: PodUid,
+    pub kind: WorkKind,
+    pub outcome: Outcome,
+    pub took: Duration,
+    /// For the metric.
+    pub operation: &'static str,
+}
+
+/// Why a step did not get through.
+#[derive(Debug)]
+enum Stop {
+    /// Something newer waits.
+    Cancelled,
+    Retry(Retry),
+}
+
+type Step<T> = Result<T, Stop>;
+
+const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
+
+/// Does the work and says how it ended.
+///
+/// `stays`: the pod is still wanted when it has ended, so what tells how it ended is kept (containers, logs, messages).
+pub async fn run(
+    node: Arc<NodeContext>,
+    uid: PodUid,
+    work: Work<Arc<Pod>>,
+    stays: bool,
+    cancel: CancellationToken,
+) -> Done {
+    let began = Instant::now();
+    let kind = work.kind;
+    let operation = if kind == WorkKind::Terminated { "terminated" } else { work.update.as_str() };
+    let context = CallContext::for_pod(&uid);
+    let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
+    let one = One { node, uid: uid.clone(), context, cancel };
+    let outcome = async {
+        let ended = match (kind, &work.pod) {
+            (WorkKind::Sync, Some(pod)) => one.sync(pod, &work).await,
+            (WorkKind::Terminating, Some(pod)) => one.terminating(pod, &work).await,
+            (WorkKind::Terminated, Some(pod)) => one.terminated(pod, stays).await,
+            (WorkKind::TerminatingRuntime, _) | (_, None) => one.terminating_runtime(work.grace).await,
+        };
+        match ended {
+            Ok(outcome) => outcome,
+            Err(Stop::Cancelled) => Outcome::Cancelled,
+            Err(Stop::Retry(retry)) => Outcome::Failed(retry),
+        }
+    }
+    .instrument(span)
+    .await;
+    Done { uid, kind, outcome, took: began.elapsed(), operation }
+}
+
+/// The pod that is worked on.
+struct One {
+    node: Arc<NodeContext>,
+    uid: PodUid,
+    context: CallContext,
+    cancel: CancellationToken,
+}
+
+impl One {
+    /// Waits for something, unless the work is cancelled.
+    async fn wait<T>(&self, what: impl Future<Output = T>) -> Step<T> {
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(Stop::Cancelled),
+            done = what => Ok(done),
+        }
+    }
+
+    fn why(&self, why: impl Into<String>) {
+        self.node.hub.why(&self.uid, why);
+    }
+
+    fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {
+        if let Ok(identity) = PodIdentity::of(pod) {
+            self.node.reporter.emit(PodEvent::pod(&identity, kind, reason, message));
+        }
+    }
+
+    /// A runtime that answers, and a picture of the pod that is newer than the end of the last work on it.
+    async fn runtime_pod(&self, last_sync: Option<Instant>) -> Step<Arc<RuntimePod>> {
+        let mut health = self.node.health.clone();
+        if !health.borrow().ready {
+            let reason = health.borrow().reason.clone();
+            self.why(format!("waits for the container runtime {reason}"));
+            let ready = health.wait_for(|health| health.ready);
+            if self.wait(async { ready.await.is_err() }).await? {
+                return Err(Stop::Cancelled);
+            }
+        }
+        let newer_than = last_sync.unwrap_or(self.node.started);
+        match self.wait(self.node.cache.get_newer_than(&self.uid, newer_than)).await? {
+            Ok(pod) => {
+                self.wait(self.node.last_words.learn(&self.uid, &pod)).await?;
+                Ok(pod)
+            }
+            Err(error) => {
+                self.why(format!("the runtime could not be asked about the pod, trying again: {error}"));
+                tracing::warn!(error = &error as &dyn std::error::Error, "state of the pod is not known");
+                Err(FAILED)
+            }
+        }
+    }
+
+    /// volnetd with the node's cgroups in place.
+    async fn volnetd(&self) -> Step<Epoch> {
+        if let Some(epoch) = *self.node.cgroups.borrow() {
+            return Ok(epoch);
+        }
+        self.why("waits for kubelet-volnetd");
+        self.wait(self.node.cgroups_ready()).await?.ok_or(Stop::Cancelled)
+    }
+
+    fn volnetd_failed(&self, doing: &str, error: &VolnetdError) -> Stop {
+        self.why(format!("{doing} did not work yet, trying again: {error}"));
+        if error.is_transient() {
+            tracing::debug!(error = error as &dyn std::error::Error, "{doing}: not now");
+            Stop::Retry(Retry::PeerAway)
+        } else {
+            tracing::warn!(error = error as &dyn std::error::Error, "{doing} failed");
+            FAILED
+        }
+    }
+
+    async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
+        self.node.first_seen(&self.uid);
+        let runtime = self.runtime_pod(work.last_sync).await?;
+        let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+        view::publish(&self.node, &self.uid, pod, &runtime, &status);
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return Ok(Outcome::Terminal);
+        }
+        let network = self.node.health.borrow().clone();
+        if !network.network_ready && !podspec::host_network(pod) {
+            self.why(format!("waits for the network: {}", network.network_reason));
+            let message =
+                format!("network is not ready: container runtime network not ready: {}", network.network_reason);
+            self.event(pod, EventType::Warning, "NetworkNotReady", message);
+            return Err(Stop::Retry(Retry::NetworkNotReady));
+        }
+        let prepared = self.prepare(pod).await?;
+        let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
+        // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
+        // of a look in any case would be to try again at once, for ever.
+        if report.did_something && report.failed.is_none() {
+            self.node.pleg.request(&self.uid);
+        }
+        if self.cancel.is_cancelled() {
+            return Err(Stop::Cancelled);
+        }
+        view::refresh(&self.node, &self.uid, pod, Stage::Alive);
+        if report.failed == Some(Retry::Failed { back_off: None }) {
+            // Perhaps something that was prepared is not there any more.
+            self.node.drop_prepared(&self.uid);
+        }
+        match report.failed {
+            None => Ok(Outcome::Done),
+            Some(retry) => Err(Stop::Retry(retry)),
+        }
+    }
+
+    /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
+    async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
+        self.wait(self.node.safe_from_prune(&self.uid)).await?;
+        let epoch = self.volnetd().await?;
+        if let Some(prepared) = self.node.prepared(&self.uid, pod, epoch) {
+            return Ok(prepared);
+        }
+        self.why("prepares cgroup, folders and volumes");
+        let resources = pod_cgroup_resources(pod, &self.node.facts);
+        let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
+        let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
+        let volnetd = &self.node.volnetd;
+        let (cgroup, folders, outcomes) = tokio::join!(
+            volnetd.ensure_pod(
+                &self.context,
+                api::EnsurePodRequest {
+                    pod_uid: self.uid.to_string(),
+                    qos: wire_qos(qos_class(pod)).into(),
+                    resources: Some(wire_resources(resources)),
+                },
+            ),
+            volnetd.prepare_pod(&self.context, api::PreparePodRequest { pod_uid: self.uid.to_string() }),
+            volumes::set_up(volnetd, &self.context, &self.uid, plans),
+        );
+        let cgroup = match cgroup {
+            Ok(cgroup) => cgroup,
+            Err(error) => {
+                if !error.is_transient() {
+                    let message = format!("unable to ensure pod container exists: {error}");
+                    self.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
+                }
+                return Err(self.volnetd_failed("making the pod's cgroup", &error));
+            }
+        };
+        if let Err(error) = folders {
+            return Err(self.volnetd_failed("making the pod's folders", &error));
+        }
+        view::volumes(&self.node, &self.uid, &outcomes);
+        self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
+        let failures: Vec<String> =
+            outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err().map(ToString::to_string)).collect();
+        if !failures.is_empty() {
+            let transient =
+                outcomes.iter().all(|(_, o)| o.as_ref().err().is_none_or(volumes::VolumeError::is_transient));
+            self.why(format!("waits for its volumes: {}", failures.join("; ")));
+            if transient {
+                return Err(Stop::Retry(Retry::PeerAway));
+            }
+            for error in outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()) {
+                self.event(pod, EventType::Warning, "FailedMount", error.event_message());
+            }
+            return Err(FAILED);
+        }
+        let prepared = Prepared {
+            epoch,
+            pod: pod.clone(),
+            cgroup_parent: cgroup.cgroup_parent,
+            volumes: volumes::set_up::mounted(&outcomes),
+        };
+        self.node.set_prepared(&self.uid, prepared.clone());
+        Ok(prepared)
+    }
+
+    async fn terminating(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
+        let runtime = self.runtime_pod(work.last_sync).await?;
+        let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+        view::publish(&self.node, &self.uid, pod, &runtime, &status);
+        self.say_terminating(work.grace, &runtime);
+        self.kill(Some(pod), &runtime, work.grace).await?;
+        let after = self.stopped().await?;
+        let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &after, Stage::Stopped);
+        view::publish(&self.node, &self.uid, pod, &after, &status);
+        Ok(Outcome::Done)
+    }
+
+    async fn terminating_runtime(&self, grace: u64) -> Step<Outcome> {
+        let runtime = self.runtime_pod(None).await?;
+        self.kill(None, &runtime, grace).await?;
+        self.stopped().await?;
+        Ok(Outcome::Done)
+    }
+
+    fn say_terminating(&self, grace: u64, runtime: &RuntimePod) {
+        let running: Vec<&str> = runtime.running().map(|c| c.name.as_str()).collect();
+        match running.as_slice() {
+            [] => self.why("is ending: its containers have stopped, the sandbox goes"),
+            [one] => self.why(format!("is ending: container {one} still runs, grace period {grace} s")),
+            more => self.why(format!("is ending: containers {} still run, grace period {grace} s", more.join(", "))),
+        }
+    }
+
+    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Step<()> {
+        // A shortened grace period drops the call and asks anew: stopping may be asked for at any time.
+        let killed = self.wait(self.node.runtime.kill(pod, runtime, grace)).await?;
+        if let Err(error) = killed {
+            self.why(format!("could not be stopped yet, trying again: {error}"));
+            if let Some(pod) = pod {
+                self.event(pod, EventType::Warning, "FailedKillPod", format!("error killing pod: {error}"));
+            }
+            self.node.pleg.request(&self.uid);
+            return Err(FAILED);
+        }
+        Ok(())
+    }
+
+    /// The runtime's own word, after the kill, that nothing runs.
+    async fn stopped(&self) -> Step<Arc<RuntimePod>> {
+        let after = self.runtime_pod(Some(Instant::now())).await?;
+        if let Some(left) = after.running().next() {
+            self.why(format!("is ending: container {} still runs after it was stopped, trying again", left.name));
+            tracing::warn!(container = left.name, "container still runs after it was stopped");
+            return Err(FAILED);
+        }
+        Ok(after)
+    }
+
+    async fn terminated(&self, pod: &Arc<Pod>, stays: bool) -> Step<Outcome> {
+        let runtime = self.node.cache.get(&self.uid);
+        let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Gone);
+        view::publish(&self.node, &self.uid, pod, &runtime, &status);
+        self.node.drop_prepared(&self.uid);
+        self.volnetd().await?;
+        let (what, verb) = if stays {
+            ("volumes", "removing the pod's volumes")
+        } else {
+            ("volumes and folders", "removing the pod's volumes and folders")
+        };
+        self.why(format!("has ended: {what} are removed"));
+        let guard = self.node.volnetd.guard("tear_down_pod").map_err(|error| self.volnetd_failed(verb, &error))?;
+        let request =
+            api::TearDownPodRequest { pod_uid: self.uid.to_string(), guard: Some(guard), volumes_only: stays };
+        match self.node.volnetd.tear_down_pod(&self.context, request).await {
+            Ok(reply) if reply.done => {}
+            Ok(reply) => {
+                self.why(format!("has ended: {} could not be removed yet", reply.left.join(", ")));
+                tracing::warn!(left = reply.left.join(", "), "volumes or folders of the pod are still there");
+                return Err(FAILED);
+            }
+            Err(error) => return Err(self.volnetd_failed(verb, &error)),
+        }
+        let verb = "removing the pod's cgroup";
+        let guard = self.node.volnetd.guard("remove_pod").map_err(|error| self.volnetd_failed(verb, &error))?;
+        let request = api::RemovePodRequest { pod_uid: self.uid.to_string(), guard: Some(guard) };
+        match self.node.volnetd.remove_pod(&self.context, request).await {
+            Ok(reply) if reply.done => Ok(Outcome::Done),
+            Ok(_) => {
+                self.why("has ended: its cgroup is not empty yet");
+                Err(FAILED)
+            }
+            Err(error) => Err(self.volnetd_failed(verb, &error)),
+        }
+    }
+}
+
+fn wire_qos(class: QosClass) -> api::Qos {
+    match class {
+        QosClass::Guaranteed => api::Qos::Guaranteed,
+        QosClass::Burstable => api::Qos::Burstable,
+        QosClass::BestEffort => api::Qos::BestEffort,
+    }
+}
+
+fn wire_resources(r: crate::runtime::resources::CgroupResources) -> api::CgroupResources {
+    api::CgroupResources {
+        cpu_shares: r.cpu_shares,
+        cpu_quota_us: r.cpu_quota_us,
+        cpu_period_us: r.cpu_period_us,
+        memory_limit_bytes: r.memory_limit_bytes,
+        pids_limit: r.pids_limit,
+        hugepage_limits: r.hugepage_limits.into_iter().collect(),
+    }
+}

@@ -1,0 +1,268 @@
+//! The image manager against a service that answers from a list, on a paused clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bulkhead_cri::{Code, CriError, v1};
+use bulkhead_types::PodUid;
+use proptest::prelude::*;
+
+use super::*;
+use crate::runtime::events::EventType;
+
+/// Answers each pull from a list (success when it has run out), after a second; knows the images of `present`.
+#[derive(Default)]
+struct Registry {
+    present: Mutex<Vec<String>>,
+    failures: Mutex<VecDeque<(Code, &'static str)>>,
+    inspect_fails: bool,
+    running: Mutex<(usize, usize)>,
+    pulls: Mutex<Vec<v1::PullImageRequest>>,
+}
+
+impl ImageService for Arc<Registry> {
+    async fn image_status(&self, request: v1::ImageStatusRequest) -> Result<v1::ImageStatusResponse, CriError> {
+        if self.inspect_fails {
+            return Err(error(Code::Unavailable, "no runtime"));
+        }
+        let name = request.image.unwrap().image;
+        let there = self.present.lock().unwrap().contains(&name);
+        let image = there.then(|| v1::Image { id: format!("sha256:{name}"), size: 4711, ..Default::default() });
+        Ok(v1::ImageStatusResponse { image, ..Default::default() })
+    }
+
+    async fn pull_image(&self, request: v1::PullImageRequest) -> Result<v1::PullImageResponse, CriError> {
+        {
+            let mut running = self.running.lock().unwrap();
+            running.0 += 1;
+            running.1 = running.1.max(running.0);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.running.lock().unwrap().0 -= 1;
+        let name = request.image.clone().unwrap().image;
+        self.pulls.lock().unwrap().push(request);
+        if let Some((code, text)) = self.failures.lock().unwrap().pop_front() {
+            return Err(error(code, text));
+        }
+        self.present.lock().unwrap().push(name.clone());
+        Ok(v1::PullImageResponse { image_ref: format!("sha256:{name}") })
+    }
+}
+
+fn error(code: Code, message: &str) -> CriError {
+    CriError { code, method: "pull_image", message: message.into() }
+}
+
+/// A manager, its registry and the events so far.
+struct Bench {
+    registry: Arc<Registry>,
+    manager: ImageManager<Arc<Registry>>,
+    events: Mutex<Vec<String>>,
+    credentials: Vec<v1::AuthConfig>,
+}
+
+impl Bench {
+    fn new(registry: Registry, limits: PullLimits) -> Self {
+        let registry = Arc::new(registry);
+        Bench {
+            manager: ImageManager::new(registry.clone(), limits),
+            registry,
+            events: Mutex::default(),
+            credentials: Vec::new(),
+        }
+    }
+
+    async fn ensure(&self, image: &str, policy: PullPolicy) -> Result<ImageRef, ImageError> {
+        let uid = PodUid::parse("u").unwrap();
+        let request = ImageRequest {
+            pod_uid: &uid,
+            image,
+            policy,
+            annotations: &BTreeMap::from([("note".to_owned(), "n".to_owned())]),
+            sandbox_config: None,
+            credentials: &self.credentials,
+        };
+        let events = |kind: EventType, reason: &'static str, message: &str| {
+            self.events.lock().unwrap().push(format!("{kind:?} {reason} {message}"));
+        };
+        self.manager.ensure_image_exists(request, &events).await
+    }
+
+    fn events(&self) -> Vec<String> {
+        std::mem::take(&mut self.events.lock().unwrap())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn present_images_are_used_as_they_are() {
+    let bench = Bench::new(
+        Registry { present: Mutex::new(vec!["busybox:1".into(), "app:latest".into()]), ..Default::default() },
+        PullLimits::default(),
+    );
+    for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
+        assert_eq!(bench.ensure("busybox:1", policy).await.unwrap().id, "sha256:busybox:1");
+        assert_eq!(
+            bench.events(),
+            ["Normal Pulled Container image \"busybox:1\" already present on machine and can be accessed by the pod"]
+        );
+    }
+    let image = bench.ensure("app", PullPolicy::IfNotPresent).await.unwrap();
+    assert_eq!((image.id.as_str(), image.name.as_str()), ("sha256:app:latest", "app:latest"));
+    assert!(bench.registry.pulls.lock().unwrap().is_empty());
+    bench.ensure("busybox:1", PullPolicy::Always).await.unwrap();
+    assert_eq!(bench.registry.pulls.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn never_means_never() {
+    let bench = Bench::new(Registry::default(), PullLimits::default());
+    let error = bench.ensure("registry.invalid/never:1", PullPolicy::Never).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ErrImageNeverPull);
+    assert_eq!(error.message, "Container image \"registry.invalid/never:1\" is not present with pull policy of Never");
+    assert_eq!(bench.events(), [format!("Warning ErrImageNeverPull {}", error.message)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_and_its_back_off_word_for_word() {
+    let failures = VecDeque::from([(Code::Unknown, "failed to pull and unpack"), (Code::NotFound, "no such tag")]);
+    let registry = Registry { failures: Mutex::new(failures), ..Default::default() };
+    let bench = Bench::new(registry, PullLimits::default());
+    let image = "registry.invalid/none:1";
+
+    let error = bench.ensure(image, PullPolicy::IfNotPresent).await.unwrap_err();
+    assert_eq!((error.reason.as_str(), error.message.as_str()), ("ErrImagePull", "failed to pull and unpack"));
+    assert_eq!(
+        bench.events(),
+        [
+            "Normal Pulling Pulling image \"registry.invalid/none:1\"",
+            "Warning Failed Failed to pull image \"registry.invalid/none:1\": failed to pull and unpack"
+        ]
+    );
+
+    let error = bench.ensure(image, PullPolicy::IfNotPresent).await.unwrap_err();
+    assert_eq!(error.reason.as_str(), "ImagePullBackOff");
+    assert_eq!(
+        error.message,
+        "Back-off pulling image \"registry.invalid/none:1\": ErrImagePull: failed to pull and unpack"
+    );
+    assert_eq!(bench.events(), ["Normal BackOff Back-off pulling image \"registry.invalid/none:1\""]);
+    assert!(bench.ensure("registry.invalid/other:1", PullPolicy::Always).await.is_err(), "its own failure");
+    bench.events();
+
+    tokio::time::sleep_until(error.retry_at.unwrap()).await;
+    assert!(bench.ensure(image, PullPolicy::IfNotPresent).await.is_ok());
+    assert_eq!(
+        bench.events(),
+        [
+            "Normal Pulling Pulling image \"registry.invalid/none:1\"",
+            "Normal Pulled Successfully pulled image \"registry.invalid/none:1\" in 1s (1s including waiting). \
+         Image size: 4711 bytes."
+        ]
+    );
+    let pull = bench.registry.pulls.lock().unwrap().last().cloned().unwrap();
+    assert_eq!(pull.image.unwrap().annotations, BTreeMap::from([("note".to_owned(), "n".to_owned())]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_reasons() {
+    let bench = Bench::new(Registry::default(), PullLimits::default());
+    let error = bench.ensure("Bad Name", PullPolicy::IfNotPresent).await.unwrap_err();
+    assert_eq!(error.reason.as_str(), "InvalidImageName");
+    assert!(error.message.starts_with("Failed to apply default image tag \"Bad Name\": couldn't parse image name"));
+    assert_eq!(bench.events(), [format!("Warning InspectFailed {}", error.message)]);
+
+    let bench = Bench::new(Registry { inspect_fails: true, ..Default::default() }, PullLimits::default());
+    let error = bench.ensure("a:1", PullPolicy::IfNotPresent).await.unwrap_err();
+    assert_eq!(error.reason.as_str(), "ImageInspectError");
+    assert_eq!(error.message, "Failed to inspect image \"\": rpc error: code = Unavailable desc = no runtime");
+
+    let failures = [
+        (Code::Unknown, "RegistryUnavailable: 503"),
+        (Code::Unknown, "SignatureValidationFailed"),
+        (Code::Internal, "RegistryUnavailable"),
+    ];
+    let registry = Registry { failures: Mutex::new(failures.into()), ..Default::default() };
+    let bench = Bench::new(registry, PullLimits::default());
+    let mut said = Vec::new();
+    for image in ["a:1", "b:1", "c:1"] {
+        let error = bench.ensure(image, PullPolicy::Always).await.unwrap_err();
+        said.push(error.to_string());
+    }
+    assert_eq!(
+        said,
+        [
+            "RegistryUnavailable: image pull failed for a:1 because the registry is unavailable: 503",
+            "SignatureValidationFailed: image pull failed for b:1 because the signature validation failed",
+            "ErrImagePull: rpc error: code = Internal desc = RegistryUnavailable",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_are_tried_in_order() {
+    let failures = VecDeque::from([(Code::Unknown, "denied"), (Code::Unknown, "denied"), (Code::Unknown, "late")]);
+    let registry = Registry { failures: Mutex::new(failures), ..Default::default() };
+    let mut bench = Bench::new(registry, PullLimits::default());
+    let auth = |user: &str| v1::AuthConfig { username: user.into(), ..Default::default() };
+    bench.credentials = vec![auth("a"), auth("b"), auth("c")];
+    let error = bench.ensure("x:1", PullPolicy::Always).await.unwrap_err();
+    assert_eq!(error.message, "[denied, late]");
+    bench.ensure("y:1", PullPolicy::Always).await.unwrap();
+    let users: Vec<_> = bench.registry.pulls.lock().unwrap().iter().map(|p| p.auth.clone().unwrap().username).collect();
+    assert_eq!(users, ["a", "b", "c", "a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_at_a_time_a_few_or_all() {
+    let no_rate = PullLimits { per_second: 0, ..PullLimits::default() };
+    for (limits, most) in [
+        (no_rate, 1),
+        (PullLimits { serialize: false, parallel_max: Some(3), ..no_rate }, 3),
+        (PullLimits { serialize: false, ..no_rate }, 8),
+    ] {
+        let bench = Bench::new(Registry::default(), limits);
+        let names: Vec<String> = (0..8).map(|n| format!("image:{n}")).collect();
+        let pulls = names.iter().map(|name| bench.ensure(name, PullPolicy::IfNotPresent));
+        let results = futures_util::future::join_all(pulls).await;
+        assert!(results.iter().all(Result::is_ok));
+        assert_eq!(bench.registry.running.lock().unwrap().1, most, "{limits:?}");
+        if most == 1 {
+            let last = bench.events().pop().unwrap();
+            assert!(last.contains("in 1s (8s including waiting)"), "{last}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_pulls_a_second_fail() {
+    let limits = PullLimits { serialize: false, per_second: 1, burst: 2, ..PullLimits::default() };
+    let bench = Bench::new(Registry::default(), limits);
+    let pulls = ["a:1", "b:1", "c:1"].map(|name| bench.ensure(name, PullPolicy::IfNotPresent));
+    let results = futures_util::future::join_all(pulls).await;
+    assert!(results[0].is_ok() && results[1].is_ok());
+    let error = results[2].as_ref().unwrap_err();
+    assert_eq!((error.reason.as_str(), error.message.as_str()), ("ErrImagePull", "pull QPS exceeded"));
+}
+
+#[test]
+fn default_policy() {
+    let of = PullPolicy::of;
+    assert_eq!(of(None, "busybox"), PullPolicy::Always);
+    assert_eq!(of(Some(""), "busybox:latest"), PullPolicy::Always);
+    assert_eq!(of(None, "busybox:1"), PullPolicy::IfNotPresent);
+    assert_eq!(of(Some("Never"), "busybox"), PullPolicy::Never);
+}
+
+proptest! {
+    #[test]
+    fn any_name_gives_an_answer(image in ".{0,60}") {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let bench = Bench::new(Registry::default(), PullLimits::default());
+            let result = bench.ensure(&image, PullPolicy::Never).await;
+            let reason = result.unwrap_err().reason;
+            assert!(matches!(reason, ImageErrorReason::ErrImageNeverPull | ImageErrorReason::InvalidImageName));
+        });
+    }
+}

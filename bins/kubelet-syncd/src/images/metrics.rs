@@ -1,0 +1,107 @@
+//! Metrics of images under upstream's names (upstream `pkg/kubelet/images/metrics.go`, `pkg/kubelet/metrics/metrics.go`).
+
+use std::time::Duration;
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+
+use super::PullPolicy;
+
+const PULL_SECONDS: [f64; 18] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0,
+    3600.0,
+];
+
+const MB: u64 = 1024 * 1024;
+const GB: u64 = 1024 * MB;
+/// Label by lower bound, exclusive; the largest first.
+const SIZES: [(u64, &str); 12] = [
+    (100 * GB, "GT100GB"),
+    (60 * GB, "60GB-100GB"),
+    (40 * GB, "40GB-60GB"),
+    (30 * GB, "30GB-40GB"),
+    (20 * GB, "20GB-30GB"),
+    (10 * GB, "10GB-20GB"),
+    (5 * GB, "5GB-10GB"),
+    (GB, "1GB-5GB"),
+    (500 * MB, "500MB-1GB"),
+    (100 * MB, "100MB-500MB"),
+    (10 * MB, "10MB-100MB"),
+    (0, "0-10MB"),
+];
+
+/// To be given to [`super::ImageManager::with_metrics`].
+#[derive(Debug, Clone)]
+pub struct ImageMetrics {
+    ensure_requests: IntCounterVec,
+    pull_duration: HistogramVec,
+}
+
+impl ImageMetrics {
+    /// # Errors
+    /// A name that is taken; each is registered once.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let ensure_requests = IntCounterVec::new(
+            Opts::new(
+                "kubelet_image_manager_ensure_image_requests_total",
+                "Number of ensure-image requests processed by the kubelet.",
+            ),
+            &["pull_policy", "present_locally", "pull_required"],
+        )?;
+        registry.register(Box::new(ensure_requests.clone()))?;
+        let pull_duration = HistogramVec::new(
+            HistogramOpts::new("kubelet_image_pull_duration_seconds", "Duration in seconds to pull an image.")
+                .buckets(PULL_SECONDS.to_vec()),
+            &["image_size_in_bytes"],
+        )?;
+        registry.register(Box::new(pull_duration.clone()))?;
+        Ok(ImageMetrics { ensure_requests, pull_duration })
+    }
+
+    /// None: the request ended before that was known.
+    pub(super) fn ensured(&self, policy: PullPolicy, present: Option<bool>, pull_required: Option<bool>) {
+        let policy = match policy {
+            PullPolicy::Always => "always",
+            PullPolicy::IfNotPresent => "ifnotpresent",
+            PullPolicy::Never => "never",
+        };
+        let text = |known: Option<bool>| known.map_or("unknown", |known| if known { "true" } else { "false" });
+        self.ensure_requests.with_label_values(&[policy, text(present), text(pull_required)]).inc();
+    }
+
+    pub(super) fn pulled(&self, bytes: u64, took: Duration) {
+        self.pull_duration.with_label_values(&[size_label(bytes)]).observe(took.as_secs_f64());
+    }
+}
+
+fn size_label(bytes: u64) -> &'static str {
+    SIZES.iter().find(|(above, _)| bytes > *above).map_or("N/A", |(_, label)| label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (bytes, label) in [
+            (0, "N/A"),
+            (1, "0-10MB"),
+            (10 * MB, "0-10MB"),
+            (10 * MB + 1, "10MB-100MB"),
+            (GB, "500MB-1GB"),
+            (6 * GB, "5GB-10GB"),
+            (u64::MAX, "GT100GB"),
+        ] {
+            assert_eq!(size_label(bytes), label, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn labels() {
+        let metrics = ImageMetrics::register(&Registry::new()).unwrap();
+        metrics.ensured(PullPolicy::IfNotPresent, Some(false), Some(true));
+        metrics.ensured(PullPolicy::Always, None, Some(true));
+        assert_eq!(metrics.ensure_requests.with_label_values(&["ifnotpresent", "false", "true"]).get(), 1);
+        assert_eq!(metrics.ensure_requests.with_label_values(&["always", "unknown", "true"]).get(), 1);
+    }
+}

@@ -1,0 +1,49 @@
+//! kubelet-syncd: decides what runs on the node and makes the container runtime run it.
+//!
+//! It owns the desired pods, the pod workers, the picture of the runtime (PLEG and its cache) and every call to the
+//! container runtime. It holds no capability: what needs one is a verb of `kubelet-volnetd`, and the runtime's socket
+//! comes from there as an open connection.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`sources`] | which pods are wanted: manifests, HTTP, merged and validated |
+//! | [`desired`] | the wanted pods as taken in |
+//! | [`pod_workers`] | what each pod gets done next, and what never again |
+//! | [`engine`] | the main loop, the one owner of that state, and the work itself step by step |
+//! | [`start_limit`] | how many pods start at a time, and in which order |
+//! | [`pleg`] | what the runtime has, from its events and a slow audit |
+//! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
+//! | [`images`] | whether an image is there and how it gets there |
+//! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
+//! | [`status`] | the pod's status as the API shows it |
+//! | [`housekeeping`] | what is left over and may go |
+//! | [`ownership`] | which of the runtime's pods are this instance's |
+//! | [`volnetd`] | the verbs of the other side, and the proof that a destructive one needs |
+//! | [`service`] | what other processes are told |
+//! | [`manifests`], [`private_state`] | nothing: the manifest folder by the broker, and what outlives the process |
+//! | [`run`] | in which order the parts are put together |
+//!
+//! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
+//! volnetd's epoch is known; a peer or a runtime that does not answer is unknown, never gone; a pod goes one way through
+//! its life; one hung call holds up one pod.
+
+pub mod cgroups;
+pub mod cri_metrics;
+pub mod desired;
+pub mod engine;
+pub mod housekeeping;
+pub mod images;
+pub mod manifests;
+pub mod metrics;
+pub mod ownership;
+pub mod pleg;
+pub mod pod_workers;
+pub mod private_state;
+pub mod run;
+pub mod runtime;
+pub mod service;
+pub mod sources;
+pub mod start_limit;
+pub mod status;
+pub mod volnetd;
+pub mod volumes;

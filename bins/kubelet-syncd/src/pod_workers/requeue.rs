@@ -1,0 +1,67 @@
+//! When a pod is looked at again after work on it (upstream `pkg/kubelet/pod_workers.go`, completeWork).
+
+use std::time::Duration;
+
+/// Wait after a sync that could not reach the network plugin.
+pub const NETWORK_NOT_READY: Duration = Duration::from_secs(1);
+/// Wait after any other failure.
+pub const BACK_OFF: Duration = Duration::from_secs(10);
+/// Wait after a call that another process of ours did not answer: it restarts, and that is quick.
+pub const PEER_AWAY: Duration = Duration::from_millis(500);
+
+/// What the work ended with, as far as the next look is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The pod went on to its next phase: look at once.
+    PhaseTransition,
+    /// All is well: look once a sync period has passed.
+    Success,
+    /// The node's network is not ready.
+    NetworkNotReady,
+    /// Another of our processes did not answer; nothing is known to have failed.
+    PeerAway,
+    /// Something failed; when a container's back-off ends sooner or later than usual, then.
+    Failed { back_off: Option<Duration> },
+}
+
+/// Time until the next look. `random` is uniform in `0.0..1.0`: it spreads the pods of a node over time.
+pub fn delay(retry: Retry, sync_frequency: Duration, random: f64) -> Duration {
+    let base = match retry {
+        Retry::PhaseTransition => return Duration::ZERO,
+        Retry::Success => sync_frequency,
+        Retry::NetworkNotReady => NETWORK_NOT_READY,
+        Retry::PeerAway => PEER_AWAY,
+        // Exactly at the end of the back-off: upstream adds up to half of it, which serves nobody here.
+        Retry::Failed { back_off: Some(left) } => return left.min(sync_frequency),
+        Retry::Failed { back_off: None } => BACK_OFF.min(sync_frequency),
+    };
+    jitter(base, random)
+}
+
+/// `base * (1 + U[0, 0.5])`.
+pub fn jitter(base: Duration, random: f64) -> Duration {
+    base.mul_f64(1.0 + 0.5 * random.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table() {
+        let minute = Duration::from_secs(60);
+        let cases = [
+            (Retry::PhaseTransition, 0.9, 0.0),
+            (Retry::Success, 0.0, 60.0),
+            (Retry::Success, 1.0, 90.0),
+            (Retry::NetworkNotReady, 1.0, 1.5),
+            (Retry::Failed { back_off: None }, 0.0, 10.0),
+            (Retry::Failed { back_off: None }, 1.0, 15.0),
+            (Retry::Failed { back_off: Some(Duration::from_secs(4)) }, 0.5, 4.0),
+            (Retry::Failed { back_off: Some(Duration::from_secs(300)) }, 0.5, 60.0),
+        ];
+        for (retry, random, seconds) in cases {
+            assert_eq!(delay(retry, minute, random), Duration::from_secs_f64(seconds), "{retry:?} {random}");
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! The state machine of the pod workers, pure: which piece of work a pod gets next, and which never again.
+//!
+//! A pod goes `sync -> terminating -> terminated -> finished` and never back; it is forgotten only when its uid is no
+//! longer wanted, or wanted anew. One piece of work at a time, one waiting update at most (the newest wins). Rules as in
+//! upstream `pkg/kubelet/pod_workers.go`; what differs is that nothing here runs by itself: [`Workers`] answers each call
+//! with the actions that follow from it.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use tokio::time::Instant;
+
+use bulkhead_types::PodUid;
+
+use super::requeue::Retry;
+
+/// Shortest grace period, seconds, that a pod is given.
+const MIN_GRACE: u64 = 1;
+
+/// Why a pod is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UpdateType {
+    Sync,
+    Update,
+    Create,
+    Kill,
+}
+
+impl UpdateType {
+    /// As in the label `operation_type` of `kubelet_pod_worker_duration_seconds`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            UpdateType::Sync => "sync",
+            UpdateType::Update => "update",
+            UpdateType::Create => "create",
+            UpdateType::Kill => "kill",
+        }
+    }
+}
+
+/// What the machine needs to know of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodFacts {
+    /// `<name>_<namespace>`.
+    pub full_name: String,
+    pub is_static: bool,
+    /// The configuration's own copy says Failed or Succeeded.
+    pub terminal_phase: bool,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleted: bool,
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub deletion_grace: Option<u64>,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub spec_grace: Option<u64>,
+}
+
+/// A pod as its source and the runtime show it.
+#[derive(Debug, Clone)]
+pub struct Seen<P> {
+    pub pod: P,
+    pub facts: PodFacts,
+    /// The runtime shows no running container and no ready sandbox of it. Counts only for a pod that is seen for the
+    /// first time, in a terminal phase.
+    pub runtime_ended: bool,
+}
+
+/// A request to end a pod for another reason than its own end or its removal.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kill {
+    /// Seconds; can only shorten.
+    pub grace: Option<u64>,
+    pub evicted: bool,
+}
+
+/// Where a pod is. The order is the only direction of travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lifecycle {
+    /// Known, not started: its namesake has not ended yet.
+    Waiting,
+    Sync,
+    Terminating,
+    Terminated,
+    Finished,
+}
+
+/// What a piece of work does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WorkKind {
+    /// Make the runtime agree with the pod.
+    Sync,
+    /// Stop all of the pod's containers, then its sandbox.
+    Terminating,
+    /// The same for a pod of which only the runtime knows.
+    TerminatingRuntime,
+    /// Containers are stopped: volumes, cgroup and directories go.
+    Terminated,
+}
+
+/// A piece of work, to be answered with [`Workers::done`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work<P> {
+    pub kind: WorkKind,
+    pub update: UpdateType,
+    /// Absent for `TerminatingRuntime` only.
+    pub pod: Option<P>,
+    /// Seconds; meaningful while terminating.
+    pub grace: u64,
+    pub evicted: bool,
+    /// End of the previous piece of work: the runtime's state must be newer.
+    pub last_sync: Option<Instant>,
+    /// When the oldest update in it came.
+    pub since: Instant,
+}
+
+/// How a piece of work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did all that it is for.
+    Done,
+    /// A `Sync` found that the pod has ended by itself.
+    Terminal,
+    /// It was cancelled because something newer is waiting.
+    Cancelled,
+    Failed(Retry),
+}
+
+/// What follows from a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action<P> {
+    Run {
+        uid: PodUid,
+        work: Box<Work<P>>,
+    },
+    /// Interrupt the work in progress: it is for a state that is over.
+    Cancel {
+        uid: PodUid,
+    },
+    /// Look at the pod again later.
+    Requeue {
+        uid: PodUid,
+        retry: Retry,
+    },
+    /// Nothing is left to do for the pod.
+    Finished {
+        uid: PodUid,
+    },
+}
+
+#[derive(Debug, Clone)]
+struct Update<P> {
+    kind: UpdateType,
+    pod: Option<(P, PodFacts)>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Worker<P> {
+    full_name: String,
+    is_static: bool,
+    has_config: bool,
+    started: bool,
+    /// The runtime showed it although no configuration named it.
+    observed_runtime: bool,
+    terminating: bool,
+    /// A piece of work has seen that the pod is terminating.
+    observed_terminating: bool,
+    terminated: bool,
+    finished: bool,
+    deleted: bool,
+    evicted: bool,
+    restart_requested: bool,
+    /// Seconds; 0 until the first termination request.
+    grace: u64,
+    pending: Option<Update<P>>,
+    active: Option<Update<P>>,
+    working: bool,
+    last_sync: Option<Instant>,
+}
+
+impl<P> Worker<P> {
+    fn new() -> Self {
+        Worker {
+            full_name: String::new(),
+            is_static: false,
+            has_config: false,
+            started: false,
+            observed_runtime: false,
+            terminating: false,
+            observed_terminating: false,
+            terminated: false,
+            finished: false,
+            deleted: false,
+            evicted: false,
+            restart_requested: false,
+            grace: 0,
+            pending: None,
+            active: None,
+            working: false,
+            last_sync: None,
+        }
+    }
+
+    fn lifecycle(&self) -> Lifecycle {
+        if self.finished {
+            Lifecycle::Finished
+        } else if self.terminated {
+            Lifecycle::Terminated
+        } else if self.terminating {
+            Lifecycle::Terminating
+        } else if self.started {
+            Lifecycle::Sync
+        } else {
+            Lifecycle::Waiting
+        }
+    }
+
+    /// Puts the last update in line again, for the next step of the same pod. The waiting one, if any, stays.
+    fn requeue_last(&mut self, now: Instant)
+    where
+        P: Clone,
+    {
+        if self.pending.is_none()
+            && let Some(active) = &self.active
+        {
+            self.pending = Some(Update { kind: active.kind, pod: active.pod.clone(), since: now });
+        }
+    }
+}
+
+/// The smallest of what is asked for; it can only shrink (upstream calculateEffectiveGracePeriod).
+fn effective_grace(current: u64, facts: Option<&PodFacts>, kill: Option<u64>) -> u64 {
+    let mut grace = current;
+    let mut overridden = false;
+    for wanted in [facts.and_then(|f| f.deletion_grace), kill].into_iter().flatten() {
+        if grace == 0 || wanted < grace {
+            grace = wanted;
+            overridden = true;
+        }
+    }
+    if !overridden && grace == 0 {
+        grace = facts.and_then(|f| f.spec_grace).unwrap_or(0);
+    }
+    grace.max(MIN_GRACE)
+}
+
+/// What [`Workers::sync_known`] says about a pod that has a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    pub lifecycle: Lifecycle,
+    /// No configuration names it any more.
+    pub orphan: bool,
+    pub has_config: bool,
+    pub is_static: bool,
+}
+
+/// All pod workers of the node.
+#[derive(Debug)]
+pub struct Workers<P> {
+    pods: HashMap<PodUid, Worker<P>>,
+    started_static: HashMap<String, PodUid>,
+    waiting_static: HashMap<String, VecDeque<PodUid>>,
+    /// The first [`Workers::sync_known`] has happened.
+    synced: bool,
+}
+
+impl<P> Default for Workers<P> {
+    fn default() -> Self {
+        Workers { pods: HashMap::new(), started_static: HashMap::new(), waiting_static: HashMap::new(), synced: false }
+    }
+}
+
+impl<P: Clone> Workers<P> {
+    /// An update of a pod that some source configures.
+    pub fn update(
+        &mut self,
+        uid: &PodUid,
+        kind: UpdateType,
+        seen: Seen<P>,
+        kill: Option<&Kill>,
+        now: Instant,
+    ) -> Vec<Action<P>> {
+        let Seen { pod, facts, runtime_ended } = seen;
+        let first = !self.pods.contains_key(uid);
+        let worker = self.pods.entry(uid.clone()).or_insert_with(Worker::new);
+        if first && facts.terminal_phase && runtime_ended {
+            worker.started = true;
+            worker.terminating = true;
+            worker.observed_terminating = true;
+            worker.terminated = true;
+        }
+        worker.full_name.clone_from(&facts.full_name);
+        worker.is_static = facts.is_static;
+        worker.has_config = true;
+        if kind == UpdateType::Create && worker.terminating && !first {
+            worker.restart_requested = true;
+            return Vec::new();
+        }
+        if worker.finished {
+            return Vec::new();
+        }
+        let mut became_terminating = false;
+        if !worker.terminating && (facts.deleted || facts.terminal_phase || kind == UpdateType::Kill) {
+            worker.deleted |= facts.deleted;
+            worker.terminating = true;
+            became_terminating = true;
+        }
+        worker.deleted |= facts.deleted;
+        if let Some(kill) = kill {
+            worker.evicted |= kill.evicted;
+        }
+        let mut shortened = false;
+        if worker.terminating && !worker.terminated {
+            let grace = effective_grace(worker.grace, Some(&facts), kill.and_then(|k| k.grace));
+            shortened = worker.grace != 0 && grace < worker.grace;
+            worker.grace = grace;
+        }
+        if first && facts.is_static && !worker.started {
+            self.waiting_static.entry(facts.full_name.clone()).or_default().push_back(uid.clone());
+        }
+        self.enqueue(uid, Update { kind, pod: Some((pod, facts)), since: now }, became_terminating || shortened)
+    }
+
+    /// The runtime shows a pod that no worker knows (any more): it is ended, whoever started it.
+    pub fn kill_runtime_pod(&mut self, uid: &PodUid, full_name: &str, grace: u64, now: Instant) -> Vec<Action<P>> {
+        let worker = self.pods.entry(uid.clone()).or_insert_with(Worker::new);
+        if worker.full_name.is_empty() {
+            worker.full_name = full_name.to_owned();
+        }
+        worker.observed_runtime = true;
+        if worker.finished || worker.terminated {
+            return Vec::new();
+        }
+        let pod = worker.pending.as_ref().or(worker.active.as_ref()).and_then(|u| u.pod.clone());
+        let became_terminating = !worker.terminating;
+        if became_terminating {
+            worker.deleted = true;
+            worker.terminating = true;
+        }
+        let new = effective_grace(worker.grace, pod.as_ref().map(|(_, f)| f), Some(grace));
+        let shortened = worker.grace != 0 && new < worker.grace;
+        worker.grace = new;
+        self.enqueue(uid, Update { kind: UpdateType::Kill, pod, since: now }, became_terminating || shortened)
+    }
+
+    fn enqueue(&mut self, uid: &PodUid, mut update: Update<P>, cancel: bool) -> Vec<Action<P>> {
+        let Some(worker) = self.pods.get_mut(uid) else { return Vec::new() };
+        if let Some(waiting) = &worker.pending {
+            update.since = waiting.since;
+        }
+        worker.pending = Some(update);
+        if worker.working {
+            return if cancel { vec![Action::Cancel { uid: uid.clone() }] } else { Vec::new() };
+        }
+        self.try_run(uid)
+    }
+
+    /// Starts the waiting update's work, if the pod may have any.
+    fn try_run(&mut self, uid: &PodUid) -> Vec<Action<P>> {
+        let Some(worker) = self.pods.get(uid) else { return Vec::new() };
+        if worker.working || worker.pending.is_none() || worker.finished {
+            return Vec::new();
+        }
+        if !worker.started && worker.is_static && worker.has_config {
+            if worker.terminating {
+                // Ended before it began: nothing was ever made for it.
+                if let Some(worker) = self.pods.get_mut(uid) {
+                    worker.finished = true;
+                    worker.pending = None;
+                }
+                return self.finished(uid);
+            }
+            if !self.may_start_static(uid) {
+                return vec![Action::Requeue { uid: uid.clone(), retry: Retry::Failed { back_off: None } }];
+            }
+        }
+        let Some(worker) = self.pods.get_mut(uid) else { return Vec::new() };
+        let Some(update) = worker.pending.take() else { return Vec::new() };
+        worker.started = true;
+        worker.working = true;
+        let kind = match worker.lifecycle() {
+            Lifecycle::Terminated | Lifecycle::Finished => WorkKind::Terminated,
+            Lifecycle::Terminating if update.pod.is_none() => WorkKind::TerminatingRuntime,
+            Lifecycle::Terminating => WorkKind::Terminating,
+            Lifecycle::Waiting | Lifecycle::Sync => WorkKind::Sync,
+        };
+        if kind != WorkKind::Sync {
+            worker.observed_terminating = true;
+        }
+        let work = Work {
+            kind,
+            update: update.kind,
+            pod: update.pod.as_ref().map(|(pod, _)| pod.clone()),
+            grace: worker.grace,
+            evicted: worker.evicted,
+            last_sync: worker.last_sync,
+            since: update.since,
+        };
+        worker.active = Some(update);
+        vec![Action::Run { uid: uid.clone(), work: Box::new(work) }]
+    }
+
+    /// Only one uid of a full name is started; the others wait in the order of their arrival.
+    fn may_start_static(&mut self, uid: &PodUid) -> bool {
+        let Some(worker) = self.pods.get(uid) else { return false };
+        let name = worker.full_name.clone();
+        if let Some(started) = self.started_static.get(&name) {
+            return started == uid;
+        }
+        if let Some(waiting) = self.waiting_static.get_mut(&name) {
+            while let Some(next) = waiting.front() {
+                if next == uid {
+                    waiting.pop_front();
+                    break;
+                }
+                match self.pods.get(next) {
+                    Some(other) if !other.terminating => return false,
+                    // It ended while it waited.
+                    _ => waiting.pop_front(),
+                };
+            }
+            if waiting.is_empty() {
+                self.waiting_static.remove(&name);
+            }
+        }
+        self.started_static.insert(name, uid.clone());
+        true
+    }
+
+    /// A piece of work has ended.
+    pub fn done(&mut self, uid: &PodUid, kind: WorkKind, outcome: Outcome, now: Instant) -> Vec<Action<P>> {
+        let Some(worker) = self.pods.get_mut(uid) else { return Vec::new() };
+        worker.working = false;
+        worker.last_sync = Some(now);
+        let mut retry = Retry::Success;
+        match (kind, outcome) {
+            (_, Outcome::Cancelled) => {
+                // Whoever cancelled has put an update in line; should that be gone, the last one is looked at again.
+                worker.requeue_last(now);
+                retry = Retry::PhaseTransition;
+            }
+            (_, Outcome::Failed(how)) => retry = how,
+            (WorkKind::Terminated, _) | (WorkKind::TerminatingRuntime, _) => {
+                worker.terminating = true;
+                worker.terminated = true;
+                worker.finished = true;
+                worker.pending = None;
+                return self.finished(uid);
+            }
+            (WorkKind::Terminating, _) => {
+                worker.terminated = true;
+                worker.requeue_last(now);
+                retry = Retry::PhaseTransition;
+            }
+            (WorkKind::Sync, Outcome::Terminal) => {
+                if !worker.terminating {
+                    worker.terminating = true;
+                    let facts = worker.active.as_ref().and_then(|u| u.pod.as_ref()).map(|(_, f)| f.clone());
+                    worker.grace = effective_grace(worker.grace, facts.as_ref(), None);
+                }
+                worker.requeue_last(now);
+                retry = Retry::PhaseTransition;
+            }
+            (WorkKind::Sync, Outcome::Done) => {}
+        }
+        if worker.pending.is_some() {
+            return self.try_run(uid);
+        }
+        vec![Action::Requeue { uid: uid.clone(), retry }]
+    }
+
+    /// A finished pod gives its full name to the next one in line.
+    fn finished(&mut self, uid: &PodUid) -> Vec<Action<P>> {
+        let mut actions = vec![Action::Finished { uid: uid.clone() }];
+        let Some(name) = self.pods.get(uid).map(|w| w.full_name.clone()) else { return actions };
+        actions.extend(self.release_name(uid, &name));
+        actions
+    }
+
+    fn release_name(&mut self, uid: &PodUid, name: &str) -> Vec<Action<P>> {
+        if let Some(waiting) = self.waiting_static.get_mut(name) {
+            waiting.retain(|other| other != uid);
+        }
+        if self.started_static.get(name) != Some(uid) {
+            return Vec::new();
+        }
+        self.started_static.remove(name);
+        let waiting: Vec<PodUid> =
+            self.waiting_static.get(name).map(|w| w.iter().cloned().collect()).unwrap_or_default();
+        waiting.iter().flat_map(|next| self.try_run(next)).collect()
+    }
+
+    /// The time of a pod has come and no source names it any more: the last update again.
+    pub fn renotify(&mut self, uid: &PodUid, now: Instant) -> Vec<Action<P>> {
+        if let Some(worker) = self.pods.get_mut(uid) {
+            if !worker.finished {
+                worker.requeue_last(now);
+            }
+            return self.try_run(uid);
+        }
+        Vec::new()
+    }
+
+    /// Housekeeping's pass: forgets what is over, starts to end what nobody wants. Only once every source has delivered.
+    pub fn sync_known(&mut self, desired: &HashSet<PodUid>, now: Instant) -> (BTreeMap<PodUid, Known>, Vec<Action<P>>) {
+        self.synced = true;
+        let mut known = BTreeMap::new();
+        let mut actions = Vec::new();
+        let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
+        for uid in uids {
+            let orphan = !desired.contains(&uid);
+            let Some(worker) = self.pods.get_mut(&uid) else { continue };
+            if (worker.restart_requested || orphan) && Self::end_or_forget(worker, orphan, now) {
+                let name = worker.full_name.clone();
+                self.pods.remove(&uid);
+                actions.extend(self.release_name(&uid, &name));
+                continue;
+            }
+            actions.extend(self.try_run(&uid));
+            if let Some(worker) = self.pods.get(&uid) {
+                let state = Known {
+                    lifecycle: worker.lifecycle(),
+                    orphan,
+                    has_config: worker.has_config,
+                    is_static: worker.is_static,
+                };
+                known.insert(uid, state);
+            }
+        }
+        (known, actions)
+    }
+
+    /// True when the worker is to be forgotten.
+    fn end_or_forget(worker: &mut Worker<P>, orphan: bool, now: Instant) -> bool {
+        if worker.finished {
+            return true;
+        }
+        if !orphan {
+            return false;
+        }
+        worker.deleted = true;
+        if !worker.started && !worker.observed_runtime {
+            return true;
+        }
+        if !worker.terminating {
+            let facts = worker.pending.as_ref().or(worker.active.as_ref()).and_then(|u| u.pod.as_ref());
+            worker.grace = effective_grace(worker.grace, facts.map(|(_, f)| f), None);
+            worker.terminating = true;
+        }
+        if !worker.working {
+            worker.requeue_last(now);
+        }
+        false
+    }
+
+    pub fn lifecycle(&self, uid: &PodUid) -> Option<Lifecycle> {
+        self.pods.get(uid).map(Worker::lifecycle)
+    }
+
+    /// The pod whose start this static pod waits for.
+    pub fn waits_for(&self, uid: &PodUid) -> Option<&PodUid> {
+        let worker = self.pods.get(uid).filter(|w| !w.started && w.is_static)?;
+        self.started_static.get(&worker.full_name).filter(|other| *other != uid)
+    }
+
+    pub fn is_working(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.working)
+    }
+
+    /// Grace period in force, seconds, while terminating.
+    pub fn grace(&self, uid: &PodUid) -> Option<u64> {
+        self.pods.get(uid).filter(|w| w.terminating).map(|w| w.grace)
+    }
+
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Each worker's place, for metrics: lifecycle, has configuration, static.
+    pub fn census(&self) -> impl Iterator<Item = (&PodUid, Known)> {
+        self.pods.iter().map(|(uid, w)| {
+            let known =
+                Known { lifecycle: w.lifecycle(), orphan: w.deleted, has_config: w.has_config, is_static: w.is_static };
+            (uid, known)
+        })
+    }
+
+    // The queries below are upstream's; each says what an unknown pod counts as before and after the first housekeeping.
+
+    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(!self.synced, |w| !w.terminated)
+    }
+
+    pub fn should_be_finished(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.finished)
+    }
+
+    pub fn termination_requested(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.terminating)
+    }
+
+    pub fn containers_should_be_terminating(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.observed_terminating)
+    }
+
+    pub fn runtime_should_be_removed(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.terminated)
+    }
+
+    /// The pod was wanted again while it was ending: once it is over it begins anew, with nothing of its former life.
+    pub fn restart_requested(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.restart_requested)
+    }
+
+    pub fn content_should_be_removed(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.evicted || (w.deleted && w.terminated))
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -1,0 +1,57 @@
+//! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers. Small
+//! files in the private state folder, each replaced as a whole before anybody relies on it.
+
+use std::sync::Arc;
+
+use bulkhead_daemon::StateDir;
+
+use crate::runtime::backoff::BackOffStore;
+use crate::sources::uids::{UidBook, UidStore, UidStoreError};
+
+const UIDS: &str = "static-pod-uids.json";
+const BACK_OFF: &str = "restart-back-off.json";
+
+/// The state folder, shared by those who keep something in it.
+#[derive(Debug, Clone)]
+pub struct PrivateState(Arc<StateDir>);
+
+impl PrivateState {
+    pub fn new(dir: StateDir) -> Self {
+        PrivateState(Arc::new(dir))
+    }
+
+    /// What [`BackOffStore::save`] wrote last.
+    pub fn back_off(&self) -> Option<Vec<u8>> {
+        self.0.read(BACK_OFF).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "back-off of containers begins anew");
+            None
+        })
+    }
+}
+
+impl UidStore for PrivateState {
+    fn load(&self) -> Result<UidBook, UidStoreError> {
+        let failed = |source| UidStoreError { doing: "reading", source };
+        match self.0.read(UIDS).map_err(|error| failed(std::io::Error::other(error)))? {
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| failed(error.into())),
+            None => Ok(UidBook::default()),
+        }
+    }
+
+    fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
+        let failed = |source| UidStoreError { doing: "writing", source };
+        let bytes = serde_json::to_vec(book).map_err(|error| failed(error.into()))?;
+        self.0.write(UIDS, &bytes).map_err(|error| failed(std::io::Error::other(error)))
+    }
+}
+
+impl BackOffStore for PrivateState {
+    fn save(&self, json: &[u8]) {
+        if let Err(error) = self.0.write(BACK_OFF, json) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "back-off of containers would not survive a restart"
+            );
+        }
+    }
+}

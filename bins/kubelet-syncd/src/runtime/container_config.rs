@@ -1,0 +1,239 @@
+//! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use bulkhead_cri::v1;
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+
+use super::env::{EnvError, Services, environment, expand_command};
+use super::labels::{container_annotations, container_labels};
+use super::names::container_log_path;
+use super::node_facts::NodeFacts;
+use super::podspec::{PodIdentity, image};
+use super::resources::container_resources;
+use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
+
+/// Why a container cannot be described; the text is the message of `CreateContainerConfigError`.
+#[derive(Debug, thiserror::Error)]
+pub enum ContainerConfigError {
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    #[error(transparent)]
+    Environment(#[from] EnvError),
+    #[error("cannot find volume {volume:?} to mount into container {container:?}")]
+    NoVolume { volume: String, container: String },
+    #[error("volume mount {mount:?} of container {container:?} uses {feature}, which is not supported yet")]
+    LaterFeature { mount: String, container: String, feature: &'static str },
+    #[error("container {container:?} uses {feature}, which is not supported yet")]
+    LaterContainerFeature { container: String, feature: &'static str },
+    #[error("invalid MountPropagation mode: {0:?}")]
+    Propagation(String),
+    #[error("failed to resolve recursive read-only mode: {0}")]
+    RecursiveReadOnly(String),
+    #[error("unable to find target container {0}")]
+    NoTarget(String),
+}
+
+/// A volume that is ready, as the volume manager gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedVolume {
+    pub host_path: PathBuf,
+    /// The volume itself only exists read-only.
+    pub read_only: bool,
+}
+
+/// Ready volumes by name.
+pub type MountedVolumes = BTreeMap<String, MountedVolume>;
+
+/// What was prepared for one instance of a container.
+#[derive(Debug, Clone, Copy)]
+pub struct Instance<'a> {
+    pub restart_count: u32,
+    /// Reference by which the runtime knows the image.
+    pub image_ref: &'a str,
+    pub image_user: &'a ImageUser,
+    /// Primary first.
+    pub pod_ips: &'a [IpAddr],
+    pub volumes: &'a MountedVolumes,
+    pub services: Services<'a>,
+    /// The pod's hosts file, if it has one.
+    pub etc_hosts: Option<&'a Path>,
+    /// The file for this instance's termination message, if it has one.
+    pub termination_file: Option<&'a Path>,
+    /// Container whose process namespace an ephemeral container joins.
+    pub target: Option<&'a str>,
+}
+
+/// True when the container wants the pod's /etc/hosts (it mounts nothing there itself).
+pub fn wants_etc_hosts(container: &Container) -> bool {
+    container.volume_mounts.iter().flatten().all(|m| m.mount_path != "/etc/hosts")
+}
+
+/// Everything that can be refused before anything is created for the instance: features of later issues, volumes,
+/// environment, users. [`container_config`] checks the same; this saves the files that a refused start would leave.
+pub fn check(
+    pod: &Pod,
+    identity: &PodIdentity,
+    container: &Container,
+    instance: &Instance<'_>,
+    facts: &NodeFacts,
+) -> Result<(), ContainerConfigError> {
+    verify_run_as_non_root(pod, identity, container, instance.image_user)?;
+    mounts(container, instance, facts)?;
+    environment(pod, container, instance.pod_ips, instance.services, facts)?;
+    container_security_context(pod, container, instance.image_user, instance.target, facts, &[])?;
+    Ok(())
+}
+
+/// Describes one instance of a container.
+pub fn container_config(
+    pod: &Pod,
+    identity: &PodIdentity,
+    container: &Container,
+    instance: &Instance<'_>,
+    facts: &NodeFacts,
+) -> Result<v1::ContainerConfig, ContainerConfigError> {
+    verify_run_as_non_root(pod, identity, container, instance.image_user)?;
+    let environment = environment(pod, container, instance.pod_ips, instance.services, facts)?;
+    let (command, args) = expand_command(container, &environment);
+    Ok(v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: instance.restart_count }),
+        image: Some(v1::ImageSpec {
+            image: instance.image_ref.to_owned(),
+            user_specified_image: image(container).to_owned(),
+            ..Default::default()
+        }),
+        command,
+        args,
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: environment.into_iter().map(|(key, value)| v1::KeyValue { key, value: value.into_bytes() }).collect(),
+        mounts: mounts(container, instance, facts)?,
+        labels: container_labels(container, identity),
+        annotations: container_annotations(container, pod, instance.restart_count),
+        log_path: container_log_path(&container.name, instance.restart_count),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        tty: container.tty == Some(true),
+        linux: Some(v1::LinuxContainerConfig {
+            resources: Some(container_resources(pod, container, facts)),
+            security_context: Some(container_security_context(
+                pod,
+                container,
+                instance.image_user,
+                instance.target,
+                facts,
+                &[],
+            )?),
+        }),
+        ..Default::default()
+    })
+}
+
+/// Volumes in the order of the spec, then the hosts file, then the termination message file.
+fn mounts(
+    container: &Container,
+    instance: &Instance<'_>,
+    facts: &NodeFacts,
+) -> Result<Vec<v1::Mount>, ContainerConfigError> {
+    let later = |feature| ContainerConfigError::LaterContainerFeature { container: container.name.clone(), feature };
+    if container.volume_devices.as_ref().is_some_and(|d| !d.is_empty()) {
+        return Err(later("volumeDevices (block volumes)"));
+    }
+    if container.resources.as_ref().and_then(|r| r.claims.as_ref()).is_some_and(|c| !c.is_empty()) {
+        return Err(later("resources.claims (dynamic resource allocation)"));
+    }
+    let mut mounts = Vec::new();
+    for mount in container.volume_mounts.iter().flatten() {
+        mounts.push(volume_mount(container, mount, instance.volumes, facts)?);
+    }
+    let path_text = |path: &Path| path.to_string_lossy().into_owned();
+    if let Some(file) = instance.etc_hosts.filter(|_| wants_etc_hosts(container)) {
+        mounts.push(v1::Mount {
+            container_path: "/etc/hosts".to_owned(),
+            host_path: path_text(file),
+            selinux_relabel: facts.host.selinux_enabled,
+            ..Default::default()
+        });
+    }
+    let termination_path = container.termination_message_path.as_deref().filter(|p| !p.is_empty());
+    if let (Some(file), Some(path)) = (instance.termination_file, termination_path) {
+        mounts.push(v1::Mount {
+            container_path: absolute(path),
+            host_path: path_text(file),
+            selinux_relabel: facts.host.selinux_enabled,
+            ..Default::default()
+        });
+    }
+    Ok(mounts)
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+fn volume_mount(
+    container: &Container,
+    mount: &VolumeMount,
+    volumes: &MountedVolumes,
+    facts: &NodeFacts,
+) -> Result<v1::Mount, ContainerConfigError> {
+    let set = |value: &Option<String>| value.as_ref().is_some_and(|v| !v.is_empty());
+    for (used, feature) in [(set(&mount.sub_path), "subPath"), (set(&mount.sub_path_expr), "subPathExpr")] {
+        if used {
+            let (mount, container) = (mount.name.clone(), container.name.clone());
+            return Err(ContainerConfigError::LaterFeature { mount, container, feature });
+        }
+    }
+    let volume = volumes.get(&mount.name).ok_or_else(|| ContainerConfigError::NoVolume {
+        volume: mount.name.clone(),
+        container: container.name.clone(),
+    })?;
+    let propagation = match mount.mount_propagation.as_deref() {
+        None | Some("None") => v1::MountPropagation::PropagationPrivate,
+        Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
+        Some("Bidirectional") => v1::MountPropagation::PropagationBidirectional,
+        Some(other) => return Err(ContainerConfigError::Propagation(other.to_owned())),
+    };
+    Ok(v1::Mount {
+        container_path: absolute(&mount.mount_path),
+        host_path: volume.host_path.to_string_lossy().into_owned(),
+        readonly: mount.read_only == Some(true) || volume.read_only,
+        propagation: propagation.into(),
+        recursive_read_only: recursive_read_only(mount, facts.recursive_read_only_mounts)
+            .map_err(ContainerConfigError::RecursiveReadOnly)?,
+        ..Default::default()
+    })
+}
+
+/// Whether a mount becomes read-only all the way down (upstream resolveRecursiveReadOnly). The error says why not.
+pub fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, String> {
+    let mode = mount.recursive_read_only.as_deref();
+    if matches!(mode, None | Some("Disabled")) {
+        return Ok(false);
+    }
+    if mount.read_only != Some(true) {
+        return Err(format!("volume {:?} requested recursive read-only mode, but it is not read-only", mount.name));
+    }
+    if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") {
+        return Err(format!(
+            "volume {:?} requested recursive read-only mode, but it is not compatible with propagation {:?}",
+            mount.name,
+            mount.mount_propagation.as_deref().unwrap_or("")
+        ));
+    }
+    match mode {
+        Some("IfPossible") => Ok(supported),
+        Some("Enabled") if supported => Ok(true),
+        Some("Enabled") => Err(format!(
+            "volume {:?} requested recursive read-only mode, but it is not supported by the runtime",
+            mount.name
+        )),
+        other => Err(format!("unknown recursive read-only mode {:?}", other.unwrap_or(""))),
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

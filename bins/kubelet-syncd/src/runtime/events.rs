@@ -1,0 +1,53 @@
+//! Events about pods, as these modules produce them; who records them is the core's business.
+
+use super::podspec::{ContainerKind, PodIdentity};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+impl EventType {
+    /// As in `Event.type`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
+        }
+    }
+}
+
+/// One event about a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodEvent {
+    pub pod: PodIdentity,
+    pub kind: EventType,
+    /// Upstream's reason (`pkg/kubelet/events/event.go`).
+    pub reason: &'static str,
+    pub message: String,
+    /// `spec.containers{main}`; empty for the pod as a whole.
+    pub field_path: String,
+}
+
+impl PodEvent {
+    pub fn pod(pod: &PodIdentity, kind: EventType, reason: &'static str, message: impl Into<String>) -> Self {
+        PodEvent { pod: pod.clone(), kind, reason, message: message.into(), field_path: String::new() }
+    }
+
+    pub fn container(
+        pod: &PodIdentity,
+        container: (ContainerKind, &str),
+        kind: EventType,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        let field_path = container.0.field_path(container.1);
+        PodEvent { pod: pod.clone(), kind, reason, message: message.into(), field_path }
+    }
+}
+
+/// Takes events; never blocks and never fails (a bounded queue behind it may drop and count).
+pub trait EventSink: Send + Sync {
+    fn emit(&self, event: PodEvent);
+}

@@ -1,0 +1,41 @@
+//! Names of log files: where the runtime writes a container's log, and the link that log collectors follow.
+
+/// CRI's `log_path`, relative to the pod's log directory.
+pub fn container_log_path(container: &str, restart_count: u32) -> String {
+    format!("{container}/{restart_count}.log")
+}
+
+/// File name below `/var/log/containers`; the base is cut so that the whole stays within 255 bytes
+/// (upstream `pkg/kubelet/kuberuntime/legacy.go`).
+pub fn container_log_link(pod: &str, namespace: &str, container: &str, container_id: &str) -> String {
+    const SUFFIX: &str = "log";
+    let mut base = format!("{pod}_{namespace}_{container}-{container_id}");
+    let max = 255 - (SUFFIX.len() + 1);
+    if base.len() > max {
+        let cut = (0..=max).rev().find(|i| base.is_char_boundary(*i)).unwrap_or(0);
+        base.truncate(cut);
+    }
+    format!("{base}.{SUFFIX}")
+}
+
+/// Restart count of a container that the runtime has no record of: one above the highest log file there is, so that
+/// no old log is overwritten after a reboot.
+pub fn restart_count_from_logs(highest_index: Option<u32>) -> u32 {
+    highest_index.map_or(0, |n| n.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_names_are_cut() {
+        let id = "f".repeat(64);
+        assert_eq!(container_log_link("p", "n", "c", "abc"), "p_n_c-abc.log");
+        let long = container_log_link(&"p".repeat(253), "n", "c", &id);
+        assert_eq!(long.len(), 255);
+        assert!(long.ends_with(".log"));
+        assert_eq!(container_log_path("main", 2), "main/2.log");
+        assert_eq!((restart_count_from_logs(None), restart_count_from_logs(Some(4))), (0, 5));
+    }
+}

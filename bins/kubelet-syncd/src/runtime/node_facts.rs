@@ -1,0 +1,218 @@
+//! What the builders of CRI requests have to know about this node, gathered once and passed in, so that they stay pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use bulkhead_types::Quantity;
+
+/// `memorySwap.swapBehavior`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SwapBehavior {
+    #[default]
+    NoSwap,
+    LimitedSwap,
+}
+
+/// Facts and settings of the node. Built by the core from the configuration, [`HostFacts`] and the runtime's answers.
+#[derive(Debug, Clone)]
+pub struct NodeFacts {
+    pub host: HostFacts,
+    /// Name in front of `://` in container ids, as the runtime's Version call gives it.
+    pub runtime_name: String,
+    pub pod_logs_dir: PathBuf,
+    /// `<root-dir>/seccomp`.
+    pub seccomp_root: PathBuf,
+    pub seccomp_default: bool,
+    pub cpu_cfs_quota: bool,
+    /// Microseconds.
+    pub cpu_cfs_quota_period_us: i64,
+    /// `podPidsLimit`; None when not positive.
+    pub pod_pids_limit: Option<i64>,
+    pub swap_behavior: SwapBehavior,
+    /// `singleProcessOOMKill`; None is upstream's default for the cgroup version.
+    pub single_process_oom_kill: Option<bool>,
+    /// `resolvConf`; empty turns the node's resolver off.
+    pub resolv_conf: PathBuf,
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: String,
+    /// What a container without a limit may use (`resourceFieldRef`).
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// Addresses of the node, primary first. Empty without an API server.
+    pub host_ips: Vec<IpAddr>,
+    /// The runtime's default handler mounts recursively read-only.
+    pub recursive_read_only_mounts: bool,
+    /// The runtime's default handler offers user namespaces.
+    pub user_namespaces: bool,
+}
+
+impl NodeFacts {
+    /// Facts with upstream's default configuration, for a node whose host part is known.
+    pub fn new(host: HostFacts) -> Self {
+        NodeFacts {
+            host,
+            runtime_name: "containerd".to_owned(),
+            pod_logs_dir: PathBuf::from("/var/log/pods"),
+            seccomp_root: PathBuf::from("/var/lib/kubelet/seccomp"),
+            seccomp_default: false,
+            cpu_cfs_quota: true,
+            cpu_cfs_quota_period_us: 100_000,
+            pod_pids_limit: None,
+            swap_behavior: SwapBehavior::NoSwap,
+            single_process_oom_kill: None,
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            allocatable: BTreeMap::new(),
+            host_ips: Vec::new(),
+            recursive_read_only_mounts: false,
+            user_namespaces: false,
+        }
+    }
+
+    /// IPv6 comes first only on a node whose first address is one.
+    pub fn prefers_ipv6(&self) -> bool {
+        self.host_ips.first().is_some_and(IpAddr::is_ipv6)
+    }
+
+    /// At most one address of each family, the node's primary family first (upstream sortPodIPs).
+    pub fn sort_pod_ips(&self, ips: &[IpAddr]) -> Vec<IpAddr> {
+        let first_of = |v6: bool| ips.iter().find(|ip| ip.is_ipv6() == v6).copied();
+        let v6_first = self.prefers_ipv6();
+        [first_of(v6_first), first_of(!v6_first)].into_iter().flatten().collect()
+    }
+}
+
+/// What the kernel says about the machine. All of it is world-readable.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostFacts {
+    pub cgroup_v2: bool,
+    /// The memory controller accounts for swap.
+    pub swap_controller: bool,
+    /// Bytes.
+    pub memory_capacity: u64,
+    /// Bytes.
+    pub swap_capacity: u64,
+    /// Page sizes as the kernel's cgroup files name them: `2MB`, `1GB`.
+    pub hugepage_sizes: Vec<String>,
+    /// CPUs with a `thermal_throttle` folder, which containers must not see.
+    pub thermal_throttle_cpus: Vec<u32>,
+    pub selinux_enabled: bool,
+}
+
+impl HostFacts {
+    /// Reads the facts below `root` (`/` on a real machine). What cannot be read counts as absent.
+    pub fn read(root: &Path) -> Self {
+        let meminfo = std::fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+        let cgroup = root.join("sys/fs/cgroup");
+        let cgroup_v2 = cgroup.join("cgroup.controllers").exists();
+        let swap_controller = if cgroup_v2 {
+            own_cgroup(root).is_some_and(|own| cgroup.join(own).join("memory.swap.max").exists())
+        } else {
+            cgroup.join("memory/memory.memsw.limit_in_bytes").exists()
+        };
+        HostFacts {
+            cgroup_v2,
+            swap_controller,
+            memory_capacity: meminfo_bytes(&meminfo, "MemTotal:"),
+            swap_capacity: meminfo_bytes(&meminfo, "SwapTotal:"),
+            hugepage_sizes: hugepage_sizes(&root.join("sys/kernel/mm/hugepages")),
+            thermal_throttle_cpus: thermal_throttle_cpus(&root.join("sys/devices/system/cpu")),
+            selinux_enabled: root.join("sys/fs/selinux/enforce").exists(),
+        }
+    }
+}
+
+fn own_cgroup(root: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let path = text.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    Some(PathBuf::from(path))
+}
+
+fn meminfo_bytes(meminfo: &str, key: &str) -> u64 {
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(key))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .map_or(0, |kib| kib.saturating_mul(1024))
+}
+
+/// `hugepages-2048kB` becomes `2MB`; small pages first.
+fn hugepage_sizes(dir: &Path) -> Vec<String> {
+    let mut sizes: Vec<u64> = names(dir)
+        .iter()
+        .filter_map(|n| n.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok())
+        .filter_map(|kib| kib.checked_mul(1024))
+        .collect();
+    sizes.sort_unstable();
+    sizes.into_iter().map(hugepage_size_name).collect()
+}
+
+/// A page size in bytes as the kernel names it: whole units of 1024, `KB`, `MB`, `GB`.
+pub fn hugepage_size_name(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 1024 && value % 1024 == 0 && unit < 5 {
+        value /= 1024;
+        unit += 1;
+    }
+    format!("{value}{}", ["B", "KB", "MB", "GB", "TB", "PB"][unit])
+}
+
+fn thermal_throttle_cpus(dir: &Path) -> Vec<u32> {
+    let mut cpus: Vec<u32> = names(dir)
+        .iter()
+        .filter_map(|n| n.strip_prefix("cpu")?.parse().ok())
+        .filter(|n: &u32| dir.join(format!("cpu{n}/thermal_throttle")).exists())
+        .collect();
+    cpus.sort_unstable();
+    cpus
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    std::fs::read_dir(dir)
+        .map(|entries| entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_of_a_made_up_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |path: &str| std::fs::create_dir_all(root.path().join(path)).unwrap();
+        make("proc");
+        make("sys/fs/cgroup/memory");
+        make("sys/kernel/mm/hugepages/hugepages-2048kB");
+        make("sys/kernel/mm/hugepages/hugepages-1048576kB");
+        make("sys/devices/system/cpu/cpu10/thermal_throttle");
+        make("sys/devices/system/cpu/cpu2/thermal_throttle");
+        make("sys/devices/system/cpu/cpufreq");
+        std::fs::write(root.path().join("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"), "").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemTotal:  1024 kB\nSwapTotal:  2 kB\n").unwrap();
+        let facts = HostFacts::read(root.path());
+        let expected = HostFacts {
+            cgroup_v2: false,
+            swap_controller: true,
+            memory_capacity: 1 << 20,
+            swap_capacity: 2048,
+            hugepage_sizes: vec!["2MB".into(), "1GB".into()],
+            thermal_throttle_cpus: vec![2, 10],
+            selinux_enabled: false,
+        };
+        assert_eq!(facts, expected);
+        assert_eq!(HostFacts::read(Path::new("/nowhere")), HostFacts::default());
+        assert_eq!(hugepage_size_name(64 * 1024), "64KB");
+    }
+
+    #[test]
+    fn one_address_of_each_family() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let mut facts = NodeFacts::new(HostFacts::default());
+        let ips = [ip("fd00::1"), ip("10.0.0.1"), ip("10.0.0.2")];
+        assert_eq!(facts.sort_pod_ips(&ips), [ip("10.0.0.1"), ip("fd00::1")]);
+        facts.host_ips = vec![ip("fd00::9")];
+        assert_eq!(facts.sort_pod_ips(&ips), [ip("fd00::1"), ip("10.0.0.1")]);
+    }
+}

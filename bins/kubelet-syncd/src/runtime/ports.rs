@@ -1,0 +1,130 @@
+//! What the executor needs from outside: calls to the runtime, files on the host, images. Traits, so that the order of
+//! work can be tested without any of them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use bulkhead_cri::{CriError, v1};
+use bulkhead_types::{ContainerId, SandboxId};
+
+use super::hosts::EtcHosts;
+use super::podspec::{ContainerKind, PodIdentity};
+use super::security::ImageUser;
+
+/// The CRI calls that change something, and the one that tells a new sandbox's addresses.
+pub trait RuntimeApi: Send + Sync {
+    fn run_pod_sandbox(
+        &self,
+        config: &v1::PodSandboxConfig,
+        runtime_handler: &str,
+    ) -> impl Future<Output = Result<SandboxId, CriError>> + Send;
+    /// Addresses of the sandbox, primary first; those that do not parse are left out.
+    fn sandbox_ips(&self, sandbox: &SandboxId) -> impl Future<Output = Result<Vec<IpAddr>, CriError>> + Send;
+    fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> impl Future<Output = Result<(), CriError>> + Send;
+    fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> impl Future<Output = Result<(), CriError>> + Send;
+    fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: v1::ContainerConfig,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> impl Future<Output = Result<ContainerId, CriError>> + Send;
+    fn start_container(&self, container: &ContainerId) -> impl Future<Output = Result<(), CriError>> + Send;
+    /// `grace`: seconds between the stop signal and the kill.
+    fn stop_container(&self, container: &ContainerId, grace: i64) -> impl Future<Output = Result<(), CriError>> + Send;
+    fn remove_container(&self, container: &ContainerId) -> impl Future<Output = Result<(), CriError>> + Send;
+}
+
+/// A host file verb that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct HostFilesError {
+    pub message: String,
+    /// volnetd restarts or is not ready: asking again soon is the answer.
+    pub transient: bool,
+}
+
+/// A container's log folder.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogDirectory {
+    /// Highest number of a log file in it.
+    pub highest_index: Option<u32>,
+}
+
+/// Files that volnetd keeps for pods.
+pub trait HostFiles: Send + Sync {
+    /// Creates the pod's log folder, and the container's in it when one is named.
+    fn prepare_log_directory(
+        &self,
+        pod: &PodIdentity,
+        container: Option<&str>,
+    ) -> impl Future<Output = Result<LogDirectory, HostFilesError>> + Send;
+    /// Writes the pod's hosts file and says where it is.
+    fn write_etc_hosts(
+        &self,
+        pod: &PodIdentity,
+        hosts: &EtcHosts,
+    ) -> impl Future<Output = Result<PathBuf, HostFilesError>> + Send;
+    /// Creates a new termination message file for one instance.
+    fn create_termination_file(
+        &self,
+        pod: &PodIdentity,
+        container: &str,
+    ) -> impl Future<Output = Result<PathBuf, HostFilesError>> + Send;
+    /// Makes the link in /var/log/containers.
+    fn link_container_log(
+        &self,
+        pod: &PodIdentity,
+        container: &str,
+        restart_count: u32,
+        id: &ContainerId,
+    ) -> impl Future<Output = Result<(), HostFilesError>> + Send;
+    /// Removes an instance's log files and the link to them.
+    fn remove_container_log(
+        &self,
+        pod: &PodIdentity,
+        container: &str,
+        restart_count: u32,
+        id: &ContainerId,
+    ) -> impl Future<Output = Result<(), HostFilesError>> + Send;
+}
+
+/// An image that a container needs.
+#[derive(Debug, Clone, Copy)]
+pub struct ImageRequest<'a> {
+    pub pod: &'a PodIdentity,
+    pub kind: ContainerKind,
+    pub container: &'a str,
+    /// The spec's text.
+    pub image: &'a str,
+    /// `Always`, `IfNotPresent`, `Never`, or empty for the default.
+    pub pull_policy: &'a str,
+    pub sandbox_config: &'a v1::PodSandboxConfig,
+    pub runtime_handler: &'a str,
+}
+
+/// An image that is there.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ResolvedImage {
+    /// What CreateContainer names.
+    pub image_ref: String,
+    pub user: ImageUser,
+}
+
+/// An image that is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageFailure {
+    /// Waiting reason: `ErrImagePull`, `ImagePullBackOff`, ...
+    pub reason: String,
+    pub message: String,
+    /// No attempt is made before then.
+    pub back_off_until: Option<SystemTime>,
+}
+
+/// Makes images present; emits the events about it (`Pulled`, `Pulling`, `Failed`, `BackOff`, ...) itself.
+pub trait Images: Send + Sync {
+    fn ensure_image(
+        &self,
+        request: ImageRequest<'_>,
+    ) -> impl Future<Output = Result<ResolvedImage, ImageFailure>> + Send;
+}

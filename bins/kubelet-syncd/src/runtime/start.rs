@@ -1,0 +1,216 @@
+//! Starting one container: back-off, image, configuration, CreateContainer, StartContainer, and the events and waiting
+//! reasons of each way it can fail (upstream `kuberuntime_container.go` startContainer).
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use bulkhead_types::SandboxId;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::backoff::{CrashLoopBackOff, Undo, held_back_message};
+use super::container_config::{self, ContainerConfigError, Instance, container_config, wants_etc_hosts};
+use super::events::{EventType, PodEvent};
+use super::hosts::etc_hosts;
+use super::model::{RunState, RuntimePod};
+use super::names::restart_count_from_logs;
+use super::podspec::{ContainerKind, PodIdentity, image, unsupported_features};
+use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi};
+use super::result::ActionError;
+use super::sandbox_config::SandboxPlan;
+use super::sync::{RuntimeManager, SyncContext};
+
+/// The starts of one sync, which share a sandbox.
+pub(super) struct Start<'a, R, F, I> {
+    pub manager: &'a RuntimeManager<R, F, I>,
+    pub pod: &'a Pod,
+    pub identity: &'a PodIdentity,
+    pub status: &'a RuntimePod,
+    pub context: &'a SyncContext<'a>,
+    pub plan: &'a SandboxPlan,
+    pub sandbox: &'a SandboxId,
+    /// Primary first.
+    pub ips: &'a [IpAddr],
+}
+
+/// Files that were made for an instance.
+struct Prepared {
+    log: LogDirectory,
+    etc_hosts: Option<PathBuf>,
+    termination_file: Option<PathBuf>,
+}
+
+impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
+    /// Starts the container, or says as what it is waiting.
+    pub(super) async fn run(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        target: Option<&str>,
+    ) -> Result<(), ActionError> {
+        let undo = self.check_back_off(kind, container)?;
+        let outcome = self.run_now(kind, container, target).await;
+        if let (Err(ActionError { transient: true, .. }), Some(undo)) = (&outcome, undo) {
+            // Nothing of the container was tried: it must not wait longer for that.
+            self.manager.back_off().undo(undo);
+            self.manager.save_back_off();
+        }
+        outcome
+    }
+
+    async fn run_now(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        target: Option<&str>,
+    ) -> Result<(), ActionError> {
+        for feature in unsupported_features(self.pod, container) {
+            let message =
+                format!("Container {} uses {feature}, which is not supported yet: it runs without", container.name);
+            self.warn(kind, container, "FeatureNotSupported", message);
+        }
+        let image = self.image(kind, container).await?;
+        let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
+        let mut instance = Instance {
+            restart_count: 0,
+            image_ref: &image.image_ref,
+            image_user: &image.user,
+            pod_ips: self.ips,
+            volumes: self.context.volumes,
+            services: self.context.services,
+            etc_hosts: None,
+            termination_file: None,
+            target: target.as_deref(),
+        };
+        container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
+            .map_err(|error| self.config_error(kind, container, &error))?;
+        let prepared = self.prepare(container).await.map_err(|error| self.files_error(kind, container, &error))?;
+        instance.restart_count = match self.status.newest(&container.name) {
+            Some(status) => status.restart_count.saturating_add(1),
+            None => restart_count_from_logs(prepared.log.highest_index),
+        };
+        instance.etc_hosts = prepared.etc_hosts.as_deref();
+        instance.termination_file = prepared.termination_file.as_deref();
+        self.create_and_start(kind, container, &instance).await
+    }
+
+    /// Refuses a start that comes too early, else notes it.
+    fn check_back_off(&self, kind: ContainerKind, container: &Container) -> Result<Option<Undo>, ActionError> {
+        let exited = |s: &&super::model::ContainerStatus| s.name == container.name && s.state == RunState::Exited;
+        let Some(last) = self.status.containers.iter().find(exited) else { return Ok(None) };
+        let now = (self.manager.clock)();
+        let finished = last.finished_at.unwrap_or(last.created_at);
+        let key = CrashLoopBackOff::key(self.identity, container);
+        let held = {
+            let mut back_off = self.manager.back_off();
+            match back_off.held_back(&key, finished, now) {
+                Some(held) => Ok(held),
+                None => Err(back_off.next(&key, finished, now)),
+            }
+        };
+        let held = match held {
+            Ok(held) => held,
+            Err(undo) => {
+                self.manager.save_back_off();
+                return Ok(Some(undo));
+            }
+        };
+        let message = format!("Back-off restarting failed container {} in pod {}", container.name, self.identity);
+        self.warn(kind, container, "BackOff", message);
+        let message = held_back_message(held.delay, &container.name, self.identity);
+        Err(ActionError { back_off_until: Some(held.until), ..ActionError::new("CrashLoopBackOff", message) })
+    }
+
+    async fn image(&self, kind: ContainerKind, container: &Container) -> Result<ResolvedImage, ActionError> {
+        let request = ImageRequest {
+            pod: self.identity,
+            kind,
+            container: &container.name,
+            image: image(container),
+            pull_policy: container.image_pull_policy.as_deref().unwrap_or(""),
+            sandbox_config: &self.plan.config,
+            runtime_handler: &self.plan.runtime_handler,
+        };
+        self.manager.images.ensure_image(request).await.map_err(|failure| {
+            self.warn(kind, container, "Failed", format!("Error: {}", failure.reason));
+            ActionError { back_off_until: failure.back_off_until, ..ActionError::new(failure.reason, failure.message) }
+        })
+    }
+
+    /// Container id of the target that an ephemeral container names.
+    fn target(&self, name: Option<&str>) -> Result<Option<String>, ContainerConfigError> {
+        let Some(name) = name else { return Ok(None) };
+        let found = self.status.newest(name).ok_or_else(|| ContainerConfigError::NoTarget(name.to_owned()))?;
+        Ok(Some(found.id.to_string()))
+    }
+
+    async fn prepare(&self, container: &Container) -> Result<Prepared, HostFilesError> {
+        let (files, pod) = (&self.manager.files, self.identity);
+        let hosts = etc_hosts(self.pod, &self.plan.host_name, self.ips).filter(|_| wants_etc_hosts(container));
+        let write_hosts = async {
+            match &hosts {
+                Some(hosts) => files.write_etc_hosts(pod, hosts).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let wants_message = container.termination_message_path.as_deref().is_some_and(|p| !p.is_empty());
+        let make_termination = async {
+            match wants_message {
+                true => files.create_termination_file(pod, &container.name).await.map(Some),
+                false => Ok(None),
+            }
+        };
+        let log = files.prepare_log_directory(pod, Some(&container.name));
+        let (log, etc_hosts, termination_file) = tokio::try_join!(log, write_hosts, make_termination)?;
+        Ok(Prepared { log, etc_hosts, termination_file })
+    }
+
+    async fn create_and_start(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        instance: &Instance<'_>,
+    ) -> Result<(), ActionError> {
+        let config = container_config(self.pod, self.identity, container, instance, self.context.facts)
+            .map_err(|error| self.config_error(kind, container, &error))?;
+        let created = self.manager.api.create_container(self.sandbox, config, &self.plan.config).await;
+        let id = created.map_err(|error| {
+            self.warn(kind, container, "Failed", format!("Error: {}", error.message));
+            let transient = error.is_unavailable();
+            ActionError { transient, ..ActionError::new("CreateContainerError", error.message) }
+        })?;
+        self.say(kind, container, EventType::Normal, "Created", "Container created".to_owned());
+        self.manager.api.start_container(&id).await.map_err(|error| {
+            // With the id in it, no two events would be alike and none could be counted.
+            let text = error.message.replace(id.as_str(), &container.name);
+            self.warn(kind, container, "Failed", format!("Error: {text}"));
+            let transient = error.is_unavailable();
+            ActionError { transient, ..ActionError::new("RunContainerError", error.message) }
+        })?;
+        self.say(kind, container, EventType::Normal, "Started", "Container started".to_owned());
+        let link = self.manager.files.link_container_log(self.identity, &container.name, instance.restart_count, &id);
+        if let Err(error) = link.await {
+            tracing::warn!(pod = %self.identity, container = %container.name, %error, "cannot link the container's log");
+        }
+        Ok(())
+    }
+
+    fn config_error(&self, kind: ContainerKind, container: &Container, error: &ContainerConfigError) -> ActionError {
+        self.warn(kind, container, "Failed", format!("Error: {error}"));
+        ActionError::new("CreateContainerConfigError", error.to_string())
+    }
+
+    fn files_error(&self, kind: ContainerKind, container: &Container, error: &HostFilesError) -> ActionError {
+        if !error.transient {
+            self.warn(kind, container, "Failed", format!("Error: {error}"));
+        }
+        ActionError { transient: error.transient, ..ActionError::new("CreateContainerConfigError", error.to_string()) }
+    }
+
+    fn warn(&self, kind: ContainerKind, container: &Container, reason: &'static str, message: String) {
+        self.say(kind, container, EventType::Warning, reason, message);
+    }
+
+    fn say(&self, kind: ContainerKind, container: &Container, event: EventType, reason: &'static str, message: String) {
+        self.manager.event(PodEvent::container(self.identity, (kind, &container.name), event, reason, message));
+    }
+}

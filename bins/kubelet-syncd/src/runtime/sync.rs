@@ -1,0 +1,392 @@
+//! The executor: does the actions of one sync, in upstream's order, one pod at a time.
+//!
+//! Order (upstream `kuberuntime_manager.go` SyncPod): kill the pod, or single containers, or reset them; prune init
+//! containers; create the sandbox and learn its addresses; start ephemeral, init, then regular containers, one after
+//! another. A container that fails to start does not keep the others from starting, except that a failed init container
+//! ends the sync.
+//!
+//! From creation to running there are as many CRI calls as it takes and no more: ImageStatus, RunPodSandbox,
+//! PodSandboxStatus (for the addresses; not with host network), CreateContainer, StartContainer.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use bulkhead_types::{ContainerId, SandboxId};
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::actions::{self, PodActions, ProbeResults};
+use super::backoff::{BackOffStore, CrashLoopBackOff};
+use super::container_config::MountedVolumes;
+use super::dns::ResolvConf;
+use super::env::Services;
+use super::events::{EventSink, EventType, PodEvent};
+use super::model::{RunState, RuntimePod};
+use super::node_facts::NodeFacts;
+use super::podspec::{
+    ContainerKind, PodIdentity, containers, ephemeral_as_container, ephemeral_containers, host_network,
+    init_containers, is_sidecar,
+};
+use super::ports::{HostFiles, Images, RuntimeApi};
+use super::result::{Action, ActionError, SyncResult};
+use super::sandbox_config::{SandboxPlan, sandbox_plan};
+use super::start::Start;
+
+/// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
+pub struct SyncContext<'a> {
+    pub facts: &'a NodeFacts,
+    /// Full path of the pod's cgroup, from volnetd's EnsurePod.
+    pub cgroup_parent: &'a str,
+    /// The pod's volumes; all of them are ready.
+    pub volumes: &'a MountedVolumes,
+    pub services: Services<'a>,
+    pub probes: &'a ProbeResults,
+    /// The pod restarts in place; see [`super::restart::restart_all_wanted`].
+    pub restart_all: bool,
+    /// The pod's end has been asked for meanwhile: a sandbox that cannot be made is then no news.
+    pub is_terminating: &'a (dyn Fn() -> bool + Send + Sync),
+    /// Called once a new sandbox has its network, before any image is pulled.
+    pub on_sandbox_ready: &'a (dyn Fn(&SandboxId, &[IpAddr]) + Send + Sync),
+}
+
+impl std::fmt::Debug for SyncContext<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SyncContext").field("cgroup_parent", &self.cgroup_parent).finish_non_exhaustive()
+    }
+}
+
+/// Clock of back-off and garbage collection.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// Does to pods what [`super::actions`] decides. One for the node; calls for different pods may overlap.
+pub struct RuntimeManager<R, F, I> {
+    pub(super) api: R,
+    pub(super) files: F,
+    pub(super) images: I,
+    pub(super) events: Arc<dyn EventSink>,
+    back_off: Mutex<CrashLoopBackOff>,
+    store: Arc<dyn BackOffStore>,
+    pub(super) clock: Clock,
+}
+
+impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RuntimeManager").field("back_off", &self.back_off).finish_non_exhaustive()
+    }
+}
+
+impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
+    /// `back_off` may have been restored from what `store` saved before.
+    pub fn new(
+        api: R,
+        files: F,
+        images: I,
+        events: Arc<dyn EventSink>,
+        back_off: CrashLoopBackOff,
+        store: Arc<dyn BackOffStore>,
+    ) -> Self {
+        let clock: Clock = Arc::new(SystemTime::now);
+        RuntimeManager { api, files, images, events, back_off: Mutex::new(back_off), store, clock }
+    }
+
+    /// Replaces the clock, for tests.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    pub(super) fn back_off(&self) -> MutexGuard<'_, CrashLoopBackOff> {
+        // The state is plain data and valid at every step; a panic elsewhere does not spoil it.
+        self.back_off.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn save_back_off(&self) {
+        let json = self.back_off().to_json();
+        self.store.save(&json);
+    }
+
+    /// Drops back-off entries that no longer matter (housekeeping).
+    pub fn forget_expired_back_off(&self) {
+        let now = (self.clock)();
+        let changed = self.back_off().forget_expired(now);
+        if changed {
+            self.save_back_off();
+        }
+    }
+
+    pub(super) fn event(&self, event: PodEvent) {
+        self.events.emit(event);
+    }
+
+    /// Brings the pod's sandbox and containers to what its spec says, as far as one pass gets.
+    ///
+    /// `status` must be newer than the end of the previous sync of this pod. Errors are in the result, by action; events
+    /// have been emitted. Not cancellation-safe in the sense that what was begun at the runtime stays begun: the next
+    /// sync, with a fresh status, takes it from there.
+    pub async fn sync_pod(
+        &self,
+        pod: &Pod,
+        identity: &PodIdentity,
+        status: &RuntimePod,
+        context: &SyncContext<'_>,
+    ) -> SyncResult {
+        let mut result = SyncResult::default();
+        let actions = actions::compute(pod, status, context.probes, context.restart_all);
+        if actions.is_empty() && init_containers(pod).is_empty() {
+            return result;
+        }
+        if actions.create_sandbox && actions.sandbox_id.is_some() {
+            let message = "Pod sandbox changed, it will be killed and re-created.";
+            self.event(PodEvent::pod(identity, EventType::Normal, "SandboxChanged", message));
+        }
+        if !self.kill_first(pod, identity, status, &actions, &mut result).await {
+            return result;
+        }
+        self.prune_init_containers(pod, identity, status).await;
+        if !actions.create_sandbox && !actions.starts_containers() {
+            return result;
+        }
+        let Some(plan) = self.plan_sandbox(pod, identity, actions.attempt, context, &actions, &mut result) else {
+            return result;
+        };
+        let mut sandbox = actions.sandbox_id.clone();
+        let mut ips = self.known_ips(pod, status, context.facts);
+        if actions.create_sandbox {
+            let Some((id, new_ips)) = self.create_sandbox(pod, identity, &plan, context, &mut result).await else {
+                return result;
+            };
+            if !host_network(pod) {
+                ips = context.facts.sort_pod_ips(&new_ips);
+            }
+            (context.on_sandbox_ready)(&id, &ips);
+            result.new_sandbox = Some((id.clone(), new_ips));
+            sandbox = Some(id);
+        }
+        if let Some(sandbox) = sandbox {
+            let start =
+                Start { manager: self, pod, identity, status, context, plan: &plan, sandbox: &sandbox, ips: &ips };
+            run_starts(&start, &actions, &mut result).await;
+        }
+        result
+    }
+
+    /// Everything that has to be gone before something new is made. False: the sync ends here.
+    async fn kill_first(
+        &self,
+        pod: &Pod,
+        identity: &PodIdentity,
+        status: &RuntimePod,
+        actions: &PodActions,
+        result: &mut SyncResult,
+    ) -> bool {
+        if actions.kill_pod {
+            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None).await;
+            let ok = killed.is_ok();
+            result.actions.extend(killed.actions);
+            if ok && actions.create_sandbox {
+                self.remove_init_containers(pod, identity, status, 0, |_| true).await;
+            }
+            return ok;
+        }
+        for kill in &actions.containers_to_kill {
+            let outcome = self.kill_container(pod, identity, kill, None).await;
+            let ok = outcome.is_ok();
+            result.push(Action::KillContainer, &kill.name, outcome);
+            if !ok {
+                return false;
+            }
+        }
+        for reset in &actions.containers_to_reset {
+            let outcome = self.reset_container(pod, identity, reset).await;
+            let ok = outcome.is_ok();
+            result.push(Action::RemoveContainer, &reset.name, outcome);
+            if !ok {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Keeps the newest dead instance of each init container.
+    async fn prune_init_containers(&self, pod: &Pod, identity: &PodIdentity, status: &RuntimePod) {
+        let dead = |state| matches!(state, RunState::Exited | RunState::Unknown);
+        self.remove_init_containers(pod, identity, status, 1, dead).await;
+    }
+
+    async fn remove_init_containers(
+        &self,
+        pod: &Pod,
+        identity: &PodIdentity,
+        status: &RuntimePod,
+        keep: usize,
+        which: impl Fn(RunState) -> bool,
+    ) {
+        for container in init_containers(pod) {
+            let instances = status.containers.iter().filter(|s| s.name == container.name && which(s.state));
+            for instance in instances.skip(keep) {
+                if let Err(error) = self.remove_container(identity, instance, false).await {
+                    tracing::warn!(pod = %identity, container = %container.name, %error, "cannot remove init container");
+                }
+            }
+        }
+    }
+
+    fn plan_sandbox(
+        &self,
+        pod: &Pod,
+        identity: &PodIdentity,
+        attempt: u32,
+        context: &SyncContext<'_>,
+        actions: &PodActions,
+        result: &mut SyncResult,
+    ) -> Option<SandboxPlan> {
+        // The file is small and local, and upstream reads it anew for each sandbox, too: an administrator may edit it.
+        let planned =
+            ResolvConf::read(&context.facts.resolv_conf).map_err(|error| error.to_string()).and_then(|host| {
+                sandbox_plan(pod, identity, attempt, context.cgroup_parent, &host, context.facts)
+                    .map_err(|error| error.to_string())
+            });
+        match planned {
+            Ok(plan) => {
+                if actions.create_sandbox {
+                    plan.events.iter().for_each(|event| self.event(event.clone()));
+                }
+                Some(plan)
+            }
+            Err(error) if actions.create_sandbox => {
+                let message =
+                    format!("Failed to generate sandbox config for pod {:?}: {error}", identity.name.as_str());
+                self.sandbox_failed(identity, &error, ActionError::new("CreatePodSandboxError", message), result);
+                None
+            }
+            Err(error) => {
+                let message = format!("GeneratePodSandboxConfig for pod {:?} failed: {error}", identity.to_string());
+                result.error = Some(ActionError::new("ConfigPodSandboxError", message));
+                None
+            }
+        }
+    }
+
+    fn sandbox_failed(&self, identity: &PodIdentity, text: &str, error: ActionError, result: &mut SyncResult) {
+        let message = format!("Failed to create pod sandbox: {text}");
+        self.event(PodEvent::pod(identity, EventType::Warning, "FailedCreatePodSandBox", message));
+        result.push(Action::CreatePodSandbox, &identity.to_string(), Err(error));
+    }
+
+    async fn create_sandbox(
+        &self,
+        pod: &Pod,
+        identity: &PodIdentity,
+        plan: &SandboxPlan,
+        context: &SyncContext<'_>,
+        result: &mut SyncResult,
+    ) -> Option<(SandboxId, Vec<IpAddr>)> {
+        let target = identity.to_string();
+        if let Err(error) = self.files.prepare_log_directory(identity, None).await {
+            let message = format!("Failed to create log directory for pod {target:?}: {error}");
+            let action =
+                ActionError { transient: error.transient, ..ActionError::new("CreatePodSandboxError", message) };
+            if error.transient {
+                result.push(Action::CreatePodSandbox, &target, Err(action));
+            } else {
+                self.sandbox_failed(identity, &error.to_string(), action, result);
+            }
+            return None;
+        }
+        let id = match self.api.run_pod_sandbox(&plan.config, &plan.runtime_handler).await {
+            Ok(id) => id,
+            // Its end was asked for while it was being made; whatever failed, failed because of that.
+            Err(_) if (context.is_terminating)() => return None,
+            Err(error) => {
+                let message = format!("Failed to create sandbox for pod {target:?}: {error}");
+                let transient = error.is_unavailable();
+                let action = ActionError { transient, ..ActionError::new("CreatePodSandboxError", message) };
+                self.sandbox_failed(identity, &error.to_string(), action, result);
+                return None;
+            }
+        };
+        result.push(Action::CreatePodSandbox, &target, Ok(()));
+        if host_network(pod) {
+            return Some((id, Vec::new()));
+        }
+        match self.api.sandbox_ips(&id).await {
+            Ok(ips) => Some((id, ips)),
+            Err(error) => {
+                let message = format!("Unable to get pod sandbox status: {error}");
+                self.event(PodEvent::pod(identity, EventType::Warning, "FailedPodSandBoxStatus", message));
+                let transient = error.is_unknown_outcome();
+                result.error = Some(ActionError { transient, ..ActionError::new("", error.to_string()) });
+                result.new_sandbox = Some((id, Vec::new()));
+                None
+            }
+        }
+    }
+
+    fn known_ips(&self, pod: &Pod, status: &RuntimePod, facts: &NodeFacts) -> Vec<IpAddr> {
+        let ips = if host_network(pod) { &facts.host_ips } else { status.ips() };
+        facts.sort_pod_ips(ips)
+    }
+
+    /// Removes an instance, and its log unless that is to stay. That it is gone already is success.
+    pub async fn remove_container(
+        &self,
+        identity: &PodIdentity,
+        instance: &super::model::ContainerStatus,
+        keep_log: bool,
+    ) -> Result<(), ActionError> {
+        let failed =
+            |message: String, transient| ActionError { transient, ..ActionError::new("RemoveContainerError", message) };
+        if !keep_log {
+            let removed =
+                self.files.remove_container_log(identity, &instance.name, instance.restart_count, &instance.id).await;
+            removed.map_err(|error| failed(error.to_string(), error.transient))?;
+        }
+        self.remove_container_record(&instance.id).await
+    }
+
+    pub(super) async fn remove_container_record(&self, id: &ContainerId) -> Result<(), ActionError> {
+        match self.api.remove_container(id).await {
+            Err(error) if !error.is_not_found() => {
+                let transient = error.is_unknown_outcome();
+                Err(ActionError { transient, ..ActionError::new("RemoveContainerError", error.to_string()) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+async fn run_starts<R: RuntimeApi, F: HostFiles, I: Images>(
+    start: &Start<'_, R, F, I>,
+    actions: &PodActions,
+    result: &mut SyncResult,
+) {
+    let one = async |kind: ContainerKind, container: &Container, target: Option<&str>, result: &mut SyncResult| {
+        let outcome = start.run(kind, container, target).await;
+        let ok = outcome.is_ok();
+        result.push(Action::StartContainer, &container.name, outcome);
+        ok
+    };
+    for index in &actions.ephemeral_containers_to_start {
+        if let Some(ephemeral) = ephemeral_containers(start.pod).get(*index) {
+            let target = ephemeral.target_container_name.as_deref().filter(|t| !t.is_empty());
+            one(ContainerKind::Ephemeral, &ephemeral_as_container(ephemeral), target, result).await;
+        }
+    }
+    for index in &actions.init_containers_to_start {
+        let Some(container) = init_containers(start.pod).get(*index) else { continue };
+        let ok = one(ContainerKind::Init, container, None, result).await;
+        if !ok && !is_sidecar(container) {
+            return;
+        }
+    }
+    for index in &actions.containers_to_start {
+        if let Some(container) = containers(start.pod).get(*index) {
+            one(ContainerKind::Regular, container, None, result).await;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "sync_tests.rs"]
+mod tests;

@@ -1,0 +1,547 @@
+//! The order of work against a runtime that only writes down what it is asked.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bulkhead_cri::{Code, CriError, v1};
+
+use super::*;
+use crate::runtime::backoff::NoStore;
+use crate::runtime::fixtures::{container_status, pod, sandbox_status, uid};
+use crate::runtime::gc::GcPolicy;
+use crate::runtime::hosts::EtcHosts;
+use crate::runtime::model::SandboxState;
+use crate::runtime::node_facts::HostFacts;
+use crate::runtime::ports::{HostFilesError, ImageFailure, ImageRequest, LogDirectory, ResolvedImage};
+
+#[derive(Default)]
+struct Log {
+    lines: Vec<String>,
+    /// What fails: the call's line and the code and text of the error.
+    failures: HashMap<String, (Code, &'static str)>,
+    configs: Vec<v1::ContainerConfig>,
+    highest_log: Option<u32>,
+    volnetd_away: bool,
+}
+
+#[derive(Clone, Default)]
+struct Fake(Arc<Mutex<Log>>);
+
+impl Fake {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().unwrap()
+    }
+
+    fn fail(&self, call: &str, code: Code, text: &'static str) {
+        self.log().failures.insert(call.to_owned(), (code, text));
+    }
+
+    fn call(&self, line: String) -> Result<(), CriError> {
+        let mut log = self.log();
+        let failure = log.failures.get(&line).copied();
+        log.lines.push(line);
+        failure.map_or(Ok(()), |(code, text)| Err(CriError { code, method: "test", message: text.to_owned() }))
+    }
+
+    fn file(&self, line: String) -> Result<(), HostFilesError> {
+        let mut log = self.log();
+        log.lines.push(line);
+        match log.volnetd_away {
+            true => Err(HostFilesError { message: "away".to_owned(), transient: true }),
+            false => Ok(()),
+        }
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.log().lines)
+    }
+
+    /// The calls to the runtime alone.
+    fn cri(&self) -> Vec<String> {
+        self.take().into_iter().filter(|l| l.starts_with(|c: char| c.is_ascii_uppercase())).collect()
+    }
+
+    fn events(&self) -> Vec<String> {
+        self.log().lines.iter().filter(|l| l.starts_with("event ")).cloned().collect()
+    }
+}
+
+impl RuntimeApi for Fake {
+    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, _: &str) -> Result<SandboxId, CriError> {
+        let attempt = config.metadata.as_ref().unwrap().attempt;
+        self.call(format!("RunPodSandbox {attempt}"))?;
+        Ok(SandboxId::parse(&format!("new{attempt}")).unwrap())
+    }
+    async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {
+        self.call(format!("PodSandboxStatus {sandbox}"))?;
+        Ok(vec!["10.88.0.9".parse().unwrap()])
+    }
+    async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
+        self.call(format!("StopPodSandbox {sandbox}"))
+    }
+    async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
+        self.call(format!("RemovePodSandbox {sandbox}"))
+    }
+    async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: v1::ContainerConfig,
+        _: &v1::PodSandboxConfig,
+    ) -> Result<ContainerId, CriError> {
+        let name = config.metadata.as_ref().unwrap().name.clone();
+        self.call(format!("CreateContainer {sandbox} {name}"))?;
+        self.log().configs.push(config);
+        Ok(ContainerId::parse(&format!("{name}-new")).unwrap())
+    }
+    async fn start_container(&self, container: &ContainerId) -> Result<(), CriError> {
+        self.call(format!("StartContainer {container}"))
+    }
+    async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
+        // So that whoever does not wait for its turn would come first.
+        if container.as_str() == "a-id" {
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+        }
+        self.call(format!("StopContainer {container} {grace}"))
+    }
+    async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
+        self.call(format!("RemoveContainer {container}"))
+    }
+}
+
+impl HostFiles for Fake {
+    async fn prepare_log_directory(&self, _: &PodIdentity, c: Option<&str>) -> Result<LogDirectory, HostFilesError> {
+        self.file(format!("log directory {}", c.unwrap_or("-")))?;
+        Ok(LogDirectory { highest_index: self.log().highest_log })
+    }
+    async fn write_etc_hosts(&self, _: &PodIdentity, hosts: &EtcHosts) -> Result<PathBuf, HostFilesError> {
+        self.file(format!("hosts {} {:?}", hosts.hostname, hosts.pod_ips))?;
+        Ok("/pods/etc-hosts".into())
+    }
+    async fn create_termination_file(&self, _: &PodIdentity, c: &str) -> Result<PathBuf, HostFilesError> {
+        self.file(format!("termination {c}"))?;
+        Ok("/pods/containers/x".into())
+    }
+    async fn link_container_log(
+        &self,
+        _: &PodIdentity,
+        c: &str,
+        n: u32,
+        id: &ContainerId,
+    ) -> Result<(), HostFilesError> {
+        self.file(format!("link {c} {n} {id}"))
+    }
+    async fn remove_container_log(
+        &self,
+        _: &PodIdentity,
+        c: &str,
+        n: u32,
+        id: &ContainerId,
+    ) -> Result<(), HostFilesError> {
+        self.file(format!("remove log {c} {n} {id}"))
+    }
+}
+
+impl Images for Fake {
+    async fn ensure_image(&self, request: ImageRequest<'_>) -> Result<ResolvedImage, ImageFailure> {
+        self.call(format!("ImageStatus {}", request.image)).map_err(|error| ImageFailure {
+            reason: "ErrImagePull".to_owned(),
+            message: error.message,
+            back_off_until: None,
+        })?;
+        Ok(ResolvedImage { image_ref: "sha256:i".to_owned(), ..ResolvedImage::default() })
+    }
+}
+
+impl EventSink for Fake {
+    fn emit(&self, event: PodEvent) {
+        self.log().lines.push(format!(
+            "event {} {} {} {}",
+            event.kind.as_str(),
+            event.reason,
+            event.field_path,
+            event.message
+        ));
+    }
+}
+
+struct World {
+    fake: Fake,
+    manager: RuntimeManager<Fake, Fake, Fake>,
+    facts: NodeFacts,
+    now: Arc<Mutex<SystemTime>>,
+}
+
+fn world() -> World {
+    let fake = Fake::default();
+    let now = Arc::new(Mutex::new(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)));
+    let clock = Arc::clone(&now);
+    let manager = RuntimeManager::new(
+        fake.clone(),
+        fake.clone(),
+        fake.clone(),
+        Arc::new(fake.clone()),
+        CrashLoopBackOff::new(None),
+        Arc::new(NoStore),
+    )
+    .with_clock(Arc::new(move || *clock.lock().unwrap()));
+    let mut facts = NodeFacts::new(HostFacts::default());
+    facts.resolv_conf = PathBuf::new();
+    facts.cluster_dns = vec!["10.96.0.10".to_owned()];
+    World { fake, manager, facts, now }
+}
+
+impl World {
+    async fn sync(&self, pod: &Pod, status: &RuntimePod) -> SyncResult {
+        self.sync_with(pod, status, false, false).await
+    }
+
+    async fn sync_with(&self, pod: &Pod, status: &RuntimePod, restart_all: bool, terminating: bool) -> SyncResult {
+        let fake = self.fake.clone();
+        let context = SyncContext {
+            facts: &self.facts,
+            cgroup_parent: "/kubepods/pod1",
+            volumes: &BTreeMap::new(),
+            services: Services::default(),
+            probes: &ProbeResults::default(),
+            restart_all,
+            is_terminating: &move || terminating,
+            on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),
+        };
+        self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await
+    }
+}
+
+fn container(name: &str) -> serde_json::Value {
+    serde_json::json!({"name": name, "image": "i", "terminationMessagePath": "/dev/termination-log"})
+}
+
+fn simple(names: &[&str]) -> Pod {
+    let list: Vec<_> = names.iter().map(|n| container(n)).collect();
+    pod(serde_json::json!({"containers": list, "enableServiceLinks": true, "terminationGracePeriodSeconds": 30}))
+}
+
+fn status(list: Vec<crate::runtime::model::ContainerStatus>) -> RuntimePod {
+    RuntimePod {
+        uid: Some(uid()),
+        namespace: "ns".to_owned(),
+        name: "p".to_owned(),
+        sandboxes: vec![sandbox_status("s0", 0, SandboxState::Ready)],
+        containers: list,
+    }
+}
+
+#[tokio::test]
+async fn from_nothing_to_running() {
+    let w = world();
+    let result = w.sync(&simple(&["a", "b"]), &RuntimePod::default()).await;
+    assert!(result.is_ok() && result.did_work());
+    assert_eq!(result.new_sandbox.as_ref().unwrap().0.as_str(), "new0");
+    assert_eq!(
+        w.fake.take(),
+        [
+            "log directory -",
+            "RunPodSandbox 0",
+            "PodSandboxStatus new0",
+            "ready new0 [10.88.0.9]",
+            "ImageStatus i",
+            "log directory a",
+            "hosts p [10.88.0.9]",
+            "termination a",
+            "CreateContainer new0 a",
+            "event Normal Created spec.containers{a} Container created",
+            "StartContainer a-new",
+            "event Normal Started spec.containers{a} Container started",
+            "link a 0 a-new",
+            "ImageStatus i",
+            "log directory b",
+            "hosts p [10.88.0.9]",
+            "termination b",
+            "CreateContainer new0 b",
+            "event Normal Created spec.containers{b} Container created",
+            "StartContainer b-new",
+            "event Normal Started spec.containers{b} Container started",
+            "link b 0 b-new",
+        ]
+    );
+    let settled = w.sync(&simple(&["a"]), &status(vec![container_status("a", RunState::Running, 0)])).await;
+    assert!(settled.is_ok() && !settled.did_work() && w.fake.take().is_empty());
+}
+
+#[tokio::test]
+async fn host_network_needs_no_address() {
+    let w = world();
+    let mut p = simple(&["a"]);
+    p.spec.as_mut().unwrap().host_network = Some(true);
+    w.sync(&p, &RuntimePod::default()).await;
+    assert_eq!(w.fake.cri(), ["RunPodSandbox 0", "ImageStatus i", "CreateContainer new0 a", "StartContainer a-new"]);
+}
+
+#[tokio::test]
+async fn one_failure_does_not_stop_the_others() {
+    let w = world();
+    w.fake.fail("StartContainer a-new", Code::Unknown, "boom in a-new");
+    let result = w.sync(&simple(&["a", "b"]), &status(vec![])).await;
+    assert_eq!(w.fake.events()[1], "event Warning Failed spec.containers{a} Error: boom in a");
+    assert!(w.fake.take().contains(&"StartContainer b-new".to_owned()));
+    let error = result.actions[0].error.clone().unwrap();
+    assert_eq!((error.reason.as_str(), error.message.as_str()), ("RunContainerError", "boom in a-new"));
+    assert_eq!(
+        result.error_text().unwrap(),
+        "failed to \"StartContainer\" for \"a\" with RunContainerError: \"boom in a-new\""
+    );
+    assert!(result.actions[1].error.is_none());
+}
+
+#[tokio::test]
+async fn failures_and_what_they_are_called() {
+    for (call, code, reason, event) in [
+        (
+            "ImageStatus i",
+            Code::NotFound,
+            "ErrImagePull",
+            "event Warning Failed spec.containers{a} Error: ErrImagePull",
+        ),
+        (
+            "CreateContainer s0 a",
+            Code::Unknown,
+            "CreateContainerError",
+            "event Warning Failed spec.containers{a} Error: no",
+        ),
+    ] {
+        let w = world();
+        w.fake.fail(call, code, "no");
+        let result = w.sync(&simple(&["a"]), &status(vec![])).await;
+        assert_eq!(result.actions[0].error.as_ref().unwrap().reason, reason);
+        assert_eq!(w.fake.events(), [event]);
+    }
+    let w = world();
+    let mut refused = simple(&["a"]);
+    refused.spec.as_mut().unwrap().security_context =
+        serde_json::from_value(serde_json::json!({"runAsNonRoot": true})).unwrap();
+    let result = w.sync(&refused, &status(vec![])).await;
+    let error = result.actions[0].error.clone().unwrap();
+    assert_eq!(error.reason, "CreateContainerConfigError");
+    assert!(error.message.starts_with("container has runAsNonRoot and image will run as root"));
+    assert_eq!(w.fake.cri(), ["ImageStatus i"], "nothing was made for it");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_cannot_be_made() {
+    let w = world();
+    w.fake.fail("RunPodSandbox 0", Code::Unknown, "no network");
+    let result = w.sync(&simple(&["a"]), &RuntimePod::default()).await;
+    assert_eq!(
+        w.fake.events(),
+        [
+            "event Warning FailedCreatePodSandBox  Failed to create pod sandbox: rpc error: code = Unknown desc = no network"
+        ]
+    );
+    assert_eq!(result.actions[0].error.as_ref().unwrap().reason, "CreatePodSandboxError");
+    w.fake.take();
+    let result = w.sync_with(&simple(&["a"]), &RuntimePod::default(), false, true).await;
+    assert!(result.is_ok() && w.fake.events().is_empty(), "it is being deleted: no news");
+    w.fake.take();
+    let mut users = simple(&["a"]);
+    users.spec.as_mut().unwrap().host_users = Some(false);
+    w.sync(&users, &RuntimePod::default()).await;
+    assert_eq!(
+        w.fake.take(),
+        [
+            "event Warning FailedCreatePodSandBox  Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn volnetd_away_is_nobodys_fault() {
+    let w = world();
+    w.fake.log().volnetd_away = true;
+    let result = w.sync(&simple(&["a"]), &RuntimePod::default()).await;
+    assert!(result.is_transient() && w.fake.events().is_empty());
+    let result = w.sync(&simple(&["a"]), &status(vec![])).await;
+    assert!(result.is_transient() && w.fake.events().is_empty());
+}
+
+#[tokio::test]
+async fn crashes_back_off() {
+    let w = world();
+    let p = simple(&["a"]);
+    let crashed = |count: u32, finished: u64| {
+        let mut c = container_status("a", RunState::Exited, 1);
+        c.restart_count = count;
+        c.finished_at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(finished));
+        status(vec![c])
+    };
+    w.fake.log().volnetd_away = true;
+    assert!(w.sync(&p, &crashed(0, 1000)).await.is_transient());
+    w.fake.log().volnetd_away = false;
+    assert!(
+        w.sync(&p, &crashed(0, 1000)).await.is_ok(),
+        "the first restart is at once, and the failed attempt does not count"
+    );
+    assert_eq!(w.fake.log().configs[0].log_path, "a/1.log");
+    w.fake.take();
+    let held = w.sync(&p, &crashed(1, 1000)).await;
+    let error = held.actions[0].error.clone().unwrap();
+    assert_eq!(error.reason, "CrashLoopBackOff");
+    assert_eq!(error.message, format!("back-off 10s restarting failed container=a pod=p_ns({})", uid()));
+    assert_eq!(held.back_off_until(), Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1010)));
+    assert!(!held.did_work());
+    assert_eq!(
+        w.fake.take(),
+        [format!(
+            "event Warning BackOff spec.containers{{a}} Back-off restarting failed container a in pod p_ns({})",
+            uid()
+        )]
+    );
+    *w.now.lock().unwrap() += Duration::from_secs(10);
+    assert!(w.sync(&p, &crashed(1, 1000)).await.is_ok());
+    w.manager.forget_expired_back_off();
+}
+
+#[tokio::test]
+async fn restart_counts_go_on_after_the_runtime_forgot() {
+    let w = world();
+    w.fake.log().highest_log = Some(3);
+    w.sync(&simple(&["a"]), &status(vec![])).await;
+    let config = w.fake.log().configs.pop().unwrap();
+    assert_eq!((config.log_path.as_str(), config.metadata.unwrap().attempt), ("a/4.log", 4));
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_is_replaced() {
+    let w = world();
+    let mut p = simple(&["a"]);
+    p.spec.as_mut().unwrap().init_containers = Some(vec![serde_json::from_value(container("i")).unwrap()]);
+    let mut old = status(vec![container_status("a", RunState::Running, 0), container_status("i", RunState::Exited, 0)]);
+    old.sandboxes[0].state = SandboxState::NotReady;
+    w.sync(&p, &old).await;
+    let events = w.fake.events();
+    assert_eq!(events[0], "event Normal SandboxChanged  Pod sandbox changed, it will be killed and re-created.");
+    assert_eq!(events[1], "event Normal Killing spec.containers{a} Stopping container a");
+    assert_eq!(
+        w.fake.cri(),
+        [
+            "StopContainer a-id 30",
+            "StopPodSandbox s0",
+            "RemoveContainer i-id",
+            "RunPodSandbox 1",
+            "PodSandboxStatus new1",
+            "ImageStatus i",
+            "CreateContainer new1 i",
+            "StartContainer i-new",
+        ]
+    );
+    w.fake.fail("StopPodSandbox s0", Code::Unknown, "stuck");
+    let result = w.sync(&p, &old).await;
+    assert!(!w.fake.take().iter().any(|l| l.starts_with("RunPodSandbox")), "never two sandboxes");
+    assert_eq!(result.actions.last().unwrap().error.as_ref().unwrap().reason, "KillPodSandboxError");
+}
+
+#[tokio::test]
+async fn init_containers_first_and_alone() {
+    let w = world();
+    let mut p = simple(&["a"]);
+    let init: Vec<Container> = ["i", "j"].map(|n| serde_json::from_value(container(n)).unwrap()).to_vec();
+    p.spec.as_mut().unwrap().init_containers = Some(init);
+    w.fake.fail("ImageStatus i", Code::NotFound, "no");
+    w.sync(&p, &status(vec![])).await;
+    assert_eq!(w.fake.cri(), ["ImageStatus i"], "no other starts after a failed init container");
+    let mut older = container_status("i", RunState::Exited, 0);
+    older.id = ContainerId::parse("i-old").unwrap();
+    let s =
+        status(vec![container_status("j", RunState::Running, 0), container_status("i", RunState::Exited, 0), older]);
+    w.sync(&p, &s).await;
+    assert_eq!(w.fake.take(), ["remove log i 0 i-old", "RemoveContainer i-old"]);
+}
+
+#[tokio::test]
+async fn changed_definition_and_later_features() {
+    let w = world();
+    let mut p = simple(&["a"]);
+    p.spec.as_mut().unwrap().containers[0].lifecycle =
+        serde_json::from_value(serde_json::json!({"preStop": {"sleep": {"seconds": 1}}})).unwrap();
+    let mut old = container_status("a", RunState::Running, 0);
+    old.hash = 7;
+    w.sync(&p, &status(vec![old])).await;
+    let events = w.fake.events();
+    assert_eq!(events[0], "event Normal Killing spec.containers{a} Container a definition changed, will be restarted");
+    assert!(events[1].contains("lifecycle.preStop, which is not supported yet"));
+    assert_eq!(
+        w.fake.cri(),
+        ["StopContainer a-id 30", "ImageStatus i", "CreateContainer s0 a", "StartContainer a-new"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn killing_a_pod() {
+    let w = world();
+    let mut p = simple(&["a", "b"]);
+    p.spec.as_mut().unwrap().init_containers =
+        Some(vec![serde_json::from_value(serde_json::json!({"name": "side", "restartPolicy": "Always"})).unwrap()]);
+    let s = status(vec![
+        container_status("side", RunState::Running, 0),
+        container_status("a", RunState::Running, 0),
+        container_status("b", RunState::Exited, 0),
+    ]);
+    assert!(w.manager.kill_pod(Some(&p), &s, None).await.is_ok());
+    assert_eq!(w.fake.cri(), ["StopContainer a-id 30", "StopContainer side-id 30", "StopPodSandbox s0"]);
+    w.manager.kill_pod(Some(&p), &s, Some(0)).await;
+    assert!(w.fake.cri().contains(&"StopContainer a-id 2".to_owned()), "never less than two seconds");
+    let mut orphan = s.clone();
+    orphan.containers[1].pod_termination_grace = Some(12);
+    w.manager.kill_pod(None, &orphan, None).await;
+    let lines = w.fake.take();
+    assert!(
+        lines.contains(&"StopContainer a-id 12".to_owned()) && lines.contains(&"StopContainer side-id 2".to_owned())
+    );
+    assert!(lines.contains(&"event Normal Killing spec.containers{a} Stopping container a".to_owned()));
+    w.fake.fail("StopContainer a-id 30", Code::NotFound, "gone");
+    assert!(w.manager.kill_pod(Some(&p), &s, None).await.is_ok());
+    w.fake.fail("StopContainer a-id 30", Code::DeadlineExceeded, "slow");
+    let result = w.manager.kill_pod(Some(&p), &s, None).await;
+    assert!(result.is_transient() && result.error_text().unwrap().contains("KillContainerError"));
+}
+
+#[tokio::test]
+async fn restarting_in_place_keeps_logs_and_sandbox() {
+    let w = world();
+    let s = status(vec![container_status("a", RunState::Running, 0)]);
+    w.sync_with(&simple(&["a"]), &s, true, false).await;
+    assert_eq!(
+        w.fake.take(),
+        ["event Normal Killing spec.containers{a} killing", "StopContainer a-id 2", "RemoveContainer a-id",]
+    );
+}
+
+#[tokio::test]
+async fn garbage() {
+    let w = world();
+    let mut dead =
+        status(vec![container_status("a", RunState::Exited, 0), container_status("b", RunState::Unknown, 0)]);
+    dead.sandboxes[0].state = SandboxState::NotReady;
+    w.fake.fail("RemoveContainer a-id", Code::Unknown, "busy");
+    let failed = w.manager.collect_garbage(std::slice::from_ref(&dead), GcPolicy::default(), |_| true).await;
+    assert_eq!(failed.len(), 1);
+    assert_eq!(
+        w.fake.take(),
+        [
+            "remove log a 0 a-id",
+            "RemoveContainer a-id",
+            "StopContainer b-id 2",
+            "remove log b 0 b-id",
+            "RemoveContainer b-id",
+        ]
+    );
+    dead.containers.clear();
+    w.manager.collect_garbage(std::slice::from_ref(&dead), GcPolicy::default(), |_| true).await;
+    assert_eq!(w.fake.take(), ["StopPodSandbox s0", "RemovePodSandbox s0"]);
+    let mut older = container_status("a", RunState::Exited, 0);
+    older.id = ContainerId::parse("a-old").unwrap();
+    let p = status(vec![container_status("a", RunState::Exited, 0), older]);
+    let died = ContainerId::parse("a-id").unwrap();
+    w.manager.remove_surplus(&p, &died, GcPolicy::default(), false).await;
+    assert_eq!(w.fake.cri(), ["RemoveContainer a-old"]);
+}

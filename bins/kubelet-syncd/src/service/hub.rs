@@ -1,0 +1,214 @@
+//! The state of every pod as callers see it, and the order in which it changed.
+//!
+//! One copy of each pod's newest state; a change gives it the next sequence number. A watcher asks for what is newer than
+//! its position, so a slow one skips what is outdated anyway and no queue grows. Removals are remembered for a while; who
+//! has slept longer gets everything anew.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bulkhead_ipc::syncd::{Event, PodState};
+use bulkhead_types::PodUid;
+use tokio::sync::watch;
+
+/// Removals remembered.
+const TOMBSTONES: usize = 1024;
+/// Events shown with a pod.
+const RECENT_EVENTS: usize = 32;
+
+/// What a watcher is told.
+#[derive(Debug, Clone)]
+pub enum Change {
+    Upsert(u64, Arc<PodState>),
+    Removed(u64, String),
+    /// Everything that exists has been named; the number is the position.
+    SnapshotDone(u64),
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    seq: u64,
+    pods: HashMap<PodUid, (u64, Arc<PodState>)>,
+    order: BTreeMap<u64, PodUid>,
+    removed: VecDeque<(u64, PodUid)>,
+    /// Removals up to this number are forgotten.
+    forgotten: u64,
+}
+
+/// Shared by the main loop, the pods' tasks and the service.
+#[derive(Debug)]
+pub struct PodHub {
+    inner: Mutex<Inner>,
+    changed: watch::Sender<u64>,
+}
+
+impl Default for PodHub {
+    fn default() -> Self {
+        PodHub { inner: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+impl PodHub {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // No method panics between two writes.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a pod's state; a new one is made where `f` is told of a pod that is not there yet. Nothing is announced
+    /// when nothing changed.
+    pub fn modify(&self, uid: &PodUid, f: impl FnOnce(&mut PodState)) {
+        let mut inner = self.inner();
+        let old = inner.pods.get(uid).map(|(seq, state)| (*seq, state.clone()));
+        let mut state = match &old {
+            Some((_, state)) => PodState::clone(state),
+            None => PodState { uid: uid.to_string(), ..PodState::default() },
+        };
+        f(&mut state);
+        if old.as_ref().is_some_and(|(_, old)| **old == state) {
+            return;
+        }
+        inner.seq += 1;
+        let seq = inner.seq;
+        if let Some((old, _)) = old {
+            inner.order.remove(&old);
+        }
+        inner.order.insert(seq, uid.clone());
+        inner.pods.insert(uid.clone(), (seq, Arc::new(state)));
+        drop(inner);
+        self.changed.send_replace(seq);
+    }
+
+    /// The same for a pod that is known already; another one stays unknown.
+    pub fn modify_known(&self, uid: &PodUid, f: impl FnOnce(&mut PodState)) {
+        if self.get(uid).is_some() {
+            self.modify(uid, f);
+        }
+    }
+
+    /// What the pod does or waits for, in a sentence.
+    pub fn why(&self, uid: &PodUid, why: impl Into<String>) {
+        let why = why.into();
+        self.modify_known(uid, |state| {
+            if state.why != why {
+                state.why = why;
+                state.why_since = jiff::Timestamp::now().to_string();
+            }
+        });
+    }
+
+    /// Adds an event to the pod's own short list.
+    pub fn event(&self, uid: &PodUid, event: Event) {
+        self.modify_known(uid, |state| {
+            if state.recent_events.len() >= RECENT_EVENTS {
+                state.recent_events.remove(0);
+            }
+            state.recent_events.push(event);
+        });
+    }
+
+    pub fn remove(&self, uid: &PodUid) {
+        let mut inner = self.inner();
+        let Some((old, _)) = inner.pods.remove(uid) else { return };
+        inner.order.remove(&old);
+        inner.seq += 1;
+        let seq = inner.seq;
+        inner.removed.push_back((seq, uid.clone()));
+        if inner.removed.len() > TOMBSTONES
+            && let Some((forgotten, _)) = inner.removed.pop_front()
+        {
+            inner.forgotten = forgotten;
+        }
+        drop(inner);
+        self.changed.send_replace(seq);
+    }
+
+    pub fn get(&self, uid: &PodUid) -> Option<Arc<PodState>> {
+        self.inner().pods.get(uid).map(|(_, state)| state.clone())
+    }
+
+    /// All pods, by namespace and name.
+    pub fn list(&self) -> Vec<Arc<PodState>> {
+        let mut pods: Vec<Arc<PodState>> = self.inner().pods.values().map(|(_, state)| state.clone()).collect();
+        pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        pods
+    }
+
+    /// What is new since `position`; everything, with a closing mark, for a position that is not known (any more).
+    /// Answers the new position as well.
+    pub fn since(&self, position: Option<u64>) -> (u64, Vec<Change>) {
+        let inner = self.inner();
+        let known = position.filter(|seq| *seq >= inner.forgotten && *seq <= inner.seq);
+        let from = known.map_or(0, |seq| seq + 1);
+        let mut changes: Vec<(u64, Change)> = inner
+            .order
+            .range(from..)
+            .filter_map(|(seq, uid)| Some((*seq, Change::Upsert(*seq, inner.pods.get(uid)?.1.clone()))))
+            .collect();
+        if known.is_some() {
+            let removed = inner.removed.iter().filter(|(seq, uid)| *seq >= from && !inner.pods.contains_key(uid));
+            changes.extend(removed.map(|(seq, uid)| (*seq, Change::Removed(*seq, uid.to_string()))));
+            changes.sort_by_key(|(seq, _)| *seq);
+        }
+        let mut changes: Vec<Change> = changes.into_iter().map(|(_, change)| change).collect();
+        if known.is_none() {
+            changes.push(Change::SnapshotDone(inner.seq));
+        }
+        (inner.seq, changes)
+    }
+
+    /// Sees the sequence number of each change.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(text: &str) -> PodUid {
+        PodUid::parse(text).unwrap()
+    }
+
+    fn text(changes: &[Change]) -> Vec<String> {
+        changes
+            .iter()
+            .map(|c| match c {
+                Change::Upsert(_, state) => format!("+{} {}", state.uid, state.phase),
+                Change::Removed(_, uid) => format!("-{uid}"),
+                Change::SnapshotDone(_) => "done".to_owned(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_watcher_gets_the_newest_state_only() {
+        let hub = PodHub::default();
+        let phase = |pod: &str, phase: &str| hub.modify(&uid(pod), |s| s.phase = phase.to_owned());
+        phase("a", "Pending");
+        phase("b", "Pending");
+        let (position, changes) = hub.since(None);
+        assert_eq!(text(&changes), ["+a Pending", "+b Pending", "done"]);
+        phase("a", "Running");
+        phase("a", "Running");
+        phase("a", "Succeeded");
+        hub.remove(&uid("b"));
+        let (next, changes) = hub.since(Some(position));
+        assert_eq!(text(&changes), ["+a Succeeded", "-b"]);
+        assert!(hub.since(Some(next)).1.is_empty());
+        // A position from the future is another life's.
+        assert_eq!(text(&hub.since(Some(next + 7)).1), ["+a Succeeded", "done"]);
+    }
+
+    #[test]
+    fn who_slept_too_long_gets_everything() {
+        let hub = PodHub::default();
+        hub.modify(&uid("a"), |_| {});
+        let (position, _) = hub.since(None);
+        for i in 0..=TOMBSTONES {
+            hub.modify(&uid(&format!("x{i}")), |_| {});
+            hub.remove(&uid(&format!("x{i}")));
+        }
+        assert_eq!(text(&hub.since(Some(position)).1), ["+a ", "done"]);
+    }
+}

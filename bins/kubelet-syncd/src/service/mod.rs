@@ -1,0 +1,10 @@
+//! `kubelet.syncd.v1`: what this daemon tells the others. Read-only; whatever is shown is kept ready in [`hub`] and
+//! [`ring`], so a caller costs the main loop nothing.
+
+pub mod api;
+pub mod hub;
+pub mod ring;
+pub mod rules;
+
+pub use hub::PodHub;
+pub use ring::EventRing;

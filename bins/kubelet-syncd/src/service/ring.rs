@@ -1,0 +1,94 @@
+//! Events to be recorded on the API server: a bounded queue that anybody may read from any position.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bulkhead_ipc::common::Cursor;
+use bulkhead_ipc::syncd::Event;
+use tokio::sync::watch;
+
+/// Events kept; the oldest goes first.
+const CAPACITY: usize = 1024;
+
+#[derive(Debug, Default)]
+struct Inner {
+    seq: u64,
+    events: VecDeque<Event>,
+}
+
+/// Shared by everything that has something to report.
+#[derive(Debug)]
+pub struct EventRing {
+    epoch: u64,
+    inner: Mutex<Inner>,
+    changed: watch::Sender<u64>,
+}
+
+impl EventRing {
+    /// `epoch`: of this process.
+    pub fn new(epoch: u64) -> Self {
+        EventRing { epoch, inner: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the event its place and keeps it. Answers it as it is kept.
+    pub fn push(&self, mut event: Event) -> Event {
+        let mut inner = self.inner();
+        inner.seq += 1;
+        event.cursor = Some(Cursor { epoch: self.epoch, seq: inner.seq });
+        if inner.events.len() >= CAPACITY {
+            inner.events.pop_front();
+        }
+        inner.events.push_back(event.clone());
+        let seq = inner.seq;
+        drop(inner);
+        self.changed.send_replace(seq);
+        event
+    }
+
+    /// Events after `seq`, oldest first, at most `limit`. Each says how many were lost before it.
+    pub fn after(&self, seq: u64, limit: usize) -> Vec<Event> {
+        let inner = self.inner();
+        let number = |event: &Event| event.cursor.map_or(0, |c| c.seq);
+        let mut expected = seq + 1;
+        inner
+            .events
+            .iter()
+            .filter(|event| number(event) > seq)
+            .take(limit)
+            .map(|event| {
+                let mut event = event.clone();
+                event.dropped = number(&event).saturating_sub(expected);
+                expected = number(&event) + 1;
+                event
+            })
+            .collect()
+    }
+
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounded_and_honest_about_losses() {
+        let ring = EventRing::new(7);
+        for i in 0..CAPACITY + 10 {
+            ring.push(Event { message: i.to_string(), ..Event::default() });
+        }
+        let all = ring.after(0, usize::MAX);
+        assert_eq!(all.len(), CAPACITY);
+        assert_eq!((all[0].dropped, all[1].dropped), (10, 0));
+        assert_eq!(all[0].message, "10");
+        let last = all.last().unwrap().cursor.unwrap();
+        assert_eq!((last.epoch, last.seq), (7, (CAPACITY + 10) as u64));
+        assert!(ring.after(last.seq, 9).is_empty());
+    }
+}

@@ -1,0 +1,14 @@
+//! Who may call what.
+
+use bulkhead_ipc::peers::{MethodRule, Role};
+
+const READERS: &[Role] = &[Role::Statusd, Role::Evictiond, Role::Operator];
+
+/// The table of this process; what is not in it may not be called.
+pub const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.syncd.v1.Pods/List", peers: READERS },
+    MethodRule { method: "/kubelet.syncd.v1.Pods/Get", peers: READERS },
+    MethodRule { method: "/kubelet.syncd.v1.Pods/Watch", peers: READERS },
+    MethodRule { method: "/kubelet.syncd.v1.Events/Watch", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: READERS },
+];

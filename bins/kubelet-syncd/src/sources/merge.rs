@@ -1,0 +1,247 @@
+//! Merges the complete sets of each source into ordered changes (upstream `pkg/kubelet/config/config.go`). Pure: sets in,
+//! changes out.
+//!
+//! Invariants: a uid is in at most one pod of a source; full names are unique within a source; what a consumer gets by
+//! applying the changes in order is the newest set of each source; a source's first set always yields at least one
+//! change, if only an empty ADD, so that its consumer learns that the source has spoken.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::static_pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use super::validation::field::text;
+
+/// Where desired pods come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SourceKind {
+    File,
+    Http,
+    Api,
+}
+
+impl SourceKind {
+    /// Value of the annotation `kubernetes.io/config.source`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            SourceKind::File => "file",
+            SourceKind::Http => "http",
+            SourceKind::Api => "api",
+        }
+    }
+}
+
+impl std::fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What happened to the pods of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PodOp {
+    /// No longer wanted by the source.
+    Remove,
+    /// New. An empty one only says that the source has delivered.
+    Add,
+    /// Content changed under the same uid.
+    Update,
+    /// Asked to terminate (deletionTimestamp); the API server alone does that.
+    Delete,
+    /// Only the status changed.
+    Reconcile,
+}
+
+/// One change, for all its pods.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodUpdate {
+    pub op: PodOp,
+    pub source: SourceKind,
+    pub pods: Vec<Arc<Pod>>,
+}
+
+/// A pod that was dropped, for an event on it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DroppedPod {
+    pub pod: Arc<Pod>,
+    /// `FailedValidation`.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// What a set led to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Merged {
+    /// In the order in which they have to be handled.
+    pub updates: Vec<PodUpdate>,
+    pub dropped: Vec<DroppedPod>,
+}
+
+/// The newest set of each source, and which sources have delivered and been heard.
+#[derive(Debug, Default)]
+pub struct Merge {
+    sources: BTreeMap<SourceKind, Source>,
+}
+
+#[derive(Debug, Default)]
+struct Source {
+    pods: BTreeMap<String, Arc<Pod>>,
+    /// It has delivered a set.
+    delivered: bool,
+    /// The main loop has taken a change of it.
+    consumed: bool,
+}
+
+impl Merge {
+    /// Announces a source: from here on [`Self::all_ready`] waits for it.
+    pub fn register(&mut self, kind: SourceKind) {
+        self.sources.entry(kind).or_default();
+    }
+
+    /// The main loop has taken a change of that source.
+    pub fn consumed(&mut self, kind: SourceKind) {
+        if let Some(source) = self.sources.get_mut(&kind) {
+            source.consumed = true;
+        }
+    }
+
+    pub fn delivered(&self, kind: SourceKind) -> bool {
+        self.sources.get(&kind).is_some_and(|s| s.delivered)
+    }
+
+    /// Every registered source has delivered a set, and the main loop has heard of it. Before that nothing is deleted.
+    pub fn all_ready(&self) -> bool {
+        self.sources.values().all(|s| s.delivered && s.consumed)
+    }
+
+    /// Number of pods that the source wants now.
+    pub fn count(&self, kind: SourceKind) -> usize {
+        self.sources.get(&kind).map_or(0, |s| s.pods.len())
+    }
+
+    /// Takes the complete new set of a source. `now` becomes the first-seen time of new pods.
+    pub fn set(&mut self, kind: SourceKind, pods: Vec<Pod>, now: Timestamp) -> Merged {
+        let source = self.sources.entry(kind).or_default();
+        let mut dropped = Vec::new();
+        let mut old = std::mem::take(&mut source.pods);
+        let (mut adds, mut updates, mut deletes, mut reconciles) = (vec![], vec![], vec![], vec![]);
+        let mut names = BTreeSet::new();
+        for mut pod in pods {
+            let full_name = (text(&pod.metadata.namespace).to_owned(), text(&pod.metadata.name).to_owned());
+            let uid = text(&pod.metadata.uid).to_owned();
+            let duplicate_name = names.contains(&full_name);
+            if duplicate_name || source.pods.contains_key(&uid) {
+                dropped.push(drop_duplicate(pod, kind, &uid, duplicate_name));
+                continue;
+            }
+            names.insert(full_name);
+            pod.metadata.annotations.get_or_insert_default().insert(CONFIG_SOURCE.to_owned(), kind.as_str().to_owned());
+            let kept = match old.remove(&uid) {
+                None => {
+                    let annotations = pod.metadata.annotations.get_or_insert_default();
+                    annotations.insert(CONFIG_SEEN.to_owned(), seen(now));
+                    let pod = Arc::new(pod);
+                    adds.push(pod.clone());
+                    pod
+                }
+                Some(existing) => match compare(&existing, &pod) {
+                    Difference::None => existing,
+                    Difference::Status => {
+                        let mut next = (*existing).clone();
+                        next.status = pod.status;
+                        let next = Arc::new(next);
+                        reconciles.push(next.clone());
+                        next
+                    }
+                    Difference::Content => {
+                        let list = if pod.metadata.deletion_timestamp.is_some() { &mut deletes } else { &mut updates };
+                        let next = Arc::new(updated(&existing, pod));
+                        list.push(next.clone());
+                        next
+                    }
+                },
+            };
+            source.pods.insert(uid, kept);
+        }
+        let first = !std::mem::replace(&mut source.delivered, true);
+        let announce = first && adds.is_empty() && updates.is_empty() && deletes.is_empty();
+        let removes: Vec<Arc<Pod>> = old.into_values().collect();
+        let change = |op, pods: Vec<Arc<Pod>>| (!pods.is_empty()).then_some(PodUpdate { op, source: kind, pods });
+        let empty_add = announce.then_some(PodUpdate { op: PodOp::Add, source: kind, pods: vec![] });
+        let updates = [
+            change(PodOp::Remove, removes),
+            change(PodOp::Add, adds),
+            change(PodOp::Update, updates),
+            change(PodOp::Delete, deletes),
+            empty_add,
+            change(PodOp::Reconcile, reconciles),
+        ];
+        Merged { updates: updates.into_iter().flatten().collect(), dropped }
+    }
+}
+
+/// As upstream prints `config.seen`: nine digits of fraction, always.
+fn seen(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string()
+}
+
+fn drop_duplicate(pod: Pod, kind: SourceKind, uid: &str, by_name: bool) -> DroppedPod {
+    let name = text(&pod.metadata.name);
+    let shown = format!("{name}_{}({uid})", text(&pod.metadata.namespace));
+    let message = if by_name {
+        format!("Error validating pod {shown} from {kind} due to duplicate pod name \"{name}\", ignoring")
+    } else {
+        format!("Error validating pod {shown} from {kind} due to duplicate pod uid \"{uid}\", ignoring")
+    };
+    tracing::warn!(pod = %shown, source = %kind, "{message}");
+    DroppedPod { pod: Arc::new(pod), reason: "FailedValidation", message }
+}
+
+enum Difference {
+    None,
+    Status,
+    Content,
+}
+
+fn is_local(annotation: &str) -> bool {
+    [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN].contains(&annotation)
+}
+
+fn compare(existing: &Pod, new: &Pod) -> Difference {
+    let foreign = |pod: &Pod| -> BTreeMap<String, String> {
+        let all = pod.metadata.annotations.iter().flatten();
+        all.filter(|(key, _)| !is_local(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
+    };
+    let same = existing.spec == new.spec
+        && existing.metadata.labels == new.metadata.labels
+        && existing.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+        && existing.metadata.deletion_grace_period_seconds == new.metadata.deletion_grace_period_seconds
+        && foreign(existing) == foreign(new);
+    match same {
+        true if existing.status == new.status => Difference::None,
+        true => Difference::Status,
+        false => Difference::Content,
+    }
+}
+
+/// The new content under the old identity; local annotations stay as they are.
+fn updated(existing: &Pod, new: Pod) -> Pod {
+    let mut next = existing.clone();
+    let mut annotations = new.metadata.annotations.unwrap_or_default();
+    for (key, value) in existing.metadata.annotations.iter().flatten().filter(|(key, _)| is_local(key)) {
+        annotations.insert(key.clone(), value.clone());
+    }
+    next.metadata.annotations = Some(annotations);
+    next.metadata.labels = new.metadata.labels;
+    next.metadata.deletion_timestamp = new.metadata.deletion_timestamp;
+    next.metadata.deletion_grace_period_seconds = new.metadata.deletion_grace_period_seconds;
+    next.metadata.generation = new.metadata.generation;
+    next.spec = new.spec;
+    next.status = new.status;
+    next
+}

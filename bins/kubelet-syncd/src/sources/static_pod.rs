@@ -1,0 +1,140 @@
+//! From a decoded manifest to the pod that the node runs: defaults, uid, name with the node's suffix, annotations, the
+//! toleration, validation, and no reference to API objects (upstream `pkg/kubelet/config/common.go`).
+
+#[cfg(test)]
+mod tests;
+
+use bulkhead_types::{NodeName, PodUid};
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+
+use super::uids::{UidChoice, Uids, content_digest, generated_uid};
+use super::validation::field::text;
+use super::validation::{Errors, validate_pod};
+use super::{defaults, references};
+
+/// Annotation with the hash of the manifest: the uid.
+pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Annotation with the kind of source: `file`, `http`, `api`.
+pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Annotation with the time at which the pod was first seen.
+pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+/// Annotation on the mirror of a static pod.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Where a manifest comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin<'a> {
+    /// Full path of the file.
+    File(&'a str),
+    Url(&'a str),
+}
+
+/// Why a decoded pod is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedPod {
+    #[error("invalid pod: name is needed for the pod")]
+    NoName,
+    #[error("invalid pod: {0}")]
+    Invalid(Errors),
+    #[error("static pods may not reference {0}")]
+    References(&'static str),
+    #[error("metadata.uid {0:?} cannot name a directory: letters, digits, '-', '_' and '.' are, 128 at most")]
+    UnsafeUid(String),
+}
+
+/// A static pod and what its uid rests on.
+#[derive(Debug, Clone)]
+pub struct StaticPod {
+    pub pod: Pod,
+    /// Key of the choice in the record.
+    pub origin: String,
+    pub digest: String,
+}
+
+impl StaticPod {
+    /// What the record keeps of it.
+    pub fn choice(&self) -> UidChoice {
+        let uid = text(&self.pod.metadata.uid).to_owned();
+        UidChoice { digest: self.digest.clone(), uid, pod: Box::new(self.pod.clone()) }
+    }
+
+    /// The pod that was last built from there, when it was built for this node.
+    pub fn from_record(origin: &str, choice: &UidChoice, node: &NodeName) -> Option<StaticPod> {
+        let pod = (*choice.pod).clone();
+        let for_node = pod.spec.as_ref().is_some_and(|s| text(&s.node_name) == node.as_str());
+        for_node.then(|| StaticPod { pod, origin: origin.to_owned(), digest: choice.digest.clone() })
+    }
+}
+
+/// Key of the uid choice.
+pub fn choice_key(origin: Origin<'_>, namespace: &str, name: &str) -> String {
+    match origin {
+        Origin::File(path) => format!("file:{path}"),
+        Origin::Url(url) => format!("url:{url}#{namespace}/{name}"),
+    }
+}
+
+/// Builds the pod, or says why upstream would not take it.
+pub fn build(mut pod: Pod, origin: Origin<'_>, node: &NodeName, uids: &Uids) -> Result<StaticPod, RefusedPod> {
+    defaults::apply(&mut pod);
+    let name = text(&pod.metadata.name).to_owned();
+    if name.is_empty() {
+        return Err(RefusedPod::NoName);
+    }
+    let given_uid = text(&pod.metadata.uid).to_owned();
+    let digest = content_digest(&pod);
+    let generated = given_uid.is_empty().then(|| match origin {
+        Origin::File(path) => generated_uid(&pod, &format!("host:{node}file:{path}")),
+        Origin::Url(url) => generated_uid(&pod, &format!("url:{url}")),
+    });
+
+    pod.metadata.name = Some(format!("{name}-{}", node.as_str().to_lowercase()));
+    if text(&pod.metadata.namespace).is_empty() {
+        pod.metadata.namespace = Some("default".to_owned());
+    }
+    let key = choice_key(origin, text(&pod.metadata.namespace), &name);
+    let uid = match generated {
+        Some(generated) => uids.choose(&key, &digest, &generated, &pod),
+        None => given_uid,
+    };
+    if PodUid::parse(&uid).is_err() {
+        return Err(RefusedPod::UnsafeUid(uid));
+    }
+    pod.metadata.annotations.get_or_insert_default().insert(CONFIG_HASH.to_owned(), uid.clone());
+    pod.metadata.uid = Some(uid);
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node.as_str().to_owned());
+    if matches!(origin, Origin::File(_)) {
+        tolerate_no_execute(spec.tolerations.get_or_insert_default());
+    }
+    pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
+
+    let errors = validate_pod(&pod);
+    if !errors.is_empty() {
+        return Err(RefusedPod::Invalid(errors));
+    }
+    if let Some(kind) = pod.spec.as_ref().and_then(references::first) {
+        return Err(RefusedPod::References(kind));
+    }
+    Ok(StaticPod { pod, origin: key, digest })
+}
+
+/// A pod from a file stays through every NoExecute taint; an equal toleration with a time limit is replaced.
+fn tolerate_no_execute(tolerations: &mut Vec<Toleration>) {
+    let ours =
+        Toleration { operator: Some("Exists".to_owned()), effect: Some("NoExecute".to_owned()), ..Default::default() };
+    let mut replaced = false;
+    for own in tolerations.iter_mut() {
+        let same = text(&own.operator) == "Exists"
+            && text(&own.effect) == "NoExecute"
+            && text(&own.key).is_empty()
+            && text(&own.value).is_empty();
+        if same {
+            *own = ours.clone();
+            replaced = true;
+        }
+    }
+    if !replaced {
+        tolerations.push(ours);
+    }
+}

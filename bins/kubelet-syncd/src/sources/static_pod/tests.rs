@@ -1,0 +1,286 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::sources::decode;
+use crate::sources::uids::{Forgetful, RunningPod, UidBook, UidStore, UidStoreError};
+
+fn node() -> NodeName {
+    NodeName::parse("node-a").unwrap()
+}
+
+fn no_record() -> Uids {
+    Uids::new(Box::new(Forgetful), Vec::new())
+}
+
+fn from(text: &str) -> Pod {
+    decode::pod(text.as_bytes()).unwrap().0
+}
+
+const WEB: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  namespace: kube-system\n  labels: {tier: static}\n\
+                   spec:\n  terminationGracePeriodSeconds: 2\n  containers:\n  - name: main\n    \
+                   image: registry.k8s.io/e2e-test-images/busybox:1.37.0-1\n    command: [sh, -c, sleep 3600]\n    \
+                   resources: {requests: {cpu: 10m}}\n";
+
+/// What upstream's kubelet made of the same file, as its mirror pod showed it (without what the API server adds).
+#[test]
+fn a_file_becomes_what_upstream_makes_of_it() {
+    let built = build(from(WEB), Origin::File("/m/web.yaml"), &node(), &no_record()).unwrap();
+    let pod = serde_json::to_value(&built.pod).unwrap();
+    let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+    assert_eq!(uid.len(), 32);
+    assert_eq!(
+        pod["metadata"],
+        json!({
+            "name": "web-node-a", "namespace": "kube-system", "uid": uid, "labels": {"tier": "static"},
+            "annotations": {"kubernetes.io/config.hash": uid},
+        })
+    );
+    assert_eq!(
+        pod["spec"],
+        json!({
+            "containers": [{
+                "command": ["sh", "-c", "sleep 3600"],
+                "image": "registry.k8s.io/e2e-test-images/busybox:1.37.0-1",
+                "imagePullPolicy": "IfNotPresent",
+                "name": "main",
+                "resources": {"requests": {"cpu": "10m"}},
+                "terminationMessagePath": "/dev/termination-log",
+                "terminationMessagePolicy": "File",
+            }],
+            "dnsPolicy": "ClusterFirst",
+            "enableServiceLinks": true,
+            "nodeName": "node-a",
+            "restartPolicy": "Always",
+            "schedulerName": "default-scheduler",
+            "securityContext": {},
+            "terminationGracePeriodSeconds": 2,
+            "tolerations": [{"effect": "NoExecute", "operator": "Exists"}],
+        })
+    );
+    assert_eq!(pod["status"], json!({"phase": "Pending"}));
+}
+
+#[test]
+fn every_default() {
+    let text = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"d","annotations":{"pod.beta.kubernetes.io/init-containers":"x"}},
+      "spec":{"hostNetwork":true,"terminationGracePeriodSeconds":-5,
+        "initContainers":[{"name":"i","image":"a","resources":{"limits":{"memory":"1Gi"}}}],
+        "containers":[{"name":"c","image":"a:latest","ports":[{"containerPort":80},{"containerPort":81,"hostPort":81,"protocol":"UDP"}],
+          "env":[{"name":"A","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}}],
+          "resources":{"limits":{"cpu":"0.0001","memory":"64Mi"},"requests":{"memory":"32Mi"}},
+          "livenessProbe":{"httpGet":{"port":80}},"readinessProbe":{"grpc":{"port":1},"periodSeconds":3},
+          "lifecycle":{"preStop":{"httpGet":{"port":"x"}}}}],
+        "volumes":[{"name":"bare"},{"name":"host","hostPath":{"path":"/x"}},{"name":"down","downwardAPI":{"items":[{"path":"a","fieldRef":{"fieldPath":"metadata.labels"}}]}},
+          {"name":"proj","projected":{"sources":[]}},{"name":"image","image":{"reference":"r"}}]}}"#;
+    let mut pod = from(text);
+    defaults::apply(&mut pod);
+    let once = pod.clone();
+    defaults::apply(&mut pod);
+    assert_eq!(pod, once, "defaulting is idempotent");
+    let spec = serde_json::to_value(&pod).unwrap()["spec"].clone();
+    let container = &spec["containers"][0];
+    let expected: &[(&Value, Value)] = &[
+        (&spec["terminationGracePeriodSeconds"], json!(1)),
+        (&spec["initContainers"][0]["resources"]["requests"], json!({"memory": "1Gi"})),
+        (&spec["initContainers"][0]["imagePullPolicy"], json!("Always")),
+        (&container["imagePullPolicy"], json!("Always")),
+        (
+            &container["ports"],
+            json!([{"containerPort": 80, "hostPort": 80, "protocol": "TCP"},
+                   {"containerPort": 81, "hostPort": 81, "protocol": "UDP"}]),
+        ),
+        (&container["env"][0]["valueFrom"]["fieldRef"]["apiVersion"], json!("v1")),
+        (&container["resources"]["limits"], json!({"cpu": "1m", "memory": "64Mi"})),
+        (&container["resources"]["requests"], json!({"cpu": "1m", "memory": "32Mi"})),
+        (
+            &container["livenessProbe"],
+            json!({"httpGet": {"path": "/", "port": 80, "scheme": "HTTP"}, "timeoutSeconds": 1, "periodSeconds": 10,
+                   "successThreshold": 1, "failureThreshold": 3}),
+        ),
+        (
+            &container["readinessProbe"],
+            json!({"grpc": {"port": 1, "service": ""}, "timeoutSeconds": 1, "periodSeconds": 3,
+                   "successThreshold": 1, "failureThreshold": 3}),
+        ),
+        (&container["lifecycle"]["preStop"]["httpGet"], json!({"path": "/", "port": "x", "scheme": "HTTP"})),
+        (&spec["volumes"][0], json!({"name": "bare", "emptyDir": {}})),
+        (&spec["volumes"][1]["hostPath"], json!({"path": "/x", "type": ""})),
+        (&spec["volumes"][2]["downwardAPI"]["defaultMode"], json!(0o644)),
+        (&spec["volumes"][2]["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"], json!("v1")),
+        (&spec["volumes"][3]["projected"]["defaultMode"], json!(0o644)),
+        (&spec["volumes"][4]["image"]["pullPolicy"], json!("Always")),
+    ];
+    for (got, wanted) in expected {
+        assert_eq!(*got, wanted);
+    }
+    assert!(pod.metadata.annotations.unwrap().is_empty());
+}
+
+#[test]
+fn pod_level_requests_come_from_containers_and_limits() {
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  resources: {limits: {cpu: 2, memory: 1Gi}}\n  containers:\n  \
+                - {name: a, image: i, resources: {requests: {cpu: 250m}}}\n  - {name: b, image: i, resources: {requests: {cpu: 250m}}}\n";
+    let mut pod = from(text);
+    defaults::apply(&mut pod);
+    let resources = serde_json::to_value(pod.spec.unwrap().resources).unwrap();
+    assert_eq!(resources["requests"], json!({"cpu": "500m", "memory": "1Gi"}));
+}
+
+#[test]
+fn a_url_differs_in_toleration_and_uid() {
+    let file = build(from(WEB), Origin::File("/m/web.yaml"), &node(), &no_record()).unwrap().pod;
+    let url = build(from(WEB), Origin::Url("http://x/"), &node(), &no_record()).unwrap().pod;
+    assert_eq!(url.spec.unwrap().tolerations, None);
+    assert_ne!(file.metadata.uid, url.metadata.uid);
+    let other_file = build(from(WEB), Origin::File("/m/web2.yaml"), &node(), &no_record()).unwrap().pod;
+    assert_ne!(file.metadata.uid, other_file.metadata.uid);
+    let again = build(from(&WEB.replace("sh, -c", "sh,  -c")), Origin::File("/m/web.yaml"), &node(), &no_record());
+    assert_eq!(file.metadata.uid, again.unwrap().pod.metadata.uid, "layout does not matter");
+    let edited = build(from(&WEB.replace("3600", "3601")), Origin::File("/m/web.yaml"), &node(), &no_record());
+    assert_ne!(file.metadata.uid, edited.unwrap().pod.metadata.uid);
+}
+
+#[test]
+fn names_uids_and_tolerations() {
+    let base = "apiVersion: v1\nkind: Pod\nmetadata: {META}\nspec: {containers: [{name: c, image: i}]TOL}\n";
+    let make = |meta: &str, tolerations: &str| {
+        let text = base.replace("META", meta).replace("TOL", tolerations);
+        build(from(&text), Origin::File("/m/a"), &NodeName::parse("node-a").unwrap(), &no_record())
+    };
+    let pod = make("name: x, uid: abc", "").unwrap().pod;
+    assert_eq!(pod.metadata.uid.as_deref(), Some("abc"));
+    assert_eq!(pod.metadata.annotations.unwrap()[CONFIG_HASH], "abc");
+    assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
+    assert_eq!(make("generateName: x", "").unwrap_err(), RefusedPod::NoName);
+    assert_eq!(make("name: x, uid: ../b", "").unwrap_err(), RefusedPod::UnsafeUid("../b".to_owned()));
+    let limited =
+        ", tolerations: [{operator: Exists, effect: NoExecute, tolerationSeconds: 5}, {key: a, operator: Exists}]";
+    let tolerations = make("name: x", limited).unwrap().pod.spec.unwrap().tolerations.unwrap();
+    assert_eq!(tolerations.len(), 2);
+    assert_eq!(tolerations[0].toleration_seconds, None);
+}
+
+#[test]
+fn api_references_are_refused() {
+    let base = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: c, image: iENV}]SPEC}\n";
+    for (env, spec, kind) in [
+        ("", ", serviceAccountName: sa", "serviceaccounts"),
+        ("", ", serviceAccount: sa", "serviceaccounts"),
+        ("", ", imagePullSecrets: [{name: s}]", "secrets"),
+        ("", ", volumes: [{name: v, secret: {secretName: s}}]", "secrets"),
+        ("", ", volumes: [{name: v, azureFile: {secretName: s, shareName: t}}]", "secrets"),
+        ("", ", volumes: [{name: v, rbd: {monitors: [m], image: i, secretRef: {name: s}}}]", "secrets"),
+        ("", ", volumes: [{name: v, projected: {sources: [{secret: {name: s}}]}}]", "secrets"),
+        (", env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]", "", "secrets"),
+        (", envFrom: [{secretRef: {name: s}}]", "", "secrets"),
+        (", envFrom: [{configMapRef: {name: s}}]", "", "configmaps"),
+        (", env: [{name: A, valueFrom: {configMapKeyRef: {name: s, key: k}}}]", "", "configmaps"),
+        ("", ", volumes: [{name: v, configMap: {name: s}}]", "configmaps"),
+        ("", ", volumes: [{name: v, projected: {sources: [{configMap: {name: s}}]}}]", "configmaps"),
+        ("", ", resourceClaims: [{name: r, resourceClaimName: c}]", "resourceclaims"),
+        ("", ", volumes: [{name: v, csi: {driver: d}}]", "csidrivers (via CSI volumes)"),
+        ("", ", volumes: [{name: v, glusterfs: {endpoints: e, path: p}}]", "endpoints (via glusterFS volumes)"),
+        ("", ", volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]", "persistentvolumeclaims"),
+        (
+            "",
+            ", volumes: [{name: v, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce]}}}}]",
+            "persistentvolumeclaims (via ephemeral volumes)",
+        ),
+        (
+            "",
+            ", volumes: [{name: v, projected: {sources: [{clusterTrustBundle: {name: t, path: p}}]}}]",
+            "clustertrustbundles",
+        ),
+    ] {
+        let text = base.replace("ENV", env).replace("SPEC", spec);
+        let refused = build(from(&text), Origin::File("/m/a"), &node(), &no_record()).unwrap_err();
+        assert_eq!(refused.to_string(), format!("static pods may not reference {kind}"), "{text}");
+    }
+    let fine = base.replace("ENV", "").replace("SPEC", ", imagePullSecrets: [{}]");
+    assert!(build(from(&fine), Origin::File("/m/a"), &node(), &no_record()).is_ok(), "an empty name refers to nothing");
+}
+
+#[derive(Default, Clone)]
+struct Shelf(std::sync::Arc<std::sync::Mutex<UidBook>>);
+
+impl UidStore for Shelf {
+    fn load(&self) -> Result<UidBook, UidStoreError> {
+        // Through its serialised form, as on disk.
+        let json = serde_json::to_string(&*self.0.lock().unwrap()).unwrap();
+        Ok(serde_json::from_str(&json).unwrap())
+    }
+
+    fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
+        *self.0.lock().unwrap() = book.clone();
+        Ok(())
+    }
+}
+
+fn running(uid: &str, source: &str, hash: u32) -> RunningPod {
+    RunningPod {
+        uid: uid.to_owned(),
+        namespace: "kube-system".to_owned(),
+        name: "web-node-a".to_owned(),
+        source: source.to_owned(),
+        containers: vec![("main".to_owned(), hash)],
+    }
+}
+
+#[test]
+fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
+    let hash = 0xa785_d335; // name main, this image: from a recording
+    let uid_of = |uids: &Uids, text: &str| {
+        build(from(text), Origin::File("/m/web.yaml"), &node(), uids).unwrap().pod.metadata.uid.unwrap()
+    };
+    let generated = uid_of(&no_record(), WEB);
+    for (runs, adopted) in [
+        (vec![running("old", "file", hash)], true),
+        (vec![running("old", "http", hash)], true),
+        (vec![running("old", "api", hash)], false),
+        (vec![running("old", "file", hash + 1)], false),
+        (vec![RunningPod { containers: vec![], ..running("old", "file", hash) }], false),
+        (vec![RunningPod { name: "web-node-b".to_owned(), ..running("old", "file", hash) }], false),
+        (
+            vec![RunningPod {
+                containers: vec![("main".to_owned(), hash), ("gone".to_owned(), 1)],
+                ..running("old", "file", hash)
+            }],
+            false,
+        ),
+    ] {
+        let uids = Uids::new(Box::new(Forgetful), runs.clone());
+        assert_eq!(uid_of(&uids, WEB) == "old", adopted, "{runs:?}");
+        assert!(adopted || uid_of(&uids, WEB) == generated);
+    }
+
+    let shelf = Shelf::default();
+    let commit = |uids: &mut Uids, text: &str| {
+        let built = build(from(text), Origin::File("/m/web.yaml"), &node(), uids).unwrap();
+        uids.commit("file:", BTreeMap::from([(built.origin.clone(), built.choice())]));
+        built.pod.metadata.uid.unwrap()
+    };
+    let mut first = Uids::new(Box::new(shelf.clone()), vec![running("old", "file", hash)]);
+    assert_eq!(commit(&mut first, WEB), "old");
+    // After a restart with nothing running the record decides.
+    let mut second = Uids::new(Box::new(shelf.clone()), Vec::new());
+    assert_eq!(commit(&mut second, WEB), "old");
+    // Edited while we were away, same image and name: the hash cannot tell, the record can.
+    let edited = WEB.replace("3600", "60");
+    let third = Uids::new(Box::new(shelf.clone()), vec![running("old", "file", hash)]);
+    assert_ne!(uid_of(&third, &edited), "old");
+    // Another kubelet ran the same manifest in between under its own uid.
+    let fourth = Uids::new(Box::new(shelf.clone()), vec![running("theirs", "file", hash)]);
+    assert_eq!(uid_of(&fourth, WEB), "theirs");
+    // Ours still runs beside it: ours.
+    let fifth = Uids::new(Box::new(shelf.clone()), vec![running("theirs", "file", hash), running("old", "file", hash)]);
+    assert_eq!(uid_of(&fifth, WEB), "old");
+    // Once delivered, nothing is adopted any more.
+    let mut sixth = Uids::new(Box::new(Forgetful), vec![running("old", "file", hash)]);
+    sixth.close_adoption("file");
+    assert_eq!(uid_of(&sixth, WEB), generated);
+    // Records of files that are gone go.
+    second.commit("file:", BTreeMap::new());
+    assert!(shelf.0.lock().unwrap().choices.is_empty());
+}

@@ -1,0 +1,204 @@
+//! Which uid a static pod gets: the one in its manifest, else the recorded one for the same content, else that of a
+//! running pod that it matches, else one hashed from its content.
+//!
+//! Upstream hashes Go's dump of its internal structs, which nothing else can reproduce; so taking over a node from it
+//! (or from a lost record) would kill and restart every static pod. Instead the uid of a running sandbox with the same
+//! namespace and name is adopted, if its containers' names and hashes match. The choice is written down, so that it is
+//! the same after a restart, and an edited manifest gets a new uid.
+
+use std::collections::BTreeMap;
+
+use bulkhead_types::hash::fnv1a_128;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use serde_json::Value;
+
+use super::validation::field::{items, text};
+use crate::runtime::hash::container_hash;
+
+/// A static pod that the runtime runs, from its labels and annotations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningPod {
+    pub uid: String,
+    pub namespace: String,
+    /// With the node's suffix.
+    pub name: String,
+    /// Annotation `kubernetes.io/config.source`: `file` or `http`; others are never adopted.
+    pub source: String,
+    /// Name and `io.kubernetes.container.hash` of the newest instance of each container.
+    pub containers: Vec<(String, u32)>,
+}
+
+/// One recorded choice.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct UidChoice {
+    /// Of the defaulted pod, 32 hex digits.
+    pub digest: String,
+    pub uid: String,
+    /// The pod as it was built: what stays desired when its file is broken at the moment of a restart.
+    pub pod: Box<Pod>,
+}
+
+/// Every choice in force, by origin. This is what is written to the private state.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct UidBook {
+    pub choices: BTreeMap<String, UidChoice>,
+}
+
+/// A book that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} the record of static pod uids: {source}")]
+pub struct UidStoreError {
+    pub doing: &'static str,
+    #[source]
+    pub source: std::io::Error,
+}
+
+/// Keeps the book over a restart. Called from the sources' tasks, seldom and with little data.
+pub trait UidStore: Send {
+    /// An absent or unreadable book is an empty one: pods are then adopted or get their hashed uid.
+    fn load(&self) -> Result<UidBook, UidStoreError>;
+    /// Atomically replaces the book.
+    fn save(&self, book: &UidBook) -> Result<(), UidStoreError>;
+}
+
+/// A store that forgets, for sources without private state (tests).
+#[derive(Debug, Default)]
+pub struct Forgetful;
+
+impl UidStore for Forgetful {
+    fn load(&self) -> Result<UidBook, UidStoreError> {
+        Ok(UidBook::default())
+    }
+
+    fn save(&self, _: &UidBook) -> Result<(), UidStoreError> {
+        Ok(())
+    }
+}
+
+/// Chooses uids and remembers the choices.
+pub struct Uids {
+    book: UidBook,
+    /// What was running when the sources started; emptied once they have delivered.
+    adoptable: Vec<RunningPod>,
+    store: Box<dyn UidStore>,
+}
+
+impl std::fmt::Debug for Uids {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uids").field("book", &self.book).field("adoptable", &self.adoptable).finish_non_exhaustive()
+    }
+}
+
+impl Uids {
+    pub fn new(store: Box<dyn UidStore>, adoptable: Vec<RunningPod>) -> Self {
+        let book = store.load().unwrap_or_else(|error| {
+            tracing::warn!(%error, "starting without the record of static pod uids");
+            UidBook::default()
+        });
+        Uids { book, adoptable, store }
+    }
+
+    /// Pure: chooses, records nothing. `pod` has its final namespace and name; `origin` is the key of the choice.
+    pub fn choose(&self, origin: &str, digest: &str, generated: &str, pod: &Pod) -> String {
+        let recorded = self.book.choices.get(origin);
+        let unchanged = recorded.filter(|choice| choice.digest == digest);
+        let outdated = recorded.filter(|choice| choice.digest != digest);
+        let mut candidates = self.adoptable.iter().filter(|running| {
+            // The record says that this uid was given to other content: the manifest was edited since.
+            matches(running, pod) && outdated.is_none_or(|choice| choice.uid != running.uid)
+        });
+        match unchanged {
+            // Somebody else (upstream's kubelet) ran the same manifest in between: what runs counts.
+            Some(choice) => {
+                let other = candidates.clone().next().map(|running| running.uid.clone());
+                let ours_runs = candidates.any(|running| running.uid == choice.uid);
+                if ours_runs { choice.uid.clone() } else { other.unwrap_or_else(|| choice.uid.clone()) }
+            }
+            None => candidates.next().map_or_else(|| generated.to_owned(), |running| running.uid.clone()),
+        }
+    }
+
+    /// The choice in force for that origin. Of several files for one pod the recorded one is preferred.
+    pub fn recorded(&self, origin: &str) -> Option<&UidChoice> {
+        self.book.choices.get(origin)
+    }
+
+    /// Makes the record hold exactly `choices` among the origins that begin with `prefix`, and saves it when that is a
+    /// change. A failure to save is logged: the pod runs anyway, and the hashed uid is the same next time.
+    pub fn commit(&mut self, prefix: &str, choices: BTreeMap<String, UidChoice>) {
+        let mut book = self.book.clone();
+        book.choices.retain(|origin, _| !origin.starts_with(prefix));
+        book.choices.extend(choices);
+        if book == self.book {
+            return;
+        }
+        if let Err(error) = self.store.save(&book) {
+            tracing::warn!(%error, "static pod uids are chosen but not recorded");
+        }
+        self.book = book;
+    }
+
+    /// From now on what was running at the start is no longer adopted by pods of that source.
+    pub fn close_adoption(&mut self, source: &str) {
+        self.adoptable.retain(|running| running.source != source);
+    }
+}
+
+fn matches(running: &RunningPod, pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    ["file", "http"].contains(&running.source.as_str())
+        && running.namespace == text(&pod.metadata.namespace)
+        && running.name == text(&pod.metadata.name)
+        && !running.containers.is_empty()
+        && running.containers.iter().all(|(name, hash)| expected_hash(spec, name) == Some(*hash))
+}
+
+fn expected_hash(spec: &PodSpec, container: &str) -> Option<u32> {
+    let mut all = spec.containers.iter().chain(items(&spec.init_containers));
+    all.find(|c| c.name == container).map(|c| container_hash(&c.name, text(&c.image)))
+}
+
+/// Hash of the pod's content, independent of the order of keys: 32 hex digits.
+pub fn content_digest(pod: &Pod) -> String {
+    format!("{:032x}", fnv1a_128(canonical(pod).as_bytes()))
+}
+
+/// The uid for content from that place; `place` tells nodes and files apart (`host:<node>file:<path>`).
+pub fn generated_uid(pod: &Pod, place: &str) -> String {
+    format!("{:032x}", fnv1a_128(format!("{}{place}", canonical(pod)).as_bytes()))
+}
+
+/// JSON with sorted keys.
+fn canonical(pod: &Pod) -> String {
+    fn write(value: &Value, out: &mut String) {
+        match value {
+            Value::Object(fields) => {
+                let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+                out.push('{');
+                for (index, (key, field)) in sorted.into_iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    out.push_str(&Value::String(key.clone()).to_string());
+                    out.push(':');
+                    write(field, out);
+                }
+                out.push('}');
+            }
+            Value::Array(items) => {
+                out.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    write(item, out);
+                }
+                out.push(']');
+            }
+            scalar => out.push_str(&scalar.to_string()),
+        }
+    }
+    let mut out = String::new();
+    write(&serde_json::to_value(pod).unwrap_or(Value::Null), &mut out);
+    out
+}

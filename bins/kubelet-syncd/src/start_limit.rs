@@ -1,0 +1,107 @@
+//! Fair, bounded starts: so many pods are between `RunPodSandbox` and `StartContainer` at a time, in order of arrival.
+//!
+//! A runtime that makes a hundred pods at once finishes none of them early and the last not sooner; a few at a time give
+//! the median pod in half the time. Only starts are bounded: kills, status and image pulls never wait here. A slot that
+//! is held too long (a hung call of the runtime) is given back to the others while its holder waits on.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A start that takes longer than this blocks nobody else.
+pub const HOLD: Duration = Duration::from_secs(20);
+
+/// How many starts are in flight on a machine with so many processors: two for each, at least 2, at most 8.
+pub fn slots(cpus: u32) -> usize {
+    usize::try_from(cpus.saturating_mul(2)).unwrap_or(usize::MAX).clamp(2, 8)
+}
+
+/// Hands out the slots, first come first served.
+#[derive(Debug, Clone)]
+pub struct StartLimiter {
+    slots: Arc<Semaphore>,
+    hold: Duration,
+}
+
+impl StartLimiter {
+    /// `hold`: after this time a slot is free again, whatever its holder does.
+    pub fn new(slots: usize, hold: Duration) -> Self {
+        StartLimiter { slots: Arc::new(Semaphore::new(slots)), hold }
+    }
+
+    /// Waits for a turn. Dropping the answer ends it.
+    pub async fn acquire(&self) -> StartSlot {
+        // The semaphore is never closed; were it, starts would go unbounded rather than stop.
+        let permit = Arc::new(Mutex::new(self.slots.clone().acquire_owned().await.ok()));
+        let (late, hold) = (permit.clone(), self.hold);
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep(hold).await;
+            if release(&late) {
+                tracing::warn!(
+                    after_seconds = hold.as_secs(),
+                    "a pod's start takes too long, its slot goes to the next"
+                );
+            }
+        });
+        StartSlot { permit, timer: timer.abort_handle() }
+    }
+
+    /// Starts that could begin now.
+    pub fn free(&self) -> usize {
+        self.slots.available_permits()
+    }
+}
+
+fn release(permit: &Mutex<Option<OwnedSemaphorePermit>>) -> bool {
+    permit.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+}
+
+/// A turn to start a pod.
+#[derive(Debug)]
+pub struct StartSlot {
+    permit: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
+    timer: tokio::task::AbortHandle,
+}
+
+impl Drop for StartSlot {
+    fn drop(&mut self) {
+        self.timer.abort();
+        release(&self.permit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_for_each_processor() {
+        assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [2, 2, 4, 6, 8, 8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_come_first_served_and_no_slot_is_lost() {
+        let limiter = StartLimiter::new(1, Duration::from_secs(20));
+        let first = limiter.acquire().await;
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for i in 0..3 {
+            let (limiter, order) = (limiter.clone(), order.clone());
+            tasks.push(tokio::spawn(async move {
+                let slot = limiter.acquire().await;
+                order.lock().unwrap().push(i);
+                drop(slot);
+            }));
+            tokio::task::yield_now().await;
+        }
+        assert!(order.lock().unwrap().is_empty());
+        // The holder hangs: the slot is given to the others all the same.
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
+        drop(first);
+        assert_eq!(limiter.free(), 1);
+    }
+}

@@ -1,0 +1,204 @@
+//! The conditions that a kubelet owns (upstream `pkg/kubelet/status/generate.go`).
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::phase::Phase;
+use crate::runtime::actions::sandbox_decision;
+use crate::runtime::model::RuntimePod;
+use crate::runtime::podspec::{containers, init_containers, is_sidecar};
+use crate::runtime::restart::{may_restart_all, restart_all_cleaned_up, restart_all_wanted};
+
+/// Conditions that are computed here and never taken over from elsewhere.
+pub const OWNED: [&str; 8] = [
+    "PodScheduled",
+    "Ready",
+    "Initialized",
+    "ContainersReady",
+    "PodReadyToStartContainers",
+    "AllContainersRestarting",
+    "PodResizeInProgress",
+    "PodResizePending",
+];
+
+/// One condition before times and generations are put in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Verdict {
+    kind: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl Verdict {
+    fn of(kind: &'static str, status: bool) -> Self {
+        Verdict { kind, status, reason: "", message: String::new() }
+    }
+
+    fn because(kind: &'static str, status: bool, reason: &'static str, message: String) -> Self {
+        Verdict { kind, status, reason, message }
+    }
+}
+
+/// What the conditions are computed from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub pod: &'a Pod,
+    pub runtime: &'a RuntimePod,
+    pub old: Option<&'a PodStatus>,
+    /// Init, then regular.
+    pub statuses: &'a [ContainerStatus],
+    pub phase: Phase,
+    pub now: Timestamp,
+}
+
+/// All conditions of the pod: foreign ones untouched, then our own, in upstream's order.
+pub(super) fn all(inputs: Inputs<'_>) -> Vec<PodCondition> {
+    let listed = |status: Option<&PodStatus>| status.and_then(|s| s.conditions.clone()).unwrap_or_default();
+    let before = listed(inputs.old);
+    let mut conditions = listed(inputs.pod.status.as_ref());
+    conditions.retain(|c| !OWNED.contains(&c.type_.as_str()));
+    if let Some(disruption) = before.iter().find(|c| c.type_ == "DisruptionTarget") {
+        conditions.retain(|c| c.type_ != "DisruptionTarget");
+        conditions.push(disruption.clone());
+    }
+    let containers_ready = containers_ready(&inputs);
+    let verdicts = [
+        Verdict::of("PodReadyToStartContainers", !sandbox_decision(inputs.pod, inputs.runtime).create),
+        initialized(&inputs),
+        ready(&inputs, &containers_ready, &conditions),
+        containers_ready,
+        Verdict::of("PodScheduled", true),
+    ];
+    let restarting = may_restart_all(inputs.pod).then(|| all_restarting(&inputs));
+    for verdict in verdicts.into_iter().chain(restarting) {
+        conditions.push(finish(verdict, &before, inputs.pod, inputs.now));
+    }
+    conditions
+}
+
+/// A condition with its times: the last transition stays unless the status changed.
+fn finish(verdict: Verdict, before: &[PodCondition], pod: &Pod, now: Timestamp) -> PodCondition {
+    let status = if verdict.status { "True" } else { "False" };
+    let same = before.iter().find(|c| c.type_ == verdict.kind && c.status == status);
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    PodCondition {
+        type_: verdict.kind.to_owned(),
+        status: status.to_owned(),
+        reason: some(verdict.reason),
+        message: some(&verdict.message),
+        last_transition_time: same.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
+        last_probe_time: None,
+        observed_generation: pod.metadata.generation.filter(|g| *g > 0),
+    }
+}
+
+/// Go's way of printing a list.
+fn listing(names: &[&str]) -> String {
+    format!("[{}]", names.join(" "))
+}
+
+fn join_messages(unknown: &[&str], other: &[&str], what: &str) -> String {
+    let mut parts = Vec::new();
+    if !unknown.is_empty() {
+        parts.push(format!("containers with unknown status: {}", listing(unknown)));
+    }
+    if !other.is_empty() {
+        parts.push(format!("containers with {what} status: {}", listing(other)));
+    }
+    parts.join(", ")
+}
+
+fn containers_ready(inputs: &Inputs<'_>) -> Verdict {
+    const KIND: &str = "ContainersReady";
+    let (mut unknown, mut unready) = (Vec::new(), Vec::new());
+    let sidecars = init_containers(inputs.pod).iter().filter(|c| is_sidecar(c));
+    for container in sidecars.chain(containers(inputs.pod)) {
+        match inputs.statuses.iter().find(|s| s.name == container.name) {
+            None => unknown.push(container.name.as_str()),
+            Some(status) if !status.ready => unready.push(container.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    if inputs.phase == Phase::Succeeded && unknown.is_empty() {
+        return Verdict::because(KIND, false, "PodCompleted", String::new());
+    }
+    if inputs.phase == Phase::Failed {
+        return Verdict::because(KIND, false, "PodFailed", String::new());
+    }
+    let message = join_messages(&unknown, &unready, "unready");
+    if message.is_empty() {
+        return Verdict::of(KIND, true);
+    }
+    Verdict::because(KIND, false, "ContainersNotReady", message)
+}
+
+fn ready(inputs: &Inputs<'_>, containers_ready: &Verdict, conditions: &[PodCondition]) -> Verdict {
+    if !containers_ready.status {
+        return Verdict { kind: "Ready", ..containers_ready.clone() };
+    }
+    let gates = inputs.pod.spec.as_ref().and_then(|s| s.readiness_gates.as_deref()).unwrap_or(&[]);
+    let mut missing = Vec::new();
+    for gate in gates.iter().map(|g| &g.condition_type) {
+        match conditions.iter().find(|c| c.type_ == *gate) {
+            None => missing.push(format!("corresponding condition of pod readiness gate {gate:?} does not exist.")),
+            Some(c) if c.status != "True" => {
+                missing.push(format!("the status of pod readiness gate {gate:?} is not \"True\", but {}", c.status));
+            }
+            Some(_) => {}
+        }
+    }
+    if missing.is_empty() {
+        return Verdict::of("Ready", true);
+    }
+    Verdict::because("Ready", false, "ReadinessGatesNotReady", missing.join(", "))
+}
+
+fn initialized(inputs: &Inputs<'_>) -> Verdict {
+    const KIND: &str = "Initialized";
+    let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
+    for container in init_containers(inputs.pod) {
+        match inputs.statuses.iter().find(|s| s.name == container.name) {
+            None => unknown.push(container.name.as_str()),
+            Some(status) => {
+                let done = if is_sidecar(container) { status.started == Some(true) } else { status.ready };
+                if !done {
+                    incomplete.push(container.name.as_str());
+                }
+            }
+        }
+    }
+    if inputs.phase == Phase::Succeeded && unknown.is_empty() {
+        return Verdict::because(KIND, true, "PodCompleted", String::new());
+    }
+    let has_run = containers(inputs.pod).iter().any(|c| {
+        let status = inputs.statuses.iter().find(|s| s.name == c.name);
+        status.and_then(|s| s.state.as_ref()).is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    });
+    if has_run {
+        return Verdict::of(KIND, true);
+    }
+    let message = join_messages(&unknown, &incomplete, "incomplete");
+    let was = inputs.old.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
+    let was_initialized = was.into_iter().any(|c| c.type_ == KIND && c.status == "True");
+    if message.is_empty() || was_initialized {
+        return Verdict::of(KIND, true);
+    }
+    Verdict::because(KIND, false, "ContainersNotInitialized", message)
+}
+
+fn all_restarting(inputs: &Inputs<'_>) -> Verdict {
+    const KIND: &str = "AllContainersRestarting";
+    match inputs.phase {
+        Phase::Succeeded => return Verdict::because(KIND, false, "PodCompleted", String::new()),
+        Phase::Failed => return Verdict::because(KIND, false, "PodFailed", String::new()),
+        Phase::Pending | Phase::Running => {}
+    }
+    if !restart_all_wanted(inputs.pod, inputs.runtime, inputs.old) || restart_all_cleaned_up(inputs.pod, inputs.runtime)
+    {
+        return Verdict::of(KIND, false);
+    }
+    let message = "container exited with restart policy rule".to_owned();
+    Verdict::because(KIND, true, "RestartAllContainersStarted", message)
+}

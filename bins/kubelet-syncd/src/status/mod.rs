@@ -1,0 +1,25 @@
+//! The status of a pod as the API shows it, computed from the spec, the runtime's record and the status before.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`pod_status`] | the whole: [`pod_status::generate`] |
+//! | [`phase`] | Pending, Running, Succeeded, Failed |
+//! | [`containers`] | state, last state, restart count, readiness of each container |
+//! | [`conditions`] | the conditions that a kubelet owns |
+//! | [`termination`] | termination messages: joining and limits |
+//! | [`terminate`] | the last status of a pod whose containers are gone |
+//! | [`transition`] | which updates are contradictions and must not be stored |
+//! | [`reason_cache`] | why a container that should run does not |
+//! | [`summary`] | a few words about each container, for people |
+//!
+//! Pure throughout: files, clocks and the previous status are passed in. One place stores the result: the core.
+
+pub mod conditions;
+pub mod containers;
+pub mod phase;
+pub mod pod_status;
+pub mod reason_cache;
+pub mod summary;
+pub mod terminate;
+pub mod termination;
+pub mod transition;

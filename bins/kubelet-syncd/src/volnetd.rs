@@ -1,0 +1,209 @@
+//! The verbs of `kubelet-volnetd` as this daemon uses them: one method each, a deadline each, and an error that keeps
+//! "refused" apart from "not answered".
+//!
+//! volnetd may restart at any time; then nothing is known, nothing has failed, and the caller tries again. Destructive
+//! verbs carry a [`DestructiveGuard`], which exists only once every pod source has delivered and volnetd's epoch is known.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::{Link, PeerState, is_unknown};
+use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::volnetd as api;
+use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
+use bulkhead_ipc::volnetd::files_client::FilesClient;
+use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
+use bulkhead_types::{Epoch, PodUid};
+use tonic::transport::Channel;
+
+/// A verb that touches a few files.
+const QUICK: Duration = Duration::from_secs(10);
+/// A verb that unmounts or removes trees.
+const SLOW: Duration = Duration::from_secs(60);
+
+/// Why a verb has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum VolnetdError {
+    /// It restarts or is stuck. Whether the verb took effect is unknown; all verbs may be repeated.
+    #[error("{verb}: kubelet-volnetd does not answer")]
+    Away { verb: &'static str, source: tonic::Status },
+    /// A destructive verb cannot even be asked yet.
+    #[error("{verb}: {why}")]
+    NotYet { verb: &'static str, why: &'static str },
+    /// It answered no.
+    #[error("{verb}: {}", source.message())]
+    Refused { verb: &'static str, source: tonic::Status },
+}
+
+impl VolnetdError {
+    /// Waiting is the answer, not failing.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            VolnetdError::Away { .. } | VolnetdError::NotYet { .. } => true,
+            // The epoch changed between reading it and the call.
+            VolnetdError::Refused { source, .. } => source.code() == tonic::Code::FailedPrecondition,
+        }
+    }
+
+    fn from(verb: &'static str, source: tonic::Status) -> Self {
+        if is_unknown(&source) { VolnetdError::Away { verb, source } } else { VolnetdError::Refused { verb, source } }
+    }
+}
+
+/// What a destructive verb must prove: facts that the main loop keeps up to date.
+#[derive(Debug)]
+pub struct Authority {
+    epoch: Epoch,
+    generation: AtomicU64,
+    sources_ready: AtomicBool,
+}
+
+impl Authority {
+    pub fn new(epoch: Epoch) -> Self {
+        Authority { epoch, generation: AtomicU64::new(1), sources_ready: AtomicBool::new(false) }
+    }
+
+    /// The set of desired pods has changed.
+    pub fn next_generation(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Every source has delivered, and what it delivered has been taken in. It stays so.
+    pub fn set_sources_ready(&self) {
+        self.sources_ready.store(true, Ordering::Relaxed);
+    }
+
+    pub fn sources_ready(&self) -> bool {
+        self.sources_ready.load(Ordering::Relaxed)
+    }
+}
+
+/// The other end.
+#[derive(Debug, Clone)]
+pub struct Volnetd {
+    link: Link,
+    authority: Arc<Authority>,
+}
+
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident($client:ident, $request:ident) -> $reply:ident, $deadline:expr;)*) => {
+        impl Volnetd {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// See [`VolnetdError`].
+            pub async fn $name(&self, context: &CallContext, request: api::$request) -> Result<api::$reply, VolnetdError> {
+                let mut client = $client::<Channel>::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+                let call = client.$name(context.request(request, $deadline));
+                match tokio::time::timeout($deadline, call).await {
+                    Ok(Ok(reply)) => Ok(reply.into_inner()),
+                    Ok(Err(status)) => Err(VolnetdError::from(stringify!($name), status)),
+                    Err(_) => Err(VolnetdError::from(stringify!($name), tonic::Status::deadline_exceeded("no answer in time"))),
+                }
+            }
+        )*}
+    };
+}
+
+verbs! {
+    prepare_pod(VolumesClient, PreparePodRequest) -> PreparePodReply, QUICK;
+    set_up_empty_dir(VolumesClient, SetUpEmptyDirRequest) -> SetUpVolumeReply, QUICK;
+    check_host_path(VolumesClient, CheckHostPathRequest) -> SetUpVolumeReply, QUICK;
+    tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
+    write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;
+    create_termination_file(FilesClient, CreateTerminationFileRequest) -> HostFileReply, QUICK;
+    prepare_log_directory(FilesClient, PrepareLogDirectoryRequest) -> PrepareLogDirectoryReply, QUICK;
+    link_container_log(FilesClient, LinkContainerLogRequest) -> LinkContainerLogReply, QUICK;
+    remove_container_log(FilesClient, RemoveContainerLogRequest) -> RemoveContainerLogReply, QUICK;
+    prune_logs(FilesClient, PruneLogsRequest) -> PruneLogsReply, SLOW;
+    ensure_node(CgroupsClient, EnsureNodeRequest) -> EnsureNodeReply, QUICK;
+    ensure_pod(CgroupsClient, EnsurePodRequest) -> EnsurePodReply, QUICK;
+    set_qos(CgroupsClient, SetQosRequest) -> SetQosReply, QUICK;
+    remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;
+}
+
+impl Volnetd {
+    pub fn new(link: Link, authority: Arc<Authority>) -> Self {
+        Volnetd { link, authority }
+    }
+
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    pub fn authority(&self) -> &Arc<Authority> {
+        &self.authority
+    }
+
+    /// What a destructive verb must carry.
+    ///
+    /// # Errors
+    /// [`VolnetdError::NotYet`] while a pod source has not delivered or volnetd's epoch is not known.
+    pub fn guard(&self, verb: &'static str) -> Result<DestructiveGuard, VolnetdError> {
+        if !self.authority.sources_ready() {
+            return Err(VolnetdError::NotYet { verb, why: "not every pod source has delivered yet" });
+        }
+        let PeerState::Known { epoch, ready: true } = self.link.state() else {
+            return Err(VolnetdError::NotYet { verb, why: "kubelet-volnetd is starting" });
+        };
+        Ok(DestructiveGuard {
+            volnetd_epoch: epoch.get(),
+            syncd_epoch: self.authority.epoch.get(),
+            generation: self.authority.generation(),
+            sources_ready: true,
+        })
+    }
+
+    /// Removes what belongs to pods that are not named. Answers the steps taken.
+    ///
+    /// # Errors
+    /// See [`VolnetdError`].
+    pub async fn prune(&self, known: Vec<String>) -> Result<Vec<api::PruneStep>, VolnetdError> {
+        const VERB: &str = "prune";
+        let request = api::PruneRequest { known_pod_uids: known, guard: Some(self.guard(VERB)?) };
+        let work = async {
+            let mut client = VolumesClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let mut stream = client.prune(CallContext::new().request(request, SLOW)).await?.into_inner();
+            let mut steps = Vec::new();
+            while let Some(step) = stream.message().await? {
+                steps.push(step);
+            }
+            Ok(steps)
+        };
+        match tokio::time::timeout(SLOW, work).await {
+            Ok(Ok(steps)) => Ok(steps),
+            Ok(Err(status)) => Err(VolnetdError::from(VERB, status)),
+            Err(_) => Err(VolnetdError::from(VERB, tonic::Status::deadline_exceeded("no answer in time"))),
+        }
+    }
+
+    /// Pods that have a cgroup of ours.
+    ///
+    /// # Errors
+    /// See [`VolnetdError`].
+    pub async fn list_pod_cgroups(&self) -> Result<Vec<PodUid>, VolnetdError> {
+        const VERB: &str = "list";
+        let work = async {
+            let mut client = CgroupsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let request = CallContext::new().request(api::ListCgroupsRequest {}, QUICK);
+            let mut stream = client.list(request).await?.into_inner();
+            let mut pods = Vec::new();
+            while let Some(cgroup) = stream.message().await? {
+                pods.extend(PodUid::parse(&cgroup.pod_uid).ok());
+            }
+            Ok(pods)
+        };
+        match tokio::time::timeout(QUICK, work).await {
+            Ok(Ok(pods)) => Ok(pods),
+            Ok(Err(status)) => Err(VolnetdError::from(VERB, status)),
+            Err(_) => Err(VolnetdError::from(VERB, tonic::Status::deadline_exceeded("no answer in time"))),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! From `spec.volumes` to what is to be set up. A kind that this node cannot do yet is an answer too: it names itself.
+
+use std::collections::BTreeSet;
+
+use bulkhead_ipc::volnetd::{HostPathType, Medium};
+use bulkhead_types::{Quantity, VolumeName};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
+
+use crate::runtime::resources::{Amounts, pod_requests};
+
+/// One volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumePlan {
+    pub name: VolumeName,
+    pub kind: VolumeKind,
+}
+
+/// What makes a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// `size_limit` and `huge_page`: bytes, 0 for none.
+    EmptyDir {
+        medium: Medium,
+        size_limit: u64,
+        huge_page: u64,
+    },
+    HostPath {
+        path: String,
+        kind: HostPathType,
+    },
+    /// A sentence that says what is missing.
+    Impossible {
+        kind: &'static str,
+        why: String,
+    },
+}
+
+impl VolumeKind {
+    /// The API's name of the kind.
+    pub fn name(&self) -> &'static str {
+        match self {
+            VolumeKind::EmptyDir { .. } => "emptyDir",
+            VolumeKind::HostPath { .. } => "hostPath",
+            VolumeKind::Impossible { kind, .. } => kind,
+        }
+    }
+}
+
+/// The volumes of a pod that some container uses; one that is only declared is not set up (upstream
+/// `pkg/kubelet/volumemanager/populator`).
+///
+/// `memory`: bytes; bounds a memory-backed volume: the smaller of what the node can give to pods and the pod's limit.
+pub fn plan(pod: &Pod, memory: u64) -> Vec<VolumePlan> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let used: BTreeSet<&str> = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .flat_map(|c| {
+            let mounts = c.volume_mounts.iter().flatten().map(|m| m.name.as_str());
+            mounts.chain(c.volume_devices.iter().flatten().map(|d| d.name.as_str()))
+        })
+        .chain(
+            spec.ephemeral_containers
+                .iter()
+                .flatten()
+                .flat_map(|c| c.volume_mounts.iter().flatten().map(|m| m.name.as_str())),
+        )
+        .collect();
+    let requests = pod_requests(pod, true);
+    let volumes = spec.volumes.iter().flatten().filter(|v| used.contains(v.name.as_str()));
+    volumes
+        .filter_map(|volume| {
+            // The name was validated with the pod.
+            let name = VolumeName::parse(&volume.name).ok()?;
+            Some(VolumePlan { name, kind: kind_of(volume, &requests, memory) })
+        })
+        .collect()
+}
+
+fn kind_of(volume: &Volume, requests: &Amounts, memory: u64) -> VolumeKind {
+    if let Some(source) = &volume.empty_dir {
+        empty_dir(source, requests, memory)
+    } else if let Some(source) = &volume.host_path {
+        host_path(source)
+    } else {
+        let kind = kind_name(volume);
+        VolumeKind::Impossible { kind, why: format!("volumes of kind {kind} are not supported by this node yet") }
+    }
+}
+
+fn empty_dir(source: &EmptyDirVolumeSource, requests: &Amounts, memory: u64) -> VolumeKind {
+    let limit =
+        source.size_limit.as_ref().and_then(|q| Quantity::parse(&q.0).ok()).map_or(0, |q| q.value().max(0) as u64);
+    let kind = |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page };
+    match source.medium.as_deref().unwrap_or("") {
+        "" => kind(Medium::Disk, limit, 0),
+        "Memory" => {
+            // Upstream pkg/volume/emptydir calculateEmptyDirMemorySize: the smallest of node, pod and volume.
+            let size = [memory, limit].into_iter().filter(|bytes| *bytes > 0).min().unwrap_or(0);
+            kind(Medium::Memory, size, 0)
+        }
+        "HugePages" => {
+            let sizes: Vec<u64> = requested_pages(requests);
+            match sizes[..] {
+                [size] => kind(Medium::HugePages, limit, size),
+                [] => impossible_pages(
+                    "medium HugePages needs a request for huge pages of one size; the pod requests none",
+                ),
+                _ => impossible_pages(
+                    "medium HugePages cannot be used when the pod requests huge pages of several sizes",
+                ),
+            }
+        }
+        other => {
+            let size =
+                other.strip_prefix("HugePages-").and_then(|t| Quantity::parse(t).ok()).map(|q| q.value().max(0) as u64);
+            match size {
+                Some(size) if requested_pages(requests).contains(&size) => kind(Medium::HugePages, limit, size),
+                Some(_) => impossible_pages(&format!("medium {other} is not requested by any container")),
+                None => impossible_pages(&format!(
+                    "medium {other:?} is not one of \"\", Memory, HugePages, HugePages-<size>"
+                )),
+            }
+        }
+    }
+}
+
+fn impossible_pages(why: &str) -> VolumeKind {
+    VolumeKind::Impossible { kind: "emptyDir", why: why.to_owned() }
+}
+
+fn requested_pages(requests: &Amounts) -> Vec<u64> {
+    let sizes: BTreeSet<u64> = requests
+        .iter()
+        .filter(|(_, amount)| !amount.is_zero())
+        .filter_map(|(name, _)| Quantity::parse(name.strip_prefix("hugepages-")?).ok())
+        .map(|q| q.value().max(0) as u64)
+        .collect();
+    sizes.into_iter().collect()
+}
+
+fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
+    let kind = match source.type_.as_deref().unwrap_or("") {
+        "" => HostPathType::Unspecified,
+        "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
+        "Directory" => HostPathType::Directory,
+        "FileOrCreate" => HostPathType::FileOrCreate,
+        "File" => HostPathType::File,
+        "Socket" => HostPathType::Socket,
+        "CharDevice" => HostPathType::CharDevice,
+        "BlockDevice" => HostPathType::BlockDevice,
+        other => {
+            return VolumeKind::Impossible { kind: "hostPath", why: format!("hostPath type {other:?} is not known") };
+        }
+    };
+    VolumeKind::HostPath { path: source.path.clone(), kind }
+}
+
+fn kind_name(v: &Volume) -> &'static str {
+    let kinds: [(bool, &str); 13] = [
+        (v.config_map.is_some(), "configMap"),
+        (v.secret.is_some(), "secret"),
+        (v.projected.is_some(), "projected"),
+        (v.downward_api.is_some(), "downwardAPI"),
+        (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
+        (v.ephemeral.is_some(), "ephemeral"),
+        (v.csi.is_some(), "csi"),
+        (v.nfs.is_some(), "nfs"),
+        (v.iscsi.is_some(), "iscsi"),
+        (v.fc.is_some(), "fc"),
+        (v.image.is_some(), "image"),
+        (v.git_repo.is_some(), "gitRepo"),
+        (v.flex_volume.is_some(), "flexVolume"),
+    ];
+    kinds.into_iter().find(|(there, _)| *there).map_or("of this kind", |(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(volume: serde_json::Value, resources: serde_json::Value) -> VolumeKind {
+        let mut volume = volume;
+        volume["name"] = "v".into();
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "containers": [{"name": "a", "resources": resources, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "volumes": [volume, {"name": "unused", "emptyDir": {}}],
+        }}))
+        .unwrap();
+        let plans = plan(&pod, 1 << 30);
+        assert_eq!(plans.len(), 1);
+        plans[0].kind.clone()
+    }
+
+    #[test]
+    fn kinds() {
+        let none = serde_json::json!({});
+        let empty = |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page };
+        assert_eq!(one(serde_json::json!({"emptyDir": {}}), none.clone()), empty(Medium::Disk, 0, 0));
+        let memory = serde_json::json!({"emptyDir": {"medium": "Memory"}});
+        assert_eq!(one(memory, none.clone()), empty(Medium::Memory, 1 << 30, 0));
+        let small = serde_json::json!({"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}});
+        assert_eq!(one(small, none.clone()), empty(Medium::Memory, 1 << 20, 0));
+        let huge = serde_json::json!({"emptyDir": {"medium": "HugePages"}});
+        let pages = serde_json::json!({"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "4Mi"}});
+        assert_eq!(one(huge.clone(), pages), empty(Medium::HugePages, 0, 2 << 20));
+        assert!(matches!(one(huge, none.clone()), VolumeKind::Impossible { .. }));
+        let host = serde_json::json!({"hostPath": {"path": "/x", "type": "Socket"}});
+        assert_eq!(one(host, none.clone()), VolumeKind::HostPath { path: "/x".into(), kind: HostPathType::Socket });
+        let config = one(serde_json::json!({"configMap": {"name": "c"}}), none);
+        assert!(matches!(config, VolumeKind::Impossible { kind: "configMap", .. }), "{config:?}");
+    }
+}

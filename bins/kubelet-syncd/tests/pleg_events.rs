@@ -1,0 +1,226 @@
+//! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bulkhead_cri::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
+use bulkhead_types::PodUid;
+use kubelet_syncd::pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::Instant;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status};
+
+const LIMIT: Duration = Duration::from_secs(10);
+const RUNNING: i32 = v1::ContainerState::ContainerRunning as i32;
+const EXITED: i32 = v1::ContainerState::ContainerExited as i32;
+
+/// One container a pod, no sandboxes; the container `hung` never answers its status.
+#[derive(Clone)]
+struct Runtime {
+    containers: Arc<Mutex<BTreeMap<String, i32>>>,
+    /// None: this runtime has no events.
+    events: Option<broadcast::Sender<v1::ContainerEventResponse>>,
+}
+
+fn uid_of(container: &str) -> PodUid {
+    PodUid::parse(&format!("uid-{container}")).unwrap()
+}
+
+fn labels(container: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("io.kubernetes.pod.uid".to_owned(), uid_of(container).to_string())])
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Runtime {
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<v1::ListPodSandboxRequest>,
+    ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        Ok(Response::new(v1::ListPodSandboxResponse::default()))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<v1::ListContainersRequest>,
+    ) -> Result<Response<v1::ListContainersResponse>, Status> {
+        let wanted = request.into_inner().filter.unwrap_or_default().label_selector;
+        let containers = self.containers.lock().unwrap();
+        let containers = containers.iter().filter(|(id, _)| wanted.is_empty() || labels(id) == wanted);
+        let containers = containers.map(|(id, state)| v1::Container {
+            id: id.clone(),
+            pod_sandbox_id: "s".into(),
+            state: *state,
+            labels: labels(id),
+            ..Default::default()
+        });
+        Ok(Response::new(v1::ListContainersResponse { containers: containers.collect() }))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<v1::ContainerStatusRequest>,
+    ) -> Result<Response<v1::ContainerStatusResponse>, Status> {
+        let id = request.into_inner().container_id;
+        if id == "hung" {
+            std::future::pending::<()>().await;
+        }
+        let state = self.containers.lock().unwrap().get(&id).copied();
+        let state = state.ok_or_else(|| Status::not_found("no such container"))?;
+        let status = v1::ContainerStatus { id, state, ..Default::default() };
+        Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
+    }
+
+    async fn get_container_events(
+        &self,
+        _: Request<v1::GetEventsRequest>,
+    ) -> Result<Response<BoxStream<v1::ContainerEventResponse>>, Status> {
+        let Some(events) = &self.events else { return Err(Status::unimplemented("no events")) };
+        let stream = BroadcastStream::new(events.subscribe());
+        Ok(Response::new(Box::pin(stream.map(|event| event.map_err(|_| Status::data_loss("lagged"))))))
+    }
+}
+
+/// The runtime, the generator, and what it told.
+struct Bench {
+    runtime: Runtime,
+    pleg: Pleg,
+    events: mpsc::Receiver<PodLifecycleEvent>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    async fn start(containers: &[(&str, i32)], with_events: bool, options: PlegOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cri.sock");
+        let runtime = Runtime {
+            containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
+            events: with_events.then(|| broadcast::channel(16).0),
+        };
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let service = RuntimeServiceServer::new(runtime.clone());
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        let client = CriClient::new(Arc::new(DirectConnector(path)), CriDeadlines::default());
+        let (pleg, task) = Pleg::new(client, options, &prometheus::Registry::new()).unwrap();
+        let events = pleg.subscribe();
+        tokio::spawn(task.run());
+        Bench { runtime, pleg, events, _folder: folder }
+    }
+
+    fn set(&self, id: &str, state: Option<i32>) {
+        let mut containers = self.runtime.containers.lock().unwrap();
+        match state {
+            Some(state) => containers.insert(id.to_owned(), state),
+            None => containers.remove(id),
+        };
+    }
+
+    fn tell(&self, id: &str, kind: v1::ContainerEventType) {
+        let metadata = v1::PodSandboxMetadata { uid: uid_of(id).to_string(), ..Default::default() };
+        let event = v1::ContainerEventResponse {
+            container_id: id.into(),
+            container_event_type: kind as i32,
+            pod_sandbox_status: Some(v1::PodSandboxStatus { metadata: Some(metadata), ..Default::default() }),
+            ..Default::default()
+        };
+        self.runtime.events.as_ref().unwrap().send(event).unwrap();
+    }
+
+    async fn next(&mut self) -> (PodLifecycleEventKind, String) {
+        let event = tokio::time::timeout(LIMIT, self.events.recv()).await.expect("an event comes").unwrap();
+        (event.kind, event.uid.to_string())
+    }
+
+    async fn connected(&self) {
+        let deadline = Instant::now() + LIMIT;
+        while !self.pleg.connected() {
+            assert!(Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_cris_own_events_are_preferred() {
+    let mut bench = Bench::start(&[("a", RUNNING)], true, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-a".into()));
+    bench.connected().await;
+    assert_eq!(bench.pleg.stats().source, Some(EventSource::Cri));
+
+    bench.set("b", Some(RUNNING));
+    bench.tell("b", v1::ContainerEventType::ContainerStartedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-b".into()));
+    bench.set("a", Some(EXITED));
+    bench.tell("a", v1::ContainerEventType::ContainerStoppedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    bench.set("a", None);
+    bench.tell("a", v1::ContainerEventType::ContainerDeletedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerRemoved, "uid-a".into()));
+
+    // A look at what is not there, or has not changed, is nobody's event.
+    let cache = bench.pleg.cache();
+    assert!(cache.get_newer_than(&uid_of("none"), Instant::now()).await.unwrap().containers.is_empty());
+    assert_eq!(cache.get_newer_than(&uid_of("b"), Instant::now()).await.unwrap().containers.len(), 1);
+    bench.pleg.request(&uid_of("b"));
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::PodSync, "uid-b".into()));
+    assert_eq!(bench.pleg.stats().events_missed, 0);
+}
+
+#[tokio::test]
+async fn the_audit_finds_and_counts_what_no_event_told() {
+    let options = PlegOptions { audit_interval: Duration::from_millis(2500), ..PlegOptions::default() };
+    let mut bench = Bench::start(&[("a", RUNNING)], true, options).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+    bench.connected().await;
+    // The list that follows each connection is none.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    bench.set("a", Some(EXITED));
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    assert_eq!(bench.pleg.stats().events_missed, 1);
+    assert_eq!(bench.pleg.stats().runtime_events, 0);
+}
+
+#[tokio::test]
+async fn a_runtime_without_events_is_relisted() {
+    let options = PlegOptions { relist_interval: Duration::from_millis(50), ..PlegOptions::default() };
+    let mut bench = Bench::start(&[], false, options).await;
+    bench.pleg.first_relist().await;
+    bench.set("a", Some(RUNNING));
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-a".into()));
+    bench.set("a", None);
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerDied);
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerRemoved);
+    let stats = bench.pleg.stats();
+    assert_eq!((stats.source, stats.events_missed, stats.connection_errors), (None, 0, 0));
+    assert!(bench.pleg.cache().snapshot().is_empty() && bench.pleg.health().is_ok());
+}
+
+#[tokio::test]
+async fn a_hung_call_holds_up_one_pod() {
+    let mut bench = Bench::start(&[("a", RUNNING), ("hung", RUNNING)], true, PlegOptions::default()).await;
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-a".into()));
+    bench.connected().await;
+    bench.set("a", Some(EXITED));
+    bench.tell("a", v1::ContainerEventType::ContainerStoppedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    let cache = bench.pleg.cache();
+    let fresh = tokio::time::timeout(LIMIT, cache.get_newer_than(&uid_of("a"), Instant::now())).await.unwrap();
+    assert_eq!(fresh.unwrap().containers.len(), 1);
+    let uid = uid_of("hung");
+    assert!(!cache.is_certain(&uid) && cache.snapshot().iter().any(|(known, _)| *known == uid));
+    let hung = cache.get_newer_than(&uid, Instant::now());
+    assert!(tokio::time::timeout(Duration::from_millis(300), hung).await.is_err(), "listed and unknown is not absent");
+    tokio::time::timeout(LIMIT * 2, bench.pleg.first_relist()).await.expect("the start does not wait for it for ever");
+}

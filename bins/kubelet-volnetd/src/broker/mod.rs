@@ -1,0 +1,57 @@
+//! The descriptor broker: opens what is root's but harmless once open, and passes the descriptor. The kinds, who may
+//! ask for each and by which rule it is opened stand in [`crate::verbs`].
+//!
+//! No descriptor into a pod's volume leaves this process: any open descriptor, even a bare handle, makes an unmount
+//! fail. (A termination message file lies beside the volumes, not in one.)
+
+mod open;
+mod private_state;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bulkhead_ipc::broker::{BrokerRequest, Caller};
+use bulkhead_ipc::volnetd::open_request::Kind;
+use tonic::Status;
+
+use crate::node::Node;
+use crate::verbs;
+
+pub use open::BrokerError;
+
+/// Answers one request of a checked peer.
+pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+    allowed(caller, &request)?;
+    // A runtime that is stuck, or a slow disk, must not hold up the other answers.
+    let result = tokio::task::spawn_blocking(move || match request {
+        BrokerRequest::Open(kind) => open::open(&node, caller, kind).map(Some),
+        BrokerRequest::PutState(kind, fd) => open::put_state(&node, kind, fd).map(|()| None),
+    });
+    match result.await {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(Status::internal(format!("the request ended unexpectedly: {error}"))),
+    }
+}
+
+/// The table's word on this peer and this kind; for state files also the kind's one owner.
+fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
+    let (name, peers, state) = match request {
+        BrokerRequest::Open(kind) => {
+            let row = verbs::broker_row(kind);
+            let state = match kind {
+                Kind::State(state) => Some(state.kind()),
+                _ => None,
+            };
+            (row.kind, row.peers, state)
+        }
+        BrokerRequest::PutState(kind, _) => {
+            ("PutState", verbs::broker_row(&Kind::State(Default::default())).peers, Some(*kind))
+        }
+    };
+    let owner_ok = state.is_none_or(|kind| verbs::state_file(kind).is_none_or(|(_, owner)| owner == caller.role));
+    if peers.contains(&caller.role) && owner_ok {
+        Ok(())
+    } else {
+        Err(Status::permission_denied(format!("{name} is not for {}", caller.role.as_str())))
+    }
+}

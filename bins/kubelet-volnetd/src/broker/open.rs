@@ -1,0 +1,151 @@
+//! Opening each kind, by the rule that its row names.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_ipc::broker::Caller;
+use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
+use bulkhead_sys::cgroup::CgroupError;
+use bulkhead_sys::memfd::{self, MemfdError};
+use bulkhead_sys::open::{self, OpenError, Wanted};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::node::Node;
+use crate::validate::{self, InvalidRequest};
+use crate::{journal, verbs};
+
+/// Upstream's state files have some bytes for each pod; the largest, of a node with 500 pods, is below 2 MiB.
+const MAX_STATE_BYTES: u64 = 16 << 20;
+
+/// Why a descriptor is not given.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    #[error("{what} is not configured on this node")]
+    NotConfigured { what: &'static str },
+    #[error("{kind} is not served by this version")]
+    NotServed { kind: &'static str },
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("opening {path}")]
+    Kernel { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error("preparing the state folder {path}")]
+    PrivateState { path: PathBuf, source: std::io::Error },
+    #[error("taking over the state file {name}")]
+    Memfd { name: &'static str, source: MemfdError },
+    #[error("writing the state file {path}")]
+    PutState { path: PathBuf, source: std::io::Error },
+}
+
+pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
+    match kind {
+        Kind::RuntimeSocket(socket) => runtime_socket(node, socket.image_service),
+        Kind::Manifest(manifest) => self::manifest(node, &manifest),
+        Kind::PrivateState(_) => super::private_state::open(node, caller),
+        Kind::ContainerLog(log) => container_log(node, &log),
+        Kind::TerminationMessage(message) => termination_message(node, &message),
+        Kind::State(state) => {
+            let (name, _) = state_file(state.kind())?;
+            let root = open::base_dir(&node.settings.paths.root_dir)?;
+            Ok(open::regular_beneath(root.as_fd(), name)?)
+        }
+        Kind::Kmsg(_) => kernel_file("/dev/kmsg", OFlags::RDONLY),
+        Kind::Psi(psi) => {
+            let path = match psi.resource() {
+                wire::psi::Resource::Memory => "/proc/pressure/memory",
+                wire::psi::Resource::Io => "/proc/pressure/io",
+                wire::psi::Resource::Cpu => "/proc/pressure/cpu",
+                wire::psi::Resource::Unspecified => {
+                    return Err(validate::bad("resource", "unspecified", "MEMORY, IO or CPU").into());
+                }
+            };
+            // A trigger is set by writing to it.
+            kernel_file(path, OFlags::RDWR)
+        }
+        Kind::MemcgEvent(event) => Ok(node.cgroups.hierarchies().memory_event(event.threshold_bytes)?),
+        Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
+        Kind::NodeLog(log) => {
+            let relative = validate::relative_path(&log.relative)?;
+            let base = open::base_dir(&node.settings.node_logs_dir)?;
+            Ok(open::regular_beneath(base.as_fd(), relative)?)
+        }
+        kind @ (Kind::Credential(_) | Kind::RegistryConfig(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
+            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
+        }
+    }
+}
+
+/// A new connection each time: the server sees this process as its peer, so its socket may stay root's alone.
+fn runtime_socket(node: &Node, image_service: bool) -> Result<OwnedFd, BrokerError> {
+    let runtime = node.settings.runtime_endpoint.as_deref();
+    let endpoint = if image_service { node.settings.image_endpoint.as_deref().or(runtime) } else { runtime };
+    let path = endpoint.ok_or(BrokerError::NotConfigured { what: "containerRuntimeEndpoint" })?;
+    Ok(open::connect(path)?)
+}
+
+fn manifest(node: &Node, manifest: &wire::Manifest) -> Result<OwnedFd, BrokerError> {
+    let path = node.settings.manifests.as_deref().ok_or(BrokerError::NotConfigured { what: "staticPodPath" })?;
+    if manifest.index != 0 {
+        return Err(validate::bad("index", &manifest.index.to_string(), "0, the one staticPodPath").into());
+    }
+    if manifest.name.is_empty() {
+        return match open::operator(path, Wanted::Directory) {
+            Err(OpenError::WrongType { .. }) => Ok(open::operator(path, Wanted::RegularFile)?),
+            other => Ok(other?),
+        };
+    }
+    Ok(open::operator(&path.join(validate::manifest_name(&manifest.name)?), Wanted::RegularFile)?)
+}
+
+fn container_log(node: &Node, log: &wire::ContainerLog) -> Result<OwnedFd, BrokerError> {
+    let pod = validate::pod_log(log.pod.as_ref())?;
+    let container = validate::container(&log.container)?;
+    let base = open::base_dir(&node.settings.paths.pod_logs_dir)?;
+    let relative = Path::new(&pod.dir_name()).join(container.as_str()).join(format!("{}.log", log.restart_count));
+    Ok(open::regular_beneath(base.as_fd(), relative)?)
+}
+
+fn termination_message(node: &Node, message: &wire::TerminationMessage) -> Result<OwnedFd, BrokerError> {
+    let pod = validate::pod_uid(&message.pod_uid)?;
+    let container = validate::container(&message.container)?;
+    let suffix = validate::suffix(&message.suffix)?;
+    let pods = node.pods_dir()?;
+    let relative = Path::new(pod.as_str()).join("containers").join(container.as_str()).join(suffix);
+    Ok(open::regular_beneath(pods.as_fd(), relative)?)
+}
+
+fn kernel_file(path: &'static str, flags: OFlags) -> Result<OwnedFd, BrokerError> {
+    rustix::fs::open(path, flags | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| BrokerError::Kernel { path: path.into(), source: errno.into() })
+}
+
+/// Replaces a state file that upstream would read: temporary file, fsync, rename, mode 0600.
+pub fn put_state(node: &Node, kind: StateKind, content: OwnedFd) -> Result<(), BrokerError> {
+    let (name, _) = state_file(kind)?;
+    let content =
+        memfd::read_sealed(&content, MAX_STATE_BYTES).map_err(|source| BrokerError::Memfd { name, source })?;
+    let root = open::base_dir(&node.settings.paths.root_dir)?;
+    journal::replace(root.as_fd(), Path::new(name), &content, 0o600)
+        .map_err(|source| BrokerError::PutState { path: node.settings.paths.root_dir.join(name), source })
+}
+
+fn state_file(kind: StateKind) -> Result<(&'static str, bulkhead_ipc::peers::Role), BrokerError> {
+    verbs::state_file(kind).ok_or_else(|| validate::bad("kind", "unspecified", "one of the named kinds").into())
+}
+
+impl BrokerError {
+    /// The error number behind it, for the answer's code.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            BrokerError::Open(error) => error.errno(),
+            BrokerError::Kernel { source, .. }
+            | BrokerError::PrivateState { source, .. }
+            | BrokerError::PutState { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The pods' cgroup tree: kubepods, its QoS children, one cgroup for each pod (upstream `pkg/kubelet/cm`).
+//!
+//! How a cgroup is called depends on the driver ([`driver`]); how it is written depends on the cgroup version
+//! (`bulkhead_sys::cgroup`); what is in the tree is decided here.
+
+pub mod driver;
+
+pub use driver::Driver;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Resources};
+use bulkhead_types::{PodUid, QosClass, cpu};
+
+/// Huge pages of the QoS levels are not limited (upstream `HugePages unbounded`, 2^62).
+const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
+
+/// Why a cgroup verb failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PodsTreeError {
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error("invalid configuration: cgroup-root {root:?} doesn't exist")]
+    NoRoot { root: String },
+    #[error("the systemd cgroup driver needs systemd as the machine's first process")]
+    NoSystemd,
+    #[error("asking systemd for the slice {slice}")]
+    Systemd { slice: String, source: bulkhead_sys::systemd::SystemdError },
+}
+
+/// A pod's cgroup that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodCgroup {
+    pub pod: PodUid,
+    pub qos: QosClass,
+    pub path: CgroupPath,
+}
+
+/// The tree of this node.
+#[derive(Debug)]
+pub struct PodsTree {
+    hierarchies: Hierarchies,
+    /// The driver in use is systemd. The runtime's word counts more than the configuration's, and comes later.
+    systemd: AtomicBool,
+    root: CgroupPath,
+    per_qos: bool,
+}
+
+impl PodsTree {
+    pub fn new(hierarchies: Hierarchies, driver: Driver, root: CgroupPath, per_qos: bool) -> Result<Self, CgroupError> {
+        let systemd = AtomicBool::new(driver == Driver::Systemd);
+        Ok(PodsTree { hierarchies, systemd, root, per_qos })
+    }
+
+    pub fn driver(&self) -> Driver {
+        if self.systemd.load(Ordering::Relaxed) { Driver::Systemd } else { Driver::Cgroupfs }
+    }
+
+    /// Names cgroups by this driver from now on.
+    pub fn use_driver(&self, driver: Driver) {
+        self.systemd.store(driver == Driver::Systemd, Ordering::Relaxed);
+    }
+
+    pub fn hierarchies(&self) -> &Hierarchies {
+        &self.hierarchies
+    }
+
+    /// kubepods and its QoS children, with the node's limits on kubepods.
+    pub fn ensure_node(&self, kubepods: &Resources) -> Result<(), PodsTreeError> {
+        self.hierarchies.check_required()?;
+        if self.driver() == Driver::Systemd && !bulkhead_sys::systemd::is_running() {
+            return Err(PodsTreeError::NoSystemd);
+        }
+        let root = self.driver().path(&self.root, &[])?;
+        if !self.hierarchies.exists(&root) {
+            return Err(PodsTreeError::NoRoot { root: self.root.to_string() });
+        }
+        if !self.per_qos {
+            return Ok(());
+        }
+        let top = self.level(&[])?;
+        self.create(&top)?;
+        self.apply(&top, kubepods)?;
+        for (qos, shares) in [(QosClass::Burstable, None), (QosClass::BestEffort, Some(cpu::MIN_SHARES))] {
+            let path = self.qos_path(qos)?;
+            self.create(&path)?;
+            let hugepage_limits = kubepods.hugepage_limits.keys().map(|k| (k.clone(), UNBOUNDED_HUGE_PAGES)).collect();
+            self.apply(&path, &Resources { cpu_shares: shares, hugepage_limits, ..Resources::default() })?;
+        }
+        Ok(())
+    }
+
+    /// The pod's cgroup with its limits. Answers what CRI's cgroup_parent is, and whether it was missing.
+    pub fn ensure_pod(
+        &self,
+        pod: &PodUid,
+        qos: QosClass,
+        limits: &Resources,
+    ) -> Result<(CgroupPath, bool), PodsTreeError> {
+        if !self.per_qos {
+            return Ok((self.driver().path(&self.root, &[])?, false));
+        }
+        let path = self.pod_path(pod, qos)?;
+        let created = self.create(&path)?;
+        self.apply(&path, limits)?;
+        Ok((path, created))
+    }
+
+    /// The burstable level's share is the sum of its pods' requests.
+    pub fn set_qos(&self, burstable_cpu_shares: u64) -> Result<(), PodsTreeError> {
+        if !self.per_qos {
+            return Ok(());
+        }
+        for (qos, shares) in [(QosClass::Burstable, burstable_cpu_shares), (QosClass::BestEffort, cpu::MIN_SHARES)] {
+            let resources = Resources { cpu_shares: Some(shares), ..Resources::default() };
+            self.apply(&self.qos_path(qos)?, &resources)?;
+        }
+        Ok(())
+    }
+
+    /// Kills what is left in the pod's cgroup, under whichever level it is, and removes it.
+    pub fn remove(&self, pod: &PodUid) -> Result<(), PodsTreeError> {
+        if !self.per_qos {
+            return Ok(());
+        }
+        for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let path = self.pod_path(pod, qos)?;
+            self.hierarchies.kill_and_remove(&path)?;
+            if self.driver() == Driver::Systemd {
+                let slice = path.name().to_owned();
+                bulkhead_sys::systemd::stop_unit(&slice).map_err(|source| PodsTreeError::Systemd { slice, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every pod's cgroup in the tree.
+    pub fn list(&self) -> Result<Vec<PodCgroup>, PodsTreeError> {
+        let mut found = Vec::new();
+        if !self.per_qos {
+            return Ok(found);
+        }
+        for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let level = self.qos_path(qos)?;
+            for name in self.hierarchies.children(&level)? {
+                if let Some(pod) = self.driver().pod_of(&level, &name) {
+                    found.push(PodCgroup { pod, qos, path: level.child(&name)? });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn create(&self, path: &CgroupPath) -> Result<bool, PodsTreeError> {
+        if self.driver() == Driver::Systemd && !self.hierarchies.exists(path) {
+            let slice = path.name().to_owned();
+            bulkhead_sys::systemd::start_slice(&slice).map_err(|source| PodsTreeError::Systemd { slice, source })?;
+            // Trees that systemd does not manage are completed below.
+            self.hierarchies.ensure(path)?;
+            return Ok(true);
+        }
+        Ok(self.hierarchies.ensure(path)?)
+    }
+
+    fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<(), PodsTreeError> {
+        let skipped = self.hierarchies.apply(path, resources)?;
+        if !skipped.is_empty() {
+            tracing::debug!(cgroup = path.as_str(), ?skipped, "limits that this kernel does not have were left out");
+        }
+        Ok(())
+    }
+
+    fn level(&self, below: &[&str]) -> Result<CgroupPath, CgroupError> {
+        let mut names = vec!["kubepods"];
+        names.extend(below);
+        self.driver().path(&self.root, &names)
+    }
+
+    fn qos_path(&self, qos: QosClass) -> Result<CgroupPath, CgroupError> {
+        match qos {
+            QosClass::Guaranteed => self.level(&[]),
+            QosClass::Burstable => self.level(&["burstable"]),
+            QosClass::BestEffort => self.level(&["besteffort"]),
+        }
+    }
+
+    fn pod_path(&self, pod: &PodUid, qos: QosClass) -> Result<CgroupPath, CgroupError> {
+        let name = format!("pod{pod}");
+        match qos {
+            QosClass::Guaranteed => self.level(&[&name]),
+            QosClass::Burstable => self.level(&["burstable", &name]),
+            QosClass::BestEffort => self.level(&["besteffort", &name]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_s_driver_names_cgroups_from_then_on() {
+        let Ok(hierarchies) = Hierarchies::detect() else { return };
+        let root = CgroupPath::parse("/a").unwrap();
+        let tree = PodsTree::new(hierarchies, Driver::Cgroupfs, root, true).unwrap();
+        let uid = PodUid::parse("0a-b").unwrap();
+        let path = |tree: &PodsTree| tree.pod_path(&uid, QosClass::Guaranteed).unwrap().to_string();
+        assert_eq!(path(&tree), "/a/kubepods/pod0a-b");
+        tree.use_driver(Driver::Systemd);
+        assert_eq!(
+            (tree.driver(), path(&tree).as_str()),
+            (Driver::Systemd, "/a.slice/a-kubepods.slice/a-kubepods-pod0a_b.slice")
+        );
+    }
+
+    /// The real tree of this machine, below a root of the test's own.
+    #[test]
+    fn a_nodes_tree() {
+        if !rustix::process::getuid().is_root() {
+            return;
+        }
+        let Ok(hierarchies) = Hierarchies::detect() else { return };
+        let root = CgroupPath::parse(&format!("/bulkhead-c-test-tree-{}", std::process::id())).unwrap();
+        let tree = PodsTree::new(hierarchies.clone(), Driver::Cgroupfs, root.clone(), true).unwrap();
+        assert!(matches!(tree.ensure_node(&Resources::default()), Err(PodsTreeError::NoRoot { .. })));
+        hierarchies.ensure(&root).unwrap();
+        let node = Resources { cpu_shares: Some(2048), memory_limit_bytes: Some(1 << 33), ..Resources::default() };
+        for _ in 0..2 {
+            tree.ensure_node(&node).unwrap();
+        }
+        let uid = PodUid::parse("0a-b").unwrap();
+        let limits = Resources { cpu_shares: Some(102), pids_limit: Some(10), ..Resources::default() };
+        let (path, created) = tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap();
+        assert_eq!(path.as_str(), format!("{root}/kubepods/burstable/pod0a-b"));
+        assert!(created && !tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap().1);
+        tree.set_qos(512).unwrap();
+        let guaranteed = PodUid::parse("g").unwrap();
+        tree.ensure_pod(&guaranteed, QosClass::Guaranteed, &Resources::default()).unwrap();
+        let mut list: Vec<String> = tree.list().unwrap().iter().map(|p| format!("{} {}", p.pod, p.qos)).collect();
+        list.sort();
+        assert_eq!(list, ["0a-b Burstable", "g Guaranteed"]);
+        if let Some(file) = hierarchies.file("cpu", &tree.qos_path(QosClass::Burstable).unwrap(), "cpu.shares")
+            && hierarchies.version() == bulkhead_sys::cgroup::Version::V1
+        {
+            assert_eq!(std::fs::read_to_string(file).unwrap().trim(), "512");
+        }
+        for _ in 0..2 {
+            tree.remove(&uid).unwrap();
+            tree.remove(&guaranteed).unwrap();
+        }
+        assert!(tree.list().unwrap().is_empty());
+        hierarchies.kill_and_remove(&root).unwrap();
+    }
+}

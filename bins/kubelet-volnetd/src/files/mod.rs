@@ -1,0 +1,25 @@
+//! Files that the kubelet keeps for pods: etc-hosts, termination messages, log folders and links.
+
+pub mod etc_hosts;
+pub mod logs;
+pub mod termination;
+
+use std::path::PathBuf;
+
+use bulkhead_sys::open::OpenError;
+use bulkhead_sys::tree::TreeError;
+
+use crate::volumes::VolumeError;
+
+/// Why a file verb failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error(transparent)]
+    Pod(#[from] VolumeError),
+    #[error("{doing} {path}")]
+    Open { doing: &'static str, path: PathBuf, source: OpenError },
+    #[error("{doing} {path}")]
+    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("removing {path}")]
+    Remove { path: PathBuf, source: TreeError },
+}

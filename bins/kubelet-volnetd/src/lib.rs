@@ -1,0 +1,116 @@
+//! kubelet-volnetd: does what needs root on a node, on behalf of kubelet-syncd: mounts, pod directories, cgroups,
+//! root-owned files, and passing open descriptors to the processes that hold nothing.
+//!
+//! # Serves / calls
+//! `kubelet.volnetd.v1` (Volumes, Files, Cgroups, Watches) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
+//! descriptor broker on `kubelet-volnetd.fd.sock`. It calls nobody: no gRPC, no network; the kernel alone, and systemd's
+//! private socket where the cgroup driver is systemd.
+//!
+//! # Privileges
+//! uid 0 with the capabilities listed in [`confine`], each beside the work that needs it, and a system call filter. It
+//! stays in the host's mount namespace, because mounts must be seen by the runtime.
+//!
+//! # Security
+//! The whole surface is one page: [`verbs`]. Hostile input is every byte of every request (a compromised syncd), and
+//! everything that pods can write: contents of volumes, termination files, logs. Requests are ids, parsed into types in
+//! [`validate`]; paths are built here and opened by the three rules of `bulkhead_sys::open`; nothing is unmounted,
+//! removed or killed without the [`guard`]. It never parses a pod spec, starts a program, or acts by itself.
+//!
+//! # State
+//! Disk and mountinfo are the truth. The [`journal`] adds intents, in `<root-dir>/bulkhead/volnetd/`. Everything else is
+//! rebuilt by looking.
+//!
+//! # When it fails
+//! Callers see UNAVAILABLE and ask again; every verb may be repeated. An act that was cut short is finished by asking
+//! for it again; until then the volume is listed as uncertain. Running containers, mounts and cgroups need no volnetd.
+//! One pod's hung mount holds that pod's lock and one thread of the pool.
+//!
+//! # Known gaps
+//! Limits under the systemd driver are written to the cgroup files only, so `systemctl daemon-reload` may reset them.
+//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
+//! hung mounts use up the pool of threads.
+
+pub mod broker;
+pub mod cgroups;
+pub mod confine;
+pub mod files;
+pub mod guard;
+pub mod journal;
+pub mod metrics;
+pub mod node;
+pub mod service;
+pub mod settings;
+pub mod setup;
+pub mod validate;
+pub mod verbs;
+pub mod volumes;
+pub mod watch;
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use bulkhead_daemon::{Daemon, RunError, StateError};
+use bulkhead_ipc::peers::PeerUsers;
+use bulkhead_types::Epoch;
+
+use crate::node::{Node, Settings};
+
+/// The body of the daemon: set up, serve both sockets, say that it is ready.
+///
+/// # Errors
+/// The node cannot be set up, or a socket cannot be served.
+pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
+    let settings = settings::from_config(&daemon.config)?;
+    daemon.set_waiting("setting up the node's directories");
+    let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
+    let watches = watch::start(node.settings.manifests.clone())?;
+    let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
+    let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.stop.clone().cancelled_owned());
+    let services = service::add_to(daemon.services()?, node, watches);
+    daemon.set_ready().await;
+    tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;
+    Ok(())
+}
+
+/// Directories, the shared root, tunables, the journal: all that comes before serving.
+///
+/// # Errors
+/// See [`setup::SetupError`] and [`node::NodeError`].
+pub async fn prepare(settings: Settings, epoch: Epoch, metrics: metrics::Metrics) -> Result<Arc<Node>, RunError> {
+    let node = tokio::task::spawn_blocking(move || -> Result<Node, RunError> {
+        setup::directories(&settings)?;
+        if settings.manage_kernel_tunables {
+            setup::kernel_tunables(Path::new("/proc/sys"), settings.protect_kernel_defaults)?;
+        }
+        match Node::open(settings, epoch, metrics) {
+            // The skeleton's word for it, so that the supervisor is told by the exit code.
+            Err(error @ node::NodeError::Locked(_)) => {
+                tracing::error!("{error}");
+                Err(StateError::Locked.into())
+            }
+            other => Ok(other?),
+        }
+    });
+    Ok(Arc::new(node.await??))
+}
+
+/// Answers on the broker's socket until `shutdown` resolves.
+///
+/// # Errors
+/// The socket cannot be served.
+pub async fn serve_broker(
+    node: Arc<Node>,
+    listener: OwnedFd,
+    users: Arc<PeerUsers>,
+    shutdown: impl Future<Output = ()>,
+) -> std::io::Result<()> {
+    bulkhead_ipc::broker::serve(
+        listener,
+        users,
+        move |caller, request| broker::answer(node.clone(), caller, request),
+        shutdown,
+    )
+    .await
+}

@@ -1,0 +1,141 @@
+//! What every verb has at hand: where things are, who we are, what is intended, and one lock for each pod.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
+use bulkhead_sys::open::{self, OpenError};
+use bulkhead_types::{Epoch, InstancePaths, PodUid, Process};
+
+use crate::cgroups::PodsTree;
+use crate::guard::Guard;
+use crate::journal::{Journal, JournalError};
+use crate::metrics::Metrics;
+
+/// What the operator decided, reduced to what concerns this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `root_dir` must be free of links: it is compared with mountinfo.
+    pub paths: InstancePaths,
+    /// `/var/log/containers`; not configurable upstream.
+    pub container_links_dir: PathBuf,
+    /// `/var/log`, below which node logs are.
+    pub node_logs_dir: PathBuf,
+    /// The path of a `unix://` endpoint.
+    pub runtime_endpoint: Option<PathBuf>,
+    pub image_endpoint: Option<PathBuf>,
+    /// `staticPodPath`, a folder or one file.
+    pub manifests: Option<PathBuf>,
+    pub cgroup_root: CgroupPath,
+    pub cgroups_per_qos: bool,
+    pub cgroup_driver: crate::cgroups::Driver,
+    pub protect_kernel_defaults: bool,
+    /// Whether the kernel tunables are looked at at all: off in tests that must not change their machine.
+    pub manage_kernel_tunables: bool,
+}
+
+/// Why the node could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("opening this process's state folder")]
+    State(#[from] OpenError),
+    #[error("another kubelet-volnetd works on the root directory {0}")]
+    Locked(PathBuf),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error("finding the cgroup hierarchies")]
+    Cgroups(#[from] CgroupError),
+}
+
+/// Shared by all verbs.
+#[derive(Debug)]
+pub struct Node {
+    pub settings: Settings,
+    pub epoch: Epoch,
+    pub journal: Journal,
+    pub guard: Mutex<Guard>,
+    pub cgroups: PodsTree,
+    pub metrics: Metrics,
+    locks: Mutex<HashMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
+    /// Held for life: one volnetd for each root directory.
+    _state: OwnedFd,
+}
+
+/// A pod that no other verb works on meanwhile.
+pub type PodLock = tokio::sync::OwnedMutexGuard<()>;
+
+impl Node {
+    /// Needs the node directories of [`crate::setup`]. Waits a while for a former process on the same root directory,
+    /// which may still be finishing an act when its successor is started already.
+    pub fn open(settings: Settings, epoch: Epoch, metrics: Metrics) -> Result<Self, NodeError> {
+        let root = open::base_dir(&settings.paths.root_dir)?;
+        open::create_dirs_beneath(root.as_fd(), "bulkhead", 0o711)?;
+        let private = format!("bulkhead/{}", Process::Volnetd.short());
+        let state = open::create_dirs_beneath(root.as_fd(), &private, 0o700)?;
+        lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
+        let journal = Journal::open(open::create_dirs_beneath(state.as_fd(), "intents", 0o700)?)?;
+        let cgroups = PodsTree::new(
+            Hierarchies::detect()?,
+            settings.cgroup_driver,
+            settings.cgroup_root.clone(),
+            settings.cgroups_per_qos,
+        )?;
+        let node = Node {
+            epoch,
+            journal,
+            guard: Mutex::new(Guard::new(epoch)),
+            cgroups,
+            metrics,
+            locks: Mutex::new(HashMap::new()),
+            settings,
+            _state: state,
+        };
+        crate::volumes::list::drop_contradicted(&node);
+        Ok(node)
+    }
+
+    /// The folder of all pods.
+    pub fn pods_dir(&self) -> Result<OwnedFd, OpenError> {
+        open::base_dir(&self.settings.paths.pods())
+    }
+
+    /// Waits until no other verb works on this pod. A verb that hangs in the kernel (a dead mount) holds up that pod
+    /// alone, and one thread of the pool.
+    pub async fn lock_pod(&self, pod: &PodUid) -> PodLock {
+        self.pod_mutex(pod).lock_owned().await
+    }
+
+    /// The same without waiting; None while another verb works on the pod.
+    pub fn try_lock_pod(&self, pod: &PodUid) -> Option<PodLock> {
+        self.pod_mutex(pod).try_lock_owned().ok()
+    }
+
+    fn pod_mutex(&self, pod: &PodUid) -> Arc<tokio::sync::Mutex<()>> {
+        // More than a node's pods: time to forget those that nobody holds.
+        const KEPT: usize = 1024;
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if locks.len() > KEPT {
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        }
+        locks.entry(pod.clone()).or_default().clone()
+    }
+}
+
+/// As long as the other daemons wait for their state folder.
+const LOCK_PATIENCE: Duration = Duration::from_secs(15);
+
+fn lock_for_life(state: &OwnedFd) -> Result<(), ()> {
+    let started = Instant::now();
+    loop {
+        if rustix::fs::flock(state, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok(());
+        }
+        if started.elapsed() >= LOCK_PATIENCE {
+            return Err(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

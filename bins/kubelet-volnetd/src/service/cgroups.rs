@@ -1,0 +1,104 @@
+//! `kubelet.volnetd.v1.Cgroups`.
+
+use std::pin::Pin;
+use std::time::Instant;
+
+use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
+use bulkhead_ipc::volnetd::{self as wire, *};
+use bulkhead_sys::cgroup::Version;
+use bulkhead_types::{PodUid, QosClass};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::Verbs;
+use crate::cgroups::{Driver, PodsTreeError};
+use crate::metrics::CgroupOperation;
+use crate::node::Node;
+use crate::validate;
+
+#[tonic::async_trait]
+impl Cgroups for Verbs {
+    async fn ensure_node(&self, request: Request<EnsureNodeRequest>) -> Result<Response<EnsureNodeReply>, Status> {
+        let request = request.into_inner();
+        let resources = validate::resources(request.kubepods.as_ref())?;
+        let configured = self.node.settings.cgroup_driver;
+        let driver = match request.driver.as_str() {
+            "" => configured,
+            name => Driver::parse(name)
+                .ok_or_else(|| Status::invalid_argument("driver: must be empty, cgroupfs or systemd"))?,
+        };
+        if driver != configured && driver != self.node.cgroups.driver() {
+            tracing::warn!(
+                configured = configured.as_str(),
+                runtime = driver.as_str(),
+                "cgroupDriver is not the runtime's, which is used"
+            );
+        }
+        self.node.cgroups.use_driver(driver);
+        self.run(None, move |node| node.cgroups.ensure_node(&resources)).await?;
+        let version = match self.node.cgroups.hierarchies().version() {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        };
+        Ok(Response::new(EnsureNodeReply { driver: self.node.cgroups.driver().as_str().to_owned(), version }))
+    }
+
+    async fn ensure_pod(&self, request: Request<EnsurePodRequest>) -> Result<Response<EnsurePodReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let qos = validate::qos(request.qos)?;
+        let resources = validate::resources(request.resources.as_ref())?;
+        let lock = self.node.lock_pod(&pod).await;
+        let (path, created) = self.run(Some(lock), move |node| node.cgroups.ensure_pod(&pod, qos, &resources)).await?;
+        Ok(Response::new(EnsurePodReply { cgroup_parent: path.to_string(), created }))
+    }
+
+    async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosReply>, Status> {
+        let shares = request.into_inner().burstable_cpu_shares;
+        let checked = wire::CgroupResources { cpu_shares: Some(shares), ..Default::default() };
+        validate::resources(Some(&checked))?;
+        self.run(None, move |node| node.cgroups.set_qos(shares)).await?;
+        Ok(Response::new(SetQosReply {}))
+    }
+
+    async fn remove_pod(&self, request: Request<RemovePodRequest>) -> Result<Response<RemovePodReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        self.guard(request.guard.as_ref())?;
+        let lock = self.node.lock_pod(&pod).await;
+        let done = self
+            .run(Some(lock), move |node| match timed_remove(node, &pod) {
+                Ok(()) => Ok(true),
+                // Still dying: the caller asks again.
+                Err(PodsTreeError::Cgroup(bulkhead_sys::cgroup::CgroupError::Busy { path, pids })) => {
+                    tracing::info!(%pod, cgroup = path, ?pids, "processes of a removed pod are still ending");
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            })
+            .await?;
+        Ok(Response::new(RemovePodReply { done }))
+    }
+
+    type ListStream = Pin<Box<dyn Stream<Item = Result<PodCgroup, Status>> + Send>>;
+
+    async fn list(&self, _request: Request<ListCgroupsRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let found = self.run(None, |node| node.cgroups.list()).await?;
+        let pods = found.into_iter().map(|found| {
+            let qos = match found.qos {
+                QosClass::Guaranteed => Qos::Guaranteed,
+                QosClass::Burstable => Qos::Burstable,
+                QosClass::BestEffort => Qos::BestEffort,
+            };
+            Ok(PodCgroup { pod_uid: found.pod.to_string(), qos: qos.into(), cgroup: found.path.to_string() })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(pods))))
+    }
+}
+
+fn timed_remove(node: &Node, pod: &PodUid) -> Result<(), PodsTreeError> {
+    let started = Instant::now();
+    let result = node.cgroups.remove(pod);
+    node.metrics.cgroup(CgroupOperation::Destroy, started);
+    result
+}

@@ -1,0 +1,103 @@
+//! `kubelet.volnetd.v1.Files`.
+
+use bulkhead_ipc::volnetd::files_server::Files;
+use bulkhead_ipc::volnetd::*;
+use tonic::{Request, Response, Status};
+
+use super::{Verbs, text};
+use crate::files::etc_hosts::{self, Hosts};
+use crate::files::{logs, termination};
+use crate::validate::{self, InvalidRequest};
+
+/// Far above what the API server takes in a pod's size.
+const MAX_ALIASES: usize = 1000;
+
+#[tonic::async_trait]
+impl Files for Verbs {
+    async fn write_etc_hosts(&self, request: Request<WriteEtcHostsRequest>) -> Result<Response<HostFileReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let hosts = hosts(request)?;
+        let lock = self.node.lock_pod(&pod).await;
+        let path = self.run(Some(lock), move |node| etc_hosts::write(node, &pod, &hosts)).await?;
+        Ok(Response::new(HostFileReply { host_path: text(&path) }))
+    }
+
+    async fn create_termination_file(
+        &self,
+        request: Request<CreateTerminationFileRequest>,
+    ) -> Result<Response<HostFileReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let container = validate::container(&request.container)?;
+        let lock = self.node.lock_pod(&pod).await;
+        let path = self.run(Some(lock), move |node| termination::create(node, &pod, &container)).await?;
+        Ok(Response::new(HostFileReply { host_path: text(&path) }))
+    }
+
+    async fn prepare_log_directory(
+        &self,
+        request: Request<PrepareLogDirectoryRequest>,
+    ) -> Result<Response<PrepareLogDirectoryReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_log(request.pod.as_ref())?;
+        let container =
+            if request.container.is_empty() { None } else { Some(validate::container(&request.container)?) };
+        let (path, highest_index) = self.run(None, move |node| logs::prepare(node, &pod, container.as_ref())).await?;
+        Ok(Response::new(PrepareLogDirectoryReply { pod_log_dir: text(&path), highest_index }))
+    }
+
+    async fn link_container_log(
+        &self,
+        request: Request<LinkContainerLogRequest>,
+    ) -> Result<Response<LinkContainerLogReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_log(request.pod.as_ref())?;
+        let container = validate::container(&request.container)?;
+        let id = validate::container_id(&request.container_id)?;
+        let link = self.run(None, move |node| logs::link(node, &pod, &container, request.restart_count, &id)).await?;
+        Ok(Response::new(LinkContainerLogReply { link: text(&link) }))
+    }
+
+    async fn remove_container_log(
+        &self,
+        request: Request<RemoveContainerLogRequest>,
+    ) -> Result<Response<RemoveContainerLogReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_log(request.pod.as_ref())?;
+        let container = validate::container(&request.container)?;
+        let id = validate::container_id(&request.container_id)?;
+        self.guard(request.guard.as_ref())?;
+        self.run(None, move |node| logs::remove(node, &pod, &container, request.restart_count, &id)).await?;
+        Ok(Response::new(RemoveContainerLogReply {}))
+    }
+
+    async fn prune_logs(&self, request: Request<PruneLogsRequest>) -> Result<Response<PruneLogsReply>, Status> {
+        let request = request.into_inner();
+        let known = validate::known_pods(&request.known_pod_uids)?;
+        self.guard(request.guard.as_ref())?;
+        let removed = self.run(None, move |node| logs::prune(node, &known)).await?;
+        Ok(Response::new(PruneLogsReply { removed }))
+    }
+}
+
+fn hosts(request: WriteEtcHostsRequest) -> Result<Hosts, InvalidRequest> {
+    if request.aliases.len() > MAX_ALIASES {
+        return Err(InvalidRequest::TooMany { field: "aliases", count: request.aliases.len(), max: MAX_ALIASES });
+    }
+    let optional_word =
+        |field, text: &str| if text.is_empty() { Ok(String::new()) } else { validate::hosts_word(field, text) };
+    let mut aliases = Vec::with_capacity(request.aliases.len());
+    for alias in &request.aliases {
+        let names: Result<Vec<_>, _> =
+            alias.hostnames.iter().map(|name| validate::hosts_word("hostnames", name)).collect();
+        aliases.push((validate::address("ip", &alias.ip)?, names?));
+    }
+    Ok(Hosts {
+        host_network: request.host_network,
+        pod_ips: request.pod_ips.iter().map(|ip| validate::address("pod_ips", ip)).collect::<Result<_, _>>()?,
+        hostname: optional_word("hostname", &request.hostname)?,
+        domain: optional_word("domain", &request.domain)?,
+        aliases,
+    })
+}

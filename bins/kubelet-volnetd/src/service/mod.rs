@@ -1,0 +1,75 @@
+//! The gRPC services: from the wire to typed values ([`crate::validate`]), the guard, the pod's lock, the work on a
+//! blocking thread, and back. No rule of its own.
+
+mod cgroups;
+mod files;
+pub mod status;
+mod volumes;
+mod watches;
+
+use std::sync::{Arc, PoisonError};
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::server::Services;
+use bulkhead_ipc::volnetd::cgroups_server::CgroupsServer;
+use bulkhead_ipc::volnetd::files_server::FilesServer;
+use bulkhead_ipc::volnetd::volumes_server::VolumesServer;
+use bulkhead_ipc::volnetd::watches_server::WatchesServer;
+use tonic::Status;
+
+use crate::node::{Node, PodLock};
+use crate::watch::Watches;
+
+/// Adds this process's services to those that every process has.
+pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services {
+    let verbs = Verbs { node };
+    services
+        .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(FilesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(CgroupsServer::new(verbs).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(WatchesServer::new(watches::WatchService { watches }).max_decoding_message_size(MAX_MESSAGE_BYTES))
+}
+
+/// Implements the verbs on a node.
+#[derive(Debug, Clone)]
+struct Verbs {
+    node: Arc<Node>,
+}
+
+impl Verbs {
+    /// The guard of destructive verbs.
+    fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
+        let mut state = self.node.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.check(guard)?)
+    }
+
+    /// Does the work on a blocking thread. The lock goes with it: a caller whose deadline passes lets go of the answer,
+    /// not of the pod.
+    async fn run<T, E>(
+        &self,
+        lock: Option<PodLock>,
+        work: impl FnOnce(&Node) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        E: Send + 'static,
+        Status: From<E>,
+    {
+        let node = self.node.clone();
+        let span = tracing::Span::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let _lock = lock;
+            span.in_scope(|| work(&node))
+        });
+        match done.await {
+            Ok(result) => Ok(result?),
+            Err(error) => Err(Status::internal(format!("the verb ended unexpectedly: {error}"))),
+        }
+    }
+}
+
+/// Paths of our own are UTF-8: the configuration's are, and ids are ASCII.
+fn text(path: &std::path::Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,140 @@
+//! Errors to gRPC statuses, in one place. A code says what the caller should do: INVALID_ARGUMENT and NOT_FOUND are its
+//! own mistake, FAILED_PRECONDITION wants something else first (a fresh guard, a configured node), UNAVAILABLE may work later, INTERNAL is ours.
+
+use std::error::Error;
+
+use bulkhead_sys::cgroup::CgroupError;
+use bulkhead_sys::open::OpenError;
+use rustix::io::Errno;
+use tonic::{Code, Status};
+
+use crate::broker::BrokerError;
+use crate::cgroups::PodsTreeError;
+use crate::files::FileError;
+use crate::guard::GuardError;
+use crate::validate::InvalidRequest;
+use crate::volumes::VolumeError;
+use crate::volumes::host_path::HostPathError;
+use crate::volumes::teardown::chain;
+
+/// A status with the whole chain of causes; only root's own processes read it.
+fn status(code: Code, error: &dyn Error) -> Status {
+    Status::new(code, chain(error))
+}
+
+fn code_of_errno(errno: Option<Errno>) -> Code {
+    match errno {
+        Some(Errno::NOENT | Errno::NOTDIR) => Code::NotFound,
+        // A way out, a link in the way, or something that others could steer.
+        Some(Errno::LOOP | Errno::XDEV) => Code::FailedPrecondition,
+        Some(Errno::AGAIN | Errno::CONNREFUSED | Errno::BUSY | Errno::INTR) => Code::Unavailable,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Code::ResourceExhausted,
+        Some(Errno::NAMETOOLONG) => Code::InvalidArgument,
+        _ => Code::Internal,
+    }
+}
+
+fn code_of_open(error: &OpenError) -> Code {
+    match error {
+        OpenError::NotAbsolute { .. } => Code::InvalidArgument,
+        OpenError::Untrusted { .. } | OpenError::WrongType { .. } | OpenError::TooManyLinks { .. } => {
+            Code::FailedPrecondition
+        }
+        OpenError::Io { .. } => code_of_errno(error.errno()),
+    }
+}
+
+/// FAILED_PRECONDITION tells syncd to look at its guard again. A link in our own tree is nothing that it could cure.
+fn code_in_our_tree(error: &OpenError) -> Code {
+    match code_of_open(error) {
+        Code::FailedPrecondition => Code::Internal,
+        code => code,
+    }
+}
+
+fn code_of_io(error: &std::io::Error) -> Code {
+    code_of_errno(error.raw_os_error().map(Errno::from_raw_os_error))
+}
+
+impl From<InvalidRequest> for Status {
+    fn from(error: InvalidRequest) -> Self {
+        status(Code::InvalidArgument, &error)
+    }
+}
+
+impl From<GuardError> for Status {
+    fn from(error: GuardError) -> Self {
+        status(Code::FailedPrecondition, &error)
+    }
+}
+
+impl From<VolumeError> for Status {
+    fn from(error: VolumeError) -> Self {
+        let code = match &error {
+            VolumeError::UnknownPod { .. } => Code::NotFound,
+            VolumeError::PodDir { source, .. } | VolumeError::Open { source, .. } => code_in_our_tree(source),
+            // The pod asks for something that this host does not have: its event says so, asking again may help.
+            VolumeError::HostPath(HostPathError::Type { .. }) => Code::InvalidArgument,
+            VolumeError::HostPath(HostPathError::Create { source, .. }) => code_of_io(source),
+            VolumeError::Mode { source, .. } | VolumeError::Mounts(source) | VolumeError::List { source, .. } => {
+                code_of_io(source)
+            }
+            VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
+        };
+        status(code, &error)
+    }
+}
+
+impl From<FileError> for Status {
+    fn from(error: FileError) -> Self {
+        let code = match error {
+            FileError::Pod(error) => return error.into(),
+            FileError::Open { ref source, .. } => code_in_our_tree(source),
+            FileError::Io { ref source, .. } => code_of_io(source),
+            FileError::Remove { .. } => Code::Internal,
+        };
+        status(code, &error)
+    }
+}
+
+impl From<PodsTreeError> for Status {
+    fn from(error: PodsTreeError) -> Self {
+        let code = match &error {
+            PodsTreeError::Cgroup(error) => code_of_cgroup(error),
+            PodsTreeError::NoRoot { .. } | PodsTreeError::NoSystemd => Code::FailedPrecondition,
+            PodsTreeError::Systemd { .. } => Code::Unavailable,
+        };
+        status(code, &error)
+    }
+}
+
+fn code_of_cgroup(error: &CgroupError) -> Code {
+    match error {
+        CgroupError::Path { .. } => Code::InvalidArgument,
+        CgroupError::NoHierarchy | CgroupError::MissingControllers { .. } | CgroupError::NoMemoryEvents => {
+            Code::FailedPrecondition
+        }
+        CgroupError::Busy { .. } => Code::Unavailable,
+        CgroupError::Create { source, .. }
+        | CgroupError::Write { source, .. }
+        | CgroupError::Read { source, .. }
+        | CgroupError::Remove { source, .. }
+        | CgroupError::Mounts(source) => code_of_io(source),
+    }
+}
+
+impl From<BrokerError> for Status {
+    fn from(error: BrokerError) -> Self {
+        let code = match &error {
+            BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
+            BrokerError::NotConfigured { .. } => Code::FailedPrecondition,
+            BrokerError::NotServed { .. } => Code::Unimplemented,
+            BrokerError::Open(source) => code_of_open(source),
+            BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {
+                code_of_errno(error.errno())
+            }
+            BrokerError::Cgroup(error) => code_of_cgroup(error),
+        };
+        status(code, &error)
+    }
+}

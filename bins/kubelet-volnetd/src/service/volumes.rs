@@ -1,0 +1,171 @@
+//! `kubelet.volnetd.v1.Volumes`.
+
+use std::pin::Pin;
+use std::time::Instant;
+
+use bulkhead_ipc::volnetd::volumes_server::Volumes;
+use bulkhead_ipc::volnetd::{self as wire, *};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{Verbs, text};
+use crate::metrics::StorageOperation;
+use crate::validate;
+use crate::volumes::empty_dir::{self, Medium};
+use crate::volumes::host_path::{self, HostPathType};
+use crate::volumes::prune::Action;
+use crate::volumes::teardown::Scope;
+use crate::volumes::{EMPTY_DIR, list, prepare_pod, prune, teardown};
+
+/// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
+/// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
+const STREAM_BUFFER: usize = 4096;
+
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Volumes for Verbs {
+    async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Result<Response<PreparePodReply>, Status> {
+        let pod = validate::pod_uid(&request.into_inner().pod_uid)?;
+        let lock = self.node.lock_pod(&pod).await;
+        let path = self.run(Some(lock), move |node| prepare_pod(node, &pod)).await?;
+        Ok(Response::new(PreparePodReply { pod_dir: text(&path) }))
+    }
+
+    async fn set_up_empty_dir(
+        &self,
+        request: Request<SetUpEmptyDirRequest>,
+    ) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let volume = validate::volume(&request.volume)?;
+        let not_zero = |bytes: u64| (bytes != 0).then_some(bytes);
+        let medium = match request.medium() {
+            wire::Medium::Disk => Medium::Disk,
+            wire::Medium::Memory => Medium::Memory { size_limit: not_zero(request.size_limit_bytes) },
+            wire::Medium::HugePages => Medium::HugePages { page_bytes: not_zero(request.huge_page_bytes) },
+            wire::Medium::Unspecified => {
+                return Err(validate::bad("medium", &request.medium.to_string(), "DISK, MEMORY or HUGE_PAGES").into());
+            }
+        };
+        let lock = self.node.lock_pod(&pod).await;
+        let work = move |node: &crate::node::Node| {
+            let started = Instant::now();
+            let result = empty_dir::set_up(node, &pod, &volume, medium);
+            node.metrics.storage(EMPTY_DIR, StorageOperation::Mount, started, result.is_ok());
+            result
+        };
+        let path = self.run(Some(lock), work).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+    }
+
+    async fn check_host_path(
+        &self,
+        request: Request<CheckHostPathRequest>,
+    ) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        validate::volume(&request.volume)?;
+        let path = validate::host_path(&request.path)?;
+        let wanted = match wire::HostPathType::try_from(request.r#type) {
+            Ok(wire::HostPathType::Unspecified) => HostPathType::Unset,
+            Ok(wire::HostPathType::DirectoryOrCreate) => HostPathType::DirectoryOrCreate,
+            Ok(wire::HostPathType::Directory) => HostPathType::Directory,
+            Ok(wire::HostPathType::FileOrCreate) => HostPathType::FileOrCreate,
+            Ok(wire::HostPathType::File) => HostPathType::File,
+            Ok(wire::HostPathType::Socket) => HostPathType::Socket,
+            Ok(wire::HostPathType::CharDevice) => HostPathType::CharDevice,
+            Ok(wire::HostPathType::BlockDevice) => HostPathType::BlockDevice,
+            Err(_) => return Err(validate::bad("type", &request.r#type.to_string(), "a hostPath type").into()),
+        };
+        let host_path = request.path;
+        let lock = self.node.lock_pod(&pod).await;
+        self.run(Some(lock), move |node| {
+            crate::volumes::pod_dir(node, &pod)?;
+            let started = Instant::now();
+            let result = host_path::check(&path, wanted);
+            node.metrics.storage("kubernetes.io/host-path", StorageOperation::Mount, started, result.is_ok());
+            Ok::<_, crate::volumes::VolumeError>(result?)
+        })
+        .await?;
+        Ok(Response::new(SetUpVolumeReply { host_path }))
+    }
+
+    async fn tear_down_pod(&self, request: Request<TearDownPodRequest>) -> Result<Response<TearDownPodReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        self.guard(request.guard.as_ref())?;
+        let lock = self.node.lock_pod(&pod).await;
+        let scope = if request.volumes_only { Scope::Volumes } else { Scope::Everything };
+        let outcome = self.run(Some(lock), move |node| teardown::tear_down(node, &pod, scope)).await?;
+        Ok(Response::new(TearDownPodReply { done: outcome.left.is_empty(), left: outcome.left }))
+    }
+
+    type ListVolumesStream = Streamed<VolumeState>;
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<Self::ListVolumesStream>, Status> {
+        let pod_uid = request.into_inner().pod_uid;
+        let pod = if pod_uid.is_empty() { None } else { Some(validate::pod_uid(&pod_uid)?) };
+        let volumes = self.run(None, move |node| list::list(node, pod.as_ref())).await?;
+        let states = volumes.into_iter().map(|volume| {
+            Ok(VolumeState {
+                pod_uid: volume.pod.to_string(),
+                volume: volume.volume,
+                plugin: volume.plugin,
+                host_path: text(&volume.path),
+                mounted: volume.fs_type.is_some(),
+                fs_type: volume.fs_type.unwrap_or_default(),
+                uncertain: volume.uncertain,
+            })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(states))))
+    }
+
+    type PruneStream = Streamed<PruneStep>;
+
+    async fn prune(&self, request: Request<PruneRequest>) -> Result<Response<Self::PruneStream>, Status> {
+        let request = request.into_inner();
+        let known = validate::known_pods(&request.known_pod_uids)?;
+        self.guard(request.guard.as_ref())?;
+        let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
+        let verbs = self.clone();
+        // The work goes on when the reader goes away: what is begun is better finished.
+        tokio::spawn(async move {
+            let tell = sender.clone();
+            let result = verbs
+                .run(None, move |node| {
+                    let (mut cleaned, mut not_cleaned) = (0, 0);
+                    let result = prune::prune(node, &known, |step| {
+                        match step.action {
+                            Action::RemovedDirectory => cleaned += 1,
+                            Action::Kept => not_cleaned += 1,
+                            Action::Unmounted | Action::RemovedCgroup => {}
+                        }
+                        if step.action == Action::Kept {
+                            tracing::warn!(pod = %step.pod, what = step.what, error = step.error, "an orphan stays");
+                        } else {
+                            tracing::info!(pod = %step.pod, what = step.what, "{}", step.action.as_str());
+                        }
+                        let _ = tell.try_send(Ok(PruneStep {
+                            action: step.action.as_str().to_owned(),
+                            pod_uid: step.pod.to_string(),
+                            what: step.what,
+                            error: step.error,
+                        }));
+                    });
+                    node.metrics.orphans(cleaned, not_cleaned);
+                    result
+                })
+                .await;
+            if let Err(status) = result {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}

@@ -1,0 +1,76 @@
+//! What of the node's configuration concerns this process.
+
+use std::path::PathBuf;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_sys::cgroup::CgroupPath;
+
+use crate::cgroups::Driver;
+use crate::node::Settings;
+
+/// Why the configuration cannot be worked with. The launcher has checked it: these are its bugs or another build's.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("cgroupRoot")]
+    CgroupRoot(#[from] bulkhead_sys::cgroup::CgroupError),
+    #[error("cgroupDriver {0:?} is not known: cgroupfs or systemd")]
+    CgroupDriver(String),
+    #[error("the root directory {path} cannot be resolved")]
+    RootDir { path: PathBuf, source: std::io::Error },
+}
+
+pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
+    let driver = &config.kubelet.cgroup_driver;
+    let mut paths = config.paths.clone();
+    // Paths are compared with mountinfo, which shows none of the links on the way. A root directory that is not there
+    // yet is made by us, and its parents are resolved all the same.
+    paths.root_dir =
+        resolve(&paths.root_dir).map_err(|source| SettingsError::RootDir { path: paths.root_dir.clone(), source })?;
+    Ok(Settings {
+        paths,
+        container_links_dir: PathBuf::from("/var/log/containers"),
+        node_logs_dir: PathBuf::from("/var/log"),
+        runtime_endpoint: Some(config.runtime_socket.clone()),
+        image_endpoint: Some(config.image_socket.clone()),
+        manifests: config.static_pod_path().map(PathBuf::from),
+        cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
+        cgroups_per_qos: config.kubelet.cgroups_per_qos(),
+        cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
+        protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
+        manage_kernel_tunables: true,
+    })
+}
+
+/// Resolves links in the part of the path that exists.
+fn resolve(path: &std::path::Path) -> std::io::Result<PathBuf> {
+    match std::fs::canonicalize(path) {
+        Ok(real) => Ok(real),
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => match (path.parent(), path.file_name()) {
+            (Some(parent), Some(name)) => Ok(resolve(parent)?.join(name)),
+            _ => Err(err),
+        },
+        Err(err) => Err(err),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_directory_is_free_of_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(real.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", real.join("link")).unwrap();
+        let mut config = NodeConfig::for_tests(&real);
+        config.paths.root_dir = real.join("link/new/root");
+        config.cgroup_root = "/x".into();
+        let settings = from_config(&config).unwrap();
+        assert_eq!(settings.paths.root_dir, real.join("real/new/root"));
+        assert_eq!((settings.cgroup_root.as_str(), settings.cgroup_driver), ("/x", Driver::Cgroupfs));
+        assert!(settings.cgroups_per_qos && settings.manifests.is_some());
+        config.kubelet.cgroup_driver = "openrc".into();
+        assert!(from_config(&config).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! Once at start: the node's directories, the shared mount, the kernel's tunables (upstream `setupDataDirs` and
+//! `setupKernelTunables`).
+//!
+//! Not here: device-plugins and its sockets (with the device plugin server), the certificate directory (statusd's).
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mount::{self, MountError};
+
+use crate::node::Settings;
+
+/// Why the node cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error("creating the directory {path}")]
+    Dir { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Share(#[from] MountError),
+    #[error("{}", .mismatches.join(", "))]
+    Tunables { mismatches: Vec<String> },
+}
+
+/// sysctl and the value that pods are run with (upstream `pkg/kubelet/cm/container_manager_linux.go`).
+const TUNABLES: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// Makes the node's directories and its root a shared mount.
+pub fn directories(settings: &Settings) -> Result<(), SetupError> {
+    let root = &settings.paths.root_dir;
+    create(root, 0o750)?;
+    create(&settings.paths.pod_logs_dir, 0o750)?;
+    for name in ["pods", "plugins", "plugins_registry", "pod-resources"] {
+        create(&root.join(name), 0o750)?;
+    }
+    create(&settings.container_links_dir, 0o755)?;
+    if mount::make_rshared(root)? {
+        tracing::info!(path = %root.display(), "made the root directory a shared mount");
+    }
+    Ok(())
+}
+
+/// An existing directory keeps its mode, as upstream has it.
+fn create(path: &Path, mode: u32) -> Result<(), SetupError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(|source| SetupError::Dir { path: path.to_owned(), source })
+}
+
+/// Brings the kernel's tunables in line, or refuses where the operator protects them. One that cannot be written (a
+/// read-only /proc/sys) is a warning: pods run all the same.
+pub fn kernel_tunables(proc_sys: &Path, protect: bool) -> Result<(), SetupError> {
+    let mut mismatches = Vec::new();
+    for (name, expected) in TUNABLES {
+        let path = proc_sys.join(name);
+        let actual = match std::fs::read_to_string(&path) {
+            Ok(text) => text.trim().to_owned(),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot read a kernel tunable");
+                continue;
+            }
+        };
+        if actual == expected {
+            continue;
+        }
+        if protect {
+            mismatches.push(format!("invalid kernel flag: {name}, expected value: {expected}, actual value: {actual}"));
+        } else {
+            match std::fs::write(&path, expected) {
+                Ok(()) => tracing::info!(flag = name, actual, expected, "changed a kernel tunable"),
+                Err(error) => tracing::warn!(flag = name, actual, expected, %error, "cannot change a kernel tunable"),
+            }
+        }
+    }
+    if mismatches.is_empty() { Ok(()) } else { Err(SetupError::Tunables { mismatches }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protected_tunables_are_named_and_others_written() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, value) in TUNABLES {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{value}\n")).unwrap();
+        }
+        kernel_tunables(dir.path(), true).unwrap();
+        std::fs::write(dir.path().join("kernel/panic"), "0\n").unwrap();
+        let error = kernel_tunables(dir.path(), true).unwrap_err().to_string();
+        assert_eq!(error, "invalid kernel flag: kernel/panic, expected value: 10, actual value: 0");
+        kernel_tunables(dir.path(), false).unwrap();
+        kernel_tunables(dir.path(), true).unwrap();
+    }
+}

@@ -1,0 +1,232 @@
+//! From the wire to typed values, in one place. A value that leaves here is safe to use as what its type says: an id is
+//! one path component, a word has no white space, a path is absolute and without "..".
+
+use std::path::PathBuf;
+
+use bulkhead_ipc::volnetd as wire;
+use bulkhead_sys::cgroup::Resources;
+use bulkhead_types::{ContainerId, ContainerName, IdError, Namespace, PodName, PodUid, QosClass, VolumeName};
+
+/// A request that cannot be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRequest {
+    #[error(transparent)]
+    Id(#[from] IdError),
+    #[error("{field} is missing")]
+    Missing { field: &'static str },
+    #[error("{field} {value:?} is not valid: {allowed}")]
+    Value { field: &'static str, value: String, allowed: &'static str },
+    #[error("{field} has {count} entries, at most {max} are allowed")]
+    TooMany { field: &'static str, count: usize, max: usize },
+}
+
+/// A bad value, shortened for the message.
+pub fn bad(field: &'static str, value: &str, allowed: &'static str) -> InvalidRequest {
+    InvalidRequest::Value { field, value: value.chars().take(128).collect(), allowed }
+}
+
+/// Names of a pod's log folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLog {
+    pub namespace: Namespace,
+    pub name: PodName,
+    pub uid: PodUid,
+}
+
+impl PodLog {
+    pub fn dir_name(&self) -> String {
+        bulkhead_types::pod_log_dir_name(&self.namespace, &self.name, &self.uid)
+    }
+}
+
+pub fn pod_uid(text: &str) -> Result<PodUid, InvalidRequest> {
+    Ok(PodUid::parse(text)?)
+}
+
+pub fn volume(text: &str) -> Result<VolumeName, InvalidRequest> {
+    Ok(VolumeName::parse(text)?)
+}
+
+pub fn container(text: &str) -> Result<ContainerName, InvalidRequest> {
+    Ok(ContainerName::parse(text)?)
+}
+
+pub fn container_id(text: &str) -> Result<ContainerId, InvalidRequest> {
+    Ok(ContainerId::parse(text)?)
+}
+
+pub fn pod_log(id: Option<&wire::PodLogId>) -> Result<PodLog, InvalidRequest> {
+    let id = id.ok_or(InvalidRequest::Missing { field: "pod" })?;
+    Ok(PodLog {
+        namespace: Namespace::parse(&id.namespace)?,
+        name: PodName::parse(&id.name)?,
+        uid: PodUid::parse(&id.uid)?,
+    })
+}
+
+/// The known pods of a prune; the bound is far above what a node runs and keeps a message in its limit.
+pub fn known_pods(uids: &[String]) -> Result<std::collections::HashSet<PodUid>, InvalidRequest> {
+    const MAX: usize = 5000;
+    if uids.len() > MAX {
+        return Err(InvalidRequest::TooMany { field: "known_pod_uids", count: uids.len(), max: MAX });
+    }
+    uids.iter().map(|uid| pod_uid(uid)).collect()
+}
+
+/// hostPath.path: arbitrary, but absolute and without a ".." that would hide where it leads (upstream
+/// `ValidatePathNoBacksteps`).
+pub fn host_path(text: &str) -> Result<PathBuf, InvalidRequest> {
+    const ALLOWED: &str = "an absolute path of at most 4096 bytes without '..' or NUL";
+    let ok = text.starts_with('/')
+        && text.len() <= 4096
+        && !text.contains('\0')
+        && text.split('/').all(|component| component != "..");
+    if ok { Ok(PathBuf::from(text)) } else { Err(bad("path", text, ALLOWED)) }
+}
+
+/// One field of a hosts file: a word that can end neither the field nor the line.
+pub fn hosts_word(field: &'static str, text: &str) -> Result<String, InvalidRequest> {
+    let ok = !text.is_empty()
+        && text.len() <= 512
+        && text.chars().all(|c| !c.is_whitespace() && !c.is_control() && c != '#');
+    if ok { Ok(text.to_owned()) } else { Err(bad(field, text, "1 to 512 characters without white space or '#'")) }
+}
+
+/// An address, kept as it was written.
+pub fn address(field: &'static str, text: &str) -> Result<String, InvalidRequest> {
+    match text.parse::<std::net::IpAddr>() {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(bad(field, text, "an IPv4 or IPv6 address")),
+    }
+}
+
+/// The random end of a termination message's path.
+pub fn suffix(text: &str) -> Result<&str, InvalidRequest> {
+    let ok = text.len() == 8 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if ok { Ok(text) } else { Err(bad("suffix", text, "8 lower-case hexadecimal digits")) }
+}
+
+/// A file name of the manifest folder. Names with a leading dot are ignored by upstream and never asked for.
+pub fn manifest_name(text: &str) -> Result<&str, InvalidRequest> {
+    let ok = !text.is_empty() && text.len() <= 255 && !text.starts_with('.') && !text.contains(['/', '\0']);
+    if ok { Ok(text) } else { Err(bad("name", text, "one file name without a leading dot")) }
+}
+
+/// A path below /var/log.
+pub fn relative_path(text: &str) -> Result<&str, InvalidRequest> {
+    let ok = !text.is_empty()
+        && text.len() <= 4096
+        && !text.contains('\0')
+        && text.split('/').all(|c| !c.is_empty() && c != "." && c != "..");
+    if ok { Ok(text) } else { Err(bad("relative", text, "a relative path without empty, '.' or '..' components")) }
+}
+
+pub fn qos(value: i32) -> Result<QosClass, InvalidRequest> {
+    match wire::Qos::try_from(value) {
+        Ok(wire::Qos::Guaranteed) => Ok(QosClass::Guaranteed),
+        Ok(wire::Qos::Burstable) => Ok(QosClass::Burstable),
+        Ok(wire::Qos::BestEffort) => Ok(QosClass::BestEffort),
+        Ok(wire::Qos::Unspecified) | Err(_) => {
+            Err(bad("qos", &value.to_string(), "GUARANTEED, BURSTABLE or BEST_EFFORT"))
+        }
+    }
+}
+
+/// Limits of a cgroup, inside what the kernel takes.
+pub fn resources(wire: Option<&wire::CgroupResources>) -> Result<Resources, InvalidRequest> {
+    let Some(wire) = wire else { return Ok(Resources::default()) };
+    const SIZES: usize = 16;
+    if wire.hugepage_limits.len() > SIZES {
+        return Err(InvalidRequest::TooMany {
+            field: "hugepage_limits",
+            count: wire.hugepage_limits.len(),
+            max: SIZES,
+        });
+    }
+    for size in wire.hugepage_limits.keys() {
+        // Becomes a part of a file name.
+        let digits = size.trim_end_matches("KB").trim_end_matches("MB").trim_end_matches("GB");
+        if digits.is_empty()
+            || digits.len() > 8
+            || digits.len() + 2 != size.len()
+            || !digits.bytes().all(|b| b.is_ascii_digit())
+        {
+            return Err(bad("hugepage_limits", size, "a page size as the kernel names it, like 2MB"));
+        }
+    }
+    if let Some(shares) = wire.cpu_shares
+        && !(2..=262_144).contains(&shares)
+    {
+        return Err(bad("cpu_shares", &shares.to_string(), "2 to 262144"));
+    }
+    if let Some(period) = wire.cpu_period_us
+        && !(1_000..=1_000_000).contains(&period)
+    {
+        return Err(bad("cpu_period_us", &period.to_string(), "1000 to 1000000"));
+    }
+    Ok(Resources {
+        cpu_shares: wire.cpu_shares,
+        cpu_quota_us: wire.cpu_quota_us,
+        cpu_period_us: wire.cpu_period_us,
+        memory_limit_bytes: wire.memory_limit_bytes,
+        pids_limit: wire.pids_limit,
+        hugepage_limits: wire.hugepage_limits.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn paths_in_place_of_ids_are_refused() {
+        for bad in ["", "..", "../../etc", "/etc", "a/b", "a\0", ".x"] {
+            assert!(pod_uid(bad).is_err() && volume(bad).is_err() && container(bad).is_err());
+            assert!(container_id(bad).is_err() && suffix(bad).is_err() && manifest_name(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["", "/x", "../x", "a/../b", "a//b", "a/.", "x\0"] {
+            assert!(relative_path(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["", "x", "/a/..", "/../a", "/a\0"] {
+            assert!(host_path(bad).is_err(), "{bad:?}");
+        }
+        assert!(host_path("/var//log/./..x").is_ok());
+        assert!(suffix("0123abcd").is_ok() && suffix("0123ABCD").is_err());
+    }
+
+    #[test]
+    fn words_cannot_end_a_line() {
+        for bad in ["", "a b", "a\tb", "a\nb", "a#b", "a\u{0}"] {
+            assert!(hosts_word("hostname", bad).is_err(), "{bad:?}");
+        }
+        assert!(address("ip", "10.0.0.1").is_ok() && address("ip", "fd00::1").is_ok());
+        assert!(address("ip", "10.0.0.1 x").is_err());
+    }
+
+    #[test]
+    fn hugepage_sizes_are_names_of_the_kernel() {
+        let ask = |size: &str| {
+            resources(Some(&wire::CgroupResources {
+                hugepage_limits: [(size.to_owned(), 0)].into(),
+                ..Default::default()
+            }))
+        };
+        assert!(ask("2MB").is_ok() && ask("1GB").is_ok() && ask("64KB").is_ok());
+        for bad in ["", "MB", "2M", "../2MB", "2MB/x", "x2MB", "2MBKB"] {
+            assert!(ask(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_valid_leaves_its_directory(text in "[a-z./\\x00]{0,20}") {
+            if relative_path(&text).is_ok() {
+                prop_assert!(std::path::Path::new(&text).components().all(|c| matches!(c, std::path::Component::Normal(_))));
+            }
+            if let Ok(path) = host_path(&text) {
+                prop_assert!(path.is_absolute() && path.components().all(|c| c != std::path::Component::ParentDir));
+            }
+        }
+    }
+}

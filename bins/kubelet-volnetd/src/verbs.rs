@@ -1,0 +1,214 @@
+//! The whole privileged surface on one page. What is not in these two tables cannot be asked for.
+//!
+//! Every verb takes ids and typed values, builds its paths itself (rule 2 of `bulkhead_sys::open`), and may be repeated.
+//! "Guard" is the destructive guard of [`crate::guard`]: our epoch, a generation that is not stale, every pod source
+//! heard. The peer is checked by uid, user namespace and cgroup before a request is decoded; a message has at most
+//! 256 KiB, a broker datagram 8 KiB.
+
+use bulkhead_ipc::peers::{MethodRule, Role};
+use bulkhead_ipc::volnetd::StateKind;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_sys::Capability::{
+    self, CAP_CHOWN as CHOWN, CAP_DAC_OVERRIDE as DAC_OVERRIDE, CAP_FOWNER as FOWNER, CAP_KILL as KILL,
+    CAP_SYS_ADMIN as SYS_ADMIN, CAP_SYS_RESOURCE as SYS_RESOURCE, CAP_SYSLOG as SYSLOG,
+};
+
+use Role::{Evictiond, Operator, Statusd, Syncd};
+
+/// One gRPC method.
+#[derive(Debug, Clone, Copy)]
+pub struct Verb {
+    pub method: &'static str,
+    pub peers: &'static [Role],
+    /// Beyond well-formed ids.
+    pub precondition: &'static str,
+    /// What it uses beyond being root (root owns the files that it touches).
+    pub uses: &'static [Capability],
+    /// Unmounts, removes or kills: carries the guard.
+    pub destructive: bool,
+}
+
+const fn verb(
+    method: &'static str,
+    peers: &'static [Role],
+    destructive: bool,
+    uses: &'static [Capability],
+    precondition: &'static str,
+) -> Verb {
+    Verb { method, peers, precondition, uses, destructive }
+}
+
+#[rustfmt::skip]
+pub const VERBS: [Verb; 18] = [
+    //    method                                            peers                            destructive  uses            precondition
+    verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared"),
+    verb("/kubelet.volnetd.v1.Volumes/CheckHostPath",       &[Syncd],                        false, &[],                  "pod prepared; absolute path without '..'"),
+    verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),
+    verb("/kubelet.volnetd.v1.Volumes/ListVolumes",         &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Volumes/Prune",               &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER, KILL], "guard"),
+    verb("/kubelet.volnetd.v1.Files/WriteEtcHosts",         &[Syncd],                        false, &[],                  "pod prepared; addresses and names are plain words"),
+    verb("/kubelet.volnetd.v1.Files/CreateTerminationFile", &[Syncd],                        false, &[],                  "pod prepared"),
+    verb("/kubelet.volnetd.v1.Files/PrepareLogDirectory",   &[Syncd],                        false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Files/LinkContainerLog",      &[Syncd],                        false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Files/RemoveContainerLog",    &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
+    verb("/kubelet.volnetd.v1.Files/PruneLogs",             &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
+    verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[SYS_RESOURCE],      "cgroupRoot exists"),
+    verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
+    verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
+    verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
+    verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd],                        false, &[],                  "known kind"),
+];
+
+/// [`VERBS`] as the server's peer check wants them.
+pub const RULES: [MethodRule; VERBS.len()] = {
+    let mut rules = [MethodRule { method: "", peers: &[] }; VERBS.len()];
+    let mut i = 0;
+    while i < VERBS.len() {
+        rules[i] = MethodRule { method: VERBS[i].method, peers: VERBS[i].peers };
+        i += 1;
+    }
+    rules
+};
+
+/// One kind of descriptor.
+#[derive(Debug, Clone, Copy)]
+pub struct BrokerRow {
+    pub kind: &'static str,
+    pub peers: &'static [Role],
+    /// Which rule of `bulkhead_sys::open` finds it; 0: a fixed path of the kernel's.
+    pub rule: u8,
+    pub uses: &'static [Capability],
+    pub precondition: &'static str,
+}
+
+const fn row(
+    kind: &'static str,
+    peers: &'static [Role],
+    rule: u8,
+    uses: &'static [Capability],
+    precondition: &'static str,
+) -> BrokerRow {
+    BrokerRow { kind, peers, rule, uses, precondition }
+}
+
+#[rustfmt::skip]
+pub const BROKER: [BrokerRow; 16] = [
+    //   kind                  peers                          rule  uses       precondition
+    row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
+    row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
+    row("PrivateState",        &[Syncd, Evictiond, Statusd],    2, &[CHOWN],   "the caller's own folder"),
+    row("ContainerLog",        &[Syncd, Statusd, Evictiond],    2, &[],        "regular file"),
+    row("TerminationMessage",  &[Syncd],                        2, &[DAC_OVERRIDE], "regular file; 8 hex digits"),
+    row("State",               &[Syncd],                        2, &[],        "the kind's one owner"),
+    row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB"),
+    row("Kmsg",                &[Evictiond],                    0, &[SYSLOG],  "none"),
+    row("Psi",                 &[Evictiond],                    0, &[],        "kernel with PSI"),
+    row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
+    row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
+    row("NodeLog",             &[Statusd],                      2, &[],        "regular file below /var/log"),
+    // Their features come later: known, refused as unimplemented, and no descriptor is passed.
+    row("Credential",          &[Statusd, Syncd],               1, &[],        "not served yet"),
+    row("RegistryConfig",      &[Syncd],                        1, &[],        "not served yet"),
+    row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
+    row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
+];
+
+/// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
+pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
+    static ROWS: [BrokerRow; 16] = BROKER;
+    &ROWS[match kind {
+        Kind::RuntimeSocket(_) => 0,
+        Kind::Manifest(_) => 1,
+        Kind::PrivateState(_) => 2,
+        Kind::ContainerLog(_) => 3,
+        Kind::TerminationMessage(_) => 4,
+        Kind::State(_) => 5,
+        Kind::Kmsg(_) => 7,
+        Kind::Psi(_) => 8,
+        Kind::MemcgEvent(_) => 9,
+        Kind::ProductUuid(_) => 10,
+        Kind::NodeLog(_) => 11,
+        Kind::Credential(_) => 12,
+        Kind::RegistryConfig(_) => 13,
+        Kind::Listener(_) => 14,
+        Kind::PluginSocket(_) => 15,
+    }]
+}
+
+/// Upstream's name of a state file in the root directory, and the one process that owns it.
+pub const fn state_file(kind: StateKind) -> Option<(&'static str, Role)> {
+    match kind {
+        StateKind::Unspecified => None,
+        StateKind::CpuManager => Some(("cpu_manager_state", Syncd)),
+        StateKind::MemoryManager => Some(("memory_manager_state", Syncd)),
+        StateKind::AllocatedPods => Some(("allocated_pods_state", Syncd)),
+        StateKind::ActuatedPods => Some(("actuated_pods_state", Syncd)),
+        StateKind::DraManager => Some(("dra_manager_state", Syncd)),
+        StateKind::GracefulNodeShutdown => Some(("graceful_node_shutdown_state", Syncd)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every method of the contract has its row, and there is no row without a method.
+    #[test]
+    fn the_table_is_the_contract() {
+        let proto = include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto");
+        let mut service = "";
+        let mut methods = Vec::new();
+        for line in proto.lines().map(str::trim) {
+            if let Some(rest) = line.strip_prefix("service ") {
+                service = rest.trim_end_matches(" {");
+            } else if let Some(rest) = line.strip_prefix("rpc ") {
+                methods.push(format!("/kubelet.volnetd.v1.{service}/{}", rest.split('(').next().unwrap()));
+            }
+        }
+        methods.sort();
+        let mut rows: Vec<String> = VERBS.iter().map(|v| v.method.to_owned()).collect();
+        rows.sort();
+        assert_eq!(rows, methods);
+    }
+
+    #[test]
+    fn destructive_verbs_are_syncds_alone_and_guarded() {
+        for verb in VERBS {
+            assert_eq!(verb.destructive, verb.precondition.contains("guard"), "{}", verb.method);
+            if verb.destructive || !(verb.method.contains("/List")) {
+                assert_eq!(verb.peers, [Syncd], "{}", verb.method);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_found_by_their_kind_and_use_what_we_hold() {
+        use bulkhead_ipc::volnetd as v;
+        let kinds = [
+            Kind::RuntimeSocket(v::RuntimeSocket::default()),
+            Kind::Manifest(v::Manifest::default()),
+            Kind::PrivateState(v::PrivateState::default()),
+            Kind::ContainerLog(v::ContainerLog::default()),
+            Kind::TerminationMessage(v::TerminationMessage::default()),
+            Kind::State(v::State::default()),
+            Kind::Kmsg(v::Kmsg::default()),
+            Kind::Psi(v::Psi::default()),
+            Kind::MemcgEvent(v::MemcgEvent::default()),
+            Kind::ProductUuid(v::ProductUuid::default()),
+            Kind::NodeLog(v::NodeLog::default()),
+            Kind::Credential(v::Credential::default()),
+            Kind::RegistryConfig(v::RegistryConfig::default()),
+            Kind::Listener(v::Listener::default()),
+            Kind::PluginSocket(v::PluginSocket::default()),
+        ];
+        for kind in &kinds {
+            assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));
+        }
+        assert_eq!(BROKER.len(), kinds.len() + 1, "PutState is no kind of its own");
+        for cap in VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses)) {
+            assert!(crate::confine::CAPABILITIES.contains(cap), "{cap} is used but not held");
+        }
+    }
+}

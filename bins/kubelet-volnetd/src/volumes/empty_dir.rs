@@ -1,0 +1,85 @@
+//! emptyDir (upstream `pkg/volume/emptydir/empty_dir.go`): a directory of mode 0777, on disk, or a tmpfs or huge pages
+//! mounted on it; and an empty file `plugins/kubernetes.io~empty-dir/<volume>/ready` once it is complete.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mount::{self, Tmpfs};
+use bulkhead_sys::open;
+use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
+use rustix::fs::{Mode, OFlags};
+
+use super::{EMPTY_DIR, VolumeError, pod_dir};
+use crate::journal::Intent;
+use crate::node::Node;
+
+/// Where the bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    Disk,
+    /// tmpfs; bytes, None leaves the kernel's default.
+    Memory {
+        size_limit: Option<u64>,
+    },
+    /// hugetlbfs; None takes the default page size.
+    HugePages {
+        page_bytes: Option<u64>,
+    },
+}
+
+/// Sets the volume up, or does nothing if it is. What a container wrote stays.
+pub fn set_up(node: &Node, pod: &PodUid, volume: &VolumeName, medium: Medium) -> Result<PathBuf, VolumeError> {
+    let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
+    let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
+    let pod_dir = pod_dir(node, pod)?;
+    let plugin = escape_qualified_name(EMPTY_DIR);
+    let parent =
+        open::create_dirs_beneath(pod_dir.as_fd(), Path::new("volumes").join(&plugin), 0o750).map_err(open_error)?;
+    let meta = Path::new("plugins").join(&plugin).join(volume.as_str());
+    let path = node.settings.paths.volume(pod, EMPTY_DIR, volume);
+
+    let is_mounted = mount::is_mount_point(parent.as_fd(), volume.as_str()).map_err(|source| {
+        mount_error(mount::MountError::Mount { fs_type: "emptyDir", step: "looking for a mount", source })
+    })?;
+    if is_ready(&pod_dir, &meta) && is_complete(&parent, volume, medium, is_mounted) {
+        return Ok(path);
+    }
+    let dir = open::create_dirs_beneath(parent.as_fd(), volume.as_str(), 0o777).map_err(open_error)?;
+    if !is_mounted {
+        // mkdir's mode is less the umask; a container of any uid has to write here.
+        let mode_error =
+            |e: rustix::io::Errno| VolumeError::Mode { pod: pod.clone(), volume: volume.clone(), source: e.into() };
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(mode_error)?;
+        let intent = Intent::Mount { plugin: EMPTY_DIR.to_owned(), volume: volume.clone() };
+        match medium {
+            Medium::Disk => {}
+            Medium::Memory { size_limit } => {
+                node.journal.begin(pod, intent.clone())?;
+                mount::tmpfs(dir.as_fd(), &Tmpfs { size: size_limit, noswap: true }).map_err(mount_error)?;
+                node.journal.end(pod, &intent);
+            }
+            Medium::HugePages { page_bytes } => {
+                node.journal.begin(pod, intent.clone())?;
+                mount::hugetlbfs(dir.as_fd(), page_bytes).map_err(mount_error)?;
+                node.journal.end(pod, &intent);
+            }
+        }
+    }
+    // The directory below the mount stays open no longer than this: any descriptor would make an unmount fail.
+    drop(dir);
+    let meta_dir = open::create_dirs_beneath(pod_dir.as_fd(), &meta, 0o750).map_err(open_error)?;
+    open::beneath(meta_dir.as_fd(), "ready", OFlags::WRONLY | OFlags::CREATE, 0o640).map_err(open_error)?;
+    Ok(path)
+}
+
+fn is_ready(pod_dir: &OwnedFd, meta: &Path) -> bool {
+    open::regular_beneath(pod_dir.as_fd(), meta.join("ready")).is_ok()
+}
+
+/// A marker alone says nothing: after a reboot it is there and the mount is not.
+fn is_complete(parent: &OwnedFd, volume: &VolumeName, medium: Medium, is_mounted: bool) -> bool {
+    match medium {
+        Medium::Disk => open::dir_beneath(parent.as_fd(), volume.as_str()).is_ok(),
+        Medium::Memory { .. } | Medium::HugePages { .. } => is_mounted,
+    }
+}

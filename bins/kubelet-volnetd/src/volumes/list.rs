@@ -1,0 +1,118 @@
+//! What there is: volumes as the disk and mountinfo show them, marked uncertain where an intent was never confirmed.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mountinfo::MountInfo;
+use bulkhead_sys::{open, tree};
+use bulkhead_types::{PodUid, VolumeName};
+
+use super::VolumeError;
+use crate::journal::Intent;
+use crate::node::Node;
+
+const MAX_ENTRIES: usize = 100_000;
+
+/// One volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    pub pod: PodUid,
+    /// As on disk: not every plugin's folder names are ours.
+    pub volume: String,
+    /// Not escaped: "kubernetes.io/empty-dir".
+    pub plugin: String,
+    pub path: PathBuf,
+    /// File system type, when something is mounted there.
+    pub fs_type: Option<String>,
+    pub uncertain: bool,
+}
+
+/// Pods that have a directory. Names that are no pod uid are left out.
+pub fn pods_on_disk(node: &Node) -> Result<Vec<PodUid>, VolumeError> {
+    let path = node.settings.paths.pods();
+    let pods = open::base_dir(&path)
+        .map_err(|e| VolumeError::List { path: path.clone(), source: std::io::Error::other(e) })?;
+    let entries = tree::list(pods.as_fd(), MAX_ENTRIES).map_err(|source| VolumeError::List { path, source })?;
+    let mut pods: Vec<PodUid> =
+        entries.iter().filter(|e| e.is_dir).filter_map(|e| PodUid::parse(e.name.to_str()?).ok()).collect();
+    pods.sort();
+    Ok(pods)
+}
+
+/// All volumes, of one pod or of all.
+pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeError> {
+    drop_contradicted(node);
+    let pods = match pod {
+        Some(pod) => vec![pod.clone()],
+        None => pods_on_disk(node)?,
+    };
+    let mounts = mounts_below(&node.settings.paths.pods())?;
+    let base = node
+        .pods_dir()
+        .map_err(|e| VolumeError::List { path: node.settings.paths.pods(), source: std::io::Error::other(e) })?;
+    let mut volumes = Vec::new();
+    for pod in pods {
+        let intents = node.journal.of_pod(&pod);
+        // A pod that goes away while we look has no volumes.
+        let Ok(dir) = open::dir_beneath(base.as_fd(), Path::new(pod.as_str()).join("volumes")) else { continue };
+        for plugin in tree::list(dir.as_fd(), MAX_ENTRIES).unwrap_or_default() {
+            let Ok(plugin_dir) = open::dir_beneath(dir.as_fd(), &plugin.name) else { continue };
+            let plugin = plugin.name.to_string_lossy().replace('~', "/");
+            for volume in tree::list(plugin_dir.as_fd(), MAX_ENTRIES).unwrap_or_default() {
+                let name = volume.name.to_string_lossy().into_owned();
+                let path =
+                    node.settings.paths.volumes(&pod).join(bulkhead_types::escape_qualified_name(&plugin)).join(&name);
+                // CSI mounts one level further down.
+                let fs_type = mounts.get(&path).or_else(|| mounts.get(&path.join("mount"))).cloned();
+                let uncertain = intents.iter().any(|intent| match intent {
+                    Intent::TearDown => true,
+                    Intent::Mount { plugin: p, volume: v } => *p == plugin && v.as_str() == name,
+                });
+                volumes.push(Volume {
+                    pod: pod.clone(),
+                    volume: name,
+                    plugin: plugin.clone(),
+                    path,
+                    fs_type,
+                    uncertain,
+                });
+            }
+        }
+    }
+    Ok(volumes)
+}
+
+fn mounts_below(base: &Path) -> Result<HashMap<PathBuf, String>, VolumeError> {
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    Ok(mounts
+        .filter(|m| m.mount_point.starts_with(base))
+        .map(|m| (m.mount_point.into_owned(), m.fs_type.to_owned()))
+        .collect())
+}
+
+/// Drops intents that the disk and the mounts contradict: of a pod without directory, or for a mount whose directory
+/// is gone or that is complete. One whose volume is there without a mount stays: the next set-up or tear-down settles it.
+pub fn drop_contradicted(node: &Node) {
+    if node.journal.all().is_empty() {
+        return;
+    }
+    let Ok(mounts) = mounts_below(&node.settings.paths.pods()) else { return };
+    let Ok(pods) = node.pods_dir() else { return };
+    node.journal.retain(|pod, intent| {
+        let Ok(dir) = open::dir_beneath(pods.as_fd(), pod.as_str()) else { return false };
+        match intent {
+            Intent::TearDown => true,
+            Intent::Mount { plugin, volume } => {
+                let path = volume_path(node, pod, plugin, volume);
+                let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
+                open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok() && !mounts.contains_key(&path)
+            }
+        }
+    });
+}
+
+fn volume_path(node: &Node, pod: &PodUid, plugin: &str, volume: &VolumeName) -> PathBuf {
+    node.settings.paths.volume(pod, plugin, volume)
+}

@@ -1,0 +1,170 @@
+//! The end of a pod's directory: unmount everything, then remove what may be removed.
+//!
+//! Order matters and each step may find itself half done by a former process: mounts go first, innermost before
+//! outermost; while one is left nothing is removed. Then emptyDir's contents go (they die with the pod), the rest of
+//! `volumes/` only if it is empty directories (a leftover `vol_data.json` is another plugin's business, reference
+//! upstream `removeOrphanedPodVolumeDirs`), then everything else, never entering another mount; the pod's directory
+//! last. A hostPath is not below here and is never touched.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mount;
+use bulkhead_sys::mountinfo::MountInfo;
+use bulkhead_sys::{open, tree};
+use bulkhead_types::{PodUid, escape_qualified_name};
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+
+use super::{EMPTY_DIR, VolumeError};
+use crate::journal::Intent;
+use crate::metrics::StorageOperation;
+use crate::node::Node;
+
+/// Entries of one of our own directories; a pod cannot add to them.
+const MAX_ENTRIES: usize = 100_000;
+
+/// What was done and what is left, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outcome {
+    pub unmounted: Vec<String>,
+    /// What stands in the way; empty when the pod is gone.
+    pub left: Vec<String>,
+    /// A directory was there.
+    pub existed: bool,
+}
+
+/// How much of a pod goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The pod has ended but is still wanted: its termination messages are read again after a restart.
+    Volumes,
+    Everything,
+}
+
+/// Tears a pod down as far as possible. A pod that is not there is down.
+pub fn tear_down(node: &Node, pod: &PodUid, scope: Scope) -> Result<Outcome, VolumeError> {
+    let mut outcome = Outcome::default();
+    let pod_error = |source| VolumeError::PodDir { pod: pod.clone(), source };
+    let pods = node.pods_dir().map_err(pod_error)?;
+    let dir = match open::dir_beneath(pods.as_fd(), pod.as_str()) {
+        Ok(dir) => dir,
+        Err(err) if err.is_not_found() => {
+            node.journal.end_pod(pod);
+            return Ok(outcome);
+        }
+        Err(err) => return Err(pod_error(err)),
+    };
+    outcome.existed = true;
+    node.journal.begin(pod, Intent::TearDown)?;
+
+    let base = node.settings.paths.pod(pod);
+    for point in mount_points_below(&base)? {
+        unmount(&dir, &base, &point, &mut outcome);
+    }
+    if !outcome.left.is_empty() {
+        return Ok(outcome);
+    }
+    remove_volumes(node, &dir, &mut outcome);
+    if !outcome.left.is_empty() {
+        return Ok(outcome);
+    }
+    if scope == Scope::Volumes {
+        node.journal.end_pod(pod);
+        return Ok(outcome);
+    }
+    for entry in
+        tree::list(dir.as_fd(), MAX_ENTRIES).map_err(|source| VolumeError::List { path: base.clone(), source })?
+    {
+        if let Err(error) = tree::remove(dir.as_fd(), &entry.name) {
+            outcome.left.push(format!("{}: {}", base.join(&entry.name).display(), chain(&error)));
+        }
+    }
+    drop(dir);
+    if outcome.left.is_empty() {
+        match rustix::fs::unlinkat(&pods, pod.as_str(), AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => node.journal.end_pod(pod),
+            Err(errno) => outcome.left.push(format!("{}: {errno}", base.display())),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Mount points strictly below a directory, innermost and latest first.
+pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let mut points: Vec<PathBuf> = mounts
+        .filter(|m| m.mount_point.starts_with(base) && *m.mount_point != *base)
+        .map(|m| m.mount_point.into_owned())
+        .collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    points.dedup();
+    Ok(points)
+}
+
+/// Unmounts one point through its parent directory, opened below the pod's.
+fn unmount(dir: &OwnedFd, base: &Path, point: &Path, outcome: &mut Outcome) {
+    let result = (|| {
+        let relative = point.strip_prefix(base).map_err(|e| e.to_string())?;
+        let name = relative.file_name().and_then(|n| n.to_str()).ok_or("its name is not valid UTF-8")?;
+        let parent = match relative.parent().filter(|p| !p.as_os_str().is_empty()) {
+            Some(parent) => open::dir_beneath(dir.as_fd(), parent).map_err(|e| chain(&e))?,
+            None => dir.try_clone().map_err(|e| e.to_string())?,
+        };
+        mount::unmount(parent.as_fd(), name).map_err(|e| chain(&e))
+    })();
+    match result {
+        Ok(()) => outcome.unmounted.push(point.display().to_string()),
+        Err(why) => outcome.left.push(format!("{}: {why}", point.display())),
+    }
+}
+
+fn remove_volumes(node: &Node, dir: &OwnedFd, outcome: &mut Outcome) {
+    let empty_dirs = Path::new("volumes").join(escape_qualified_name(EMPTY_DIR));
+    let mut failed = |what: &Path, error: &dyn std::error::Error| {
+        outcome.left.push(format!("{}: {}", what.display(), chain(error)));
+    };
+    match open::dir_beneath(dir.as_fd(), &empty_dirs) {
+        Ok(parent) => match tree::list(parent.as_fd(), MAX_ENTRIES) {
+            Ok(entries) => {
+                for entry in entries {
+                    // The marker goes first: a crash in between must not leave a marker without its volume complete.
+                    let marker = Path::new("plugins").join(escape_qualified_name(EMPTY_DIR));
+                    if let Ok(markers) = open::dir_beneath(dir.as_fd(), &marker)
+                        && let Err(error) = tree::remove(markers.as_fd(), &entry.name)
+                    {
+                        failed(&marker.join(&entry.name), &error);
+                        continue;
+                    }
+                    let started = std::time::Instant::now();
+                    let result = tree::remove(parent.as_fd(), &entry.name);
+                    node.metrics.storage(EMPTY_DIR, StorageOperation::Unmount, started, result.is_ok());
+                    if let Err(error) = result {
+                        failed(&empty_dirs.join(&entry.name), &error);
+                    }
+                }
+            }
+            Err(error) => failed(&empty_dirs, &error),
+        },
+        Err(error) if error.is_not_found() => {}
+        Err(error) => failed(&empty_dirs, &error),
+    }
+    for name in ["volumes", "volume-subpaths", "volumeDevices"] {
+        if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
+            failed(Path::new(name), &error);
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,234 @@
+//! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
+//!
+//! Today that is the manifest path. A folder is watched itself; a single file, or a path that does not exist yet, is
+//! watched through the nearest directory that exists. Whenever something may have been missed (the start, an overflow, a
+//! subscriber that fell behind, a watched directory that went away) subscribers are told to look at everything.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::broadcast;
+
+/// Changes that a subscriber may be behind; beyond it looks at everything.
+const BACKLOG: usize = 256;
+
+/// While the path is not there, or cannot be watched: look again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A change for subscribers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ManifestChange {
+    Added(OsString),
+    Modified(OsString),
+    Removed(OsString),
+    /// Look at everything.
+    Rescan,
+}
+
+/// Where subscribers come from.
+#[derive(Debug, Clone)]
+pub struct Watches {
+    manifests: broadcast::Sender<ManifestChange>,
+}
+
+impl Watches {
+    /// The changes from now on. The first thing to do is a look at everything.
+    pub fn manifests(&self) -> broadcast::Receiver<ManifestChange> {
+        self.manifests.subscribe()
+    }
+}
+
+/// What is being watched for the manifest path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    /// The directory under inotify.
+    dir: PathBuf,
+    /// Only this name in it is meant: the single file, or the next component of the missing path.
+    only: Option<OsString>,
+    /// The path itself is there.
+    found: bool,
+}
+
+/// Decides what to watch for `path`. Looks at the disk, changes nothing.
+fn target(path: &Path) -> Target {
+    if path.is_dir() {
+        return Target { dir: path.to_owned(), only: None, found: true };
+    }
+    let mut missing = path;
+    loop {
+        let Some(parent) = missing.parent() else {
+            return Target { dir: PathBuf::from("/"), only: None, found: false };
+        };
+        if parent.is_dir() {
+            let only = missing.file_name().map(OsString::from);
+            return Target { dir: parent.to_owned(), only, found: missing == path && path.exists() };
+        }
+        missing = parent;
+    }
+}
+
+/// Starts the task. Without a path nothing ever changes.
+pub fn start(manifests: Option<PathBuf>) -> std::io::Result<Watches> {
+    let (sender, _) = broadcast::channel(BACKLOG);
+    let watches = Watches { manifests: sender.clone() };
+    if let Some(path) = manifests {
+        let inotify = Inotify::new()?;
+        tokio::spawn(follow(inotify, path, sender));
+    }
+    Ok(watches)
+}
+
+async fn follow(inotify: Inotify, path: PathBuf, sender: broadcast::Sender<ManifestChange>) {
+    let inotify = match bulkhead_sys::async_fd::register_inotify(inotify) {
+        Ok(inotify) => inotify,
+        Err(error) => {
+            return tracing::error!(%error, "changes of manifests are not seen, only the periodic scan finds them");
+        }
+    };
+    loop {
+        let aim = target(&path);
+        let watch = match inotify.get_ref().watch_dir(&aim.dir) {
+            Ok(watch) => watch,
+            Err(error) => {
+                tracing::warn!(path = %aim.dir.display(), %error, "cannot watch for manifests, trying again");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        // It may have changed between the look and the watch.
+        if target(&path) == aim {
+            let _ = sender.send(ManifestChange::Rescan);
+            until_moved(&inotify, watch, &path, &aim, &sender).await;
+        }
+        inotify.get_ref().unwatch(watch);
+        // Events of the former watch are void.
+        while inotify.get_ref().read().is_ok_and(|events| !events.is_empty()) {}
+    }
+}
+
+/// Passes changes on until something else has to be watched.
+async fn until_moved(
+    inotify: &AsyncFd<Inotify>,
+    watch: WatchId,
+    path: &Path,
+    aim: &Target,
+    sender: &broadcast::Sender<ManifestChange>,
+) {
+    loop {
+        let events = if aim.found {
+            inotify.async_io(Interest::READABLE, read_some).await
+        } else {
+            // The directory that we watch may be a stand-in (a mount may come over it): look now and then.
+            match tokio::time::timeout(RETRY, inotify.async_io(Interest::READABLE, read_some)).await {
+                Ok(events) => events,
+                Err(_) => Ok(Vec::new()),
+            }
+        };
+        let events = match events {
+            Ok(events) => events,
+            Err(error) => {
+                tracing::warn!(%error, "reading changes of manifests");
+                tokio::time::sleep(RETRY).await;
+                return;
+            }
+        };
+        for event in events {
+            match interpret(&event, watch, aim) {
+                Some(change) => {
+                    let _ = sender.send(change);
+                }
+                None if event.change == Change::SelfGone && event.watch == Some(watch) => return,
+                None => {}
+            }
+        }
+        // A single file, or a missing path, decides anew what is to be watched.
+        if (aim.only.is_some() || !aim.found) && target(path) != *aim {
+            return;
+        }
+    }
+}
+
+fn read_some(inotify: &Inotify) -> std::io::Result<Vec<Event>> {
+    let events = inotify.read()?;
+    if events.is_empty() { Err(std::io::ErrorKind::WouldBlock.into()) } else { Ok(events) }
+}
+
+/// What an event means to subscribers. Pure.
+fn interpret(event: &Event, watch: WatchId, aim: &Target) -> Option<ManifestChange> {
+    if event.change == Change::Overflow {
+        return Some(ManifestChange::Rescan);
+    }
+    if event.watch != Some(watch) || !aim.found {
+        return None;
+    }
+    if event.name.is_empty() {
+        // About the directory itself: its mode or owner may decide whether it is read at all.
+        return (event.change == Change::Modified).then_some(ManifestChange::Rescan);
+    }
+    if aim.only.as_ref().is_some_and(|only| *only != event.name) {
+        return None;
+    }
+    match event.change {
+        Change::Added => Some(ManifestChange::Added(event.name.clone())),
+        Change::Modified => Some(ManifestChange::Modified(event.name.clone())),
+        Change::Removed => Some(ManifestChange::Removed(event.name.clone())),
+        Change::SelfGone | Change::Overflow => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn next(receiver: &mut broadcast::Receiver<ManifestChange>) -> ManifestChange {
+        tokio::time::timeout(Duration::from_secs(10), receiver.recv())
+            .await
+            .expect("a change")
+            .expect("an open channel")
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_folder_that_comes_goes_and_comes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/manifests");
+        let watches = start(Some(path.clone())).unwrap();
+        let mut changes = watches.manifests();
+        assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
+        for _ in 0..2 {
+            std::fs::create_dir_all(&path).unwrap();
+            // One level may be seen before the other: wait until the folder itself is watched.
+            loop {
+                std::fs::write(path.join("pod.yaml"), "x").unwrap();
+                if tokio::time::timeout(Duration::from_millis(200), async {
+                    while !matches!(next(&mut changes).await, ManifestChange::Added(_) | ManifestChange::Modified(_)) {}
+                })
+                .await
+                .is_ok()
+                {
+                    break;
+                }
+            }
+            std::fs::remove_file(path.join("pod.yaml")).unwrap();
+            while next(&mut changes).await != ManifestChange::Removed("pod.yaml".into()) {}
+            std::fs::remove_dir(&path).unwrap();
+            while next(&mut changes).await != ManifestChange::Rescan {}
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_single_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod.yaml");
+        std::fs::write(&path, "x").unwrap();
+        let watches = start(Some(path.clone())).unwrap();
+        let mut changes = watches.manifests();
+        assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
+        std::fs::write(dir.path().join("other"), "x").unwrap();
+        std::fs::write(&path, "y").unwrap();
+        assert_eq!(next(&mut changes).await, ManifestChange::Modified("pod.yaml".into()));
+    }
+}

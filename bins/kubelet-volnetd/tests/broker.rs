@@ -1,0 +1,228 @@
+//! The descriptor broker: who gets which kind, and what comes along.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
+
+mod world;
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use bulkhead_ipc::peers::Role;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::*;
+use kubelet_volnetd::verbs::broker_row;
+use rustix::fs::{Mode, OFlags};
+use tonic::Code;
+use world::*;
+
+fn kinds() -> Vec<Kind> {
+    vec![
+        Kind::RuntimeSocket(RuntimeSocket::default()),
+        Kind::Manifest(Manifest::default()),
+        Kind::PrivateState(PrivateState::default()),
+        Kind::ContainerLog(ContainerLog::default()),
+        Kind::TerminationMessage(TerminationMessage::default()),
+        Kind::State(State { kind: StateKind::CpuManager.into() }),
+        Kind::Kmsg(Kmsg::default()),
+        Kind::Psi(Psi { resource: psi::Resource::Memory.into() }),
+        Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40 }),
+        Kind::ProductUuid(ProductUuid::default()),
+        Kind::NodeLog(NodeLog::default()),
+        Kind::Credential(Credential::default()),
+        Kind::RegistryConfig(RegistryConfig::default()),
+        Kind::Listener(Listener::default()),
+        Kind::PluginSocket(PluginSocket::default()),
+    ]
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn each_kind_to_its_peers_alone() {
+    let Some(world) = world().await else { return };
+    for (uid, role) in [
+        (SYNCD, Some(Role::Syncd)),
+        (EVICTIOND, Some(Role::Evictiond)),
+        (STATUSD, Some(Role::Statusd)),
+        (OPERATOR, Some(Role::Operator)),
+        (STRANGER, None),
+    ] {
+        for kind in kinds() {
+            let row = broker_row(&kind);
+            let may = role.is_some_and(|role| row.peers.contains(&role));
+            let code = world.open(uid, kind).await.map_or_else(|(code, _)| code, |_| Code::Ok);
+            assert_eq!(code == Code::PermissionDenied, !may, "{} by uid {uid}: {code:?}", row.kind);
+            if row.precondition == "not served yet" && may {
+                assert_eq!(code, Code::Unimplemented, "{}", row.kind);
+            }
+        }
+        let (code, ..) = world.broker(uid, put(StateKind::CpuManager), Some(memfd(b"x"))).await;
+        assert_eq!(code == Code::PermissionDenied as u32, role != Some(Role::Syncd));
+    }
+}
+
+fn put(kind: StateKind) -> OpenRequest {
+    OpenRequest { id: 3, kind: None, put_state: Some(PutState { kind: kind.into() }) }
+}
+
+fn memfd(content: &[u8]) -> OwnedFd {
+    bulkhead_sys::memfd::sealed("state", content).unwrap()
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_root_only_runtime_socket() {
+    let Some(world) = world().await else { return };
+    let path = world.dir.join("runtime/containerd.sock");
+    let ask = |image_service| Kind::RuntimeSocket(RuntimeSocket { image_service });
+    assert_eq!(world.open(SYNCD, ask(false)).await.unwrap_err().0, Code::NotFound);
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).unwrap();
+    let direct = path.clone();
+    assert!(as_user(SYNCD, move || std::os::unix::net::UnixStream::connect(direct).is_err()).await);
+    for image_service in [false, true] {
+        let fd = world.open(SYNCD, ask(image_service)).await.unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        assert_eq!(
+            rustix::net::sockopt::socket_peercred(&server).unwrap().uid.as_raw(),
+            0,
+            "the server sees the broker"
+        );
+        server.write_all(b"hello").unwrap();
+        let mut client = std::os::unix::net::UnixStream::from(fd);
+        client.set_nonblocking(false).unwrap();
+        let mut text = [0; 5];
+        client.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"hello");
+    }
+    drop(listener);
+    assert_eq!(world.open(SYNCD, ask(false)).await.unwrap_err().0, Code::Unavailable);
+    // A directory that others may write could be given another socket.
+    std::fs::set_permissions(world.dir.join("runtime"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let _listener = {
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::net::UnixListener::bind(&path).unwrap()
+    };
+    assert_eq!(world.open(SYNCD, ask(false)).await.unwrap_err().0, Code::FailedPrecondition);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn manifests() {
+    let Some(world) = world().await else { return };
+    let dir = world.dir.join("manifests");
+    let ask = |name: &str| Kind::Manifest(Manifest { index: 0, name: name.into() });
+    std::fs::write(dir.join("pod.yaml"), "kind: Pod").unwrap();
+    std::fs::set_permissions(dir.join("pod.yaml"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("pod.yaml", dir.join("link.yaml")).unwrap();
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    let folder = world.open(SYNCD, ask("")).await.unwrap();
+    assert_eq!(bulkhead_sys::tree::list(folder.as_fd(), 10).unwrap().len(), 3);
+    for name in ["pod.yaml", "link.yaml"] {
+        let fd = world.open(SYNCD, ask(name)).await.unwrap();
+        assert_eq!(std::io::read_to_string(std::fs::File::from(fd)).unwrap(), "kind: Pod");
+    }
+    rustix::fs::mknodat(rustix::fs::CWD, dir.join("fifo"), rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    std::fs::write(dir.join("others.yaml"), "x").unwrap();
+    std::os::unix::fs::chown(dir.join("others.yaml"), Some(STRANGER), None).unwrap();
+    for (name, code) in [
+        ("none.yaml", Code::NotFound),
+        ("sub", Code::FailedPrecondition),
+        ("fifo", Code::FailedPrecondition),
+        ("others.yaml", Code::FailedPrecondition),
+        ("../runtime", Code::InvalidArgument),
+        (".hidden", Code::InvalidArgument),
+    ] {
+        assert_eq!(world.open(SYNCD, ask(name)).await.unwrap_err().0, code, "{name}");
+    }
+    let other = Kind::Manifest(Manifest { index: 1, name: String::new() });
+    assert_eq!(world.open(SYNCD, other).await.unwrap_err().0, Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn private_state_is_the_callers_own() {
+    let Some(world) = world().await else { return };
+    for (uid, name) in [(SYNCD, "syncd"), (EVICTIOND, "evictiond"), (STATUSD, "statusd")] {
+        for round in 0..2 {
+            let dir = world.open(uid, Kind::PrivateState(PrivateState {})).await.unwrap();
+            let meta = std::fs::metadata(world.dir.join("root/bulkhead").join(name)).unwrap();
+            assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (uid, uid, 0o700));
+            let flags = OFlags::RDWR | OFlags::CREATE;
+            let made = as_user(uid, move || rustix::fs::openat(&dir, "f", flags, Mode::from_raw_mode(0o600)).is_ok());
+            assert!(made.await, "{name}, round {round}");
+        }
+    }
+    // The ids were claimed anew: what belonged to the former user goes to the present one, links and hard links do not.
+    let dir = world.dir.join("root/bulkhead/syncd");
+    std::fs::write(world.dir.join("root/precious"), "").unwrap();
+    std::fs::hard_link(world.dir.join("root/precious"), dir.join("hard")).unwrap();
+    symlink(world.dir.join("root/precious"), dir.join("soft")).unwrap();
+    for entry in [dir.clone(), dir.join("f")] {
+        std::os::unix::fs::chown(entry, Some(STRANGER), Some(STRANGER)).unwrap();
+    }
+    world.open(SYNCD, Kind::PrivateState(PrivateState {})).await.unwrap();
+    assert_eq!(std::fs::metadata(dir.join("f")).unwrap().uid(), SYNCD);
+    assert_eq!(std::fs::metadata(&dir).unwrap().uid(), SYNCD);
+    assert_eq!(std::fs::metadata(world.dir.join("root/precious")).unwrap().uid(), 0);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn state_files_are_replaced_whole() {
+    let Some(world) = world().await else { return };
+    let ask = |kind: StateKind| Kind::State(State { kind: kind.into() });
+    assert_eq!(world.open(SYNCD, ask(StateKind::AllocatedPods)).await.unwrap_err().0, Code::NotFound);
+    for content in [&b"{\"a\":1}"[..], b"{}"] {
+        let (code, message, fd) = world.broker(SYNCD, put(StateKind::AllocatedPods), Some(memfd(content))).await;
+        assert_eq!((code, fd.is_none()), (0, true), "{message}");
+        let fd = world.open(SYNCD, ask(StateKind::AllocatedPods)).await.unwrap();
+        assert_eq!(std::io::read_to_string(std::fs::File::from(fd)).unwrap().as_bytes(), content);
+    }
+    let meta = std::fs::metadata(world.dir.join("root/allocated_pods_state")).unwrap();
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o600));
+    let plain: OwnedFd = tempfile::tempfile().unwrap().into();
+    let (code, ..) = world.broker(SYNCD, put(StateKind::CpuManager), Some(plain)).await;
+    assert_eq!(code, Code::InvalidArgument as u32, "not sealed");
+    let (code, ..) = world.broker(SYNCD, put(StateKind::CpuManager), None).await;
+    assert_eq!(code, Code::InvalidArgument as u32, "no descriptor");
+    assert_eq!(world.open(SYNCD, ask(StateKind::Unspecified)).await.unwrap_err().0, Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn logs_and_kernel_files() {
+    let Some(world) = world().await else { return };
+    let dir = world.dir.join("pod-logs/ns_web_u1/c");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("0.log"), "line").unwrap();
+    std::fs::set_permissions(dir.join("0.log"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let pod = PodLogId { namespace: "ns".into(), name: "web".into(), uid: "u1".into() };
+    for uid in [STATUSD, EVICTIOND] {
+        let log = ContainerLog { pod: Some(pod.clone()), container: "c".into(), restart_count: 0 };
+        let mut file = std::fs::File::from(world.open(uid, Kind::ContainerLog(log)).await.unwrap());
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "line");
+        assert!(file.write_all(b"x").is_err(), "read-only");
+    }
+    std::fs::create_dir(world.dir.join("var-log/sub")).unwrap();
+    std::fs::write(world.dir.join("var-log/sub/syslog"), "x").unwrap();
+    world.open(STATUSD, Kind::NodeLog(NodeLog { relative: "sub/syslog".into() })).await.unwrap();
+    for (bad, code) in [
+        ("../root/bulkhead", Code::InvalidArgument),
+        ("/etc/shadow", Code::InvalidArgument),
+        ("sub", Code::FailedPrecondition),
+        ("none", Code::NotFound),
+    ] {
+        let asked = world.open(STATUSD, Kind::NodeLog(NodeLog { relative: bad.into() })).await;
+        assert_eq!(asked.unwrap_err().0, code, "{bad}");
+    }
+    // What the kernel has, and a clear word where it has not.
+    for kind in [
+        Kind::Kmsg(Kmsg {}),
+        Kind::Psi(Psi { resource: psi::Resource::Memory.into() }),
+        Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40 }),
+    ] {
+        if let Err((code, message)) = world.open(EVICTIOND, kind).await {
+            assert!(matches!(code, Code::NotFound | Code::FailedPrecondition), "{code:?} {message}");
+        }
+    }
+    let bad = Kind::Psi(Psi { resource: 0 });
+    assert_eq!(world.open(EVICTIOND, bad).await.unwrap_err().0, Code::InvalidArgument);
+}

@@ -1,0 +1,219 @@
+//! One daemon: started, watched until it ends, started again.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use bulkhead_config::NodeConfig;
+use bulkhead_daemon::ExitReason;
+use bulkhead_sys::Capability;
+use bulkhead_sys::spawn::{Spec, User};
+use bulkhead_types::Process;
+use tokio::net::UnixDatagram;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::notify;
+use super::privileges;
+use super::restart::BackOff;
+use super::sockets::Sockets;
+
+/// A daemon beats twice within this; one that misses it is killed and started again.
+const WATCHDOG: Duration = Duration::from_secs(30);
+/// From SIGTERM to SIGKILL.
+const STOP_PATIENCE: Duration = Duration::from_secs(8);
+/// Passed on from the launcher's own environment, where set.
+const ENVIRONMENT: [&str; 10] = [
+    "PATH",
+    "TZ",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "RUST_BACKTRACE",
+    "SSL_CERT_FILE",
+];
+
+/// What all children share.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    pub config: &'a NodeConfig,
+    pub sockets: &'a Sockets,
+    /// Read end of a pipe whose other end only the launcher holds.
+    pub death: &'a OwnedFd,
+    /// Folder of the four programs.
+    pub programs: PathBuf,
+    /// What the machine grants at all.
+    pub granted: Vec<Capability>,
+    pub max_open_files: Option<u64>,
+}
+
+/// How a daemon is doing, for the launcher's own READY.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct State {
+    /// Ready now.
+    pub ready: bool,
+    /// Was ready once: what fails before that may be a broken installation.
+    pub proven: bool,
+}
+
+/// A daemon that ended before it was ever ready, with a code that a restart will not mend.
+#[derive(Debug, thiserror::Error)]
+#[error("{process} cannot run: {why}")]
+pub struct Hopeless {
+    pub process: Process,
+    pub why: String,
+}
+
+/// Runs the daemon until `stop`; then SIGTERM, and SIGKILL when it takes too long.
+pub async fn run(
+    process: Process,
+    shared: &Shared<'_>,
+    notifications: UnixDatagram,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+) -> Result<(), Hopeless> {
+    let mut back_off = BackOff::new();
+    loop {
+        let started = Instant::now();
+        let ended = match start(process, shared) {
+            Ok(mut child) => {
+                tracing::info!(process = process.name(), pid = child.id(), "started");
+                match watch_one(process, &mut child, &notifications, &state, &stop).await {
+                    Some(status) => describe(status),
+                    None => {
+                        terminate(process, &mut child).await;
+                        return Ok(());
+                    }
+                }
+            }
+            Err(error) => Ended { code: None, why: format!("could not be started: {error}") },
+        };
+        let proven = state.borrow().proven;
+        state.send_modify(|state| state.ready = false);
+        let hopeless = matches!(ended.code, Some(code) if
+            [ExitReason::Usage, ExitReason::Config, ExitReason::Privileges].iter().any(|r| *r as i32 == code));
+        if hopeless && !proven {
+            return Err(Hopeless { process, why: ended.why });
+        }
+        let wait = back_off.after(started.elapsed());
+        tracing::warn!(
+            process = process.name(),
+            ended = ended.why,
+            wait_ms = wait.as_millis() as u64,
+            "ended, will be started again"
+        );
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+fn start(process: Process, shared: &Shared<'_>) -> std::io::Result<tokio::process::Child> {
+    let config = shared.config;
+    let mut spec = Spec::new(shared.programs.join(process.name()));
+    spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
+    spec.env = ENVIRONMENT.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
+    spec.env.push(("NOTIFY_SOCKET".into(), notification_path(config, process).into()));
+    spec.env.push(("WATCHDOG_USEC".into(), WATCHDOG.as_micros().to_string().into()));
+    spec.fds = shared.sockets.of(process)?;
+    spec.fds.push(("death".to_owned(), shared.death.try_clone()?));
+    let (capabilities, _) = privileges::available(privileges::of(process), &shared.granted);
+    spec.user = Some(User {
+        uid: config.users.uid(process),
+        gid: config.users.primary_gid(process),
+        groups: vec![config.users.gid],
+    });
+    if process != Process::Volnetd {
+        // root's exec takes the whole bounding set; another user keeps only what is ambient.
+        spec.ambient.clone_from(&capabilities);
+    }
+    spec.bounding = Some(capabilities);
+    // With no_new_privs root's exec gains nothing over the launcher, which has given up most already: volnetd, whose
+    // bounding set is its limit, sets the flag itself when it is up.
+    spec.no_new_privs = process != Process::Volnetd;
+    spec.die_with_parent = true;
+    spec.max_open_files = shared.max_open_files;
+    let (command, slots) = spec.prepare()?.into_parts();
+    let child = tokio::process::Command::from(command).spawn();
+    drop(slots);
+    child
+}
+
+pub fn notification_path(config: &NodeConfig, process: Process) -> PathBuf {
+    config.paths.run_dir.join(format!("{}.notify", process.name()))
+}
+
+/// Until the child ends (its status), or `stop` (`None`).
+async fn watch_one(
+    process: Process,
+    child: &mut tokio::process::Child,
+    notifications: &UnixDatagram,
+    state: &watch::Sender<State>,
+    stop: &CancellationToken,
+) -> Option<std::io::Result<std::process::ExitStatus>> {
+    let mut beat = tokio::time::Instant::now();
+    let mut buffer = [0; notify::MAX_BYTES];
+    loop {
+        tokio::select! {
+            status = child.wait() => return Some(status),
+            () = stop.cancelled() => return None,
+            received = notifications.recv(&mut buffer) => {
+                let Ok(length) = received else { continue };
+                let said = notify::parse(&buffer[..length]);
+                if said.ready {
+                    state.send_modify(|state| *state = State { ready: true, proven: true });
+                }
+                if said.ready || said.watchdog {
+                    beat = tokio::time::Instant::now();
+                }
+                if let Some(status) = said.status {
+                    tracing::debug!(process = process.name(), status, "says");
+                }
+            }
+            () = tokio::time::sleep_until(beat + WATCHDOG) => {
+                tracing::error!(process = process.name(), seconds = WATCHDOG.as_secs(), "missed its watchdog, killed");
+                // An error means that it has just ended, which `wait` tells next.
+                let _ = child.start_kill();
+                beat = tokio::time::Instant::now();
+            }
+        }
+    }
+}
+
+async fn terminate(process: Process, child: &mut tokio::process::Child) {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        // Not reaped yet, so the pid is still this child's.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    match tokio::time::timeout(STOP_PATIENCE, child.wait()).await {
+        Ok(_) => tracing::info!(process = process.name(), "stopped"),
+        Err(_) => {
+            tracing::warn!(process = process.name(), "did not stop in time, killed");
+            let _ = child.kill().await;
+        }
+    }
+}
+
+struct Ended {
+    code: Option<i32>,
+    why: String,
+}
+
+fn describe(status: std::io::Result<std::process::ExitStatus>) -> Ended {
+    use std::os::unix::process::ExitStatusExt as _;
+    match status {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => {
+                Ended { code: Some(code), why: format!("exit code {code}, {}", ExitReason::explain(code)) }
+            }
+            (None, Some(signal)) => Ended { code: None, why: format!("signal {signal}") },
+            (None, None) => Ended { code: None, why: status.to_string() },
+        },
+        Err(error) => Ended { code: None, why: format!("could not be waited for: {error}") },
+    }
+}

@@ -1,0 +1,167 @@
+//! Claims: files below `/run/kubelet.claims`, locked for life, that say which instance holds what.
+//!
+//! Two nodes on one machine are fine as long as they share no cgroup root, root directory or user. A claim is an flock,
+//! so it ends with its holder however that ends; the file's text is for the message to whoever comes second.
+
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What can be claimed.
+#[derive(Debug, Clone, Copy)]
+pub enum Subject<'a> {
+    RootDir(&'a Path),
+    CgroupRoot(&'a str),
+    /// Base of a block of four ids.
+    UidBlock(u32),
+    /// The system's named users.
+    NamedUsers,
+}
+
+impl Subject<'_> {
+    fn file(self) -> String {
+        let hash = |text: &[u8]| bulkhead_config::short_hash(text);
+        match self {
+            Subject::RootDir(path) => format!("root-{}", hash(path.as_os_str().as_encoded_bytes())),
+            Subject::CgroupRoot(path) => hash(path.as_bytes()),
+            Subject::UidBlock(base) => format!("uid-{base}"),
+            Subject::NamedUsers => "uid-named".to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Subject<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Subject::RootDir(path) => write!(f, "root directory (--root-dir) {}", path.display()),
+            Subject::CgroupRoot(path) => write!(f, "cgroup root (cgroupRoot) {path:?}"),
+            Subject::UidBlock(base) => write!(f, "users {base} to {}", base + 3),
+            Subject::NamedUsers => f.write_str("users kubelet-syncd, kubelet-evictiond and kubelet-statusd"),
+        }
+    }
+}
+
+/// Who holds a claim.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    pub node: String,
+    pub root_dir: PathBuf,
+    pub pid: u32,
+}
+
+impl Holder {
+    pub fn me(root_dir: &Path, node: &str) -> Self {
+        Holder { node: node.to_owned(), root_dir: root_dir.to_owned(), pid: std::process::id() }
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "node {:?} with root directory {}, pid {}", self.node, self.root_dir.display(), self.pid)
+    }
+}
+
+/// Why a claim was not had.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    #[error("{subject} is in use by another node on this machine: {holder}")]
+    Held { subject: String, holder: String },
+    #[error("could not claim {subject} in {}", path.display())]
+    Io { subject: String, path: PathBuf, source: std::io::Error },
+    #[error("no free users: all blocks of four ids in {first} to {last} are claimed or in the user database")]
+    NoFreeUsers { first: u32, last: u32 },
+}
+
+/// The folder of claims.
+#[derive(Debug)]
+pub struct Registry {
+    dir: PathBuf,
+}
+
+/// A claim that is held.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    // The lock lives as long as this descriptor, which no child inherits.
+    _file: std::fs::File,
+}
+
+impl Registry {
+    /// Makes the folder (0700) when it is missing.
+    pub fn open(dir: &Path) -> Result<Self, ClaimError> {
+        let failed = |source| ClaimError::Io { subject: "anything".into(), path: dir.to_owned(), source };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).map_err(failed)?;
+        Ok(Registry { dir: dir.to_owned() })
+    }
+
+    /// Takes the claim, or says who holds it.
+    pub fn claim(&self, subject: Subject<'_>, holder: &Holder) -> Result<Claim, ClaimError> {
+        let path = self.dir.join(subject.file());
+        let failed = |source| ClaimError::Io { subject: subject.to_string(), path: path.clone(), source };
+        loop {
+            let mut file = std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&path)
+                .map_err(failed)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    let mut text = String::new();
+                    (&file).take(8192).read_to_string(&mut text).map_err(failed)?;
+                    let holder = serde_json::from_str::<Holder>(&text)
+                        .map_or_else(|_| format!("see the lock on {}", path.display()), |holder| holder.to_string());
+                    return Err(ClaimError::Held { subject: subject.to_string(), holder });
+                }
+                Err(std::fs::TryLockError::Error(source)) => return Err(failed(source)),
+            }
+            // The holder before us may have removed the file between our open and our lock: then the lock is on a file
+            // that nobody else will find.
+            let mine = file.metadata().map_err(failed)?;
+            match std::fs::metadata(&path) {
+                Ok(there) if there.ino() == mine.ino() && there.dev() == mine.dev() => {}
+                _ => continue,
+            }
+            file.set_len(0).map_err(failed)?;
+            file.rewind().map_err(failed)?;
+            let text = serde_json::to_string(holder).map_err(|error| failed(error.into()))?;
+            file.write_all(text.as_bytes()).map_err(failed)?;
+            return Ok(Claim { path, _file: file });
+        }
+    }
+}
+
+impl Claim {
+    /// Removes the file while the lock is still held, then lets go.
+    pub fn release(self) {
+        // A file that stays behind is harmless: its lock is gone.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_told_who_was_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let first = registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r1"), "n1")).unwrap();
+        let second = registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r2"), "n2")).unwrap_err();
+        let text = second.to_string();
+        for part in ["cgroupRoot", "\"/a\"", "\"n1\"", "/r1", &std::process::id().to_string()] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        registry.claim(Subject::CgroupRoot("/b"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
+        first.release();
+        registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! The launcher's main work: four children, signals, its own notifications.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_sys::process::PrivilegeError;
+use bulkhead_types::Process;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::net::UnixDatagram;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::child::{self, Hopeless, Shared, State};
+use super::privileges;
+use super::sockets::{self, SocketError, Sockets};
+
+/// Why the node does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("could not start the runtime")]
+    Runtime(#[source] std::io::Error),
+    #[error("the program {} is missing: the four daemons are looked for beside `kubelet` itself", .0.display())]
+    Missing(PathBuf),
+    #[error("could not find out where `kubelet` itself is")]
+    Executable(#[source] std::io::Error),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("could not write the configuration for the daemons")]
+    Config(#[from] bulkhead_config::NodeConfigError),
+    #[error("could not reduce the launcher's own privileges")]
+    Privileges(#[from] PrivilegeError),
+    #[error("could not make the pipe that tells the daemons of the launcher's end")]
+    Pipe(#[source] std::io::Error),
+    #[error("could not handle signals")]
+    Signals(#[source] std::io::Error),
+    #[error(transparent)]
+    Hopeless(#[from] Hopeless),
+}
+
+pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
+    let programs = programs()?;
+    let granted = bulkhead_sys::process::permitted()?;
+    warn_of_withheld(&granted);
+    protect_from_oom(config.kubelet.oom_score_adj.unwrap_or(-999));
+    let max_open_files = open_files_limit(config.kubelet.max_open_files);
+
+    let sockets = Sockets::bind(config)?;
+    let mut notifications = Vec::new();
+    for process in Process::ALL {
+        let path = child::notification_path(config, process);
+        let socket = sockets::notification(&path, config.users.uid(process))?;
+        notifications.push((process, UnixDatagram::from_std(socket).map_err(LaunchError::Pipe)?));
+    }
+    config.save(&config.paths.rendered_config())?;
+    let (death, _held) = std::io::pipe().map_err(LaunchError::Pipe)?;
+    let death = death.into();
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).map_err(LaunchError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(LaunchError::Signals)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(LaunchError::Signals)?;
+    bulkhead_sys::process::hold(privileges::EFFECTIVE, privileges::PASSED_ON)?;
+
+    let shared = Shared { config, sockets: &sockets, death: &death, programs, granted, max_open_files };
+    let mut children = FuturesUnordered::new();
+    let mut states = Vec::new();
+    let mut stops = Vec::new();
+    for (process, socket) in notifications {
+        let (sender, receiver) = watch::channel(State::default());
+        let stop_one = CancellationToken::new();
+        children.push(child::run(process, &shared, socket, sender, stop_one.clone()));
+        states.push((process, receiver));
+        stops.push((process, stop_one));
+    }
+    let stopping = async {
+        // A caller stops before those it calls, so nobody sees a peer vanish: the reverse of the start.
+        stop.cancelled().await;
+        for (_, stop_one) in stops.iter().rev() {
+            stop_one.cancel();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        std::future::pending::<()>().await
+    };
+    let signals = async {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => tracing::info!("SIGHUP does nothing: restart `kubelet` for a changed configuration"),
+            }
+        }
+        tracing::info!("asked to stop; pods go on running");
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        stop.cancel();
+        std::future::pending::<()>().await
+    };
+    let readiness = report_readiness(states);
+    tokio::pin!(stopping, signals, readiness);
+    let mut outcome = Ok(());
+    loop {
+        tokio::select! {
+            ended = children.next() => match ended {
+                None => break,
+                Some(Ok(())) => {}
+                Some(Err(hopeless)) => {
+                    tracing::error!(error = &hopeless as &dyn std::error::Error, "the node cannot run, stopping");
+                    outcome = Err(hopeless.into());
+                    stop.cancel();
+                }
+            },
+            () = &mut stopping => {}
+            () = &mut signals => {}
+            () = &mut readiness => {}
+        }
+    }
+    drop(children);
+    let _ = std::fs::remove_file(config.paths.rendered_config());
+    for process in Process::ALL {
+        let _ = std::fs::remove_file(child::notification_path(config, process));
+    }
+    sockets.remove();
+    // Empty unless somebody else put something there, and then it stays.
+    let _ = std::fs::remove_dir(&config.paths.run_dir);
+    outcome
+}
+
+/// READY=1 once all four are ready, and our own supervisor's watchdog while they are.
+async fn report_readiness(mut states: Vec<(Process, watch::Receiver<State>)>) {
+    for (process, state) in &mut states {
+        if state.wait_for(|state| state.ready).await.is_err() {
+            return std::future::pending().await;
+        }
+        tracing::debug!(process = process.name(), "ready");
+    }
+    tracing::info!("all four daemons are ready");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let Some(interval) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let mut tick = tokio::time::interval((interval / 2).max(Duration::from_millis(1)));
+    loop {
+        tick.tick().await;
+        if states.iter().all(|(_, state)| state.borrow().ready) {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// The folder of the four programs: that of `kubelet` itself.
+fn programs() -> Result<PathBuf, LaunchError> {
+    let me = std::env::current_exe().map_err(LaunchError::Executable)?;
+    let folder = me.parent().map(PathBuf::from).unwrap_or_default();
+    for process in Process::ALL {
+        let program = folder.join(process.name());
+        if !program.is_file() {
+            return Err(LaunchError::Missing(program));
+        }
+    }
+    Ok(folder)
+}
+
+fn warn_of_withheld(granted: &[bulkhead_sys::Capability]) {
+    for process in Process::ALL {
+        let (_, missing) = privileges::available(privileges::of(process), granted);
+        if !missing.is_empty() {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                process = process.name(),
+                missing = missing.join(","),
+                "this machine withholds capabilities, going on without"
+            );
+        }
+    }
+}
+
+/// Inherited by the daemons. Lowering needs CAP_SYS_RESOURCE, which a machine may withhold.
+fn protect_from_oom(score: i32) {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        tracing::warn!(%error, score, "could not set oomScoreAdj for the node agent");
+    }
+}
+
+/// The limit that children get; the hard limit can only be raised with CAP_SYS_RESOURCE.
+fn open_files_limit(wanted: i64) -> Option<u64> {
+    let wanted = u64::try_from(wanted).ok().filter(|wanted| *wanted > 0)?;
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    match hard {
+        Some(hard) if hard < wanted => {
+            let raised = rustix::process::Rlimit { current: Some(wanted), maximum: Some(wanted) };
+            match rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+                Ok(()) => Some(wanted),
+                Err(error) => {
+                    tracing::warn!(%error, wanted, limit = hard, "maxOpenFiles is above this machine's limit");
+                    Some(hard)
+                }
+            }
+        }
+        _ => Some(wanted),
+    }
+}

@@ -1,0 +1,143 @@
+//! Which users the daemons run as: the system's named users where they exist, else a block of four ids that no other
+//! instance has and the user database does not know.
+
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use bulkhead_config::Users;
+
+use super::claims::{Claim, ClaimError, Holder, Registry, Subject};
+
+/// Ids that distributions leave free (systemd's table of uid ranges); below 65536, so that no user namespace of a pod
+/// maps them.
+const FIRST: u32 = 60706;
+const LAST: u32 = 61183;
+const BLOCK: u32 = 4;
+
+const NAMES: [&str; 3] = ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"];
+/// The shared group of the named users.
+const GROUP: &str = "kubelet-daemons";
+
+/// Users and the claim on them.
+#[derive(Debug)]
+pub struct ClaimedUsers {
+    pub users: Users,
+    pub claim: Claim,
+}
+
+/// Claims users. A root directory gets the same block again where it is free, so that its files keep their owners.
+pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<ClaimedUsers, ClaimError> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    if let Some(users) = named(&passwd, &group) {
+        match registry.claim(Subject::NamedUsers, holder) {
+            Ok(claim) => return Ok(ClaimedUsers { users, claim }),
+            // Instances never share users: a second one takes a block.
+            Err(ClaimError::Held { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let taken: Vec<u32> = ids(&passwd).chain(ids(&group)).collect();
+    let recorded = recorded(root_dir);
+    for base in candidates(recorded, &taken) {
+        match registry.claim(Subject::UidBlock(base), holder) {
+            Ok(claim) => {
+                if recorded != Some(base) {
+                    record(root_dir, base);
+                }
+                return Ok(ClaimedUsers { users: Users::block(base), claim });
+            }
+            Err(ClaimError::Held { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(ClaimError::NoFreeUsers { first: FIRST, last: LAST })
+}
+
+/// Bases in the order in which they are tried. Pure.
+fn candidates(recorded: Option<u32>, taken: &[u32]) -> Vec<u32> {
+    let blocks = (FIRST..=LAST - BLOCK + 1).step_by(BLOCK as usize);
+    let free = |base: &u32| !(*base..*base + BLOCK).any(|id| taken.contains(&id));
+    let mut order: Vec<u32> = recorded.into_iter().filter(|base| blocks.clone().any(|b| b == *base)).collect();
+    order.extend(blocks.filter(|base| Some(*base) != recorded));
+    order.retain(free);
+    order
+}
+
+/// The named users, when all of them and their group exist.
+fn named(passwd: &str, group: &str) -> Option<Users> {
+    let user = |name: &str| {
+        let fields: Vec<&str> = passwd.lines().find(|line| line.split(':').next() == Some(name))?.split(':').collect();
+        Some((fields.get(2)?.parse::<u32>().ok()?, fields.get(3)?.parse::<u32>().ok()?))
+    };
+    let gid = group.lines().find(|line| line.split(':').next() == Some(GROUP))?.split(':').nth(2)?.parse().ok()?;
+    let [(syncd, syncd_gid), (evictiond, evictiond_gid), (statusd, statusd_gid)] =
+        [user(NAMES[0])?, user(NAMES[1])?, user(NAMES[2])?];
+    (syncd != 0 && evictiond != 0 && statusd != 0).then_some(Users {
+        gid,
+        syncd,
+        evictiond,
+        statusd,
+        syncd_gid,
+        evictiond_gid,
+        statusd_gid,
+    })
+}
+
+/// Third field of each line: uid of a passwd line, gid of a group line.
+fn ids(database: &str) -> impl Iterator<Item = u32> + '_ {
+    database.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok())
+}
+
+fn record_path(root_dir: &Path) -> PathBuf {
+    root_dir.join("bulkhead").join("uid-block")
+}
+
+fn recorded(root_dir: &Path) -> Option<u32> {
+    std::fs::read_to_string(record_path(root_dir)).ok()?.trim().parse().ok()
+}
+
+/// Best effort: without the record another block is taken next time and the state folders change hands.
+fn record(root_dir: &Path, base: u32) {
+    let path = record_path(root_dir);
+    let folder = |mode| {
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(mode);
+        builder
+    };
+    let written = folder(0o750)
+        .create(root_dir)
+        .and_then(|()| folder(0o755).create(root_dir.join("bulkhead")))
+        .and_then(|()| std::fs::write(&path, format!("{base}\n")));
+    if let Err(error) = written {
+        tracing::warn!(%error, path = %path.display(), "could not record the block of users");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_block_comes_first_and_taken_ids_never() {
+        let order = candidates(Some(60714), &[60707, 61000]);
+        assert_eq!(order.first(), Some(&60714));
+        assert!(!order.contains(&60706) && !order.iter().any(|b| (*b..b + 4).contains(&61000)));
+        assert!(order.iter().all(|base| *base >= FIRST && base + 3 <= LAST));
+        assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), order.len());
+        assert_eq!(candidates(Some(5), &[]).first(), Some(&FIRST), "a record outside the range is ignored");
+    }
+
+    #[test]
+    fn named_users_only_when_complete() {
+        let passwd = "root:x:0:0::/:/bin/sh\nkubelet-syncd:x:990:990::/:\nkubelet-evictiond:x:991:991::/:\nkubelet-statusd:x:992:993::/:\n";
+        let group = "root:x:0:\nkubelet-daemons:x:989:\n";
+        let users = named(passwd, group).unwrap();
+        assert_eq!(
+            (users.gid, users.syncd, users.evictiond, users.statusd, users.statusd_gid),
+            (989, 990, 991, 992, 993)
+        );
+        assert!(named(passwd, "root:x:0:\n").is_none());
+        assert!(named("kubelet-syncd:x:990:990::/:\n", group).is_none());
+    }
+}

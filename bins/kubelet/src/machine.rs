@@ -1,0 +1,101 @@
+//! Facts of this machine that a configuration is checked against before anything is started or created.
+
+use std::io;
+use std::path::Path;
+
+use bulkhead_config::cpu_set::CpuSet;
+use bulkhead_config::validate::Machine;
+use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Version};
+
+/// A fact that the start depends on could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    #[error("cannot look at the cgroup hierarchies")]
+    Cgroups(#[source] CgroupError),
+    #[error("cannot read {0}")]
+    Read(&'static str, #[source] io::Error),
+}
+
+/// Gathers the facts; `cgroup_root` is the canonical one.
+pub fn facts(cgroup_root: &str) -> Result<Machine, MachineError> {
+    let hierarchies = Hierarchies::detect().map_err(MachineError::Cgroups)?;
+    let root = CgroupPath::parse(cgroup_root).map_err(MachineError::Cgroups)?;
+    Ok(Machine {
+        cgroup_v2: hierarchies.version() == Version::V2,
+        // A kernel without swap has no such file.
+        swaps: swaps(&std::fs::read_to_string("/proc/swaps").unwrap_or_default()),
+        online_cpus: std::fs::read_to_string("/sys/devices/system/cpu/online")
+            .ok()
+            .and_then(|text| CpuSet::parse(text.trim()).ok()),
+        memory_bytes: std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_bytes(&text)),
+        cgroup_root_exists: hierarchies.exists(&root),
+        in_user_namespace: !is_initial(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default()),
+    })
+}
+
+/// The kernel's host name.
+pub fn hostname() -> Result<String, MachineError> {
+    let path = "/proc/sys/kernel/hostname";
+    std::fs::read_to_string(Path::new(path)).map_err(|error| MachineError::Read(path, error))
+}
+
+/// Names of the areas; a tmpfs that the file lists as such is none (upstream `pkg/kubelet/cm` does the same).
+fn swaps(text: &str) -> Vec<String> {
+    let mut areas = Vec::new();
+    for line in text.lines().skip(1) {
+        let mut fields = line.split_whitespace();
+        if let (Some(name), Some(kind)) = (fields.next(), fields.next())
+            && kind != "tmpfs"
+        {
+            areas.push(name.to_owned());
+        }
+    }
+    areas
+}
+
+/// The line `MemTotal:  1024 kB`.
+fn memory_bytes(meminfo: &str) -> Option<i64> {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: i64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// The initial user namespace maps every id to itself; so does an empty answer of a kernel without them.
+fn is_initial(uid_map: &str) -> bool {
+    let fields: Vec<&str> = uid_map.split_whitespace().collect();
+    fields.is_empty() || fields == ["0", "0", "4294967295"]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_areas() {
+        let head = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert!(swaps(head).is_empty() && swaps("").is_empty());
+        let text = format!("{head}/dev/sda2 partition 100 0 -2\n/x tmpfs 1 0 -3\n/swap\\040file file 1 0 -4\n");
+        assert_eq!(swaps(&text), ["/dev/sda2", "/swap\\040file"]);
+    }
+
+    #[test]
+    fn memory() {
+        assert_eq!(memory_bytes("MemTotal:        2048 kB\nMemFree: 1 kB\n"), Some(2 << 20));
+        assert!(memory_bytes("MemFree: 1 kB\n").is_none() && memory_bytes("MemTotal: x kB").is_none());
+        assert!(facts("/").unwrap().memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
+    }
+
+    #[test]
+    fn user_namespaces() {
+        assert!(is_initial("         0          0 4294967295\n") && is_initial(""));
+        assert!(!is_initial("0 100000 65536\n"));
+    }
+
+    #[test]
+    fn this_machine_has_facts() {
+        let machine = facts("/").unwrap();
+        assert!(machine.cgroup_root_exists && machine.online_cpus.is_some_and(|cpus| !cpus.is_empty()));
+        assert!(!facts("/no-such-cgroup-of-kubelet-test").unwrap().cgroup_root_exists);
+        assert!(!hostname().unwrap().trim().is_empty());
+    }
+}

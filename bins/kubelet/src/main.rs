@@ -1,0 +1,11 @@
+//! `kubelet`: the drop-in command. Takes upstream's command line and configuration file, checks all of it, renders the
+//! effective configuration and hands over to the launcher, which starts and supervises the four daemons.
+
+mod launch;
+mod lock_file;
+mod machine;
+mod start;
+
+fn main() -> std::process::ExitCode {
+    start::main(std::env::args_os().skip(1))
+}

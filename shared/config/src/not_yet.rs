@@ -1,0 +1,176 @@
+//! What an operator can ask for and this version does not do yet. The launcher names whatever is set in one warning;
+//! an issue that brings a feature deletes its row here.
+
+use crate::FeatureGates;
+use crate::defaults::flag_defaults;
+use crate::kubelet::KubeletConfiguration;
+use crate::kubelet_flags::KubeletFlags;
+
+/// Flags: name, and whether it is set.
+#[expect(clippy::type_complexity, reason = "a table of names and predicates")]
+const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
+    ("--kubeconfig (the API server comes with the next issue: running standalone from static pods)", |f| {
+        !f.kubeconfig.is_empty()
+    }),
+    ("--bootstrap-kubeconfig", |f| !f.bootstrap_kubeconfig.is_empty()),
+    ("--cert-dir", |f| f.cert_dir != KubeletFlags::default().cert_dir),
+    ("--cloud-provider", |f| !f.cloud_provider.is_empty()),
+    ("--node-labels", |f| !f.node_labels.is_empty()),
+    ("--runtime-cgroups", |f| !f.runtime_cgroups.is_empty()),
+    ("--image-credential-provider-config", |f| !f.image_credential_provider_config.is_empty()),
+    ("--image-credential-provider-bin-dir", |f| !f.image_credential_provider_bin_dir.is_empty()),
+    ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
+    ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
+    ("--housekeeping-interval", |f| f.housekeeping_interval != KubeletFlags::default().housekeeping_interval),
+    ("--max-housekeeping-interval", |f| {
+        f.max_housekeeping_interval != KubeletFlags::default().max_housekeeping_interval
+    }),
+];
+
+/// Fields by JSON path. A field counts as set when its effective value is neither the built-in default, nor what a
+/// configuration file gets when it does not name the field.
+const FIELDS: &[&str] = &[
+    "tlsCertFile",
+    "tlsPrivateKeyFile",
+    "tlsCipherSuites",
+    "tlsMinVersion",
+    "tlsCurvePreferences",
+    "rotateCertificates",
+    "serverTLSBootstrap",
+    "port",
+    "authentication.x509.clientCAFile",
+    "authentication.webhook.enabled",
+    "authentication.webhook.cacheTTL",
+    "authentication.anonymous.enabled",
+    "authorization.mode",
+    "authorization.webhook.cacheAuthorizedTTL",
+    "authorization.webhook.cacheUnauthorizedTTL",
+    "enableDebuggingHandlers",
+    "enableProfilingHandler",
+    "enableDebugFlagsHandler",
+    "enableSystemLogHandler",
+    "eventRecordQPS",
+    "eventBurst",
+    "enableContentionProfiling",
+    "enableSystemLogQuery",
+    "nodeStatusUpdateFrequency",
+    "nodeStatusReportFrequency",
+    "nodeLeaseDurationSeconds",
+    "nodeStatusMaxImages",
+    "registerWithTaints",
+    "registerNode",
+    "providerID",
+    "contentType",
+    "kubeAPIQPS",
+    "kubeAPIBurst",
+    "configMapAndSecretChangeDetectionStrategy",
+    "imagePullCredentialsVerificationPolicy",
+    "preloadedImagesVerificationAllowlist",
+    "imageMinimumGCAge",
+    "imageMaximumGCAge",
+    "imageGCHighThresholdPercent",
+    "imageGCLowThresholdPercent",
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionPressureTransitionPeriod",
+    "evictionMaxPodGracePeriod",
+    "evictionMinimumReclaim",
+    "kernelMemcgNotification",
+    "kubeletCgroups",
+    "systemCgroups",
+    "systemReservedCgroup",
+    "kubeReservedCgroup",
+    "cpuManagerPolicy",
+    "cpuManagerPolicyOptions",
+    "cpuManagerReconcilePeriod",
+    "memoryManagerPolicy",
+    "reservedMemory",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "topologyManagerPolicyOptions",
+    "qosReserved",
+    "memoryReservationPolicy",
+    "memoryThrottlingFactor",
+    "userNamespaces",
+    "makeIPTablesUtilChains",
+    "podCIDR",
+    "maxPods",
+    "podsPerCore",
+    "allowedUnsafeSysctls",
+    "localStorageCapacityIsolation",
+    "containerLogMaxSize",
+    "containerLogMaxFiles",
+    "containerLogMaxWorkers",
+    "containerLogMonitorInterval",
+    "shutdownGracePeriod",
+    "shutdownGracePeriodCriticalPods",
+    "shutdownGracePeriodByPodPriority",
+    "enableControllerAttachDetach",
+    "volumePluginDir",
+    "showHiddenMetricsForVersion",
+    "tracing",
+    "logging.vmodule",
+    "logging.options",
+];
+
+/// Feature gates that something looks at; every other one is named when it is set to what is not its default.
+const GATES: &[&str] = &["AllAlpha", "AllBeta", "KubeletCrashLoopBackOffMax"];
+
+/// Names of what is set but does nothing yet, in the order of the tables.
+pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String> {
+    let mut names: Vec<String> =
+        FLAGS.iter().filter(|(_, is_set)| is_set(flags)).map(|(name, _)| (*name).to_owned()).collect();
+    let json = |config: &KubeletConfiguration| serde_json::to_value(config).unwrap_or_default();
+    let mut file_defaults = KubeletConfiguration::default();
+    crate::defaults::set_defaults(&mut file_defaults, crate::defaults::Presence::default(), &FeatureGates::default());
+    let mut injected = file_defaults.clone();
+    injected.eviction_hard = crate::defaults::default_eviction_hard();
+    let unset = [json(&flag_defaults()), json(&file_defaults), json(&injected)];
+    let effective = json(config);
+    for path in FIELDS {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        let value = effective.pointer(&pointer);
+        if !unset.iter().any(|defaults| defaults.pointer(&pointer) == value) {
+            names.push((*path).to_owned());
+        }
+    }
+    let defaults = FeatureGates::default();
+    for (gate, value) in &config.feature_gates {
+        if !GATES.contains(&gate.as_str()) && defaults.enabled(gate) != *value {
+            names.push(format!("featureGates[{gate}]"));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_silent_and_every_row_can_speak() {
+        assert_eq!(named(&KubeletFlags::default(), &flag_defaults()), Vec::<String>::new());
+        for path in FIELDS {
+            let head = path.split('.').next().unwrap();
+            assert!(KubeletConfiguration::FIELDS.contains(&head), "{path} is no field");
+        }
+    }
+
+    #[test]
+    fn what_is_set_is_named() {
+        let flags = KubeletFlags { kubeconfig: "/etc/kubernetes/kubelet.conf".into(), ..KubeletFlags::default() };
+        let mut config = flag_defaults();
+        config.cpu_manager_policy = "static".into();
+        config.image_gc_high_threshold_percent = Some(90);
+        config.feature_gates.insert("EventedPLEG".into(), true);
+        config.feature_gates.insert("NodeSwap".into(), true);
+        config.eviction_hard.insert("memory.available".into(), "1Gi".into());
+        let names = named(&flags, &config);
+        assert!(names[0].starts_with("--kubeconfig") && names[0].contains("standalone"));
+        assert_eq!(
+            names[1..],
+            ["imageGCHighThresholdPercent", "evictionHard", "cpuManagerPolicy", "featureGates[EventedPLEG]"]
+        );
+    }
+}

@@ -1,0 +1,271 @@
+//! The client: one HTTP/2 connection, made anew by the connector whenever it broke, and a deadline for each call.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+use crate::containerd::service::events_client::EventsClient;
+use crate::error::CriError;
+use crate::v1;
+use crate::v1::image_service_client::ImageServiceClient;
+use crate::v1::runtime_service_client::RuntimeServiceClient;
+
+/// The largest answer taken. A list of some thousand containers stays below it; gRPC's own default of 4 MiB does not
+/// (upstream `cri-client/pkg/utils.go`).
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Flow-control windows. hyper's defaults hold up to 2 MiB a stream in memory for a throughput that a Unix socket has
+/// anyway; the connection's window is larger so that one slow stream cannot stop the others.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 512 << 10;
+/// Error texts travel in the trailers, and runtimes put whole command outputs there.
+const HEADERS_BYTES_MAX: u32 = 128 << 10;
+/// A connect that takes longer has failed: the broker's own calls have shorter deadlines.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a [`Connector`] answers with.
+pub type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send>>;
+
+/// Where connections to a runtime come from: the descriptor broker in production, the socket itself in tests. Called
+/// once for each new connection, never while another connection of the same client is alive.
+pub trait Connector: Send + Sync + 'static {
+    fn connect(&self) -> ConnectFuture;
+}
+
+impl<F> Connector for F
+where
+    F: Fn() -> ConnectFuture + Send + Sync + 'static,
+{
+    fn connect(&self) -> ConnectFuture {
+        self()
+    }
+}
+
+/// Connects to a socket by its path.
+#[derive(Debug, Clone)]
+pub struct DirectConnector(pub std::path::PathBuf);
+
+impl Connector for DirectConnector {
+    fn connect(&self) -> ConnectFuture {
+        let path = self.0.clone();
+        Box::pin(async move { UnixStream::connect(path).await })
+    }
+}
+
+/// A connector as the service that tonic wants.
+#[derive(Clone)]
+struct ConnectorService(Arc<dyn Connector>);
+
+impl tower::Service<http::Uri> for ConnectorService {
+    type Response = TokioIo<UnixStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<UnixStream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Uri) -> Self::Future {
+        let connect = self.0.connect();
+        Box::pin(async move { connect.await.map(TokioIo::new) })
+    }
+}
+
+/// Deadlines of the calls.
+#[derive(Debug, Clone, Copy)]
+pub struct CriDeadlines {
+    /// `runtimeRequestTimeout`: every call that names no other.
+    pub request: Duration,
+}
+
+impl Default for CriDeadlines {
+    fn default() -> Self {
+        CriDeadlines { request: Duration::from_secs(120) }
+    }
+}
+
+/// Hears of every call that ended, for metrics. Streams and calls that were given up by their caller are not told.
+pub trait CallObserver: Send + Sync + 'static {
+    /// `operation` is upstream's name of the call in its metrics (upstream `kuberuntime/instrumented_services.go`).
+    fn call_ended(&self, operation: &'static str, took: Duration, error: Option<&CriError>);
+}
+
+/// A runtime and its image service. Cheap to clone; clones share the connection. Must be made inside a tokio runtime.
+/// Nothing is connected before the first call, and a broken connection is replaced by the next call.
+#[derive(Clone)]
+pub struct CriClient {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    pub(crate) events: EventsClient<Channel>,
+    deadlines: CriDeadlines,
+    observer: Option<Arc<dyn CallObserver>>,
+}
+
+impl std::fmt::Debug for CriClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CriClient").field("deadlines", &self.deadlines).finish_non_exhaustive()
+    }
+}
+
+impl CriClient {
+    /// Runtime and image service behind one endpoint.
+    pub fn new(connector: Arc<dyn Connector>, deadlines: CriDeadlines) -> Self {
+        let channel = channel(connector);
+        Self::over(channel.clone(), channel, deadlines)
+    }
+
+    /// An image service of its own (`imageServiceEndpoint` differs from `containerRuntimeEndpoint`).
+    pub fn with_image_service(
+        runtime: Arc<dyn Connector>,
+        images: Arc<dyn Connector>,
+        deadlines: CriDeadlines,
+    ) -> Self {
+        Self::over(channel(runtime), channel(images), deadlines)
+    }
+
+    fn over(runtime: Channel, images: Channel, deadlines: CriDeadlines) -> Self {
+        CriClient {
+            events: EventsClient::new(runtime.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            runtime: RuntimeServiceClient::new(runtime).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            images: ImageServiceClient::new(images).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            deadlines,
+            observer: None,
+        }
+    }
+
+    /// The same client, with its calls told to an observer.
+    #[must_use]
+    pub fn observed_by(mut self, observer: Arc<dyn CallObserver>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    pub(crate) fn runtime_stub(&self) -> RuntimeServiceClient<Channel> {
+        self.runtime.clone()
+    }
+}
+
+fn channel(connector: Arc<dyn Connector>) -> Channel {
+    // The host part becomes `:authority`. grpc-go refuses an empty one and a path; every Go client sends this.
+    Endpoint::from_static("http://localhost")
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_max_header_list_size(HEADERS_BYTES_MAX)
+        .connect_timeout(CONNECT_DEADLINE)
+        .buffer_size(256)
+        .connect_with_connector_lazy(ConnectorService(connector))
+}
+
+/// Runs one call under its deadline, which the server is told too. None: until the caller drops it.
+async fn bounded<Q, R>(
+    method: &'static str,
+    deadline: Option<Duration>,
+    message: Q,
+    call: impl AsyncFnOnce(Request<Q>) -> Result<Response<R>, Status>,
+) -> Result<R, CriError> {
+    let mut request = Request::new(message);
+    let outcome = match deadline {
+        Some(deadline) => {
+            request.set_timeout(deadline);
+            match tokio::time::timeout(deadline, call(request)).await {
+                Ok(outcome) => outcome,
+                Err(_) => return Err(CriError::deadline(method)),
+            }
+        }
+        None => call(request).await,
+    };
+    outcome.map(Response::into_inner).map_err(|status| CriError::from_status(method, &status))
+}
+
+macro_rules! calls {
+    ($stub:ident: $($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident, $deadline:expr;)*) => {
+        impl CriClient {$(
+            $(#[$doc])*
+            pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
+                let deadline: fn(Duration, &v1::$request) -> Option<Duration> = $deadline;
+                let deadline = deadline(self.deadlines.request, &request);
+                let mut stub = self.$stub.clone();
+                let started = Instant::now();
+                let call = bounded(stringify!($name), deadline, request, async |request| stub.$name(request).await);
+                let result = call.await;
+                if let Some(observer) = &self.observer {
+                    observer.call_ended(operation(stringify!($name)), started.elapsed(), result.as_ref().err());
+                }
+                result
+            }
+        )*}
+    };
+}
+
+/// Upstream's names in metrics, where they are not the method's.
+fn operation(method: &'static str) -> &'static str {
+    match method {
+        "run_pod_sandbox" => "run_podsandbox",
+        "stop_pod_sandbox" => "stop_podsandbox",
+        "remove_pod_sandbox" => "remove_podsandbox",
+        "pod_sandbox_status" => "podsandbox_status",
+        "list_pod_sandbox" => "list_podsandbox",
+        "pod_sandbox_stats" => "podsandbox_stats",
+        "list_pod_sandbox_stats" => "list_podsandbox_stats",
+        "update_pod_sandbox_resources" => "update_podsandbox_resources",
+        "update_container_resources" => "update_container",
+        same => same,
+    }
+}
+
+/// Seconds that the API gives as a signed number; a negative one counts as none.
+fn seconds(value: i64) -> Duration {
+    Duration::from_secs(u64::try_from(value).unwrap_or(0))
+}
+
+calls! { runtime:
+    version(VersionRequest) -> VersionResponse, |d, _| Some(d);
+    status(StatusRequest) -> StatusResponse, |d, _| Some(d);
+    runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse, |d, _| Some(d);
+    update_runtime_config(UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse, |d, _| Some(d);
+    /// Twice the usual deadline, as upstream: the network is set up in it.
+    run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse, |d, _| Some(d * 2);
+    stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse, |d, _| Some(d);
+    remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse, |d, _| Some(d);
+    pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse, |d, _| Some(d);
+    list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse, |d, _| Some(d);
+    update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse, |d, _| Some(d);
+    create_container(CreateContainerRequest) -> CreateContainerResponse, |d, _| Some(d);
+    start_container(StartContainerRequest) -> StartContainerResponse, |d, _| Some(d);
+    /// The grace period and the usual deadline on top.
+    stop_container(StopContainerRequest) -> StopContainerResponse, |d, r| Some(d.saturating_add(seconds(r.timeout)));
+    remove_container(RemoveContainerRequest) -> RemoveContainerResponse, |d, _| Some(d);
+    container_status(ContainerStatusRequest) -> ContainerStatusResponse, |d, _| Some(d);
+    list_containers(ListContainersRequest) -> ListContainersResponse, |d, _| Some(d);
+    update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse, |d, _| Some(d);
+    reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse, |d, _| Some(d);
+    checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse,
+        |d, r| Some(d.saturating_add(seconds(r.timeout)));
+    /// The command's own time and the usual deadline on top; a command without a limit has none here either.
+    exec_sync(ExecSyncRequest) -> ExecSyncResponse,
+        |d, r| if r.timeout == 0 { None } else { Some(d.saturating_add(seconds(r.timeout))) };
+    exec(ExecRequest) -> ExecResponse, |d, _| Some(d);
+    attach(AttachRequest) -> AttachResponse, |d, _| Some(d);
+    port_forward(PortForwardRequest) -> PortForwardResponse, |d, _| Some(d);
+    container_stats(ContainerStatsRequest) -> ContainerStatsResponse, |d, _| Some(d);
+    list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse, |d, _| Some(d);
+    pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, |d, _| Some(d);
+    list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse, |d, _| Some(d);
+}
+
+calls! { images:
+    list_images(ListImagesRequest) -> ListImagesResponse, |d, _| Some(d);
+    image_status(ImageStatusRequest) -> ImageStatusResponse, |d, _| Some(d);
+    /// No deadline: a large image over a slow line is not an error. Dropping the future cancels the pull.
+    pull_image(PullImageRequest) -> PullImageResponse, |_, _| None;
+    remove_image(RemoveImageRequest) -> RemoveImageResponse, |d, _| Some(d);
+    image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse, |d, _| Some(d);
+}

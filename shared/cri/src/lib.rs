@@ -1,0 +1,33 @@
+//! The container runtime as a kubelet sees it: CRI v1, and containerd's own events where the CRI has none.
+//!
+//! `v1` is the generated protocol (our own text of the 1.36 wire format, see `proto/`). Which process may hold a
+//! connection, and how it gets one, is the caller's business: the client is built over a [`Connector`].
+
+mod client;
+mod error;
+mod events;
+mod redact;
+
+pub use client::{CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX};
+pub use error::CriError;
+pub use events::{EventStream, RuntimeEvent, RuntimeEventKind};
+pub use tonic::Code;
+
+/// CRI `runtime.v1`: messages, clients, and servers for tests that stand in for a runtime.
+#[allow(missing_debug_implementations, clippy::large_enum_variant, clippy::doc_lazy_continuation)]
+pub mod v1 {
+    tonic::include_proto!("runtime.v1");
+}
+
+/// containerd's event service, as generated.
+#[allow(missing_debug_implementations, clippy::doc_lazy_continuation)]
+pub mod containerd {
+    /// `containerd.services.events.v1`
+    pub mod service {
+        tonic::include_proto!("containerd.services.events.v1");
+    }
+    /// `containerd.events`
+    pub mod payload {
+        tonic::include_proto!("containerd.events");
+    }
+}

@@ -1,0 +1,33 @@
+//! The skeleton that all four processes share, so that confinement, supervision and the sockets are written once.
+//!
+//! A daemon's `main` is [`run`] with a [`Spec`]; what it does is a function from [`Daemon`] to a future. The order of
+//! the steps is the point of this crate:
+//!
+//! 1. not dumpable, before anything is in memory that a process of the same uid could read;
+//! 2. arguments, then the rendered configuration, then logging;
+//! 3. the listening sockets that the supervisor holds for us;
+//! 4. privileges: drop to the exact list, no_new_privs, the daemon's own filters - all before any thread exists,
+//!    because capabilities and filters are a thread's, not a process's;
+//! 5. the runtime, the state folder and its lock, the services;
+//! 6. ready; then the watchdog beats until SIGTERM or until the supervisor is gone.
+//!
+//! Nothing here knows what a pod is.
+
+mod arguments;
+mod exit;
+mod listeners;
+pub mod logging;
+mod metrics;
+mod privileges;
+mod process_metrics;
+mod process_service;
+mod skeleton;
+mod state_dir;
+mod supervisor;
+
+pub use exit::ExitReason;
+pub use metrics::encode as encode_metrics;
+pub use privileges::{Capability, Intended};
+pub use process_metrics::of as process_metrics_of;
+pub use skeleton::{Daemon, RunError, Spec, run};
+pub use state_dir::{StateDir, StateError};

@@ -1,0 +1,205 @@
+//! Logs on standard error, in klog's text form or as JSON, so that what parses the kubelet's log goes on working.
+//!
+//! Text: `I1121 06:32:27.123456    1234 kubelet-syncd/pleg/evented.rs:120] "message" key="value"`. The place is the file in the
+//! repository, so a line leads to its code. Fields of the open spans (request id, pod uid) follow the event's own.
+
+use std::fmt::{self, Write as _};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{FormatFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Text or JSON (`logging.format`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Starts logging for the process. `verbosity` is klog's: 0 to 3 info, from 4 on debug, from 6 on trace.
+pub fn start(format: LogFormat, verbosity: u32) {
+    let level = match verbosity {
+        0..=3 => Level::INFO,
+        4 | 5 => Level::DEBUG,
+        _ => Level::TRACE,
+    };
+    // Other crates' debug lines are of no use to an operator below the highest verbosity.
+    let filter = tracing_subscriber::filter::filter_fn(move |metadata| {
+        let ours = metadata.target().starts_with("bulkhead_") || metadata.target().starts_with("kubelet");
+        let limit = if ours || verbosity >= 8 { level } else { Level::WARN };
+        *metadata.level() <= limit
+    });
+    use tracing_subscriber::layer::SubscriberExt as _;
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .fmt_fields(PlainFields)
+        .event_format(Klog { format, pid: std::process::id() });
+    let subscriber = tracing_subscriber::registry().with(tracing_subscriber::Layer::with_filter(layer, filter));
+    // A second start in one process (tests) keeps the first.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// `key="value"` pairs, separated by blanks, for spans.
+#[derive(Debug)]
+struct PlainFields;
+
+impl<'writer> FormatFields<'writer> for PlainFields {
+    fn format_fields<R: tracing_subscriber::field::RecordFields>(
+        &self,
+        writer: Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        let mut visitor = Fields { message: String::new(), pairs: String::new(), json: false };
+        fields.record(&mut visitor);
+        let mut writer = writer;
+        writer.write_str(&visitor.pairs)
+    }
+}
+
+#[derive(Debug)]
+struct Klog {
+    format: LogFormat,
+    pid: u32,
+}
+
+impl<S, N> FormatEvent<S, N> for Klog
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        let json = self.format == LogFormat::Json;
+        let mut fields = Fields { message: String::new(), pairs: String::new(), json };
+        event.record(&mut fields);
+        if let Some(scope) = context.event_scope() {
+            for span in scope.from_root() {
+                let extensions = span.extensions();
+                if let Some(formatted) = extensions.get::<FormattedFields<N>>().filter(|f| !f.is_empty()) {
+                    if json {
+                        fields.add("span", formatted.as_str());
+                    } else {
+                        fields.pairs.push_str(formatted.as_str());
+                    }
+                }
+            }
+        }
+        let now = jiff::Zoned::now();
+        let place = place(metadata.file().unwrap_or("?"));
+        let line = metadata.line().unwrap_or(0);
+        if json {
+            let seconds = now.timestamp().as_microsecond() as f64 / 1000.0;
+            write!(writer, "{{\"ts\":{seconds:.3},\"caller\":\"{place}:{line}\",\"msg\":{}", quoted(&fields.message))?;
+            match *metadata.level() {
+                Level::ERROR | Level::WARN => {}
+                Level::INFO => writer.write_str(",\"v\":0")?,
+                Level::DEBUG => writer.write_str(",\"v\":4")?,
+                Level::TRACE => writer.write_str(",\"v\":6")?,
+            }
+            writeln!(writer, "{}}}", fields.pairs)
+        } else {
+            let letter = match *metadata.level() {
+                Level::ERROR => 'E',
+                Level::WARN => 'W',
+                _ => 'I',
+            };
+            writeln!(
+                writer,
+                "{letter}{} {:>7} {place}:{line}] {}{}",
+                now.strftime("%m%d %H:%M:%S%.6f"),
+                self.pid,
+                quoted(&fields.message),
+                fields.pairs
+            )
+        }
+    }
+}
+
+/// `bins/kubelet-syncd/src/pleg/evented.rs` -> `kubelet-syncd/pleg/evented.rs`.
+fn place(file: &str) -> String {
+    let short = file.rsplit_once("/src/").map_or_else(
+        || file.to_owned(),
+        |(before, after)| format!("{}/{after}", before.rsplit('/').next().unwrap_or(before)),
+    );
+    short.replace(['"', '\\'], "_")
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_else(|_| "\"?\"".into())
+}
+
+/// Collects the message and the other fields.
+struct Fields {
+    message: String,
+    pairs: String,
+    json: bool,
+}
+
+impl Fields {
+    fn add(&mut self, name: &str, value: &str) {
+        let value = quoted(value);
+        // Writing to a String cannot fail.
+        let _ = if self.json {
+            write!(self.pairs, ",{}:{value}", quoted(name))
+        } else {
+            write!(self.pairs, " {name}={value}")
+        };
+    }
+
+    fn add_bare(&mut self, name: &str, value: fmt::Arguments<'_>) {
+        let _ = if self.json {
+            write!(self.pairs, ",{}:{value}", quoted(name))
+        } else {
+            write!(self.pairs, " {name}={value}")
+        };
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message.push_str(value);
+        } else if !value.is_empty() {
+            self.add(field.name(), value);
+        }
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add_bare(field.name(), format_args!("{value}"));
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add_bare(field.name(), format_args!("{value}"));
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add_bare(field.name(), format_args!("{value}"));
+    }
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        // The whole chain: each error says what it was doing, the cause says why.
+        let mut text = value.to_string();
+        let mut source = value.source();
+        while let Some(cause) = source {
+            let _ = write!(text, ": {cause}");
+            source = cause.source();
+        }
+        self.add(field.name(), &text);
+    }
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.message, "{value:?}");
+        } else {
+            self.add(field.name(), &format!("{value:?}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_leads_to_its_file() {
+        assert_eq!(place("bins/kubelet-syncd/src/pleg/evented.rs"), "kubelet-syncd/pleg/evented.rs");
+        assert_eq!(place("shared/ipc/src/client.rs"), "ipc/client.rs");
+    }
+}

@@ -1,0 +1,67 @@
+//! `kubelet.common.v1.Process`, the same in every daemon: Hello, privileges, metrics.
+
+use std::sync::{Arc, Mutex};
+
+use bulkhead_ipc::common::process_server::Process as ProcessApi;
+use bulkhead_ipc::common::{
+    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
+};
+use bulkhead_types::{Epoch, Process};
+use tonic::{Request, Response, Status};
+
+/// Whether the daemon can do its job; `Err` says what it waits for.
+pub(crate) type Readiness = Arc<Mutex<Result<(), String>>>;
+
+#[derive(Debug)]
+pub(crate) struct ProcessService {
+    pub(crate) process: Process,
+    pub(crate) epoch: Epoch,
+    pub(crate) readiness: Readiness,
+    pub(crate) registry: prometheus::Registry,
+    /// Landlock rules in words, and departures from the intended privileges.
+    pub(crate) landlock: Vec<String>,
+    pub(crate) warnings: Vec<String>,
+}
+
+#[tonic::async_trait]
+impl ProcessApi for ProcessService {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let caller = request.into_inner();
+        tracing::debug!(caller = caller.process, version = caller.version, "hello");
+        let not_ready_reason =
+            self.readiness.lock().map_or_else(|_| "unknown".into(), |r| r.clone().err().unwrap_or_default());
+        Ok(Response::new(HelloReply {
+            process: self.process.name().into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            epoch: self.epoch.get(),
+            ready: not_ready_reason.is_empty(),
+            not_ready_reason,
+        }))
+    }
+
+    async fn privileges(&self, _: Request<PrivilegesRequest>) -> Result<Response<PrivilegesReply>, Status> {
+        let report = bulkhead_sys::process::PrivilegeReport::read()
+            .map_err(|error| Status::internal(format!("could not read /proc/self: {error}")))?;
+        Ok(Response::new(PrivilegesReply {
+            process: self.process.name().into(),
+            pid: std::process::id(),
+            uid: report.uid,
+            gid: report.gid,
+            groups: report.groups,
+            effective: report.effective,
+            permitted: report.permitted,
+            bounding: report.bounding,
+            ambient: report.ambient,
+            no_new_privs: report.no_new_privs,
+            dumpable: report.dumpable,
+            seccomp_mode: report.seccomp_mode,
+            landlock: self.landlock.clone(),
+            sockets: report.sockets,
+            warnings: self.warnings.clone(),
+        }))
+    }
+
+    async fn metrics(&self, _: Request<MetricsRequest>) -> Result<Response<MetricsReply>, Status> {
+        Ok(Response::new(MetricsReply { text: crate::encode_metrics(&self.registry) }))
+    }
+}

@@ -1,0 +1,323 @@
+//! The ten steps from `main` to serving, and what a daemon is given to do its work.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::common::process_server::ProcessServer;
+use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
+use bulkhead_ipc::server::{HealthReporter, Services, ServingStatus};
+use bulkhead_ipc::volnetd::{PrivateState, open_request::Kind};
+use bulkhead_types::{Epoch, Process};
+use tokio_util::sync::CancellationToken;
+
+use crate::arguments::{self, Arguments};
+use crate::exit::ExitReason;
+use crate::listeners::{self, Listeners};
+use crate::logging::{self, LogFormat};
+use crate::privileges::{self, Intended};
+use crate::process_service::{ProcessService, Readiness};
+use crate::state_dir::{StateDir, StateError};
+use crate::supervisor;
+
+/// How long calls in flight may take to end after SIGTERM. Watch streams never end by themselves, so it is waited out.
+const DRAIN: Duration = Duration::from_millis(300);
+/// How long an older instance may take to let go of the state folder.
+const LOCK_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What makes one daemon different from the others, before its work begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Spec {
+    pub process: Process,
+    /// One line for `--help`.
+    pub about: &'static str,
+    pub privileges: Intended,
+    /// The daemon's own filters (Landlock, seccomp), applied after capabilities are dropped and before any thread
+    /// exists. Answers the Landlock rules in words.
+    pub confine: fn(&NodeConfig) -> std::io::Result<Vec<String>>,
+}
+
+/// Why a daemon's work ended in failure.
+pub type RunError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a daemon has when its work begins.
+#[derive(Debug)]
+pub struct Daemon {
+    pub process: Process,
+    pub config: Arc<NodeConfig>,
+    /// Of this start.
+    pub epoch: Epoch,
+    pub broker: BrokerClient,
+    /// Metrics; what is registered here is served by `Process.Metrics`.
+    pub registry: prometheus::Registry,
+    /// Cancelled when the daemon is to stop.
+    pub stop: CancellationToken,
+    listeners: Mutex<Listeners>,
+    readiness: Readiness,
+    landlock: Vec<String>,
+    warnings: Vec<String>,
+    health: Mutex<Option<HealthReporter>>,
+    healthy: Arc<AtomicBool>,
+}
+
+impl Daemon {
+    /// The link to another process; call edges are those of the design, one link a process.
+    pub fn link(&self, to: Process) -> Link {
+        Link::open(self.process.name(), to, &self.config.paths.socket(to))
+    }
+
+    /// Which uid is which daemon on this node.
+    pub fn peer_users(&self) -> Arc<PeerUsers> {
+        Arc::new(PeerUsers {
+            syncd: self.config.users.syncd,
+            evictiond: self.config.users.evictiond,
+            statusd: self.config.users.statusd,
+            pods_cgroup: self.config.pods_cgroup().into(),
+        })
+    }
+
+    /// Takes a passed socket by its name ("broker").
+    pub fn take_listener(&self, name: &str) -> Option<OwnedFd> {
+        self.listeners.lock().ok()?.remove(name)
+    }
+
+    /// Asks the broker for this process's state folder and locks it for life. Waits while volnetd is away, and a while
+    /// for an older instance to end.
+    ///
+    /// # Errors
+    /// The broker's refusal, or [`StateError::Locked`].
+    pub async fn state_dir(&self) -> Result<StateDir, RunError> {
+        let started = tokio::time::Instant::now();
+        let mut wait = Duration::from_millis(20);
+        loop {
+            match self.broker.open(Kind::PrivateState(PrivateState {})).await {
+                Ok(dir) => match StateDir::lock(dir) {
+                    Ok(state) => return Ok(state),
+                    Err(StateError::Locked) if started.elapsed() < LOCK_PATIENCE => {
+                        tracing::info!("an older instance of this process still holds the state folder, waiting");
+                    }
+                    Err(error) => return Err(error.into()),
+                },
+                Err(error) if error.code() == tonic::Code::Unavailable => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "broker is away, waiting");
+                }
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// Services with health, reflection and Process in them.
+    ///
+    /// # Errors
+    /// See [`Services::of`].
+    pub fn services(&self) -> Result<Services, RunError> {
+        let services = Services::of(self.process)?;
+        if let Ok(mut health) = self.health.lock() {
+            *health = Some(services.health());
+        }
+        let process = ProcessService {
+            process: self.process,
+            epoch: self.epoch,
+            readiness: self.readiness.clone(),
+            registry: self.registry.clone(),
+            landlock: self.landlock.clone(),
+            warnings: self.warnings.clone(),
+        };
+        Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)))
+    }
+
+    /// Serves the gRPC socket until the daemon stops.
+    ///
+    /// # Errors
+    /// No socket was passed, or the server cannot run.
+    pub async fn serve(&self, services: Services, rules: &'static [MethodRule]) -> Result<(), RunError> {
+        let listener =
+            self.take_listener(listeners::GRPC).ok_or("no socket named \"grpc\" was passed by the supervisor")?;
+        let listener = std::os::unix::net::UnixListener::from(listener);
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let policy = Policy { users: self.peer_users(), rules };
+        let stop = self.stop.clone();
+        let server = bulkhead_ipc::server::serve(listener, policy, services, stop.clone().cancelled_owned());
+        tokio::pin!(server);
+        tokio::select! {
+            ended = &mut server => Ok(ended?),
+            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => {
+                Ok(())
+            }
+        }
+    }
+
+    /// Says to peers and to the supervisor that the daemon can do its job.
+    pub async fn set_ready(&self) {
+        if let Ok(mut readiness) = self.readiness.lock() {
+            *readiness = Ok(());
+        }
+        let health = self.health.lock().ok().and_then(|health| health.clone());
+        if let Some(health) = health {
+            health.set_service_status("", ServingStatus::Serving).await;
+        }
+        supervisor::notify(&[sd_notify::NotifyState::Ready]);
+        tracing::info!(epoch = %self.epoch, "ready");
+    }
+
+    /// What the daemon waits for, for Hello and the supervisor's status line.
+    pub fn set_waiting(&self, reason: &str) {
+        if let Ok(mut readiness) = self.readiness.lock() {
+            *readiness = Err(reason.to_owned());
+        }
+        supervisor::notify(&[sd_notify::NotifyState::Status(reason)]);
+    }
+
+    /// False holds back the watchdog's beat, so that the supervisor restarts the daemon.
+    pub fn set_healthy(&self, healthy: bool) {
+        self.healthy.store(healthy, Ordering::Relaxed);
+    }
+}
+
+/// The body of each daemon's `main`.
+pub fn run<W, F>(spec: Spec, work: W) -> ExitCode
+where
+    W: FnOnce(Arc<Daemon>) -> F,
+    F: Future<Output = Result<(), RunError>>,
+{
+    match start(spec, work) {
+        Ok(reason) => reason.into(),
+        Err((reason, message)) => {
+            // Logging may not be up yet, and a wrong command line is for a person anyway.
+            eprintln!("{}: {message}", spec.process.name());
+            reason.into()
+        }
+    }
+}
+
+fn start<W, F>(spec: Spec, work: W) -> Result<ExitReason, (ExitReason, String)>
+where
+    W: FnOnce(Arc<Daemon>) -> F,
+    F: Future<Output = Result<(), RunError>>,
+{
+    bulkhead_sys::process::set_not_dumpable()
+        .map_err(|e| (ExitReason::Privileges, format!("could not become undumpable: {e}")))?;
+    let run_dir = match arguments::parse(spec.process.name(), spec.about, std::env::args().skip(1)) {
+        Ok(Arguments::Run { run_dir }) => run_dir,
+        Ok(Arguments::Print(text)) => {
+            println!("{text}");
+            return Ok(ExitReason::Stopped);
+        }
+        Err(message) => return Err((ExitReason::Usage, message)),
+    };
+    let config = load_config(run_dir).map_err(|message| (ExitReason::Config, message))?;
+    let logging = &config.kubelet.logging;
+    let format = if logging.format == "json" { LogFormat::Json } else { LogFormat::Text };
+    logging::start(format, logging.verbosity);
+    let listeners =
+        listeners::take().map_err(|e| (ExitReason::Privileges, format!("could not take the passed sockets: {e}")))?;
+
+    let warnings =
+        privileges::apply(&spec.privileges).map_err(|e| (ExitReason::Privileges, format!("privileges: {e}")))?;
+    if listeners.contains_key(listeners::DEATH) {
+        // Set by the launcher too, but root's exec with more capabilities than before clears it.
+        bulkhead_sys::process::die_with_parent().map_err(|e| (ExitReason::Privileges, e.to_string()))?;
+    }
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    let landlock = (spec.confine)(&config).map_err(|e| (ExitReason::Privileges, format!("could not confine: {e}")))?;
+
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|e| (ExitReason::Failed, format!("no random numbers: {e}")))?;
+    let daemon = Arc::new(Daemon {
+        process: spec.process,
+        broker: BrokerClient::new(&config.paths.broker_socket()),
+        config: Arc::new(config),
+        epoch: Epoch::from_random(u64::from_le_bytes(random)),
+        registry: prometheus::Registry::new(),
+        stop: CancellationToken::new(),
+        listeners: Mutex::new(listeners),
+        readiness: Arc::new(Mutex::new(Err("starting".into()))),
+        landlock,
+        warnings,
+        health: Mutex::new(None),
+        healthy: Arc::new(AtomicBool::new(true)),
+    });
+    // One thread does the work; the pool for blocking calls stays small, idle threads leave it soon.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(8)
+        .thread_keep_alive(Duration::from_secs(2))
+        .build()
+        .map_err(|e| (ExitReason::Failed, format!("could not start the runtime: {e}")))?;
+    let reason = runtime.block_on(supervise(daemon, work));
+    // Blocking work that hangs (a dead mount) must not hold up the exit.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(reason)
+}
+
+async fn supervise<W, F>(daemon: Arc<Daemon>, work: W) -> ExitReason
+where
+    W: FnOnce(Arc<Daemon>) -> F,
+    F: Future<Output = Result<(), RunError>>,
+{
+    let death = daemon.take_listener(listeners::DEATH);
+    let healthy = daemon.healthy.clone();
+    let stop = daemon.stop.clone();
+    let work = work(daemon.clone());
+    tokio::pin!(work);
+    let late = async {
+        stop.cancelled().await;
+        supervisor::notify(&[sd_notify::NotifyState::Stopping]);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    };
+    let signals = async {
+        if let Err(error) = supervisor::stop_signals(stop.clone()).await {
+            tracing::error!(%error, "signals cannot be handled");
+        }
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        ended = &mut work => match ended {
+            Ok(()) => ExitReason::Stopped,
+            Err(error) => {
+                tracing::error!(error = &*error as &dyn std::error::Error, "giving up");
+                if error.downcast_ref::<StateError>().is_some_and(|e| matches!(e, StateError::Locked)) {
+                    ExitReason::Locked
+                } else {
+                    ExitReason::Failed
+                }
+            }
+        },
+        () = late => {
+            tracing::warn!("did not stop in time, leaving");
+            ExitReason::Stopped
+        }
+        () = supervisor::launcher_gone(death) => {
+            tracing::warn!("the launcher is gone");
+            ExitReason::Orphaned
+        }
+        () = supervisor::watchdog(move || healthy.load(Ordering::Relaxed)) => ExitReason::Failed,
+        () = signals => ExitReason::Stopped,
+    }
+}
+
+fn load_config(run_dir: PathBuf) -> Result<NodeConfig, String> {
+    let path = run_dir.join("config.json");
+    NodeConfig::load(&path).map_err(|error| {
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            text.push_str(&format!(": {cause}"));
+            source = cause.source();
+        }
+        text
+    })
+}

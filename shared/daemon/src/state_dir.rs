@@ -1,0 +1,112 @@
+//! A process's private state: a folder that only it may enter, locked for as long as the process lives.
+//!
+//! The folder lies below the root directory, which an unprivileged daemon cannot traverse: it is handed over as an open
+//! descriptor, and everything here is relative to that.
+
+use std::io::Write as _;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+
+/// Why private state could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("state folder is held by another instance of this process")]
+    Locked,
+    #[error("could not lock the state folder")]
+    Lock(#[source] std::io::Error),
+    #[error("could not read state file {name:?}")]
+    Read { name: String, source: std::io::Error },
+    #[error("could not write state file {name:?}")]
+    Write { name: String, source: std::io::Error },
+}
+
+/// An open, locked state folder.
+#[derive(Debug)]
+pub struct StateDir {
+    dir: OwnedFd,
+}
+
+/// Larger state files are refused: nothing that we write comes near, so it is damage.
+const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;
+
+impl StateDir {
+    /// Takes the lock for the life of the descriptor.
+    ///
+    /// # Errors
+    /// [`StateError::Locked`] while another process holds it.
+    pub fn lock(dir: OwnedFd) -> Result<Self, StateError> {
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(StateDir { dir }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::Locked),
+            Err(error) => Err(StateError::Lock(error.into())),
+        }
+    }
+
+    /// The file's content, or `None` when there is none.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, StateError> {
+        use std::io::Read as _;
+        let failed = |source| StateError::Read { name: name.to_owned(), source };
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {
+            Ok(file) => std::fs::File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(failed(error.into())),
+        };
+        let mut content = Vec::new();
+        file.take(MAX_FILE_BYTES).read_to_end(&mut content).map_err(failed)?;
+        Ok(Some(content))
+    }
+
+    /// Replaces the file: temporary file, fsync, rename, fsync of the folder. After a crash the old or the new content
+    /// is there, never a mixture.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<(), StateError> {
+        let failed = |source| StateError::Write { name: name.to_owned(), source };
+        let temporary = format!(".{name}.tmp");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file =
+            rustix::fs::openat(&self.dir, &temporary, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed(e.into()))?;
+        let mut file = std::fs::File::from(file);
+        file.write_all(content).and_then(|()| file.sync_all()).map_err(failed)?;
+        rustix::fs::renameat(&self.dir, &temporary, &self.dir, name).map_err(|e| failed(e.into()))?;
+        rustix::fs::fsync(&self.dir).map_err(|e| failed(e.into()))
+    }
+
+    /// Removes the file; a missing one is fine.
+    pub fn remove(&self, name: &str) -> Result<(), StateError> {
+        match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(StateError::Write { name: name.to_owned(), source: error.into() }),
+        }
+    }
+}
+
+impl AsFd for StateDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_and_whole_files() -> Result<(), Box<dyn std::error::Error>> {
+        let temp = tempfile::tempdir()?;
+        let open =
+            || rustix::fs::open(temp.path(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let state = StateDir::lock(open()?)?;
+        assert!(matches!(StateDir::lock(open()?), Err(StateError::Locked)));
+        assert_eq!(state.read("a.json")?, None);
+        state.write("a.json", b"one")?;
+        state.write("a.json", b"two")?;
+        assert_eq!(state.read("a.json")?.as_deref(), Some(&b"two"[..]));
+        state.remove("a.json")?;
+        state.remove("a.json")?;
+        assert_eq!(state.read("a.json")?, None);
+        drop(state);
+        StateDir::lock(open()?)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! A channel to another process.
+//!
+//! Connected does not mean alive: the launcher (or systemd) holds the sockets open, so a connection to a dead process
+//! succeeds and then stays silent. Hence [`Link`]: a task that says `Hello`, keeps a health stream open to notice at once
+//! when the process goes, and publishes what it knows as [`PeerState`]. "Unknown" is a state of its own; nobody may read
+//! it as "gone".
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_types::{Epoch, Process};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::common::HelloRequest;
+use crate::common::process_client::ProcessClient;
+
+/// Deadline of `Hello` and of the other calls of `Process`.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+const RETRY_MIN: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+const WINDOW_BYTES: u32 = 64 * 1024;
+
+/// What is known of the process at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerState {
+    /// Starting, restarting, or too busy to answer. Never "gone".
+    Unknown,
+    /// It answered; `ready` says whether it can do its job yet.
+    Known { epoch: Epoch, ready: bool },
+}
+
+impl PeerState {
+    /// The epoch of a peer that is ready.
+    pub fn ready_epoch(self) -> Option<Epoch> {
+        match self {
+            PeerState::Known { epoch, ready: true } => Some(epoch),
+            _ => None,
+        }
+    }
+}
+
+/// A lazily connected channel to a Unix socket. Reconnects by itself; a call on a broken connection fails once with
+/// UNAVAILABLE.
+pub fn channel(socket: &Path) -> Channel {
+    let socket: Arc<Path> = Arc::from(PathBuf::from(socket));
+    // The authority is never resolved: the connector decides where to go.
+    Endpoint::from_static("http://localhost")
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
+        }))
+}
+
+/// A channel to one of our processes, with knowledge of its life.
+#[derive(Debug, Clone)]
+pub struct Link {
+    process: Process,
+    channel: Channel,
+    state: watch::Receiver<PeerState>,
+}
+
+impl Link {
+    /// Opens the link and starts the task that watches the other process; the task ends when every clone is dropped.
+    /// Must be called within a tokio runtime.
+    pub fn open(me: &'static str, process: Process, socket: &Path) -> Self {
+        let channel = channel(socket);
+        let (sender, state) = watch::channel(PeerState::Unknown);
+        tokio::spawn(follow(me, process, channel.clone(), sender));
+        Link { process, channel, state }
+    }
+
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// For generated clients: `VolumesClient::new(link.channel())`.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    pub fn state(&self) -> PeerState {
+        *self.state.borrow()
+    }
+
+    /// A receiver that sees every change of the state (restart, readiness).
+    pub fn watch(&self) -> watch::Receiver<PeerState> {
+        self.state.clone()
+    }
+
+    /// Waits until the process is ready and gives its epoch. Waits for ever: wrap it in a timeout where that matters.
+    pub async fn ready(&self) -> Epoch {
+        let mut state = self.state.clone();
+        loop {
+            if let Some(epoch) = state.borrow_and_update().ready_epoch() {
+                return epoch;
+            }
+            if state.changed().await.is_err() {
+                // The follower lives as long as this link does, so this is unreachable; waiting is the safe answer.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Says Hello until it is answered, then sits on the health stream until that breaks, and again.
+async fn follow(me: &'static str, process: Process, channel: Channel, state: watch::Sender<PeerState>) {
+    let mut retry = RETRY_MIN;
+    let mut last_epoch = None;
+    loop {
+        let known = tokio::select! {
+            known = hello(me, &channel) => known,
+            () = state.closed() => return,
+        };
+        match known {
+            Ok((epoch, ready)) => {
+                if last_epoch != Some(epoch) {
+                    tracing::info!(peer = process.name(), %epoch, restarted = last_epoch.is_some(), "peer answers");
+                    last_epoch = Some(epoch);
+                }
+                publish(&state, PeerState::Known { epoch, ready });
+                if ready {
+                    retry = RETRY_MIN;
+                    tokio::select! {
+                        () = until_gone(&channel) => {}
+                        () = state.closed() => return,
+                    }
+                    publish(&state, PeerState::Unknown);
+                    tracing::info!(peer = process.name(), "peer went away, waiting for it");
+                    continue;
+                }
+            }
+            Err(status) => {
+                publish(&state, PeerState::Unknown);
+                tracing::debug!(peer = process.name(), code = ?status.code(), "peer does not answer: {}", status.message());
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(retry) => {}
+            () = state.closed() => return,
+        }
+        retry = (retry * 2).min(RETRY_MAX);
+    }
+}
+
+fn publish(state: &watch::Sender<PeerState>, now: PeerState) {
+    state.send_if_modified(|old| std::mem::replace(old, now) != now);
+}
+
+async fn hello(me: &'static str, channel: &Channel) -> Result<(Epoch, bool), tonic::Status> {
+    let mut request =
+        tonic::Request::new(HelloRequest { process: me.into(), version: env!("CARGO_PKG_VERSION").into() });
+    request.set_timeout(HELLO_DEADLINE);
+    // The server's own deadline does not help when nobody serves: the timeout here is what ends the wait.
+    let reply = tokio::time::timeout(HELLO_DEADLINE, ProcessClient::new(channel.clone()).hello(request))
+        .await
+        .map_err(|_| tonic::Status::deadline_exceeded("Hello was not answered within 1 s"))??
+        .into_inner();
+    let epoch = Epoch::from_wire(reply.epoch).ok_or_else(|| tonic::Status::internal("peer sent epoch 0"))?;
+    Ok((epoch, reply.ready))
+}
+
+/// Resolves when the health stream ends or says "not serving": the process stopped, was killed, or drains.
+async fn until_gone(channel: &Channel) {
+    let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
+    let mut client = tonic_health::pb::health_client::HealthClient::new(channel.clone());
+    let Ok(Ok(stream)) = tokio::time::timeout(HELLO_DEADLINE, client.watch(request)).await else { return };
+    let mut stream = stream.into_inner();
+    while let Ok(Some(reply)) = stream.message().await {
+        if reply.status() == tonic_health::pb::health_check_response::ServingStatus::NotServing {
+            return;
+        }
+    }
+}
+
+/// Both mean that nothing is known of the effect of a call: the other side restarts or is stuck.
+pub fn is_unknown(status: &tonic::Status) -> bool {
+    matches!(status.code(), tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled)
+}

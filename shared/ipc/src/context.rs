@@ -1,0 +1,69 @@
+//! What travels with every call beside its message: a request id and, where the call is about one, a pod uid.
+//!
+//! Both are gRPC metadata (`x-request-id`, `x-pod-uid`), so a log line of any process leads to the lines of the others
+//! that belong to the same piece of work.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bulkhead_types::PodUid;
+
+pub const REQUEST_ID: &str = "x-request-id";
+pub const POD_UID: &str = "x-pod-uid";
+
+/// Identity of a piece of work that may cross processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallContext {
+    pub request_id: Box<str>,
+    pub pod_uid: Option<PodUid>,
+}
+
+impl CallContext {
+    /// A new piece of work: an id unique for the machine's uptime in practice (process id and a counter).
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let count = NEXT.fetch_add(1, Ordering::Relaxed);
+        CallContext { request_id: format!("{:x}-{count:x}", std::process::id()).into(), pod_uid: None }
+    }
+
+    /// A new piece of work about this pod.
+    pub fn for_pod(pod: &PodUid) -> Self {
+        CallContext { pod_uid: Some(pod.clone()), ..CallContext::new() }
+    }
+
+    /// Wraps a message for a unary or streaming call. The deadline goes along as `grpc-timeout`.
+    pub fn request<T>(&self, message: T, deadline: Duration) -> tonic::Request<T> {
+        let mut request = self.streaming_request(message);
+        request.set_timeout(deadline);
+        request
+    }
+
+    /// Wraps a message for a call whose answer is an open-ended stream: only its start has a (server's) deadline.
+    pub fn streaming_request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        if let Ok(value) = self.request_id.parse() {
+            request.metadata_mut().insert(REQUEST_ID, value);
+        }
+        if let Some(value) = self.pod_uid.as_ref().and_then(|uid| uid.as_str().parse().ok()) {
+            request.metadata_mut().insert(POD_UID, value);
+        }
+        request
+    }
+
+    /// Reads the context of an incoming call; what is missing or odd is replaced, never refused.
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        let text = |key: &str| request.metadata().get(key).and_then(|v| v.to_str().ok());
+        let mut context = CallContext::new();
+        if let Some(id) = text(REQUEST_ID).filter(|id| id.len() <= 64) {
+            context.request_id = id.into();
+        }
+        context.pod_uid = text(POD_UID).and_then(|uid| PodUid::parse(uid).ok());
+        context
+    }
+}
+
+impl Default for CallContext {
+    fn default() -> Self {
+        CallContext::new()
+    }
+}

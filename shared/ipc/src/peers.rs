@@ -1,0 +1,181 @@
+//! Who is on the other end of a socket, and what it may call.
+//!
+//! A uid alone says little: a pod may run with a daemon's uid. So a peer is a process of ours only if its uid is that
+//! process's, it lives in our own user namespace, and its cgroup is not below the pods' tree.
+
+use std::sync::Arc;
+
+use bulkhead_sys::peer::PeerIdentity;
+use bulkhead_types::Process;
+
+/// What a peer is to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    Syncd,
+    Evictiond,
+    Statusd,
+    /// uid 0 outside the pods: kubelet-ctl, grpcurl, the launcher. Read-only methods.
+    Operator,
+}
+
+impl Role {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Role::Syncd => "kubelet-syncd",
+            Role::Evictiond => "kubelet-evictiond",
+            Role::Statusd => "kubelet-statusd",
+            Role::Operator => "operator",
+        }
+    }
+
+    /// The daemon behind the role.
+    pub const fn process(self) -> Option<Process> {
+        match self {
+            Role::Syncd => Some(Process::Syncd),
+            Role::Evictiond => Some(Process::Evictiond),
+            Role::Statusd => Some(Process::Statusd),
+            Role::Operator => None,
+        }
+    }
+}
+
+/// Which user is which daemon on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerUsers {
+    pub syncd: u32,
+    pub evictiond: u32,
+    pub statusd: u32,
+    /// Path of the pods' cgroup tree as `/proc/<pid>/cgroup` shows it, e.g. `/kubepods`; nothing below it is a peer.
+    pub pods_cgroup: Box<str>,
+}
+
+/// A checked peer.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    pub uid: u32,
+    pub pid: i32,
+    /// The role, or why it has none.
+    pub role: Result<Role, &'static str>,
+}
+
+impl PeerUsers {
+    /// Decides what a peer is. Pure.
+    pub fn classify(&self, identity: &PeerIdentity) -> Peer {
+        let role = if !identity.same_user_namespace {
+            Err("peer is in another user namespace")
+        } else if identity.cgroups.iter().any(|cgroup| self.is_pod_cgroup(cgroup)) {
+            Err("peer runs in a pod")
+        } else {
+            match identity.uid {
+                uid if uid == self.syncd => Ok(Role::Syncd),
+                uid if uid == self.evictiond => Ok(Role::Evictiond),
+                uid if uid == self.statusd => Ok(Role::Statusd),
+                0 => Ok(Role::Operator),
+                _ => Err("peer is no process of this node"),
+            }
+        };
+        Peer { uid: identity.uid, pid: identity.pid, role }
+    }
+
+    /// True for the pods' tree of this node and for any other tree that looks like one.
+    fn is_pod_cgroup(&self, cgroup: &str) -> bool {
+        let below = |root: &str| {
+            let root = root.trim_end_matches('/');
+            !root.is_empty() && (cgroup == root || cgroup.strip_prefix(root).is_some_and(|rest| rest.starts_with('/')))
+        };
+        below(&self.pods_cgroup)
+            || cgroup
+                .split('/')
+                .any(|part| part == "kubepods" || part == "kubepods.slice" || part.ends_with("-kubepods.slice"))
+    }
+}
+
+/// One row of a process's table of methods: who may call it.
+#[derive(Debug, Clone, Copy)]
+pub struct MethodRule {
+    /// `/kubelet.volnetd.v1.Volumes/PreparePod`.
+    pub method: &'static str,
+    pub peers: &'static [Role],
+}
+
+/// A process's table. What is not in it may not be called; health, reflection and Process are open to every role.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    pub users: Arc<PeerUsers>,
+    pub rules: &'static [MethodRule],
+}
+
+impl Policy {
+    /// Whether this peer may call this method; the error is for the caller and says who may. Pure.
+    pub fn check(&self, peer: &Peer, method: &str) -> Result<Role, tonic::Status> {
+        let role = match peer.role {
+            Ok(role) => role,
+            Err(why) => return Err(tonic::Status::permission_denied(format!("uid {}: {why}", peer.uid))),
+        };
+        const OPEN: [&str; 4] = [
+            "/grpc.health.v1.Health/",
+            "/grpc.reflection.v1.",
+            "/grpc.reflection.v1alpha.",
+            "/kubelet.common.v1.Process/",
+        ];
+        if OPEN.iter().any(|prefix| method.starts_with(prefix)) {
+            return Ok(role);
+        }
+        match self.rules.iter().find(|rule| rule.method == method) {
+            None => Err(tonic::Status::unimplemented(format!("{method} is not served here"))),
+            Some(rule) if rule.peers.contains(&role) => Ok(role),
+            Some(rule) => {
+                let allowed: Vec<&str> = rule.peers.iter().map(|r| r.as_str()).collect();
+                Err(tonic::Status::permission_denied(format!(
+                    "{method} is for {}, not for {}",
+                    allowed.join(" and "),
+                    role.as_str()
+                )))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users() -> PeerUsers {
+        PeerUsers { syncd: 61001, evictiond: 61002, statusd: 61003, pods_cgroup: "/test/kubepods".into() }
+    }
+
+    fn identity(uid: u32, same_user_namespace: bool, cgroup: &str) -> PeerIdentity {
+        PeerIdentity { uid, gid: uid, pid: 1, same_user_namespace, cgroups: vec![cgroup.into()] }
+    }
+
+    #[test]
+    fn a_uid_is_not_enough() {
+        let cases: [(u32, bool, &str, Option<Role>); 10] = [
+            (61001, true, "/", Some(Role::Syncd)),
+            (61002, true, "/system.slice/x", Some(Role::Evictiond)),
+            (61003, true, "/", Some(Role::Statusd)),
+            (0, true, "/", Some(Role::Operator)),
+            (1000, true, "/", None),
+            (61001, false, "/", None),
+            (61001, true, "/test/kubepods/burstable/podx/c", None),
+            (0, true, "/kubepods/besteffort/pody/c", None),
+            (0, true, "/kubepods.slice/kubepods-pod1.slice/cri-containerd-2.scope", None),
+            (61001, true, "/test/kubepods-other", Some(Role::Syncd)),
+        ];
+        for (uid, same, cgroup, expected) in cases {
+            assert_eq!(users().classify(&identity(uid, same, cgroup)).role.ok(), expected, "{uid} {same} {cgroup}");
+        }
+    }
+
+    #[test]
+    fn methods_not_in_the_table_are_closed() {
+        const RULES: &[MethodRule] = &[MethodRule { method: "/a.B/C", peers: &[Role::Syncd] }];
+        let policy = Policy { users: Arc::new(users()), rules: RULES };
+        let syncd = users().classify(&identity(61001, true, "/"));
+        let statusd = users().classify(&identity(61003, true, "/"));
+        assert_eq!(policy.check(&syncd, "/a.B/C").ok(), Some(Role::Syncd));
+        assert_eq!(policy.check(&statusd, "/a.B/C").map_err(|s| s.code()).err(), Some(tonic::Code::PermissionDenied));
+        assert_eq!(policy.check(&syncd, "/a.B/D").map_err(|s| s.code()).err(), Some(tonic::Code::Unimplemented));
+        assert!(policy.check(&statusd, "/grpc.health.v1.Health/Check").is_ok());
+    }
+}

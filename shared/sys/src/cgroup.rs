@@ -1,0 +1,641 @@
+//! Control groups v1 (one tree for each set of controllers, hybrid too) and v2 (one tree) behind one interface.
+//!
+//! A cgroup is named by its path below the root of the hierarchy; on v1 the same path is used in every tree. Values are
+//! v1's (shares, quota); on v2 they are converted. Every function may be repeated: what is there already is fine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_types::cpu;
+use rustix::event::EventfdFlags;
+
+use crate::mountinfo::{self, MountInfo};
+
+/// Tries to kill what is in a cgroup, as upstream (`pkg/kubelet/cm/pod_container_manager_linux.go`).
+const KILL_TRIES: usize = 5;
+
+/// Controllers without which pods cannot be run (upstream `validateSystemRequirements`).
+const REQUIRED: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
+
+/// Those that the unified hierarchy delegates to pods, where the kernel has them.
+const V2_CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Includes hybrid: controllers on v1, an empty v2 tree beside them.
+    V1,
+    V2,
+}
+
+/// Why a cgroup could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    #[error("{path:?} is no cgroup path: absolute, without empty, \".\" or \"..\" components")]
+    Path { path: String },
+    #[error("reading the mounts")]
+    Mounts(#[source] io::Error),
+    #[error("no cgroup hierarchy is mounted")]
+    NoHierarchy,
+    #[error("the cgroup controllers {missing:?} are not mounted")]
+    MissingControllers { missing: Vec<&'static str> },
+    #[error("creating the cgroup {path}")]
+    Create { path: PathBuf, source: io::Error },
+    #[error("writing {value:?} to {path}")]
+    Write { path: PathBuf, value: String, source: io::Error },
+    #[error("reading {path}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("removing the cgroup {path}")]
+    Remove { path: PathBuf, source: io::Error },
+    #[error("the cgroup {path} still has the processes {pids:?}")]
+    Busy { path: String, pids: Vec<i32> },
+    #[error("the memory controller's events are there with cgroup v1 only")]
+    NoMemoryEvents,
+}
+
+/// Path of a cgroup below the hierarchy's root, in normal form: "/", "/kubepods", "/kubepods/burstable/pod…".
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CgroupPath(String);
+
+impl CgroupPath {
+    pub fn root() -> Self {
+        CgroupPath("/".to_owned())
+    }
+
+    /// Checks and normalises nothing but a trailing slash.
+    pub fn parse(text: &str) -> Result<Self, CgroupError> {
+        let bad = || CgroupError::Path { path: text.chars().take(256).collect() };
+        let trimmed = text.strip_prefix('/').ok_or_else(bad)?.trim_end_matches('/');
+        if trimmed.is_empty() {
+            return if text.bytes().all(|b| b == b'/') { Ok(Self::root()) } else { Err(bad()) };
+        }
+        let mut path = Self::root();
+        for component in trimmed.split('/') {
+            path = path.child(component).map_err(|_| bad())?;
+        }
+        Ok(path)
+    }
+
+    /// One level down.
+    pub fn child(&self, name: &str) -> Result<Self, CgroupError> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0', '\n']) || name.len() > 255 {
+            return Err(CgroupError::Path { path: name.chars().take(256).collect() });
+        }
+        Ok(CgroupPath(if self.is_root() { format!("/{name}") } else { format!("{}/{name}", self.0) }))
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.0 == "/"
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The last component; empty for the root.
+    pub fn name(&self) -> &str {
+        self.0.rsplit('/').next().unwrap_or_default()
+    }
+
+    fn below(&self, mount_point: &Path) -> PathBuf {
+        mount_point.join(self.0.trim_start_matches('/'))
+    }
+
+    /// This path's ancestors from the first level down to itself; none for the root.
+    fn with_ancestors(&self) -> impl Iterator<Item = CgroupPath> + '_ {
+        let ends = self.0.char_indices().skip(1).filter(|(_, c)| *c == '/').map(|(i, _)| i);
+        let whole = (!self.is_root()).then_some(self.0.len());
+        ends.chain(whole).map(|end| CgroupPath(self.0[..end].to_owned()))
+    }
+}
+
+impl std::fmt::Display for CgroupPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Limits to write; None leaves a value as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Resources {
+    /// v1 shares, 2 to 262144.
+    pub cpu_shares: Option<u64>,
+    /// Microseconds in a period; negative is no limit.
+    pub cpu_quota_us: Option<i64>,
+    pub cpu_period_us: Option<u64>,
+    /// Bytes; negative is no limit.
+    pub memory_limit_bytes: Option<i64>,
+    /// Negative is no limit.
+    pub pids_limit: Option<i64>,
+    /// Page size as the kernel names it ("2MB") to bytes.
+    pub hugepage_limits: BTreeMap<String, u64>,
+}
+
+/// The mounted hierarchies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchies {
+    version: Version,
+    trees: Vec<Tree>,
+    /// The empty v2 tree of a hybrid system: never written, but cleaned.
+    hybrid: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Tree {
+    mount_point: PathBuf,
+    /// v1: those of this tree; v2: empty.
+    controllers: BTreeSet<String>,
+}
+
+impl Hierarchies {
+    /// From the mounts of this process's namespace.
+    pub fn detect() -> Result<Self, CgroupError> {
+        Self::from_mounts(MountInfo::new().read().map_err(CgroupError::Mounts)?)
+    }
+
+    fn from_mounts<'a>(mounts: impl Iterator<Item = mountinfo::Mount<'a>>) -> Result<Self, CgroupError> {
+        const NOT_CONTROLLERS: [&str; 8] =
+            ["rw", "ro", "xattr", "clone_children", "noprefix", "none", "all", "cpuset_v2_mode"];
+        let mut trees: Vec<Tree> = Vec::new();
+        let mut unified = None;
+        for mount in mounts {
+            match mount.fs_type {
+                "cgroup" => {
+                    let controllers: BTreeSet<String> = mount
+                        .super_options
+                        .split(',')
+                        .filter(|o| !NOT_CONTROLLERS.contains(o) && !o.starts_with("release_agent="))
+                        .map(str::to_owned)
+                        .collect();
+                    // A tree mounted twice (containers' bind mounts of it) counts once, where it came first.
+                    if !trees.iter().any(|tree| tree.controllers == controllers) {
+                        trees.push(Tree { mount_point: mount.mount_point.into_owned(), controllers });
+                    }
+                }
+                "cgroup2" if unified.is_none() => unified = Some(mount.mount_point.into_owned()),
+                _ => {}
+            }
+        }
+        let has_v1_controllers = trees.iter().any(|tree| tree.controllers.iter().any(|c| !c.contains('=')));
+        match (has_v1_controllers, unified) {
+            (true, hybrid) => Ok(Hierarchies { version: Version::V1, trees, hybrid }),
+            (false, Some(mount_point)) => {
+                let trees = vec![Tree { mount_point, controllers: BTreeSet::new() }];
+                Ok(Hierarchies { version: Version::V2, trees, hybrid: None })
+            }
+            (false, None) => Err(CgroupError::NoHierarchy),
+        }
+    }
+
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Fails when a controller that pods cannot do without is missing.
+    pub fn check_required(&self) -> Result<(), CgroupError> {
+        let available = self.available()?;
+        // On v2 accounting is part of "cpu".
+        let is_there = |c: &str| available.contains(c) || (self.version == Version::V2 && c == "cpuacct");
+        let missing: Vec<_> = REQUIRED.into_iter().filter(|c| !is_there(c)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(CgroupError::MissingControllers { missing }) }
+    }
+
+    fn available(&self) -> Result<BTreeSet<String>, CgroupError> {
+        match self.version {
+            Version::V1 => Ok(self.trees.iter().flat_map(|tree| tree.controllers.iter().cloned()).collect()),
+            Version::V2 => Ok(read(&self.trees[0].mount_point.join("cgroup.controllers"))?
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect()),
+        }
+    }
+
+    /// Where this controller's tree is mounted (v2: the one tree).
+    pub fn mount_point(&self, controller: &str) -> Option<&Path> {
+        let tree = self.trees.iter().find(|t| self.version == Version::V2 || t.controllers.contains(controller))?;
+        Some(&tree.mount_point)
+    }
+
+    /// A file of a cgroup, for reading statistics; None when the controller is not mounted.
+    pub fn file(&self, controller: &str, path: &CgroupPath, name: &str) -> Option<PathBuf> {
+        Some(path.below(self.mount_point(controller)?).join(name))
+    }
+
+    /// Creates the cgroup with its ancestors in every tree. True when any directory was missing.
+    pub fn ensure(&self, path: &CgroupPath) -> Result<bool, CgroupError> {
+        let mut created = false;
+        for tree in &self.trees {
+            let mut parent = tree.mount_point.clone();
+            for step in path.with_ancestors() {
+                let dir = step.below(&tree.mount_point);
+                if self.version == Version::V2 {
+                    enable_controllers(&parent)?;
+                }
+                match std::fs::create_dir(&dir) {
+                    Ok(()) => created = true,
+                    Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(source) => return Err(CgroupError::Create { path: dir, source }),
+                }
+                if tree.controllers.contains("cpuset") {
+                    // A new v1 cpuset has no CPU and no memory node, and no process can enter it until it has.
+                    inherit(&parent, &dir, "cpuset.cpus")?;
+                    inherit(&parent, &dir, "cpuset.mems")?;
+                }
+                parent = dir;
+            }
+        }
+        Ok(created)
+    }
+
+    /// Whether the cgroup is there in the tree of every controller that pods need.
+    pub fn exists(&self, path: &CgroupPath) -> bool {
+        self.trees
+            .iter()
+            .filter(|t| self.version == Version::V2 || REQUIRED.iter().any(|c| t.controllers.contains(*c)))
+            .all(|tree| path.below(&tree.mount_point).is_dir())
+    }
+
+    /// Writes the limits. Controllers for process counts and huge pages may be missing from the kernel: then those
+    /// limits are skipped and named in the answer.
+    pub fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<Vec<String>, CgroupError> {
+        let mut skipped = Vec::new();
+        for (controller, file, value) in self.writes(resources) {
+            let optional = matches!(controller, "pids" | "hugetlb");
+            let Some(target) = self.file(controller, path, &file) else {
+                if optional {
+                    skipped.push(controller.to_owned());
+                    continue;
+                }
+                let missing = REQUIRED.into_iter().filter(|c| *c == controller).collect();
+                return Err(CgroupError::MissingControllers { missing });
+            };
+            if optional && !target.exists() {
+                skipped.push(file);
+                continue;
+            }
+            write(&target, &value)?;
+        }
+        Ok(skipped)
+    }
+
+    /// Controller, file and value of each limit. Pure.
+    fn writes(&self, resources: &Resources) -> Vec<(&'static str, String, String)> {
+        let mut writes = Vec::new();
+        let mut add = |controller, file: &str, value: String| writes.push((controller, file.to_owned(), value));
+        let or_max = |value: i64| if value < 0 { "max".to_owned() } else { value.to_string() };
+        match self.version {
+            Version::V1 => {
+                if let Some(shares) = resources.cpu_shares {
+                    add("cpu", "cpu.shares", shares.to_string());
+                }
+                if let Some(period) = resources.cpu_period_us {
+                    add("cpu", "cpu.cfs_period_us", period.to_string());
+                }
+                if let Some(quota) = resources.cpu_quota_us {
+                    add("cpu", "cpu.cfs_quota_us", quota.max(-1).to_string());
+                }
+                if let Some(limit) = resources.memory_limit_bytes {
+                    add("memory", "memory.limit_in_bytes", limit.max(-1).to_string());
+                }
+            }
+            Version::V2 => {
+                if let Some(shares) = resources.cpu_shares {
+                    add("cpu", "cpu.weight", cpu::shares_to_weight(shares).to_string());
+                }
+                if let Some(quota) = resources.cpu_quota_us {
+                    let period = resources.cpu_period_us.unwrap_or(cpu::QUOTA_PERIOD_US);
+                    add("cpu", "cpu.max", format!("{} {period}", or_max(quota)));
+                }
+                if let Some(limit) = resources.memory_limit_bytes {
+                    add("memory", "memory.max", or_max(limit));
+                }
+            }
+        }
+        if let Some(limit) = resources.pids_limit {
+            add("pids", "pids.max", or_max(limit));
+        }
+        for (size, limit) in &resources.hugepage_limits {
+            let file = match self.version {
+                Version::V1 => format!("hugetlb.{size}.limit_in_bytes"),
+                Version::V2 => format!("hugetlb.{size}.max"),
+            };
+            add("hugetlb", &file, limit.to_string());
+        }
+        writes
+    }
+
+    /// Names of the cgroup's children in any tree; empty when it is not there.
+    pub fn children(&self, path: &CgroupPath) -> Result<BTreeSet<String>, CgroupError> {
+        let mut names = BTreeSet::new();
+        for dir in self.all_dirs(path) {
+            for child in sub_dirs(&dir)? {
+                if let Some(name) = child.file_name().and_then(|n| n.to_str()) {
+                    names.insert(name.to_owned());
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// Processes in the cgroup and below it, in any tree.
+    pub fn pids(&self, path: &CgroupPath) -> Result<BTreeSet<i32>, CgroupError> {
+        let mut pids = BTreeSet::new();
+        for dir in self.all_dirs(path) {
+            for dir in post_order(&dir)? {
+                match std::fs::read_to_string(dir.join("cgroup.procs")) {
+                    // A process of another pid namespace shows as 0.
+                    Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse().ok()).filter(|pid: &i32| *pid > 0)),
+                    Err(err) if is_gone(&err) => {}
+                    Err(source) => return Err(CgroupError::Read { path: dir.join("cgroup.procs"), source }),
+                }
+            }
+        }
+        Ok(pids)
+    }
+
+    /// Kills what is in the cgroup and removes it with everything below, in every tree. Blocks for up to a second.
+    /// The root is refused.
+    pub fn kill_and_remove(&self, path: &CgroupPath) -> Result<(), CgroupError> {
+        if path.is_root() {
+            return Err(CgroupError::Path { path: path.to_string() });
+        }
+        for attempt in 0..KILL_TRIES {
+            let pids = self.pids(path)?;
+            if pids.is_empty() {
+                break;
+            }
+            for pid in pids {
+                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                    // It may have ended by itself meanwhile.
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            // SIGKILL takes effect when the process next runs; its parent need not have reaped it.
+            std::thread::sleep(std::time::Duration::from_millis(10 << attempt));
+        }
+        let pids = self.pids(path)?;
+        if !pids.is_empty() {
+            return Err(CgroupError::Busy { path: path.to_string(), pids: pids.into_iter().collect() });
+        }
+        for dir in self.all_dirs(path) {
+            for dir in post_order(&dir)? {
+                remove_dir(&dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// v1: an eventfd that becomes readable when the whole machine's memory use crosses `threshold_bytes`.
+    pub fn memory_event(&self, threshold_bytes: u64) -> Result<OwnedFd, CgroupError> {
+        let root = match self.version {
+            Version::V1 => self.mount_point("memory").ok_or(CgroupError::NoMemoryEvents)?,
+            Version::V2 => return Err(CgroupError::NoMemoryEvents),
+        };
+        let control = root.join("cgroup.event_control");
+        let failed = |value: &str, source: io::Error| CgroupError::Write {
+            path: control.clone(),
+            value: value.to_owned(),
+            source,
+        };
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| failed("an eventfd", e.into()))?;
+        let usage_path = root.join("memory.usage_in_bytes");
+        let usage =
+            std::fs::File::open(&usage_path).map_err(|source| CgroupError::Read { path: usage_path, source })?;
+        let value = format!("{} {} {threshold_bytes}", event.as_raw_fd(), usage.as_raw_fd());
+        // The kernel takes its own references; `usage` may be closed afterwards.
+        std::fs::write(&control, &value).map_err(|source| failed(&value, source))?;
+        Ok(event)
+    }
+
+    /// The cgroup's directory in each tree where it exists, the hybrid one included.
+    fn all_dirs(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        let trees = self.trees.iter().map(|tree| tree.mount_point.as_path()).chain(self.hybrid.as_deref());
+        trees.map(|mount_point| path.below(mount_point)).filter(|dir| dir.is_dir()).collect()
+    }
+}
+
+fn is_gone(err: &io::Error) -> bool {
+    err.kind() == io::ErrorKind::NotFound || err.raw_os_error() == Some(libc::ENODEV)
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    std::fs::read_to_string(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    // One write, no creation: a missing file is a missing controller.
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
+        .map_err(|source| CgroupError::Write { path: path.to_owned(), value: value.to_owned(), source })
+}
+
+/// Copies a cpuset value from the parent where the child's is empty.
+fn inherit(parent: &Path, child: &Path, file: &str) -> Result<(), CgroupError> {
+    let own = child.join(file);
+    if read(&own)?.trim().is_empty() {
+        let from_parent = read(&parent.join(file))?;
+        if !from_parent.trim().is_empty() {
+            write(&own, from_parent.trim())?;
+        }
+    }
+    Ok(())
+}
+
+/// v2: lets children of `dir` have every controller that `dir` itself has.
+fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
+    let available = read(&dir.join("cgroup.controllers"))?;
+    let control = dir.join("cgroup.subtree_control");
+    let enabled = read(&control)?;
+    for controller in V2_CONTROLLERS {
+        let has = |list: &str| list.split_whitespace().any(|c| c == controller);
+        if has(&available) && !has(&enabled) {
+            write(&control, &format!("+{controller}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn sub_dirs(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(err) if is_gone(&err) => return Ok(Vec::new()),
+        Err(source) => return Err(CgroupError::Read { path: dir.to_owned(), source }),
+    };
+    Ok(entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect())
+}
+
+/// The directory and all below it, children before parents. The kernel bounds the depth.
+fn post_order(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let mut all = vec![dir.to_owned()];
+    let mut next = 0;
+    while let Some(dir) = all.get(next) {
+        let below = sub_dirs(dir)?;
+        all.extend(below);
+        next += 1;
+    }
+    all.reverse();
+    Ok(all)
+}
+
+/// rmdir, a few times: right after the last process died the kernel may still answer EBUSY.
+fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
+    let mut wait = std::time::Duration::from_millis(5);
+    loop {
+        match std::fs::remove_dir(dir) {
+            Ok(()) => return Ok(()),
+            Err(err) if is_gone(&err) => return Ok(()),
+            Err(err) if err.raw_os_error() == Some(libc::EBUSY) && wait.as_millis() < 200 => {
+                std::thread::sleep(wait);
+                wait *= 2;
+            }
+            Err(source) => return Err(CgroupError::Remove { path: dir.to_owned(), source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const V1_MOUNTS: &str = "1 2 0:1 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+        2 2 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+        3 2 0:2 / /run/x/memory rw - cgroup cgroup rw,memory\n\
+        4 2 0:3 / /sys/fs/cgroup/systemd rw - cgroup systemd rw,xattr,release_agent=/x,name=systemd\n\
+        5 2 0:4 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    fn hierarchies(mounts: &str) -> Result<Hierarchies, CgroupError> {
+        Hierarchies::from_mounts(mountinfo::parse(mounts.as_bytes()))
+    }
+
+    #[test]
+    fn hybrid_counts_as_v1() {
+        let hybrid = hierarchies(V1_MOUNTS).unwrap();
+        assert_eq!(hybrid.version(), Version::V1);
+        assert_eq!(hybrid.mount_point("cpuacct").unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert_eq!(hybrid.mount_point("memory").unwrap(), Path::new("/sys/fs/cgroup/memory"));
+        assert_eq!(hybrid.trees.len(), 3);
+        assert!(
+            matches!(hybrid.check_required(), Err(CgroupError::MissingControllers { missing }) if missing == ["cpuset"])
+        );
+        let v2 = hierarchies("5 2 0:4 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap();
+        assert_eq!(v2.version(), Version::V2);
+        assert!(matches!(hierarchies(""), Err(CgroupError::NoHierarchy)));
+    }
+
+    #[test]
+    fn values_by_version() {
+        let resources = Resources {
+            cpu_shares: Some(1024),
+            cpu_quota_us: Some(-1),
+            cpu_period_us: Some(100_000),
+            memory_limit_bytes: Some(-1),
+            pids_limit: Some(100),
+            hugepage_limits: [("2MB".to_owned(), 0)].into(),
+        };
+        let show = |h: Hierarchies| -> Vec<String> {
+            h.writes(&resources).into_iter().map(|(c, f, v)| format!("{c}:{f}={v}")).collect()
+        };
+        assert_eq!(
+            show(hierarchies(V1_MOUNTS).unwrap()),
+            [
+                "cpu:cpu.shares=1024",
+                "cpu:cpu.cfs_period_us=100000",
+                "cpu:cpu.cfs_quota_us=-1",
+                "memory:memory.limit_in_bytes=-1",
+                "pids:pids.max=100",
+                "hugetlb:hugetlb.2MB.limit_in_bytes=0"
+            ]
+        );
+        assert_eq!(
+            show(hierarchies("5 2 0:4 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap()),
+            [
+                "cpu:cpu.weight=39",
+                "cpu:cpu.max=max 100000",
+                "memory:memory.max=max",
+                "pids:pids.max=100",
+                "hugetlb:hugetlb.2MB.max=0"
+            ]
+        );
+    }
+
+    #[test]
+    fn paths() {
+        for (text, ok) in [
+            ("/", true),
+            ("//", true),
+            ("/a/b/", true),
+            ("", false),
+            ("a", false),
+            ("/a//b", false),
+            ("/a/../b", false),
+            ("/./a", false),
+            ("/a\nb", false),
+        ] {
+            assert_eq!(CgroupPath::parse(text).is_ok(), ok, "{text:?}");
+        }
+        let path = CgroupPath::parse("/a/b/c/").unwrap();
+        assert_eq!(path.with_ancestors().map(|p| p.to_string()).collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
+        assert_eq!(path.name(), "c");
+        assert_eq!(CgroupPath::root().with_ancestors().count(), 0);
+        assert!(CgroupPath::root().child("..").is_err());
+    }
+
+    /// A life on the machine's own hierarchies, below a cgroup of this test's name.
+    #[test]
+    fn real_cgroups() {
+        if rustix::process::getuid().as_raw() != 0 {
+            return;
+        }
+        let Ok(hierarchies) = Hierarchies::detect() else { return };
+        let root = CgroupPath::parse(&format!("/bulkhead-c-test-sys-{}", std::process::id())).unwrap();
+        let pod = root.child("kubepods").unwrap().child("podx").unwrap();
+        assert!(!hierarchies.exists(&pod));
+        assert!(hierarchies.ensure(&pod).unwrap());
+        assert!(!hierarchies.ensure(&pod).unwrap());
+        assert!(hierarchies.exists(&pod));
+        let resources = Resources {
+            cpu_shares: Some(100),
+            cpu_quota_us: Some(50_000),
+            cpu_period_us: Some(100_000),
+            memory_limit_bytes: Some(64 << 20),
+            pids_limit: Some(50),
+            hugepage_limits: BTreeMap::new(),
+        };
+        assert_eq!(hierarchies.apply(&pod, &resources).unwrap(), Vec::<String>::new());
+        if hierarchies.version() == Version::V1 {
+            let file = |c, f| std::fs::read_to_string(hierarchies.file(c, &pod, f).unwrap()).unwrap();
+            assert_eq!(file("cpu", "cpu.shares").trim(), "100");
+            assert_eq!(file("cpu", "cpu.cfs_quota_us").trim(), "50000");
+            assert_eq!(file("memory", "memory.limit_in_bytes").trim(), "67108864");
+            drop(hierarchies.memory_event(1 << 40).unwrap());
+        }
+        assert_eq!(hierarchies.children(&root).unwrap().into_iter().collect::<Vec<_>>(), ["kubepods"]);
+
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        std::fs::write(hierarchies.file("pids", &pod, "cgroup.procs").unwrap(), child.id().to_string()).unwrap();
+        assert_eq!(hierarchies.pids(&pod).unwrap().into_iter().collect::<Vec<_>>(), [child.id().cast_signed()]);
+        // Reaped by us: until then a killed child stays in its cgroup.
+        let reaper = std::thread::spawn(move || child.wait().unwrap());
+        hierarchies.kill_and_remove(&root).unwrap();
+        assert!(!reaper.join().unwrap().success());
+        hierarchies.kill_and_remove(&root).unwrap();
+        assert!(!hierarchies.exists(&root));
+        assert!(hierarchies.kill_and_remove(&CgroupPath::root()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_leads_out(text in "[/a-z.\\x00]{0,30}") {
+            if let Ok(path) = CgroupPath::parse(&text) {
+                let full = path.below(Path::new("/m"));
+                prop_assert!(full.starts_with("/m"));
+                prop_assert!(full.components().all(|c| c.as_os_str() != ".."));
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The kernel's edge: every system call that needs care, and the only home of `unsafe` in the workspace.
+//!
+//! Mechanism without policy: which path, which capability, which peer is decided by the callers; here it is made sure
+//! that the call does exactly what its name says. Blocking calls throughout; async code wraps them (`AsyncFd`,
+//! `spawn_blocking`).
+//!
+//! | module | for |
+//! |---|---|
+//! | [`scm`] | one datagram with descriptors over a SEQPACKET socket |
+//! | [`peer`] | who is at the other end of a Unix socket |
+//! | [`process`] | privileges of this process: read and reduce |
+//! | [`spawn`] | start a child with an exact user, capabilities and descriptors |
+//! | [`listen_fds`] | the descriptors that a supervisor passed |
+//! | [`async_fd`] | descriptors in tokio's reactor |
+//! | [`memfd`] | sealed memory files |
+//! | [`fence`] | Landlock |
+//! | [`seccomp`] | system call filters |
+//! | [`open`] | the three rules for opening files |
+//! | [`tree`] | walking and removing a directory tree that others may be changing |
+//! | [`mount`], [`mountinfo`] | mounts and the kernel's list of them |
+//! | [`cgroup`] | control groups v1 and v2 behind one interface |
+//! | [`inotify`] | the one inotify instance |
+//! | [`systemd`] | the two requests of the systemd cgroup driver |
+#![allow(unsafe_code)]
+
+pub mod async_fd;
+pub mod cgroup;
+pub mod fence;
+pub mod inotify;
+pub mod listen_fds;
+pub mod memfd;
+pub mod mount;
+pub mod mountinfo;
+pub mod open;
+pub mod peer;
+pub mod process;
+pub mod scm;
+pub mod seccomp;
+pub mod spawn;
+pub mod systemd;
+pub mod tree;
+
+/// Capability names, as the kernel's.
+pub use caps::Capability;

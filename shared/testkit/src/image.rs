@@ -1,0 +1,232 @@
+//! Container images without a registry: an OCI archive made of the machine's static busybox, written in plain Rust.
+//!
+//! Format: the OCI image layout (oci-layout, index.json, blobs/sha256) in one tar file, as `ctr images import` takes it.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::machine;
+
+/// What the recorded pods of Kubernetes' own tests name as their busybox.
+pub const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
+/// The same content under a name that no registry has.
+pub const LOCAL_BUSYBOX: &str = "bulkhead.test/busybox:1";
+/// The image of a pod sandbox: sleeps and does nothing else.
+pub const PAUSE: &str = "bulkhead.test/pause:1";
+
+/// Names under which the busybox layer is imported, and the program that runs when a pod names none.
+const IMAGES: &[(&str, &[&str])] =
+    &[(BUSYBOX, &["/bin/sh"]), (LOCAL_BUSYBOX, &["/bin/sh"]), (PAUSE, &["/bin/busybox", "sleep", "2147483647"])];
+
+/// All names of the archive.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    IMAGES.iter().map(|(name, _)| *name)
+}
+
+/// Writes the archive with all images of this module.
+///
+/// # Errors
+/// No static busybox on this machine, or the file cannot be written.
+pub fn write_archive(path: &Path) -> Result<()> {
+    let busybox = machine::static_busybox().context("there is no static busybox (package busybox-static)")?;
+    let program = std::fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
+    let applets = machine::run(&busybox.to_string_lossy(), &["--list"])?;
+    let layer = layer(&program, &applets)?;
+
+    let mut archive = Tar::new(BufWriter::new(
+        File::create(path).with_context(|| format!("creating the image archive {}", path.display()))?,
+    ));
+    archive.folder("blobs", 0o755)?;
+    archive.folder("blobs/sha256", 0o755)?;
+    archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    let layer_digest = archive.blob(&layer)?;
+    let mut manifests = Vec::new();
+    for (name, command) in IMAGES {
+        let config = json!({
+            "architecture": architecture(),
+            "os": "linux",
+            "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": command},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer_digest}")]},
+            // Two images with the same content would be one image with two names: the name keeps their ids apart.
+            "history": [{"created_by": name}],
+        })
+        .to_string();
+        let config_digest = archive.blob(config.as_bytes())?;
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": format!("sha256:{config_digest}"),
+                "size": config.len(),
+            },
+            "layers": [{
+                "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": format!("sha256:{layer_digest}"),
+                "size": layer.len(),
+            }],
+        })
+        .to_string();
+        let manifest_digest = archive.blob(manifest.as_bytes())?;
+        manifests.push(json!({
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": format!("sha256:{manifest_digest}"),
+            "size": manifest.len(),
+            "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
+            "platform": {"architecture": architecture(), "os": "linux"},
+        }));
+    }
+    let index = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": manifests,
+    });
+    archive.file("index.json", 0o644, index.to_string().as_bytes())?;
+    archive.finish()
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {
+    let mut layer = Tar::new(Vec::new());
+    for folder in ["bin", "etc", "dev", "proc", "sys", "root", "usr", "usr/bin", "usr/sbin", "sbin", "var", "home"] {
+        layer.folder(folder, 0o755)?;
+    }
+    layer.folder("tmp", 0o1777)?;
+    layer.file("bin/busybox", 0o755, busybox)?;
+    for applet in applets.lines().map(str::trim).filter(|name| !name.is_empty() && *name != "busybox") {
+        layer.link(&format!("bin/{applet}"), "busybox")?;
+    }
+    layer.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")?;
+    layer.file("etc/group", 0o644, b"root:x:0:\nnogroup:x:65534:\n")?;
+    layer.finish_into()
+}
+
+/// A writer of the ustar format, with no more of it than an image layer needs.
+struct Tar<W: Write> {
+    out: W,
+}
+
+const BLOCK: usize = 512;
+
+impl<W: Write> Tar<W> {
+    fn new(out: W) -> Self {
+        Self { out }
+    }
+
+    fn blob(&mut self, content: &[u8]) -> Result<String> {
+        let digest = hex(&Sha256::digest(content));
+        self.file(&format!("blobs/sha256/{digest}"), 0o644, content)?;
+        Ok(digest)
+    }
+
+    fn folder(&mut self, name: &str, mode: u32) -> Result<()> {
+        self.entry(&format!("{name}/"), b'5', mode, "", &[])
+    }
+
+    fn file(&mut self, name: &str, mode: u32, content: &[u8]) -> Result<()> {
+        self.entry(name, b'0', mode, "", content)
+    }
+
+    fn link(&mut self, name: &str, target: &str) -> Result<()> {
+        self.entry(name, b'2', 0o777, target, &[])
+    }
+
+    fn entry(&mut self, name: &str, kind: u8, mode: u32, target: &str, content: &[u8]) -> Result<()> {
+        self.write_entry(name, kind, mode, target, content).with_context(|| format!("writing {name} into an archive"))
+    }
+
+    fn write_entry(&mut self, name: &str, kind: u8, mode: u32, target: &str, content: &[u8]) -> io::Result<()> {
+        let mut header = [0u8; BLOCK];
+        put(&mut header, 0, 100, name.as_bytes())?;
+        put(&mut header, 100, 8, format!("{mode:07o}").as_bytes())?;
+        put(&mut header, 108, 8, b"0000000")?;
+        put(&mut header, 116, 8, b"0000000")?;
+        put(&mut header, 124, 12, format!("{:011o}", content.len()).as_bytes())?;
+        // A fixed time, so that the same busybox always gives the same digests.
+        put(&mut header, 136, 12, b"00000000000")?;
+        put(&mut header, 148, 8, b"        ")?;
+        header[156] = kind;
+        put(&mut header, 157, 100, target.as_bytes())?;
+        put(&mut header, 257, 8, b"ustar\x0000")?;
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        put(&mut header, 148, 8, format!("{sum:06o}\0 ").as_bytes())?;
+        self.out.write_all(&header)?;
+        self.out.write_all(content)?;
+        let rest = content.len() % BLOCK;
+        if rest != 0 {
+            self.out.write_all(&[0u8; BLOCK][rest..])?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.out.write_all(&[0u8; 2 * BLOCK])?;
+        self.out.flush()
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.end().context("ending an archive")
+    }
+}
+
+impl Tar<Vec<u8>> {
+    fn finish_into(mut self) -> Result<Vec<u8>> {
+        self.end()?;
+        Ok(self.out)
+    }
+}
+
+fn put(header: &mut [u8; BLOCK], at: usize, width: usize, value: &[u8]) -> io::Result<()> {
+    if value.len() > width {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too long for a ustar header"));
+    }
+    header[at..at + value.len()].copy_from_slice(value);
+    Ok(())
+}
+
+/// Lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_has_the_sum_that_tar_checks() {
+        let mut tar = Tar::new(Vec::new());
+        tar.file("a", 0o644, b"hello").unwrap();
+        let bytes = tar.finish_into().unwrap();
+        assert_eq!(bytes.len() % BLOCK, 0);
+        let stored = u32::from_str_radix(std::str::from_utf8(&bytes[148..154]).unwrap(), 8).unwrap();
+        let sum: u32 = bytes[..BLOCK]
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) })
+            .sum();
+        assert_eq!(stored, sum);
+        assert_eq!(&bytes[BLOCK..BLOCK + 5], b"hello");
+    }
+
+    #[test]
+    fn a_name_that_does_not_fit_is_refused() {
+        assert!(Tar::new(Vec::new()).file(&"x".repeat(101), 0o644, b"").is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! One laboratory: a number, a folder, a network namespace, a containerd. All names follow from the number, and the
+//! number is claimed with a lock that dies with the process: what a killed test left behind is found and removed by
+//! the next lab that gets its number.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+
+use crate::containerd::Containerd;
+use crate::netns::{self, NetNs};
+use crate::node::{self, NodeBuilder};
+use crate::{cgroups, containerd, machine, mounts, processes};
+
+const LOCKS: &str = "/run/bulkhead-lab";
+const EXCLUSIVE: &str = "exclusive";
+/// Below /var/lib rather than /tmp: the node refuses configuration that lies in folders which others may write.
+const FOLDERS: &str = "/var/lib/bulkhead-lab";
+
+/// A laboratory; clones share it, the last one to go tears it down.
+#[derive(Debug, Clone)]
+pub struct Lab {
+    inner: Arc<Inner>,
+}
+
+/// A lock on a file that goes away with it.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    _held: Flock<File>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Removed while the lock is still held: whoever waits for it finds that and takes a new file.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_dir(LOCKS);
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    number: u8,
+    // Order of fields is order of drop: the number is given back last.
+    containerd: Containerd,
+    netns: NetNs,
+    _exclusive: Option<Claim>,
+    _claim: Claim,
+}
+
+impl Lab {
+    /// A lab for a test: waits until no other test has one, because timings on a small machine mean nothing otherwise.
+    ///
+    /// # Errors
+    /// Not root, something cannot be installed, or containerd did not come up.
+    pub fn start() -> Result<Self> {
+        Self::start_with(Some(exclusive()?))
+    }
+
+    /// A lab beside others: a second node of the same test, the demo.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub fn start_beside() -> Result<Self> {
+        Self::start_with(None)
+    }
+
+    fn start_with(exclusive: Option<Claim>) -> Result<Self> {
+        if !machine::is_root() {
+            bail!("a lab needs root: it makes network namespaces, cgroups and mounts");
+        }
+        machine::ensure_installed(&|line| eprintln!("{line}"))?;
+        let (number, claim) = claim()?;
+        tear_down(number);
+        match build(number) {
+            Ok((netns, containerd)) => {
+                Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _exclusive: exclusive, _claim: claim }) })
+            }
+            Err(error) => {
+                tear_down(number);
+                Err(error)
+            }
+        }
+    }
+
+    /// A node named `name` in this lab, to be configured and started.
+    pub fn node(&self, name: &str) -> NodeBuilder {
+        NodeBuilder::new(self.clone(), name)
+    }
+
+    pub fn containerd(&self) -> &Containerd {
+        &self.inner.containerd
+    }
+
+    pub fn netns(&self) -> &NetNs {
+        &self.inner.netns
+    }
+
+    /// Everything of this lab on disk.
+    pub fn folder(&self) -> PathBuf {
+        folder(self.inner.number)
+    }
+
+    /// A cgroup that exists in all hierarchies: the nodes' `cgroupRoot`, or a parent for it.
+    pub fn cgroup(&self) -> String {
+        cgroup(self.inner.number)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        tear_down_processes(self.number);
+        self.containerd.tear_down();
+        tear_down(self.number);
+    }
+}
+
+/// Waits until this is the only test with a lab.
+///
+/// # Errors
+/// The lock file cannot be made.
+pub fn exclusive() -> Result<Claim> {
+    lock(EXCLUSIVE, FlockArg::LockExclusive)?.context("the lock was not given")
+}
+
+fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {
+    let path = Path::new(LOCKS).join(name);
+    loop {
+        std::fs::create_dir_all(LOCKS).with_context(|| format!("creating {LOCKS}"))?;
+        let file = match File::options().create(true).truncate(false).write(true).open(&path) {
+            Ok(file) => file,
+            // The last lab of the machine removes the folder, perhaps just now.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
+        };
+        match Flock::lock(file, how) {
+            // A lock on a file that its last owner has removed meanwhile excludes nobody.
+            Ok(held) if held.metadata().is_ok_and(|file| file.nlink() == 0) => continue,
+            Ok(held) => return Ok(Some(Claim { path, _held: held })),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((_, error)) => return Err(error).with_context(|| format!("locking {}", path.display())),
+        }
+    }
+}
+
+fn claim() -> Result<(u8, Claim)> {
+    // 198.18.n.0/30 and 198.19.n.0/24: one octet.
+    for number in 1..=250 {
+        if let Some(held) = lock(&number.to_string(), FlockArg::LockExclusiveNonblock)? {
+            return Ok((number, held));
+        }
+    }
+    bail!("250 labs are running already")
+}
+
+fn folder(number: u8) -> PathBuf {
+    Path::new(FOLDERS).join(number.to_string())
+}
+
+fn cgroup(number: u8) -> String {
+    format!("/bulkhead-lab-{number}")
+}
+
+fn build(number: u8) -> Result<(NetNs, Containerd)> {
+    let folder = folder(number);
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    cgroups::create(&cgroup(number))?;
+    let netns = NetNs::create(number)?;
+    let containerd = Containerd::start(folder.join("containerd"), &netns)?;
+    Ok((netns, containerd))
+}
+
+/// Ends the nodes first: a launcher that still lives would start again what is killed.
+fn tear_down_processes(number: u8) {
+    for root_dir in node::root_dirs(&folder(number)) {
+        node::kill_all_of(&root_dir);
+    }
+}
+
+/// Removes all that a lab of this number has made, whoever made it. Best effort: the leak check is what judges.
+fn tear_down(number: u8) {
+    let folder = folder(number);
+    tear_down_processes(number);
+    // The daemon first, or it goes on with what it has begun; the shims last, they know what there was.
+    for pid in processes::with_argument_below(&folder.join("containerd/config.toml")) {
+        processes::signal(pid, Signal::SIGKILL);
+    }
+    containerd::remove_traces_of(&folder.join("containerd"));
+    let _ = cgroups::kill_and_remove(&cgroup(number));
+    for pid in processes::with_argument_below(&folder) {
+        processes::signal(pid, Signal::SIGKILL);
+    }
+    for root_dir in node::root_dirs(&folder) {
+        node::remove_traces_of(&root_dir);
+    }
+    mounts::detach_below(&folder);
+    netns::remove(number);
+    if folder.exists()
+        && let Err(error) = std::fs::remove_dir_all(&folder)
+    {
+        eprintln!("could not remove {}: {error}", folder.display());
+    }
+    // Succeeds for the last lab of the machine.
+    let _ = std::fs::remove_dir(FOLDERS);
+}

@@ -1,0 +1,42 @@
+//! The laboratory: a real containerd in a network namespace of its own, busybox images made here, a node under test,
+//! and a check that nothing was left behind. Used by `tests/`, by `cargo xtask demo` and by the benchmark.
+//!
+//! A test reads like this:
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use bulkhead_testkit::{Lab, Pod};
+//! let lab = Lab::start()?;
+//! let node = lab.node("alpha").start()?;
+//! node.write(&Pod::busybox("web", "echo hello; sleep 1000"))?;
+//! node.wait_for_log("web", "main", "hello")?;
+//! # Ok(()) }
+//! ```
+//!
+//! Everything is blocking on purpose: a test is a story with one actor. Several labs may live at once; each claims a
+//! number, and all names (namespace, addresses, cgroup, folder) follow from it.
+
+#[cfg(feature = "grpc")]
+pub mod agent;
+pub mod build;
+pub mod cgroups;
+pub mod containerd;
+#[cfg(feature = "grpc")]
+pub mod cri;
+#[cfg(feature = "grpc")]
+pub mod floor;
+pub mod image;
+mod lab;
+pub mod leaks;
+pub mod machine;
+pub mod mounts;
+pub mod netns;
+pub mod node;
+mod pod;
+pub mod processes;
+pub mod wait;
+
+pub use lab::{Claim, Lab, exclusive};
+pub use node::{Node, NodeBuilder};
+pub use pod::{IDLE, Pod};
+pub use wait::{LONG, SHORT, eventually};

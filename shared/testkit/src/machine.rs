@@ -1,0 +1,146 @@
+//! What a machine needs before a node can run on it, and how to get it from Debian.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Debian package and a file that proves it is there; any one of the files will do.
+const NEEDED: &[(&str, &[&str])] = &[
+    ("containerd", &["/usr/bin/containerd", "/usr/local/bin/containerd"]),
+    ("runc", &["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc"]),
+    ("containernetworking-plugins", &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"]),
+    ("busybox-static", &["/bin/busybox", "/usr/bin/busybox"]),
+    ("iproute2", &["/usr/sbin/ip", "/sbin/ip", "/bin/ip", "/usr/bin/ip"]),
+    ("iptables", &["/usr/sbin/iptables", "/sbin/iptables"]),
+    ("mount", &["/usr/bin/mount", "/bin/mount"]),
+    ("util-linux", &["/usr/bin/nsenter"]),
+];
+
+/// Whether this process may build namespaces and mounts at all.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Packages that are not installed yet.
+pub fn missing_packages() -> Vec<&'static str> {
+    NEEDED
+        .iter()
+        .filter(|(package, proofs)| match *package {
+            "busybox-static" => static_busybox().is_none(),
+            _ => !proofs.iter().any(|proof| Path::new(proof).exists()),
+        })
+        .map(|(package, _)| *package)
+        .collect()
+}
+
+/// A busybox that needs no library: the shared one (package `busybox`) would not start in an empty image.
+pub fn static_busybox() -> Option<PathBuf> {
+    ["/bin/busybox", "/usr/bin/busybox"].into_iter().map(PathBuf::from).find(|path| is_static(path).unwrap_or(false))
+}
+
+/// An ELF file without a program interpreter.
+fn is_static(path: &Path) -> std::io::Result<bool> {
+    const PT_INTERP: u32 = 3;
+    let bytes = std::fs::read(path)?;
+    let field = |at: usize, width: usize| -> Option<u64> {
+        let raw = bytes.get(at..at + width)?;
+        Some(raw.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    };
+    if !bytes.starts_with(b"\x7fELF") || bytes.get(4) != Some(&2) {
+        return Ok(false);
+    }
+    let (Some(table), Some(entry), Some(count)) = (field(32, 8), field(54, 2), field(56, 2)) else { return Ok(false) };
+    Ok((0..count).all(|index| field((table + index * entry) as usize, 4) != Some(u64::from(PT_INTERP))))
+}
+
+/// Folder of the CNI plugins: Debian's, or the one that upstream's archives unpack to.
+pub fn cni_bin_dir() -> &'static str {
+    if Path::new("/usr/lib/cni/bridge").exists() { "/usr/lib/cni" } else { "/opt/cni/bin" }
+}
+
+/// Installs what is missing with apt; `say` gets a line for each step.
+///
+/// # Errors
+/// Not root, no apt here, or apt failed: the message names the packages.
+pub fn ensure_installed(say: &dyn Fn(&str)) -> Result<()> {
+    let missing = missing_packages();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let wanted = missing.join(" ");
+    if !is_root() {
+        bail!("this machine lacks {wanted}; as root: apt-get install -y {wanted}");
+    }
+    if !Path::new("/usr/bin/apt-get").exists() {
+        bail!("this machine lacks {wanted} and is no Debian: please install them with its own package manager");
+    }
+    say(&format!("installing {wanted}"));
+    // The package lists of a fresh image are empty or old; an update costs seconds and only happens when something is missing.
+    apt(&["update", "-qq"])?;
+    let mut install = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    install.extend(&missing);
+    apt(&install)?;
+    let still = missing_packages();
+    if !still.is_empty() {
+        bail!("apt-get reported success, yet these are still missing: {}", still.join(" "));
+    }
+    Ok(())
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        // A service that the package starts by itself (containerd's) is not ours to start: the lab runs its own.
+        .env("RUNLEVEL", "1")
+        .stdin(Stdio::null())
+        .output()
+        .context("starting apt-get")?;
+    if !output.status.success() {
+        bail!(
+            "apt-get {} failed:\n{}{}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+/// Runs a short command and returns its standard output.
+///
+/// # Errors
+/// The command with its standard error when it does not end with 0.
+pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("starting {program}"))?;
+    if !output.status.success() {
+        bail!(
+            "{program} {}: {}: {}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether overlayfs can lie on this folder's file system (not on another overlay).
+pub fn overlay_possible(folder: &Path) -> bool {
+    nix::sys::statfs::statfs(folder).is_ok_and(|fs| fs.filesystem_type() != nix::sys::statfs::OVERLAYFS_SUPER_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dynamic_program_is_not_static() {
+        assert!(!is_static(Path::new("/bin/sh")).unwrap_or(false));
+        assert!(is_static(Path::new("/nonexistent")).is_err());
+    }
+}

@@ -1,0 +1,585 @@
+//! A node under test: the `kubelet` command with nothing but upstream's flags, its folders, its processes, its pods.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::containerd::{STOP_LIMIT, in_namespace, tail};
+use crate::wait::{LONG, SHORT, eventually, insist};
+use crate::{Lab, Pod, build, image, mounts, processes, wait};
+
+/// The launcher's healthz port, upstream's default: each node has a network namespace of its own.
+pub const HEALTHZ_PORT: u16 = 10248;
+/// The four daemons, in the order in which they depend on each other.
+pub const DAEMONS: [&str; 4] = ["kubelet-volnetd", "kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"];
+
+/// A node that is being configured.
+#[derive(Debug)]
+pub struct NodeBuilder {
+    lab: Lab,
+    name: String,
+    config: Value,
+    arguments: Vec<String>,
+    /// Everything of the node on disk; its root directory is below.
+    folder: PathBuf,
+}
+
+impl NodeBuilder {
+    pub(crate) fn new(lab: Lab, name: &str) -> Self {
+        let folder = lab.folder().join(NODES).join(name);
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": lab.cgroup(),
+            "containerRuntimeEndpoint": lab.containerd().endpoint(),
+            // Standalone: without an API server nobody could be asked who may do what.
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            // A developer's full disk is no reason for this node to evict.
+            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        });
+        let builder = Self { folder, lab, name: name.to_owned(), config, arguments: Vec::new() };
+        builder.with_paths()
+    }
+
+    /// Puts everything of the node into a new folder of its own instead of the lab's.
+    pub fn in_folder(mut self, folder: &Path) -> Self {
+        folder.clone_into(&mut self.folder);
+        self.with_paths()
+    }
+
+    fn with_paths(mut self) -> Self {
+        self.config["staticPodPath"] = json!(self.folder.join("manifests"));
+        self.config["podLogsDir"] = json!(self.folder.join("logs"));
+        self
+    }
+
+    /// Sets a field of the KubeletConfiguration; `Value::Null` removes it.
+    pub fn config(mut self, field: &str, value: Value) -> Self {
+        self.config[field] = value;
+        if let Some(object) = self.config.as_object_mut() {
+            object.retain(|_, value| !value.is_null());
+        }
+        self
+    }
+
+    /// One more argument of the command line.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Starts the node and waits until it is healthy.
+    ///
+    /// # Errors
+    /// It ended, or was not healthy in time: its log's end is in the message.
+    pub fn start(self) -> Result<Node> {
+        let mut node = self.prepare()?;
+        node.launch()?;
+        node.wait_healthy()?;
+        Ok(node)
+    }
+
+    /// Runs a node that is expected to refuse: its exit status and everything it wrote.
+    ///
+    /// # Errors
+    /// It was still running after the limit.
+    pub fn run_to_end(self) -> Result<(ExitStatus, String)> {
+        let mut node = self.prepare()?;
+        node.launch()?;
+        let status = eventually("the kubelet refuses to start", SHORT, || {
+            let status = node.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            status.context("it is running")
+        })?;
+        node.child = None;
+        node.finished = true;
+        let output = std::fs::read_to_string(node.log()).unwrap_or_default();
+        Ok((status, output))
+    }
+
+    fn prepare(self) -> Result<Node> {
+        let root_dir = self.folder.join("root");
+        let node = Node {
+            run_dir: run_dir(&root_dir),
+            name: self.name,
+            root_dir,
+            folder: self.folder,
+            arguments: self.arguments,
+            healthz_port: port_of(&self.config),
+            cgroup_root: self.config["cgroupRoot"].as_str().unwrap_or_default().to_owned(),
+            lab: self.lab,
+            child: None,
+            user_block: None,
+            finished: false,
+        };
+        let register = node.lab.folder().join(NODES).join(&node.name);
+        for folder in [node.manifests(), node.root_dir.clone(), node.pod_logs(), register.clone()] {
+            std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        }
+        // For whoever takes the lab down, which may be another process than this one.
+        std::fs::write(register.join(FOLDER_FILE), node.folder.as_os_str().as_encoded_bytes())?;
+        std::fs::write(node.config_file(), format!("{:#}", self.config)).context("writing the node's configuration")?;
+        Ok(node)
+    }
+}
+
+/// Two nodes of one lab share a network namespace: then one of them has a port of its own.
+fn port_of(config: &Value) -> u16 {
+    config["healthzPort"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HEALTHZ_PORT)
+}
+
+/// A node: started, stopped and started again, and watched from outside.
+#[derive(Debug)]
+pub struct Node {
+    lab: Lab,
+    name: String,
+    folder: PathBuf,
+    root_dir: PathBuf,
+    run_dir: PathBuf,
+    cgroup_root: String,
+    healthz_port: u16,
+    arguments: Vec<String>,
+    child: Option<Child>,
+    /// First id of the block of users, as the socket folder's group shows it.
+    user_block: Option<u32>,
+    finished: bool,
+}
+
+impl Node {
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `staticPodPath`.
+    pub fn manifests(&self) -> PathBuf {
+        self.folder.join("manifests")
+    }
+
+    pub fn root_dir(&self) -> &Path {
+        &self.root_dir
+    }
+
+    /// The daemons' sockets.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// `podLogsDir`.
+    pub fn pod_logs(&self) -> PathBuf {
+        self.folder.join("logs")
+    }
+
+    /// What the five processes wrote to standard error.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("kubelet.log")
+    }
+
+    /// The file behind `--config`.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.join("kubelet.yaml")
+    }
+
+    pub fn cgroup_root(&self) -> &str {
+        &self.cgroup_root
+    }
+
+    /// The file that claims this node's block of users while it runs.
+    pub fn user_claim(&self) -> Option<PathBuf> {
+        self.user_block.map(|base| PathBuf::from(format!("/run/kubelet.claims/uid-{base}")))
+    }
+
+    /// The command line as a person would type it, without the way into the network namespace.
+    pub fn command_line(&self) -> Result<Vec<String>> {
+        let mut all = vec![
+            build::bin_dir()?.join("kubelet").display().to_string(),
+            format!("--config={}", self.config_file().display()),
+            format!("--root-dir={}", self.root_dir.display()),
+            format!("--hostname-override={}", self.name),
+        ];
+        all.extend(self.arguments.iter().cloned());
+        Ok(all)
+    }
+
+    // === Starting and stopping ===
+
+    /// Starts `kubelet` and does not wait.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub fn launch(&mut self) -> Result<()> {
+        let line = self.command_line()?;
+        let log = File::options().create(true).append(true).open(self.log()).context("opening the node's log")?;
+        let mut command = in_namespace(&self.lab.netns().path(), Path::new(&line[0]));
+        command.args(&line[1..]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(command.spawn().context("starting the kubelet")?);
+        Ok(())
+    }
+
+    /// Waits until healthz answers 200 and all five processes run.
+    ///
+    /// # Errors
+    /// The launcher ended, or the time is up: the end of the log is in the message.
+    pub fn wait_healthy(&mut self) -> Result<()> {
+        let mut seen = None;
+        let healthy = eventually(&format!("node {} is healthy", self.name), LONG, || {
+            // A launcher that has ended will not become healthy: no need to wait for the limit.
+            seen = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            if seen.is_some() {
+                return Ok(());
+            }
+            // Each asking in vain is a line in the log: not too often.
+            self.is_healthy().inspect_err(|_| std::thread::sleep(std::time::Duration::from_millis(50)))
+        });
+        let problem = match (healthy, seen) {
+            (Ok(()), None) => {
+                self.user_block = std::fs::metadata(&self.run_dir).map(|folder| folder.gid()).ok();
+                return Ok(());
+            }
+            (_, Some(status)) => format!("the kubelet of node {} ended: {status}", self.name),
+            (Err(error), None) => format!("{error:#}"),
+        };
+        if wait::interrupted() {
+            bail!("{problem}");
+        }
+        bail!("{problem}\nthe node's log ends:\n{}", tail(&self.log(), 40))
+    }
+
+    /// One look at healthz and the process list.
+    ///
+    /// # Errors
+    /// What is not as it should be.
+    pub fn is_healthy(&self) -> Result<()> {
+        let (status, body) = self.http_get(IpAddr::V4(Ipv4Addr::LOCALHOST), self.healthz_port, "/healthz")?;
+        if status != 200 {
+            bail!("healthz says {status}: {body}");
+        }
+        let pids = self.pids();
+        for daemon in DAEMONS {
+            if !pids.contains_key(daemon) {
+                bail!("{daemon} does not run");
+            }
+        }
+        Ok(())
+    }
+
+    /// SIGTERM to the launcher; all five must end by themselves. Containers stay.
+    ///
+    /// # Errors
+    /// Something still runs after the limit.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        let Some(mut child) = self.child.take() else { bail!("node {} does not run", self.name) };
+        processes::signal(child.id() as i32, Signal::SIGTERM);
+        let ended = eventually("the kubelet ends on SIGTERM", STOP_LIMIT, || {
+            child.try_wait()?.context("the launcher still runs")
+        });
+        if ended.is_err() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let status = ended?;
+        self.wait_no_processes()?;
+        Ok(status)
+    }
+
+    /// SIGKILL to the launcher alone. What that means for the daemons is for the caller to check.
+    pub fn kill_launcher(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGKILL to the launcher and all daemons at once.
+    pub fn kill_everything(&mut self) {
+        for pid in self.pids().into_values() {
+            processes::signal(pid, Signal::SIGKILL);
+        }
+        self.kill_launcher();
+        kill_all_of(&self.root_dir);
+    }
+
+    /// SIGKILL to one daemon, by name.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn kill_daemon(&self, name: &str) -> Result<()> {
+        let pids = self.pids();
+        let pid = pids.get(name).with_context(|| format!("{name} does not run; there are {pids:?}"))?;
+        processes::signal(*pid, Signal::SIGKILL);
+        Ok(())
+    }
+
+    /// Waits until no process of the node is left.
+    ///
+    /// # Errors
+    /// Those that still run.
+    pub fn wait_no_processes(&self) -> Result<()> {
+        eventually("all processes of the node end", STOP_LIMIT, || {
+            let left = self.all_pids();
+            if left.is_empty() { Ok(()) } else { bail!("still running: {left:?}") }
+        })
+    }
+
+    /// Name and pid of the launcher (`kubelet`) and the daemons that run now.
+    pub fn pids(&self) -> BTreeMap<String, i32> {
+        self.all_pids().into_iter().collect()
+    }
+
+    /// As [`Node::pids`], but a daemon that wrongly runs twice is there twice.
+    pub fn all_pids(&self) -> Vec<(String, i32)> {
+        let mut found: Vec<(String, i32)> = daemons_of(&self.root_dir);
+        if let Some(child) = &self.child {
+            let pid = child.id() as i32;
+            if processes::is_alive(pid) && !found.iter().any(|(_, other)| *other == pid) {
+                found.push(("kubelet".to_owned(), pid));
+            }
+        }
+        found.sort();
+        found
+    }
+
+    // === Pods ===
+
+    /// Puts a manifest into the folder in one step, as a careful operator does.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn write(&self, pod: &Pod) -> Result<()> {
+        self.write_raw(&format!("{}.yaml", pod.name()), pod.to_json().as_bytes())
+    }
+
+    /// The same with any content.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn write_raw(&self, file: &str, content: &[u8]) -> Result<()> {
+        let draft = self.folder.join(format!("{file}.draft"));
+        std::fs::write(&draft, content).with_context(|| format!("writing {}", draft.display()))?;
+        std::fs::rename(&draft, self.manifests().join(file)).with_context(|| format!("moving {file} into place"))
+    }
+
+    /// Takes a pod's manifest away.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove(&self, pod: &str) -> Result<()> {
+        let path = self.manifests().join(format!("{pod}.yaml"));
+        std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))
+    }
+
+    /// Takes all manifests away.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn remove_all(&self) -> Result<()> {
+        for entry in std::fs::read_dir(self.manifests())? {
+            let path = entry?.path();
+            if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
+        }
+        Ok(())
+    }
+
+    /// A static pod's name on this node.
+    pub fn pod_name(&self, pod: &str) -> String {
+        format!("{pod}-{}", self.name)
+    }
+
+    /// Log folders of a pod in namespace `default`, one for each uid that it has had.
+    pub fn log_folders(&self, pod: &str) -> Vec<PathBuf> {
+        let prefix = format!("default_{}_", self.pod_name(pod));
+        let Ok(entries) = std::fs::read_dir(self.pod_logs()) else { return Vec::new() };
+        entries
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+            .map(|entry| entry.path())
+            .collect()
+    }
+
+    /// All log files of a container: path and content, oldest restart first.
+    pub fn logs(&self, pod: &str, container: &str) -> Vec<(PathBuf, String)> {
+        let mut found: Vec<(u64, PathBuf, String)> = Vec::new();
+        for folder in self.log_folders(pod) {
+            let Ok(entries) = std::fs::read_dir(folder.join(container)) else { continue };
+            for entry in entries.flatten() {
+                let index = entry.file_name().to_string_lossy().split('.').next().and_then(|n| n.parse().ok());
+                let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+                found.push((index.unwrap_or(0), entry.path(), text));
+            }
+        }
+        found.sort();
+        found.into_iter().map(|(_, path, text)| (path, text)).collect()
+    }
+
+    /// Waits until a container's log holds `text`; gives the file's path.
+    ///
+    /// # Errors
+    /// The log files as they are.
+    pub fn wait_for_log(&self, pod: &str, container: &str, text: &str) -> Result<PathBuf> {
+        eventually(&format!("the log of {pod}/{container} says {text:?}"), LONG, || {
+            let logs = self.logs(pod, container);
+            match logs.iter().find(|(_, content)| content.contains(text)) {
+                Some((path, _)) => Ok(path.clone()),
+                None => bail!("{logs:?}"),
+            }
+        })
+    }
+
+    /// A GET inside the node's network namespace.
+    ///
+    /// # Errors
+    /// No answer.
+    pub fn http_get(&self, address: IpAddr, port: u16, path: &str) -> Result<(u16, String)> {
+        self.lab.netns().http_get(address, port, path)
+    }
+
+    /// What `kubelet-ctl` prints for this node.
+    ///
+    /// # Errors
+    /// It ended with another code than 0.
+    pub fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.ctl_command(arguments)?.output().context("starting kubelet-ctl")?;
+        if !output.status.success() {
+            bail!("kubelet-ctl {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// `kubelet-ctl`, told which node it is about.
+    ///
+    /// # Errors
+    /// The programs are not built.
+    pub fn ctl_command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(build::bin_dir()?.join("kubelet-ctl"));
+        command.args(arguments).arg("--root-dir").arg(&self.root_dir).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// The name under which the local image is known.
+    pub fn image(&self) -> &'static str {
+        image::BUSYBOX
+    }
+
+    /// The end of the story: no manifest, no pod, no process, nothing left behind.
+    ///
+    /// # Errors
+    /// What is left, one line for each thing.
+    pub fn finish(mut self) -> Result<()> {
+        if self.child.is_none() {
+            self.launch()?;
+        }
+        self.wait_healthy()?;
+        self.remove_all()?;
+        crate::leaks::wait_no_pods(&self, LONG)?;
+        self.stop()?;
+        crate::leaks::check(&self)?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// The story ends well although the node still runs (its owner takes it down roughly).
+    pub fn abandon(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !self.finished && !wait::interrupted() {
+            eprintln!("=== node {}: the kubelet's log ends ===\n{}", self.name, tail(&self.log(), 120));
+            eprintln!("=== containerd's complaints ===\n{}", self.lab.containerd().complaints(20));
+        }
+        self.kill_everything();
+    }
+}
+
+// === Traces of a node, known by its root directory alone ===
+
+/// `/run/kubelet` for upstream's default root directory, else a folder named after its hash.
+pub fn run_dir(root_dir: &Path) -> PathBuf {
+    if root_dir == Path::new("/var/lib/kubelet") {
+        return PathBuf::from("/run/kubelet");
+    }
+    let digest = Sha256::digest(root_dir.as_os_str().as_encoded_bytes());
+    PathBuf::from(format!("/run/kubelet-{}", &image::hex(&digest)[..8]))
+}
+
+/// Folder of a lab with an entry for each node that was ever started in it.
+const NODES: &str = "nodes";
+/// In such an entry: where the node's own folder is.
+const FOLDER_FILE: &str = "folder";
+
+/// Root directories of all nodes that were ever started in a lab.
+pub(crate) fn root_dirs(lab_folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(lab_folder.join(NODES)) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join(FOLDER_FILE)).ok())
+        .map(|folder| Path::new(&folder).join("root"))
+        .collect()
+}
+
+/// Launcher and daemons of a root directory: program name and pid.
+fn daemons_of(root_dir: &Path) -> Vec<(String, i32)> {
+    let (root, run) = (root_dir.to_string_lossy().into_owned(), run_dir(root_dir).to_string_lossy().into_owned());
+    processes::all()
+        .into_iter()
+        .filter_map(|(pid, arguments)| {
+            let program = Path::new(arguments.first()?).file_name()?.to_string_lossy().into_owned();
+            if program != "kubelet" && !DAEMONS.contains(&program.as_str()) {
+                return None;
+            }
+            let about_us = arguments[1..].iter().any(|argument| {
+                let value = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
+                value == root || value == run
+            });
+            (about_us && processes::is_alive(pid)).then_some((program, pid))
+        })
+        .collect()
+}
+
+/// SIGKILL to every process of the node, launcher first, until none is left.
+pub(crate) fn kill_all_of(root_dir: &Path) {
+    let _ = insist("the node's processes die", SHORT, || {
+        let mut left = daemons_of(root_dir);
+        if left.is_empty() {
+            return Ok(());
+        }
+        left.sort();
+        for (_, pid) in &left {
+            processes::signal(*pid, Signal::SIGKILL);
+        }
+        bail!("{left:?}")
+    });
+}
+
+/// Removes a node's folder and what the node keeps outside of it.
+pub(crate) fn remove_traces_of(root_dir: &Path) {
+    let run = run_dir(root_dir);
+    mounts::detach_below(&run);
+    let _ = std::fs::remove_dir_all(run);
+    let Some(folder) = root_dir.parent() else { return };
+    mounts::detach_below(folder);
+    let _ = std::fs::remove_dir_all(folder);
+    // Links that the node made for its containers' logs point into its own folder.
+    let Ok(entries) = std::fs::read_dir("/var/log/containers") else { return };
+    for entry in entries.flatten() {
+        if std::fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(folder)) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Ids. Parsing is the only way to make one.
+//!
+//! Each becomes a path component, a label value or both, so what parses is safe as a file name: no slash, no NUL, not
+//! `.` or `..`, no leading dot where the API forbids it, bounded length.
+
+use std::fmt;
+
+/// Why a text is not an id of the wanted kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} {value:?} is not valid: {allowed}")]
+pub struct IdError {
+    pub kind: &'static str,
+    /// Cut to 128 characters.
+    pub value: String,
+    pub allowed: &'static str,
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $allowed:literal, $check:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// Checks the text. Errors say what is allowed.
+            pub fn parse(text: &str) -> Result<Self, IdError> {
+                let check: fn(&str) -> bool = $check;
+                if check(text) {
+                    Ok($name(text.into()))
+                } else {
+                    Err(IdError { kind: $kind, value: text.chars().take(128).collect(), allowed: $allowed })
+                }
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = IdError;
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                Self::parse(text)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(text: String) -> Result<Self, IdError> {
+                Self::parse(&text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0.into()
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+id!(
+    /// `metadata.uid`. Usually a UUID or 32 hex digits; a manifest may give another one.
+    PodUid,
+    "pod uid",
+    "1 to 128 letters, digits, '-', '_' or '.', starting with a letter or digit",
+    |t| bounded(t, 128) && starts_alphanumeric(t) && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+);
+id!(
+    /// `metadata.name` of a pod: a DNS subdomain.
+    PodName,
+    "pod name",
+    "a DNS subdomain: lower-case letters, digits, '-' and '.', at most 253, each label starting and ending with a letter or digit",
+    is_dns1123_subdomain
+);
+id!(
+    /// A namespace: a DNS label.
+    Namespace,
+    "namespace",
+    "a DNS label: lower-case letters, digits and '-', at most 63, starting and ending with a letter or digit",
+    is_dns1123_label
+);
+id!(
+    /// A container's name: a DNS label.
+    ContainerName,
+    "container name",
+    "a DNS label: lower-case letters, digits and '-', at most 63, starting and ending with a letter or digit",
+    is_dns1123_label
+);
+id!(
+    /// A volume's name inside its pod: a DNS label. (A persistent volume's name, also used as folder, is a subdomain.)
+    VolumeName,
+    "volume name",
+    "a DNS subdomain: lower-case letters, digits, '-' and '.', at most 253, each label starting and ending with a letter or digit",
+    is_dns1123_subdomain
+);
+id!(
+    /// The Node object's name.
+    NodeName,
+    "node name",
+    "a DNS subdomain: lower-case letters, digits, '-' and '.', at most 253, each label starting and ending with a letter or digit",
+    is_dns1123_subdomain
+);
+id!(
+    /// A container's id as the runtime gave it, without `containerd://`.
+    ContainerId,
+    "container id",
+    "1 to 128 letters, digits, '-', '_' or '.', starting with a letter or digit",
+    |t| bounded(t, 128) && starts_alphanumeric(t) && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+);
+id!(
+    /// A pod sandbox's id as the runtime gave it.
+    SandboxId,
+    "sandbox id",
+    "1 to 128 letters, digits, '-', '_' or '.', starting with a letter or digit",
+    |t| bounded(t, 128) && starts_alphanumeric(t) && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+);
+
+fn bounded(text: &str, max: usize) -> bool {
+    !text.is_empty() && text.len() <= max
+}
+
+fn starts_alphanumeric(text: &str) -> bool {
+    text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+}
+
+/// RFC 1123 label as Kubernetes checks it (`apimachinery/pkg/util/validation` IsDNS1123Label).
+pub fn is_dns1123_label(text: &str) -> bool {
+    let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    bounded(text, 63)
+        && text.bytes().all(|b| lower(b) || b == b'-')
+        && text.bytes().next().is_some_and(lower)
+        && text.bytes().last().is_some_and(lower)
+}
+
+/// RFC 1123 subdomain as Kubernetes checks it (IsDNS1123Subdomain): at most 253 bytes, labels of any length.
+pub fn is_dns1123_subdomain(text: &str) -> bool {
+    let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    bounded(text, 253)
+        && text.split('.').all(|label| {
+            label.bytes().all(|b| lower(b) || b == b'-')
+                && label.bytes().next().is_some_and(lower)
+                && label.bytes().last().is_some_and(lower)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn paths_are_never_ids() {
+        for bad in ["", ".", "..", "../x", "a/b", "/", "a\0b", ".hidden", "-x", "a b", &"x".repeat(254)] {
+            assert!(PodUid::parse(bad).is_err(), "{bad:?} as pod uid");
+            assert!(ContainerName::parse(bad).is_err(), "{bad:?} as container name");
+            assert!(VolumeName::parse(bad).is_err(), "{bad:?} as volume name");
+        }
+        assert!(PodUid::parse("9b6d61c0820b1343bf3743b2806ef0dd").is_ok());
+        assert!(PodName::parse("web-node-a.example").is_ok());
+        assert!(ContainerName::parse("a.b").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_parses_is_one_path_component(text in ".{0,200}") {
+            for ok in [PodUid::parse(&text).is_ok(), PodName::parse(&text).is_ok(), ContainerName::parse(&text).is_ok(),
+                       VolumeName::parse(&text).is_ok(), ContainerId::parse(&text).is_ok()] {
+                if ok {
+                    prop_assert!(!text.contains('/') && !text.contains('\0') && text != "." && text != "..");
+                    prop_assert!(text.len() <= 253);
+                }
+            }
+        }
+    }
+}

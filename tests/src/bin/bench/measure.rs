@@ -1,0 +1,278 @@
+//! The measurements. A node's start counts from the manifest's arrival in the folder until the node itself says that
+//! the pod runs; a floor's from the first CRI call to the last one's answer. So the node is also charged for learning.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_ipc::syncd::pod_update::Update;
+use bulkhead_ipc::syncd::{PodState, WorkerState};
+use bulkhead_testkit::agent::PodWatch;
+use bulkhead_testkit::floor::{Floor, FloorPod};
+use bulkhead_testkit::wait::eventually;
+use bulkhead_testkit::{LONG, Lab, Node, Pod, processes};
+use nix::sys::signal::Signal;
+
+/// How much of everything.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Whether the budgets apply: too few of everything says nothing.
+    pub judged: bool,
+    pub pairs: usize,
+    pub pods: usize,
+    pub exits: usize,
+    pub idle: Duration,
+    /// Numbers of starts in flight that the floor is tried with; the best counts.
+    pub in_flight: Vec<usize>,
+}
+
+/// A figure of the floor and the node's.
+#[derive(Debug, Clone, Default)]
+pub struct Pair {
+    pub floor: Vec<Duration>,
+    pub node: Vec<Duration>,
+}
+
+/// What the five processes use together.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Usage {
+    pub cpu_ns: u64,
+    pub context_switches: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    pub start_one: Pair,
+    pub delete_one: Pair,
+    /// Each pod's time from the common beginning.
+    pub start_many: Pair,
+    pub floor_in_flight: usize,
+    /// The last pod's end.
+    pub delete_many: Pair,
+    pub exit_to_known: Pair,
+    pub start_many_cpu_ns: u64,
+    pub idle: Usage,
+    pub idle_seconds: f64,
+    pub pss_empty_kib: BTreeMap<String, u64>,
+    pub pss_full_kib: BTreeMap<String, u64>,
+    pub events_missed: u64,
+}
+
+/// Time for a stack to come to rest before idling is measured: the slow audit of a fresh start is no idling.
+const SETTLE: Duration = Duration::from_secs(8);
+/// Sixty pods on two slow cores.
+const MANY: Duration = Duration::from_secs(300);
+
+/// Runs everything.
+///
+/// # Errors
+/// A pod did not start or end, or a process ended meanwhile.
+pub fn run(plan: &Plan) -> Result<Figures> {
+    let mut figures = Figures::default();
+    progress("a runtime for the floor, another one with the node");
+    let node_lab = Lab::start()?;
+    let floor = Floor::new(Lab::start_beside()?)?;
+    let node = node_lab.node("bench").start()?;
+    std::thread::sleep(SETTLE);
+    figures.pss_empty_kib = pss(&node)?;
+
+    pairs(plan, &floor, &node, &mut figures)?;
+    floor_exits(plan, &floor, &mut figures)?;
+    floor_many(plan, &floor, &mut figures)?;
+    node_many(plan, &node, &mut figures)?;
+    figures.events_missed = node.agent()?.node()?.events_missed;
+    node.finish().context("the node's end")?;
+    Ok(figures)
+}
+
+fn progress(text: &str) {
+    eprintln!("bench: {text}");
+}
+
+fn pairs(plan: &Plan, floor: &Floor, node: &Node, figures: &mut Figures) -> Result<()> {
+    let agent = node.agent()?;
+    let mut watch = agent.watch()?;
+    // The first start of a runtime reads its files from disk: it counts for neither.
+    for index in 0..=plan.pairs {
+        progress(&format!("pair {index} of {}", plan.pairs));
+        let (pod, floor_start) = floor.start(&format!("pair-{index}"))?;
+        let floor_delete = floor.delete(&pod)?;
+        let (node_start, node_delete) = one(node, &mut watch, &format!("pair-{index}"))?;
+        if index > 0 {
+            figures.start_one.floor.push(floor_start);
+            figures.delete_one.floor.push(floor_delete);
+            figures.start_one.node.push(node_start);
+            figures.delete_one.node.push(node_delete);
+        }
+    }
+    Ok(())
+}
+
+fn one(node: &Node, watch: &mut PodWatch<'_>, name: &str) -> Result<(Duration, Duration)> {
+    let full_name = node.pod_name(name);
+    let mut uid = String::new();
+    let begin = Instant::now();
+    node.write(&Pod::idle(name))?;
+    let up = watch.until("the pod runs", LONG, |update| match update {
+        Update::Upsert(pod) if pod.name == full_name && runs(pod) => {
+            uid = pod.uid.clone();
+            true
+        }
+        _ => false,
+    })?;
+    let start = up - begin;
+
+    let begin = Instant::now();
+    node.remove(name)?;
+    let down =
+        watch.until("the pod's containers have ended", LONG, |update| ended(update).is_some_and(|it| it == uid))?;
+    let delete = down - begin;
+    // What follows (removal of containers, directories, cgroups) must not run into the next pair's floor.
+    let cri = node.cri()?;
+    eventually("the pod is removed", LONG, || {
+        ensure!(cri.sandboxes()?.is_empty(), "the sandbox is still there");
+        Ok(())
+    })?;
+    Ok((start, delete))
+}
+
+fn runs(pod: &PodState) -> bool {
+    pod.phase == "Running" && !pod.containers.is_empty() && pod.containers.iter().all(|one| one.state == "running")
+}
+
+/// The uid of a pod all of whose containers have stopped, its sandbox included.
+fn ended(update: &Update) -> Option<&str> {
+    match update {
+        Update::RemovedUid(uid) => Some(uid),
+        Update::Upsert(pod) => {
+            let states = [WorkerState::Terminated as i32, WorkerState::Finished as i32];
+            states.contains(&pod.worker).then_some(pod.uid.as_str())
+        }
+        Update::SnapshotDone(_) => None,
+    }
+}
+
+fn floor_exits(plan: &Plan, floor: &Floor, figures: &mut Figures) -> Result<()> {
+    progress("floor: exits");
+    for index in 0..plan.exits {
+        let (pod, _) = floor.start(&format!("exit-{index}"))?;
+        figures.exit_to_known.floor.push(floor.exit_to_known(&pod)?);
+        floor.delete(&pod)?;
+    }
+    Ok(())
+}
+
+fn floor_many(plan: &Plan, floor: &Floor, figures: &mut Figures) -> Result<()> {
+    let mut best: Option<(Duration, Vec<Duration>, Duration, usize)> = None;
+    for &in_flight in &plan.in_flight {
+        progress(&format!("floor: {} pods at once, {in_flight} in flight", plan.pods));
+        let started = floor.start_many(&format!("many-{in_flight}-"), plan.pods, in_flight)?;
+        let times: Vec<Duration> = started.iter().map(|(_, time)| *time).collect();
+        let last = times.iter().copied().max().unwrap_or_default();
+        let pods: Vec<FloorPod> = started.into_iter().map(|(pod, _)| pod).collect();
+        let deleted = floor.delete_many(&pods, in_flight)?;
+        if best.as_ref().is_none_or(|(best_last, ..)| last < *best_last) {
+            best = Some((last, times, deleted, in_flight));
+        }
+    }
+    if let Some((_, times, deleted, in_flight)) = best {
+        figures.start_many.floor = times;
+        figures.delete_many.floor = vec![deleted];
+        figures.floor_in_flight = in_flight;
+    }
+    Ok(())
+}
+
+fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
+    let agent = node.agent()?;
+    progress(&format!("node: {} pods at once", plan.pods));
+    let mut watch = agent.watch()?;
+    let before = usage(node)?;
+    let begin = Instant::now();
+    for index in 0..plan.pods {
+        node.write(&Pod::idle(&format!("many-{index}")))?;
+    }
+    let mut running = BTreeMap::new();
+    watch.until("all pods run", MANY, |update| {
+        if let Update::Upsert(pod) = update
+            && runs(pod)
+        {
+            running.entry(pod.uid.clone()).or_insert_with(|| begin.elapsed());
+        }
+        running.len() == plan.pods
+    })?;
+    figures.start_many.node = running.values().copied().collect();
+    figures.start_many_cpu_ns = usage(node)?.cpu_ns.saturating_sub(before.cpu_ns);
+    drop(watch);
+
+    progress(&format!("node: idle with {} pods for {} s", plan.pods, plan.idle.as_secs()));
+    std::thread::sleep(SETTLE);
+    let (before, since) = (usage(node)?, Instant::now());
+    std::thread::sleep(plan.idle);
+    let after = usage(node)?;
+    figures.idle_seconds = since.elapsed().as_secs_f64();
+    figures.idle = Usage {
+        cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
+        context_switches: after.context_switches.saturating_sub(before.context_switches),
+    };
+    figures.pss_full_kib = pss(node)?;
+
+    progress("node: exits");
+    let mut watch = agent.watch()?;
+    let cri = node.cri()?;
+    // Each container is killed once: the second time its restart is held back, which is another thing.
+    let victims: Vec<(String, i32)> = cri
+        .containers()?
+        .into_iter()
+        .take(plan.exits.min(plan.pods))
+        .map(|container| Ok((container.id.clone(), cri.pid(&container.id)?)))
+        .collect::<Result<_>>()?;
+    for (id, pid) in victims {
+        let begin = Instant::now();
+        processes::signal(pid, Signal::SIGKILL);
+        let known = watch.until("the node knows of the exit", LONG, |update| match update {
+            Update::Upsert(pod) => pod.containers.iter().any(|one| {
+                // Either it is shown as ended, or its successor is shown already.
+                one.id == id && one.state == "terminated"
+                    || one.restart_count > 0 && one.id != id && is_of(pod, &id, &cri)
+            }),
+            _ => false,
+        })?;
+        figures.exit_to_known.node.push(known - begin);
+        // The restart must be over before the next one is killed.
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    drop(watch);
+
+    progress(&format!("node: deletion of {} pods", plan.pods));
+    let mut watch = agent.watch()?;
+    let begin = Instant::now();
+    node.remove_all()?;
+    let mut gone = BTreeSet::new();
+    watch.until("all pods have ended", MANY, |update| {
+        if let Some(uid) = ended(update) {
+            gone.insert(uid.to_owned());
+        }
+        gone.len() == plan.pods
+    })?;
+    figures.delete_many.node = vec![begin.elapsed()];
+    Ok(())
+}
+
+/// Whether a container that is no longer shown belonged to this pod.
+fn is_of(pod: &PodState, container: &str, cri: &bulkhead_testkit::cri::Cri) -> bool {
+    cri.containers().is_ok_and(|all| all.iter().any(|one| one.id == container && one.uid == pod.uid))
+}
+
+fn usage(node: &Node) -> Result<Usage> {
+    let mut sum = Usage::default();
+    for (name, pid) in node.pids() {
+        sum.cpu_ns += processes::cpu_nanoseconds(pid).with_context(|| name.clone())?;
+        sum.context_switches += processes::context_switches(pid).with_context(|| name.clone())?;
+    }
+    Ok(sum)
+}
+
+fn pss(node: &Node) -> Result<BTreeMap<String, u64>> {
+    node.pids().into_iter().map(|(name, pid)| Ok((name, processes::pss_kib(pid)?))).collect()
+}

@@ -1,0 +1,195 @@
+//! The figures as a table for people and as JSON for comparisons, with the budget beside each.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::measure::{Figures, Plan};
+
+/// One line: what, the floor's value, the node's, their ratio, what is allowed.
+struct Row {
+    what: String,
+    floor: Option<f64>,
+    node: f64,
+    unit: &'static str,
+    /// Judged is the ratio to the floor where there is one, else the node's value itself.
+    budget: Option<f64>,
+    /// Judged instead of the above, where the budget is about something else (the median against the last).
+    judged: Option<f64>,
+}
+
+impl Row {
+    fn new(what: impl Into<String>, floor: Option<f64>, node: f64, unit: &'static str) -> Self {
+        Self { what: what.into(), floor, node, unit, budget: None, judged: None }
+    }
+
+    fn budget(mut self, budget: f64) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    fn judge(mut self, value: f64) -> Self {
+        self.judged = Some(value);
+        self
+    }
+
+    fn ratio(&self) -> Option<f64> {
+        self.floor.filter(|floor| *floor > 0.0).map(|floor| self.node / floor)
+    }
+
+    fn value_judged(&self) -> f64 {
+        self.judged.or_else(|| self.ratio()).unwrap_or(self.node)
+    }
+
+    fn within(&self) -> Option<bool> {
+        self.budget.map(|budget| self.value_judged() <= budget)
+    }
+}
+
+/// The value below which `share` of all lie, in seconds.
+fn quantile(values: &[Duration], share: f64) -> f64 {
+    let mut sorted: Vec<f64> = values.iter().map(Duration::as_secs_f64).collect();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
+}
+
+/// Median of the pairs' own ratios: the two of a pair ran next to each other, on the same machine's mood.
+fn median_of_ratios(floor: &[Duration], node: &[Duration]) -> f64 {
+    let ratios: Vec<Duration> = floor
+        .iter()
+        .zip(node)
+        .filter(|(floor, _)| !floor.is_zero())
+        .map(|(floor, node)| Duration::from_secs_f64(node.as_secs_f64() / floor.as_secs_f64()))
+        .collect();
+    quantile(&ratios, 0.5)
+}
+
+fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
+    let pods = plan.pods;
+    let half = |values: &[Duration]| quantile(values, 0.5);
+    let last = |values: &[Duration]| quantile(values, 1.0);
+    let pair = |what: &str, pair: &crate::measure::Pair, share: f64| {
+        Row::new(what, Some(quantile(&pair.floor, share)), quantile(&pair.node, share), "s")
+    };
+    let total = |pss: &std::collections::BTreeMap<String, u64>| pss.values().sum::<u64>() as f64 / 1024.0;
+    let seconds = figures.idle_seconds.max(1.0);
+    let start_ratio = median_of_ratios(&figures.start_one.floor, &figures.start_one.node);
+    let delete_ratio = median_of_ratios(&figures.delete_one.floor, &figures.delete_one.node);
+    let (many_floor, many_node) = (&figures.start_many.floor, &figures.start_many.node);
+    let median_share = if last(many_node) > 0.0 { half(many_node) / last(many_node) } else { 0.0 };
+    let mut rows = vec![
+        pair("start one, p50 (median of the pairs' ratios)", &figures.start_one, 0.5).judge(start_ratio).budget(1.15),
+        pair("start one, p90", &figures.start_one, 0.9),
+        pair("delete one, p50 (median of the pairs' ratios)", &figures.delete_one, 0.5).judge(delete_ratio),
+        Row::new(format!("start {pods} at once, last"), Some(last(many_floor)), last(many_node), "s").budget(1.15),
+        Row::new(
+            format!("start {pods} at once, median (judged: its share of the last)"),
+            Some(half(many_floor)),
+            half(many_node),
+            "s",
+        )
+        .judge(median_share)
+        .budget(0.6),
+        pair(&format!("delete {pods} at once, last"), &figures.delete_many, 1.0),
+        pair("container exit to known, p50", &figures.exit_to_known, 0.5),
+        pair("container exit to known, max", &figures.exit_to_known, 1.0),
+        Row::new(format!("CPU of the agent for {pods} starts"), None, figures.start_many_cpu_ns as f64 / 1e9, "s"),
+        Row::new(format!("idle CPU with {pods} pods"), None, figures.idle.cpu_ns as f64 / 1e7 / seconds, "% of a core")
+            .budget(1.0),
+        Row::new(
+            format!("idle context switches with {pods} pods"),
+            None,
+            figures.idle.context_switches as f64 / seconds,
+            "per s",
+        ),
+        Row::new("PSS of all processes, empty", None, total(&figures.pss_empty_kib), "MiB"),
+        Row::new(format!("PSS of all processes, {pods} pods"), None, total(&figures.pss_full_kib), "MiB").budget(36.0),
+    ];
+    for (name, kib) in &figures.pss_full_kib {
+        rows.push(Row::new(format!("  {name}"), None, *kib as f64 / 1024.0, "MiB"));
+    }
+    if !plan.judged {
+        rows.iter_mut().for_each(|row| row.budget = None);
+    }
+    rows.push(Row::new("exits that no event told and a relist found", None, figures.events_missed as f64, ""));
+    rows
+}
+
+/// The table.
+pub fn table(plan: &Plan, figures: &Figures) -> String {
+    let rows = rows(plan, figures);
+    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
+    let mut text = format!("\n{:width$}  {:>9}  {:>9}  {:>7}  {:>8}\n", "what", "floor", "node", "ratio", "budget");
+    for row in &rows {
+        let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.3}") };
+        let floor = row.floor.map_or_else(|| "-".to_owned(), number);
+        let ratio = row.judged.or_else(|| row.ratio()).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let budget = row.budget.map_or_else(|| "-".to_owned(), |budget| format!("<= {budget}"));
+        let verdict = match row.within() {
+            Some(true) => "ok",
+            Some(false) => "OVER",
+            None => "",
+        };
+        let _ = writeln!(
+            text,
+            "{:width$}  {floor:>9}  {:>9}  {ratio:>7}  {budget:>8}  {:<11} {verdict}",
+            row.what,
+            number(row.node),
+            row.unit
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\n{} pairs; floor of many: {} in flight; idle over {:.0} s. floor = the same CRI calls with no agent, same run.",
+        figures.start_one.floor.len(),
+        figures.floor_in_flight,
+        figures.idle_seconds
+    );
+    text
+}
+
+/// The same as JSON.
+pub fn json(plan: &Plan, figures: &Figures) -> Value {
+    let rows: Vec<Value> = rows(plan, figures)
+        .iter()
+        .map(|row| {
+            json!({
+                "what": row.what.trim(),
+                "floor": row.floor,
+                "node": row.node,
+                "unit": row.unit,
+                "ratio": row.judged.or_else(|| row.ratio()),
+                "budget": row.budget,
+                "within": row.within(),
+            })
+        })
+        .collect();
+    json!({
+        "pairs": figures.start_one.floor.len(),
+        "pods": plan.pods,
+        "floor_in_flight": figures.floor_in_flight,
+        "idle_seconds": figures.idle_seconds,
+        "rows": rows,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_of_few_values() {
+        let values: Vec<Duration> = [3, 1, 2].into_iter().map(Duration::from_secs).collect();
+        assert_eq!((quantile(&values, 0.0), quantile(&values, 0.5), quantile(&values, 1.0)), (1.0, 2.0, 3.0));
+        assert_eq!(quantile(&[], 0.5), 0.0);
+    }
+
+    #[test]
+    fn a_ratio_over_its_budget_is_told() {
+        assert_eq!(Row::new("x", Some(1.0), 1.2, "s").budget(1.15).within(), Some(false));
+        assert_eq!(Row::new("x", None, 0.5, "%").budget(1.0).within(), Some(true));
+        assert_eq!(Row::new("x", Some(1.0), 1.2, "s").within(), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! What the tests of this folder share: the decision to run at all.
+
+use anyhow::Result;
+use bulkhead_testkit::{Lab, machine};
+
+/// A lab of this test's own, or nothing (said loudly) where there is no root to build one.
+///
+/// # Errors
+/// We are root and the lab could not be built: that is a failure, never a reason to skip.
+pub fn lab() -> Result<Option<Lab>> {
+    if !machine::is_root() {
+        eprintln!("\n!!! SKIPPED: this test needs root (network namespaces, cgroups, containerd) !!!\n");
+        return Ok(None);
+    }
+    Lab::start().map(Some)
+}
+
+/// Repeatable randomness: a small linear generator, its seed from `$BULKHEAD_SEED` or the clock.
+#[derive(Debug, Clone)]
+pub struct Dice {
+    seed: u64,
+    state: u64,
+}
+
+impl Dice {
+    /// From the environment, so that a failure can be repeated.
+    pub fn from_environment() -> Self {
+        let given = std::env::var("BULKHEAD_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = given.unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            now.map_or(1, |now| now.as_secs())
+        });
+        Self { seed, state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 }
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A number below `bound`. Constants: Knuth's MMIX generator.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33) % bound.max(1)
+    }
+}

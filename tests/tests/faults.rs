@@ -1,0 +1,55 @@
+//! What a pod's story does when one of the others falls silent in the middle of it: it waits, says for whom, and goes on.
+
+use anyhow::{Result, ensure};
+use bulkhead_testkit::{Pod, processes};
+use bulkhead_tests::lab;
+use nix::sys::signal::Signal;
+
+#[test]
+fn a_restarted_runtime_finds_its_pods_untouched_and_starts_what_came_meanwhile() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    node.write(&Pod::idle("before"))?;
+    node.wait_running("before", 1)?;
+    let before = node.fingerprint()?;
+
+    lab.containerd().stop()?;
+    node.write(&Pod::idle("meanwhile"))?;
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    lab.containerd().spawn()?;
+    node.wait_running("meanwhile", 1)?;
+    let after: Vec<_> = node.fingerprint()?.into_iter().filter(|one| one.pod.starts_with("before")).collect();
+    ensure!(after == before, "{before:#?} became {after:#?}");
+
+    // Its events are followed again: an exit is seen at once.
+    lab.containerd().kill();
+    lab.containerd().spawn()?;
+    node.remove("before")?;
+    node.wait_gone("before")?;
+    node.finish()
+}
+
+#[test]
+fn a_stuck_volnetd_holds_up_new_pods_and_nothing_else() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    node.write(&Pod::idle("before"))?;
+    node.wait_running("before", 1)?;
+    let before = node.fingerprint()?;
+
+    let volnetd = node.pids()["kubelet-volnetd"];
+    processes::signal(volnetd, Signal::SIGSTOP);
+    // Not by a manifest: reading one needs the broker. A container that ends does not.
+    let container = node.cri()?.containers()?.remove(0);
+    node.cri()?.stop_container(&container.id)?;
+    let waiting = node.wait_pod("before", "its container has ended", |pod| {
+        pod.containers.first().is_some_and(|c| c.state != "running" || c.restart_count > 0)
+    });
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let state = node.wait_pod("before", "known", |_| true);
+    processes::signal(volnetd, Signal::SIGCONT);
+    ensure!(waiting?.worker == state?.worker, "the worker goes on");
+    let running = node.wait_running("before", 1)?;
+    ensure!(running.main().id != before[0].id, "a new instance runs");
+    node.finish()
+}

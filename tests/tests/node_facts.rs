@@ -1,0 +1,74 @@
+//! What the operator sets for the node as a whole, as the kernel and the operator's window show it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
+use bulkhead_tests::lab;
+use serde_json::{Value, json};
+
+#[test]
+fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cpus = std::thread::available_parallelism()?.get();
+    let node = lab
+        .node("alpha")
+        .config("reservedSystemCPUs", json!("0"))
+        .config("cpuCFSQuotaPeriod", json!("50ms"))
+        .config("podPidsLimit", json!(200))
+        .config("kubeReserved", json!({"cpu": "900m", "memory": "100Mi", "pid": "1000"}))
+        .start()?;
+    let limits = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
+    node.write(&Pod::idle("web").container_field("resources", limits))?;
+    let running = node.wait_running("web", 1)?;
+    let pod = format!("kubepods/pod{}", running.sandbox.uid);
+    let container = format!("{pod}/{}", running.main().id);
+
+    // Explicit CPUs are the whole reservation of CPU: kubeReserved's does not count beside them.
+    let shares = (cpus as u64 - 1) * 1024;
+    let weight = |shares: u64| 1 + (shares.max(2) - 2) * 9999 / 262_142;
+    if let Some(value) = value(&node, "kubepods", "cpu.shares") {
+        ensure!(value == shares.max(2).to_string(), "cpu.shares of kubepods: {value}");
+        for cgroup in [&pod, &container] {
+            let of = |file| value_of(&node, cgroup, file);
+            ensure!((of("cpu.cfs_period_us")?, of("cpu.cfs_quota_us")?) == ("50000".to_owned(), "5000".to_owned()));
+        }
+    } else {
+        let value = value_of(&node, "kubepods", "cpu.weight")?;
+        ensure!(value == weight(shares).to_string(), "cpu.weight of kubepods: {value}");
+        for cgroup in [&pod, &container] {
+            ensure!(value_of(&node, cgroup, "cpu.max")? == "5000 50000");
+        }
+    }
+    ensure!(value_of(&node, &pod, "pids.max")? == "200");
+    let tasks = |name: &str| -> Result<u64> {
+        Ok(std::fs::read_to_string(format!("/proc/sys/kernel/{name}"))?.trim().parse()?)
+    };
+    let most = tasks("pid_max")?.min(tasks("threads-max")?);
+    ensure!(value_of(&node, "kubepods", "pids.max")? == (most - 1000).to_string());
+
+    // The runtime says where its images are; how full that is, is measured.
+    eventually("the images' file system is measured", LONG, || {
+        let stats: Value = serde_json::from_str(&node.ctl(&["stats", "-o", "json"])?)?;
+        let capacity = stats["node"]["imageFs"]["capacityBytes"].as_u64();
+        ensure!(capacity.is_some_and(|bytes| bytes > 0), "{stats}");
+        Ok(())
+    })?;
+    let log = std::fs::read_to_string(node.log())?;
+    for field in ["reservedSystemCPUs", "cpuCFSQuotaPeriod"] {
+        ensure!(!log.contains(field), "{field} is named as not there yet");
+    }
+    node.finish()
+}
+
+/// A file of a cgroup below the node's, in whichever hierarchy has it.
+fn value(node: &Node, cgroup: &str, file: &str) -> Option<String> {
+    let root = node.cgroup_root().trim_start_matches('/');
+    let paths = cgroups::hierarchies().into_iter().map(|top| top.join(root).join(cgroup).join(file));
+    let found: Option<PathBuf> = paths.into_iter().find(|path| path.exists());
+    Some(std::fs::read_to_string(found?).ok()?.trim().to_owned())
+}
+
+fn value_of(node: &Node, cgroup: &str, file: &str) -> Result<String> {
+    value(node, cgroup, file).with_context(|| format!("{cgroup} has no {file}"))
+}

@@ -1,0 +1,190 @@
+//! The process table, as the kernel sees it: who each process is, what it may do, and who may talk to it.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::node::DAEMONS;
+use bulkhead_testkit::processes::status_line;
+use bulkhead_testkit::{Node, Pod, cgroups};
+use bulkhead_tests::lab;
+use serde_json::json;
+
+// Numbers of linux/capability.h.
+const CHOWN: u32 = 0;
+const DAC_OVERRIDE: u32 = 1;
+const DAC_READ_SEARCH: u32 = 2;
+const FOWNER: u32 = 3;
+const FSETID: u32 = 4;
+const KILL: u32 = 5;
+const SETGID: u32 = 6;
+const SETUID: u32 = 7;
+const SETPCAP: u32 = 8;
+const NET_ADMIN: u32 = 12;
+const SYS_ADMIN: u32 = 21;
+const SYS_RESOURCE: u32 = 24;
+const SYSLOG: u32 = 34;
+
+/// What the launcher holds without being able to use it: a child can only be given what its parent is permitted.
+const PASSED_ON: (&str, u32) = ("kubelet", DAC_READ_SEARCH);
+
+/// The process table: process, whether it is root, what it holds.
+const TABLE: [(&str, bool, &[u32]); 5] = [
+    ("kubelet-volnetd", true, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE, KILL, NET_ADMIN, SYSLOG, SYS_RESOURCE]),
+    ("kubelet-syncd", false, &[]),
+    ("kubelet-evictiond", false, &[DAC_READ_SEARCH]),
+    ("kubelet-statusd", false, &[]),
+    ("kubelet", true, &[SETUID, SETGID, SETPCAP, KILL]),
+];
+
+fn capabilities(pid: i32, set: &str) -> Result<BTreeSet<u32>> {
+    let mask = u64::from_str_radix(&status_line(pid, set)?, 16)?;
+    Ok((0..64).filter(|bit| mask >> bit & 1 == 1).collect())
+}
+
+fn user(pid: i32) -> Result<u32> {
+    Ok(status_line(pid, "Uid")?.split_ascii_whitespace().next().context("no uid")?.parse()?)
+}
+
+#[test]
+fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    node.write(&Pod::idle("one"))?;
+    node.wait_running("one", 1)?;
+    let pids = node.pids();
+    let machine: BTreeSet<u32> = capabilities(std::process::id() as i32, "CapPrm")?;
+    let mut users = BTreeSet::new();
+
+    for (name, root, may) in TABLE {
+        let pid = *pids.get(name).with_context(|| format!("{name} does not run"))?;
+        let expected: BTreeSet<u32> = may.iter().copied().filter(|one| machine.contains(one)).collect();
+        ensure!(capabilities(pid, "CapEff")? == expected, "{name} has {:?}", capabilities(pid, "CapEff")?);
+        let mut permitted = capabilities(pid, "CapPrm")?;
+        if name == PASSED_ON.0 {
+            permitted.remove(&PASSED_ON.1);
+        }
+        ensure!(permitted == expected, "{name} may take {permitted:?}");
+        let bounding = capabilities(pid, "CapBnd")?;
+        let uid = user(pid)?;
+        if root {
+            ensure!(uid == 0, "{name} runs as {uid}");
+        } else {
+            ensure!((60_706..61_184).contains(&uid), "{name} runs as {uid}");
+            ensure!(users.insert(uid), "{name} shares its user");
+            ensure!(status_line(pid, "NoNewPrivs")? == "1", "{name} could gain privileges");
+            ensure!(bounding.is_subset(&expected), "{name} could get back {bounding:?}");
+            // The kernel gives /proc/<pid> of a process that is not dumpable to root.
+            let owner = std::fs::metadata(format!("/proc/{pid}/environ"))?.uid();
+            ensure!(owner == 0, "{name} is dumpable: its /proc files belong to {owner}");
+        }
+        if DAEMONS.contains(&name) {
+            let says = node.agent()?.privileges(name)?;
+            ensure!(says.pid == pid as u32 && says.uid == uid, "{says:?}");
+            ensure!(!says.dumpable, "{name} is dumpable: {says:?}");
+            ensure!(says.effective.len() == expected.len(), "{name} says {:?}", says.effective);
+        }
+    }
+
+    let socket = std::fs::metadata(lab.containerd().socket())?;
+    ensure!((socket.uid(), socket.gid(), socket.mode() & 0o7777) == (0, 0, 0o660), "containerd's socket was changed");
+    let folder = std::fs::metadata(node.run_dir())?;
+    ensure!(folder.uid() == 0 && folder.mode() & 0o7777 == 0o750, "{:o}", folder.mode());
+    node.finish()
+}
+
+#[test]
+fn evictiond_reads_no_secret_although_it_may_search() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    let says = node.agent()?.privileges("kubelet-evictiond")?;
+    ensure!(!says.landlock.is_empty(), "no Landlock rules are in force: {says:?}");
+    ensure!(says.seccomp_mode == 2, "no filter is in force: {says:?}");
+    node.finish()
+}
+
+/// How a peer is dressed up.
+struct Dress<'a> {
+    uid: u32,
+    groups: &'a str,
+    cgroup: Option<&'a str>,
+    user_namespace: bool,
+}
+
+fn call(dress: &Dress<'_>, socket: &Path, pod: &str, method: &str) -> Result<String> {
+    let peer = env!("CARGO_BIN_EXE_peer");
+    let socket = socket.display();
+    let mut script = String::new();
+    if let Some(cgroup) = dress.cgroup {
+        for hierarchy in cgroups::hierarchies() {
+            let procs = hierarchy.join(cgroup.trim_start_matches('/')).join("cgroup.procs");
+            script.push_str(&format!("[ -e {0} ] && echo $$ > {0}; ", procs.display()));
+        }
+    }
+    let uid = dress.uid;
+    script.push_str(&format!("exec setpriv --reuid={uid} --regid={uid} --groups={} ", dress.groups));
+    if dress.user_namespace {
+        script.push_str("unshare --user ");
+    }
+    script.push_str(&format!("{peer} {socket} {method} {pod}"));
+    let output = Command::new("sh").args(["-c", &script]).output()?;
+    ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[test]
+fn a_peer_needs_the_right_user_outside_pods_and_in_our_user_namespace() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    node.write(&Pod::idle("one"))?;
+    let running = node.wait_running("one", 1)?;
+    let pids = node.pids();
+    let uid = running.sandbox.uid.as_str();
+    let syncd = user(pids["kubelet-syncd"])?;
+    let statusd = user(pids["kubelet-statusd"])?;
+    let base = std::fs::metadata(node.run_dir())?.gid();
+    let group = base.to_string();
+    let volnetd = node.run_dir().join("kubelet-volnetd.sock");
+    let dress = |uid: u32| Dress { uid, groups: &group, cgroup: None, user_namespace: false };
+
+    ensure!(call(&dress(syncd), &volnetd, uid, "hello")?.starts_with("Ok"), "the sync daemon's own user may call");
+    ensure!(call(&dress(syncd), &volnetd, uid, "prepare-pod")?.starts_with("Ok"));
+    let refused = |dress: &Dress<'_>, method: &str, who: &str| -> Result<()> {
+        let answer = call(dress, &volnetd, uid, method)?;
+        ensure!(answer.starts_with("PermissionDenied"), "{who}: {answer}");
+        Ok(())
+    };
+    refused(&dress(statusd), "prepare-pod", "a daemon whose verb it is not")?;
+    refused(&dress(65_534), "hello", "a stranger in the group")?;
+    refused(&Dress { user_namespace: true, ..dress(syncd) }, "hello", "the right user in another user namespace")?;
+    let inside = pod_cgroup(&node, &running.sandbox.uid)?;
+    refused(&Dress { cgroup: Some(&inside), ..dress(syncd) }, "hello", "the right user in a pod's cgroup")?;
+    let answer = call(&Dress { groups: "65534", ..dress(syncd) }, &volnetd, uid, "hello")?;
+    ensure!(answer.starts_with("no connection: PermissionDenied"), "without the group: {answer}");
+    node.finish()
+}
+
+fn pod_cgroup(node: &Node, uid: &str) -> Result<String> {
+    let below = cgroups::below(node.cgroup_root());
+    let relative = below.iter().find(|path| path.ends_with(&format!("pod{uid}"))).context("the pod has no cgroup")?;
+    Ok(format!("{}/{relative}", node.cgroup_root()))
+}
+
+#[test]
+fn a_pod_under_a_daemon_s_user_reaches_no_socket() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    let syncd = user(node.pids()["kubelet-syncd"])?;
+    let run_dir = node.run_dir().display().to_string();
+    let script = "id -u; ls /sockets 2>&1; cat /sockets/config.json 2>&1; echo end of the attempt; sleep 1000";
+    let pod = Pod::busybox("impostor", script)
+        .spec("securityContext", json!({"runAsUser": syncd, "runAsGroup": syncd}))
+        .host_path("sockets", &run_dir, "Directory", "/sockets");
+    node.write(&pod)?;
+    let log = std::fs::read_to_string(node.wait_for_log("impostor", "main", "end of the attempt")?)?;
+    ensure!(log.contains(&format!(" F {syncd}\n")), "it does run as that user: {log}");
+    ensure!(log.matches("Permission denied").count() == 2 && !log.contains(".sock\n"), "{log}");
+    node.finish()
+}

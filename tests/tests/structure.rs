@@ -1,0 +1,215 @@
+//! The shape of the workspace: who may depend on whom, where unsafe code lives, and which process calls which.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::build::workspace_root;
+use serde_json::Value;
+
+/// Each package and what of this workspace it may use in what is shipped. Direction: bins -> shared, never back.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("bulkhead-types", &[]),
+    ("bulkhead-sys", &["bulkhead-types"]),
+    ("bulkhead-config", &["bulkhead-types"]),
+    ("bulkhead-cri", &["bulkhead-types"]),
+    ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys"]),
+    ("bulkhead-daemon", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
+    ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc"]),
+    ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    ("kubelet-evictiond", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    (
+        "kubelet-syncd",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-cri"],
+    ),
+    ("kubelet-statusd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+];
+
+/// Crates that only one of our packages may name.
+const ONLY_IN: &[(&str, &[&str])] = &[
+    ("libc", &["bulkhead-sys"]),
+    ("landlock", &["bulkhead-sys"]),
+    ("seccompiler", &["bulkhead-sys"]),
+    ("caps", &["bulkhead-sys"]),
+    // The largest library of the tree: memory and build time of one process, not of four.
+    ("k8s-openapi", &["kubelet-syncd"]),
+];
+
+/// Packages that are no part of what is shipped.
+const DEVELOPMENT: &[&str] = &["bulkhead-testkit", "bulkhead-tests", "xtask"];
+
+fn packages() -> Result<Vec<Value>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(workspace_root())
+        .output()
+        .context("starting cargo metadata")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(metadata["packages"].as_array().context("no packages")?.clone())
+}
+
+fn name(package: &Value) -> &str {
+    package["name"].as_str().unwrap_or_default()
+}
+
+/// Names of the normal and build dependencies (`dev` left out).
+fn dependencies(package: &Value) -> BTreeSet<String> {
+    let all = package["dependencies"].as_array().cloned().unwrap_or_default();
+    all.iter().filter(|one| one["kind"] != "dev").map(|one| name(one).to_owned()).collect()
+}
+
+#[test]
+fn dependencies_point_from_programs_to_what_they_share() -> Result<()> {
+    let packages = packages()?;
+    let ours: BTreeSet<&str> = packages.iter().map(name).collect();
+    let table: BTreeMap<&str, BTreeSet<&str>> =
+        MAY_USE.iter().map(|(package, may)| (*package, may.iter().copied().collect())).collect();
+    for package in &packages {
+        let name = name(package);
+        if DEVELOPMENT.contains(&name) {
+            continue;
+        }
+        let may = table.get(name).with_context(|| format!("{name} is not in the table of this test"))?;
+        for dependency in dependencies(package).iter().filter(|one| ours.contains(one.as_str())) {
+            ensure!(may.contains(dependency.as_str()), "{name} must not depend on {dependency}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn system_crates_have_one_home() -> Result<()> {
+    for package in packages()? {
+        let name = name(&package);
+        if DEVELOPMENT.contains(&name) {
+            continue;
+        }
+        for dependency in dependencies(&package) {
+            if let Some((_, homes)) = ONLY_IN.iter().find(|(one, _)| *one == dependency) {
+                ensure!(homes.contains(&name), "{name} must not use {dependency}: that is for {homes:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a process without privileges may use of the system crate: the means to confine itself further.
+const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd"];
+
+#[test]
+fn processes_without_privileges_use_the_system_crate_to_confine_themselves_only() -> Result<()> {
+    for (path, text) in sources()? {
+        if !["bins/kubelet-syncd/src", "bins/kubelet-statusd/src"].iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        for used in text.split("bulkhead_sys::").skip(1) {
+            let module: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            ensure!(
+                SYS_FOR_THE_UNPRIVILEGED.contains(&module.as_str()),
+                "{} uses bulkhead_sys::{module}",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            rust_files(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn sources() -> Result<Vec<(PathBuf, String)>> {
+    let root = workspace_root();
+    let mut files = Vec::new();
+    for folder in ["bins", "shared", "tests", "xtask"] {
+        rust_files(&root.join(folder), &mut files)?;
+    }
+    files
+        .into_iter()
+        .map(|path| {
+            let text = std::fs::read_to_string(&path)?;
+            Ok((path.strip_prefix(&root).unwrap_or(&path).to_owned(), text))
+        })
+        .collect()
+}
+
+#[test]
+fn unsafe_code_lives_in_shared_sys_alone() -> Result<()> {
+    // Put together here, so that this file does not find itself.
+    let allowance = ["allow(unsafe", "_code)"].concat();
+    for (path, text) in sources()? {
+        if !path.starts_with("shared/sys") {
+            ensure!(!text.contains(&allowance), "{} allows itself unsafe code", path.display());
+        }
+    }
+    for package in packages()? {
+        let manifest = std::fs::read_to_string(package["manifest_path"].as_str().unwrap_or_default())?;
+        ensure!(
+            manifest.contains("[lints]\nworkspace = true"),
+            "{} does not take the workspace's lints",
+            name(&package)
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_module_says_what_it_is_for() -> Result<()> {
+    for (path, text) in sources()? {
+        // A module of unit tests is about the one it lies beside.
+        if path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests")) {
+            continue;
+        }
+        ensure!(text.starts_with("//!"), "{} does not begin with a //! line", path.display());
+    }
+    Ok(())
+}
+
+const DAEMONS: [(&str, &str); 4] = [
+    ("kubelet-volnetd", "Volnetd"),
+    ("kubelet-syncd", "Syncd"),
+    ("kubelet-evictiond", "Evictiond"),
+    ("kubelet-statusd", "Statusd"),
+];
+
+/// Which daemons a source file opens a link to.
+fn links(text: &str) -> impl Iterator<Item = &'static str> {
+    let calls: Vec<&str> = text.split(".link(").skip(1).chain(text.split("Link::open(").skip(1)).collect();
+    DAEMONS.into_iter().filter_map(move |(callee, variant)| {
+        let process = format!("Process::{variant}");
+        let named = |call: &&str| call.split(')').next().is_some_and(|arguments| arguments.contains(&process));
+        calls.iter().any(named).then_some(callee)
+    })
+}
+
+#[test]
+fn the_process_graph_is_the_reviewed_one() -> Result<()> {
+    let mut edges = BTreeSet::new();
+    for (path, text) in sources()? {
+        let caller = DAEMONS.iter().find(|(name, _)| path.starts_with(format!("bins/{name}/src")));
+        if let Some((caller, _)) = caller {
+            edges.extend(links(&text).filter(|callee| callee != caller).map(|callee| format!("{caller} -> {callee}")));
+        }
+        // The skeleton gives each daemon a client of the descriptor broker, which is volnetd.
+        if path == Path::new("shared/daemon/src/skeleton.rs") && text.contains("BrokerClient") {
+            let callers = DAEMONS.iter().map(|(name, _)| name).filter(|name| **name != "kubelet-volnetd");
+            edges.extend(callers.map(|caller| format!("{caller} -> kubelet-volnetd")));
+        }
+    }
+    let expected = std::fs::read_to_string(workspace_root().join("tests/fixtures/process-graph.txt"))?;
+    let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
+    ensure!(edges == expected, "the calls in the code are {edges:#?}, the reviewed ones {expected:#?}");
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! One word for each task, the same by hand and in CI: `cargo xtask <command>`.
+
+mod checks;
+mod demo;
+mod interrupt;
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Result, bail};
+use clap::{Arg, ArgAction, ArgMatches};
+
+fn main() -> ExitCode {
+    let matches = command_line().get_matches();
+    let done = match matches.subcommand() {
+        Some(("demo", options)) => demo::run(&text(options, "profile"), options.get_flag("once")),
+        Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
+        Some(("ci", _)) => checks::test(false, &[]),
+        Some(("check", _)) => checks::check(),
+        Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
+        Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
+        _ => Ok(()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nxtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command_line() -> clap::Command {
+    let profile = |default: &'static str| {
+        Arg::new("profile")
+            .long("profile")
+            .value_parser(["dev", "quick", "release"])
+            .default_value(default)
+            .help("cargo profile of the node's programs")
+    };
+    let rest =
+        |help: &'static str| Arg::new("rest").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true).help(help);
+    clap::Command::new("cargo xtask")
+        .about("The project's commands")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            clap::Command::new("demo")
+                .about("Brings up a node - containerd, the four daemons, a static pod - and shows it running (needs root)")
+                .arg(profile("dev"))
+                .arg(
+                    Arg::new("once")
+                        .long("once")
+                        .action(ArgAction::SetTrue)
+                        .help("End after the tour instead of waiting for Ctrl-C"),
+                ),
+        )
+        .subcommand(
+            clap::Command::new("test")
+                .about("Format, lints, dependencies, then all tests, those with a real containerd included (needs root)")
+                .arg(
+                    Arg::new("no-checks")
+                        .long("no-checks")
+                        .action(ArgAction::SetTrue)
+                        .help("Tests only, without format, lints and dependencies"),
+                )
+                .arg(rest("Passed on to the test runner, for example a test's name")),
+        )
+        .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
+        .subcommand(clap::Command::new("check").about("Format, lints, dependencies"))
+        .subcommand(clap::Command::new("fmt").about("Formats the whole workspace"))
+        .subcommand(
+            clap::Command::new("bench")
+                .about("Measures the node beside the bare runtime in the same run, and prints a table of ratios (needs root)")
+                .arg(profile("release"))
+                .arg(rest("Passed on: --quick, --pairs N, --pods N, --idle SECONDS, --json")),
+        )
+}
+
+fn text(options: &ArgMatches, name: &str) -> String {
+    options.get_one::<String>(name).cloned().unwrap_or_default()
+}
+
+fn rest(options: &ArgMatches) -> Vec<String> {
+    options.get_many::<String>("rest").map(|values| values.cloned().collect()).unwrap_or_default()
+}
+
+/// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.
+fn bench(profile: &str, options: &[String]) -> Result<()> {
+    use bulkhead_testkit::{build, machine};
+    if !machine::is_root() {
+        bail!("the benchmark needs root: it makes network namespaces, cgroups and mounts");
+    }
+    machine::ensure_installed(&|line| eprintln!("{line}"))?;
+    eprintln!("building the node ({profile} profile)");
+    let programs = build::programs(profile)?;
+    // The measuring side waits for milliseconds and computes for microseconds: the development build will do, and is
+    // there already when the tests have run.
+    let mut command = Command::new(checks::cargo_program());
+    command
+        .current_dir(build::workspace_root())
+        .args([
+            "run",
+            "--locked",
+            "--quiet",
+            "--profile",
+            "quick",
+            "--package",
+            "bulkhead-tests",
+            "--bin",
+            "bench",
+            "--",
+        ])
+        .args(options)
+        .env("BULKHEAD_BIN_DIR", programs);
+    if !command.status()?.success() {
+        bail!("the benchmark failed");
+    }
+    Ok(())
+}
