@@ -16,15 +16,27 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-cri", &["bulkhead-types"]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys"]),
     ("bulkhead-daemon", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
+    ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
     ("kubelet-evictiond", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
     (
         "kubelet-syncd",
-        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-cri"],
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-daemon",
+            "bulkhead-cri",
+            "bulkhead-apiclient",
+        ],
     ),
-    ("kubelet-statusd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    (
+        "kubelet-statusd",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-apiclient"],
+    ),
 ];
 
 /// Crates that only one of our packages may name.
@@ -33,8 +45,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("landlock", &["bulkhead-sys"]),
     ("seccompiler", &["bulkhead-sys"]),
     ("caps", &["bulkhead-sys"]),
-    // The largest library of the tree: memory and build time of one process, not of four.
-    ("k8s-openapi", &["kubelet-syncd"]),
+    // The largest library of the tree: memory and build time of the two that talk to the API server, not of four.
+    ("k8s-openapi", &["kubelet-syncd", "kubelet-statusd", "bulkhead-apiclient"]),
+    ("kube", &["kubelet-syncd", "kubelet-statusd", "bulkhead-apiclient"]),
 ];
 
 /// Packages that are no part of what is shipped.

@@ -119,6 +119,10 @@ impl Node for Fake {
     async fn get(&self, _: Request<GetNodeRequest>) -> Answer<NodeState> {
         Ok(Response::new(NodeState { runtime_ready: true, network_ready: true, ..Default::default() }))
     }
+    type WatchStream = List<NodeState>;
+    async fn watch(&self, _: Request<bulkhead_ipc::syncd::WatchNodeRequest>) -> Answer<Self::WatchStream> {
+        not_faked()
+    }
 }
 
 #[tonic::async_trait]
@@ -166,6 +170,12 @@ impl Volumes for Fake {
         not_faked()
     }
     async fn prune(&self, _: Request<volnetd::PruneRequest>) -> Answer<Self::PruneStream> {
+        not_faked()
+    }
+    async fn set_up_content(&self, _: Request<volnetd::SetUpContentRequest>) -> Answer<volnetd::SetUpVolumeReply> {
+        not_faked()
+    }
+    async fn prepare_sub_path(&self, _: Request<volnetd::PrepareSubPathRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }
 }

@@ -25,11 +25,15 @@
 //! `/metrics/cadvisor`, `/metrics/probes` and `/pods` with them.
 
 mod app;
+pub mod events;
 pub mod exposition;
 pub mod health;
 mod http;
+pub mod node;
+pub mod outward;
 mod own_metrics;
 mod peers;
+pub mod pods;
 pub mod resource;
 pub mod routes;
 mod service;
@@ -39,12 +43,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
-use bulkhead_daemon::{Daemon, RunError};
+use bulkhead_daemon::{Daemon, RunError, StateDir};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
+
+use crate::outward::Outward;
 
 pub use app::{App, Reply};
 pub use http::{Limits, serve_http};
@@ -108,16 +115,38 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let hold = async {
         // While kubelet-volnetd is away there is no folder to be had; that must not hold up the end.
         let state = tokio::select! {
-            state = daemon.state_dir() => Some(state?),
-            () = daemon.stop.cancelled() => None,
+            state = daemon.state_dir() => state?,
+            () = daemon.stop.cancelled() => return Ok(()),
         };
-        daemon.stop.cancelled().await;
-        drop(state);
+        report_outward(&daemon, Arc::new(state)).await;
         Ok(())
     };
     daemon.set_ready().await;
     tokio::try_join!(serve, hold)?;
     Ok(())
+}
+
+/// Everything that is said to the API server; on a standalone node the folder alone is held.
+async fn report_outward(daemon: &Daemon, state: Arc<StateDir>) {
+    if daemon.config.is_standalone() {
+        daemon.stop.cancelled().await;
+        return;
+    }
+    let volnetd = daemon.link(Process::Volnetd);
+    let api = ApiClient::start("kubelet-statusd", daemon.config.clone(), daemon.broker.clone(), volnetd);
+    let (events, own_events) = events::EventQueue::new();
+    let outward = Outward {
+        config: daemon.config.clone(),
+        api,
+        syncd: daemon.link(Process::Syncd),
+        evictiond: daemon.link(Process::Evictiond),
+        broker: daemon.broker.clone(),
+        state,
+        registry: daemon.registry.clone(),
+        events,
+        stop: daemon.stop.clone(),
+    };
+    tokio::join!(node::run(outward.clone()), pods::run(outward.clone()), events::run(outward, own_events));
 }
 
 /// Where to listen. A port that validation let through fits.

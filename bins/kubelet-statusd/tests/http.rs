@@ -65,6 +65,15 @@ impl Node for Fake {
         let sync_loop_age_seconds = *self.0.sync_loop_age.lock().unwrap();
         Ok(Response::new(NodeState { sync_loop_age_seconds, pleg: "cri-events".into(), ..Default::default() }))
     }
+
+    type WatchStream = tokio_stream::Empty<Result<NodeState, Status>>;
+
+    async fn watch(
+        &self,
+        _: Request<bulkhead_ipc::syncd::WatchNodeRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not needed"))
+    }
 }
 
 #[tonic::async_trait]

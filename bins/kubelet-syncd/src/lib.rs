@@ -7,6 +7,8 @@
 //! | module | decides |
 //! |---|---|
 //! | [`sources`] | which pods are wanted: manifests, HTTP, merged and validated |
+//! | [`api`] | what is read from the API server, and how often |
+//! | [`admission`] | whether a pod may run here |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`engine`] | the main loop, the one owner of that state, and the work itself step by step |
@@ -27,6 +29,8 @@
 //! volnetd's epoch is known; a peer or a runtime that does not answer is unknown, never gone; a pod goes one way through
 //! its life; one hung call holds up one pod.
 
+pub mod admission;
+pub mod api;
 pub mod cgroups;
 pub mod cri_metrics;
 pub mod desired;

@@ -22,6 +22,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::api::objects::NoObjects;
 use crate::cgroups::{Capacity, Reserved, allocatable_cpu, allocatable_memory, reserved};
 use crate::cri_metrics::CriMetrics;
 use crate::engine::events::Reporter;
@@ -193,6 +194,7 @@ async fn work(
         reserved,
         allocatable_memory: allocatable,
         volnetd,
+        objects: Arc::new(NoObjects::new(config.node_name.as_str(), BTreeMap::new())),
         pleg: pleg.clone(),
         health,
         reporter: reporter.clone(),
@@ -532,6 +534,7 @@ impl View {
             sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_age().as_secs_f64()),
             problems,
             image_fs_mountpoint: parts.image_fs.borrow().clone(),
+            ..api::NodeState::default()
         }
     }
 }

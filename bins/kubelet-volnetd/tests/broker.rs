@@ -61,7 +61,7 @@ async fn each_kind_to_its_peers_alone() {
 }
 
 fn put(kind: StateKind) -> OpenRequest {
-    OpenRequest { id: 3, kind: None, put_state: Some(PutState { kind: kind.into() }) }
+    OpenRequest { id: 3, kind: None, put_state: Some(PutState { kind: kind.into() }), put_content: None }
 }
 
 fn memfd(content: &[u8]) -> OwnedFd {

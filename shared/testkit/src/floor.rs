@@ -259,7 +259,32 @@ async fn start(channel: Channel, name: &str, cgroup: &str, logs: &Path) -> Resul
     Ok(FloorPod { sandbox, container })
 }
 
+/// How often a call is tried that the runtime refuses: a task that ends this moment can make a stop fail, and every
+/// node agent answers that by asking again.
+const TRIES: u32 = 5;
+
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+
 async fn stop(channel: Channel, pod: &FloorPod) -> Result<()> {
+    persistently(|| stop_once(channel.clone(), pod)).await
+}
+
+async fn remove(channel: Channel, pod: &FloorPod) -> Result<()> {
+    persistently(|| remove_once(channel.clone(), pod)).await
+}
+
+async fn persistently<F: Future<Output = Result<()>>>(call: impl Fn() -> F) -> Result<()> {
+    for _ in 1..TRIES {
+        match call().await {
+            Ok(()) => return Ok(()),
+            Err(error) => eprintln!("tried again: {error:#}"),
+        }
+        tokio::time::sleep(BETWEEN_TRIES).await;
+    }
+    call().await
+}
+
+async fn stop_once(channel: Channel, pod: &FloorPod) -> Result<()> {
     let mut runtime = RuntimeServiceClient::new(channel);
     let stop = StopContainerRequest { container_id: pod.container.clone(), timeout: 1 };
     runtime.stop_container(request(stop)).await.context("StopContainer")?;
@@ -268,7 +293,7 @@ async fn stop(channel: Channel, pod: &FloorPod) -> Result<()> {
     Ok(())
 }
 
-async fn remove(channel: Channel, pod: &FloorPod) -> Result<()> {
+async fn remove_once(channel: Channel, pod: &FloorPod) -> Result<()> {
     let mut runtime = RuntimeServiceClient::new(channel);
     let remove = RemovePodSandboxRequest { pod_sandbox_id: pod.sandbox.clone() };
     runtime.remove_pod_sandbox(request(remove)).await.context("RemovePodSandbox")?;

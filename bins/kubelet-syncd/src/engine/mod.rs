@@ -12,6 +12,7 @@ pub mod image_fs;
 pub mod last_words;
 pub mod node;
 pub mod ports;
+mod prepare;
 pub mod runtime_health;
 pub mod runtime_side;
 pub mod upkeep;

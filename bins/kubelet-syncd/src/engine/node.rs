@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::events::Reporter;
 use super::last_words::LastWords;
 use super::runtime_health::RuntimeHealth;
+use crate::api::objects::Objects;
 use crate::cgroups::Capacity;
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
@@ -46,6 +47,8 @@ pub struct NodeContext {
     pub allocatable_memory: u64,
     pub sync_frequency: Duration,
     pub volnetd: Volnetd,
+    /// What pods name on the API server.
+    pub objects: Arc<dyn Objects>,
     pub pleg: Pleg,
     pub cache: Arc<PodCache>,
     pub health: watch::Receiver<RuntimeHealth>,
@@ -84,6 +87,7 @@ pub struct NodeParts {
     pub reserved: BTreeMap<String, Quantity>,
     pub allocatable_memory: u64,
     pub volnetd: Volnetd,
+    pub objects: Arc<dyn Objects>,
     pub pleg: Pleg,
     pub health: watch::Receiver<RuntimeHealth>,
     pub reporter: Arc<Reporter>,
@@ -110,6 +114,7 @@ impl NodeContext {
             reserved: parts.reserved,
             allocatable_memory: parts.allocatable_memory,
             volnetd: parts.volnetd,
+            objects: parts.objects,
             pleg: parts.pleg,
             health: parts.health,
             reporter: parts.reporter,

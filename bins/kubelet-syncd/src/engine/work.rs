@@ -9,22 +9,20 @@ use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
-use bulkhead_types::{Epoch, PodUid, QosClass};
+use bulkhead_types::{Epoch, PodUid};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::node::{NodeContext, Prepared};
+use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::view;
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, PodIdentity};
-use crate::runtime::resources::{pod_cgroup_resources, qos_class};
 use crate::volnetd::VolnetdError;
-use crate::volumes;
 
 /// End of a piece of work, as the main loop hears of it.
 #[derive(Debug)]
@@ -39,15 +37,15 @@ pub struct Done {
 
 /// Why a step did not get through.
 #[derive(Debug)]
-enum Stop {
+pub(super) enum Stop {
     /// Something newer waits.
     Cancelled,
     Retry(Retry),
 }
 
-type Step<T> = Result<T, Stop>;
+pub(super) type Step<T> = Result<T, Stop>;
 
-const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
+pub(super) const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
 
 /// Does the work and says how it ended.
 ///
@@ -84,16 +82,16 @@ pub async fn run(
 }
 
 /// The pod that is worked on.
-struct One {
-    node: Arc<NodeContext>,
-    uid: PodUid,
-    context: CallContext,
-    cancel: CancellationToken,
+pub(super) struct One {
+    pub(super) node: Arc<NodeContext>,
+    pub(super) uid: PodUid,
+    pub(super) context: CallContext,
+    pub(super) cancel: CancellationToken,
 }
 
 impl One {
     /// Waits for something, unless the work is cancelled.
-    async fn wait<T>(&self, what: impl Future<Output = T>) -> Step<T> {
+    pub(super) async fn wait<T>(&self, what: impl Future<Output = T>) -> Step<T> {
         tokio::select! {
             biased;
             () = self.cancel.cancelled() => Err(Stop::Cancelled),
@@ -101,11 +99,11 @@ impl One {
         }
     }
 
-    fn why(&self, why: impl Into<String>) {
+    pub(super) fn why(&self, why: impl Into<String>) {
         self.node.hub.why(&self.uid, why);
     }
 
-    fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {
+    pub(super) fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {
         if let Ok(identity) = PodIdentity::of(pod) {
             self.node.reporter.emit(PodEvent::pod(&identity, kind, reason, message));
         }
@@ -137,7 +135,7 @@ impl One {
     }
 
     /// volnetd with the node's cgroups in place.
-    async fn volnetd(&self) -> Step<Epoch> {
+    pub(super) async fn volnetd(&self) -> Step<Epoch> {
         if let Some(epoch) = *self.node.cgroups.borrow() {
             return Ok(epoch);
         }
@@ -145,7 +143,7 @@ impl One {
         self.wait(self.node.cgroups_ready()).await?.ok_or(Stop::Cancelled)
     }
 
-    fn volnetd_failed(&self, doing: &str, error: &VolnetdError) -> Stop {
+    pub(super) fn volnetd_failed(&self, doing: &str, error: &VolnetdError) -> Stop {
         self.why(format!("{doing} did not work yet, trying again: {error}"));
         if error.is_transient() {
             tracing::debug!(error = error as &dyn std::error::Error, "{doing}: not now");
@@ -191,69 +189,6 @@ impl One {
             None => Ok(Outcome::Done),
             Some(retry) => Err(Stop::Retry(retry)),
         }
-    }
-
-    /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
-    async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
-        self.wait(self.node.safe_from_prune(&self.uid)).await?;
-        let epoch = self.volnetd().await?;
-        if let Some(prepared) = self.node.prepared(&self.uid, pod, epoch) {
-            return Ok(prepared);
-        }
-        self.why("prepares cgroup, folders and volumes");
-        let resources = pod_cgroup_resources(pod, &self.node.facts);
-        let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
-        let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
-        let volnetd = &self.node.volnetd;
-        let (cgroup, folders, outcomes) = tokio::join!(
-            volnetd.ensure_pod(
-                &self.context,
-                api::EnsurePodRequest {
-                    pod_uid: self.uid.to_string(),
-                    qos: wire_qos(qos_class(pod)).into(),
-                    resources: Some(wire_resources(resources)),
-                },
-            ),
-            volnetd.prepare_pod(&self.context, api::PreparePodRequest { pod_uid: self.uid.to_string() }),
-            volumes::set_up(volnetd, &self.context, &self.uid, plans),
-        );
-        let cgroup = match cgroup {
-            Ok(cgroup) => cgroup,
-            Err(error) => {
-                if !error.is_transient() {
-                    let message = format!("unable to ensure pod container exists: {error}");
-                    self.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
-                }
-                return Err(self.volnetd_failed("making the pod's cgroup", &error));
-            }
-        };
-        if let Err(error) = folders {
-            return Err(self.volnetd_failed("making the pod's folders", &error));
-        }
-        view::volumes(&self.node, &self.uid, &outcomes);
-        self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
-        let failures: Vec<String> =
-            outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err().map(ToString::to_string)).collect();
-        if !failures.is_empty() {
-            let transient =
-                outcomes.iter().all(|(_, o)| o.as_ref().err().is_none_or(volumes::VolumeError::is_transient));
-            self.why(format!("waits for its volumes: {}", failures.join("; ")));
-            if transient {
-                return Err(Stop::Retry(Retry::PeerAway));
-            }
-            for error in outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()) {
-                self.event(pod, EventType::Warning, "FailedMount", error.event_message());
-            }
-            return Err(FAILED);
-        }
-        let prepared = Prepared {
-            epoch,
-            pod: pod.clone(),
-            cgroup_parent: cgroup.cgroup_parent,
-            volumes: volumes::set_up::mounted(&outcomes),
-        };
-        self.node.set_prepared(&self.uid, prepared.clone());
-        Ok(prepared)
     }
 
     async fn terminating(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
@@ -344,24 +279,5 @@ impl One {
             }
             Err(error) => Err(self.volnetd_failed(verb, &error)),
         }
-    }
-}
-
-fn wire_qos(class: QosClass) -> api::Qos {
-    match class {
-        QosClass::Guaranteed => api::Qos::Guaranteed,
-        QosClass::Burstable => api::Qos::Burstable,
-        QosClass::BestEffort => api::Qos::BestEffort,
-    }
-}
-
-fn wire_resources(r: crate::runtime::resources::CgroupResources) -> api::CgroupResources {
-    api::CgroupResources {
-        cpu_shares: r.cpu_shares,
-        cpu_quota_us: r.cpu_quota_us,
-        cpu_period_us: r.cpu_period_us,
-        memory_limit_bytes: r.memory_limit_bytes,
-        pids_limit: r.pids_limit,
-        hugepage_limits: r.hugepage_limits.into_iter().collect(),
     }
 }

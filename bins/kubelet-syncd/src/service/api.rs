@@ -154,4 +154,10 @@ impl Node for SyncdApi {
         let view = self.node.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Response::new(view()))
     }
+
+    type WatchStream = Answer<api::NodeState>;
+
+    async fn watch(&self, _: Request<api::WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
 }

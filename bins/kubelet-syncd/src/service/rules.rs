@@ -11,4 +11,5 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Pods/Watch", peers: READERS },
     MethodRule { method: "/kubelet.syncd.v1.Events/Watch", peers: &[Role::Statusd, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: READERS },
+    MethodRule { method: "/kubelet.syncd.v1.Node/Watch", peers: READERS },
 ];

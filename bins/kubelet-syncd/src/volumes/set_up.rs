@@ -60,6 +60,8 @@ async fn one(volnetd: &Volnetd, context: &CallContext, uid: &PodUid, plan: &Volu
                 medium: (*medium).into(),
                 size_limit_bytes: *size_limit,
                 huge_page_bytes: *huge_page,
+                fs_group: None,
+                fs_group_on_root_mismatch: false,
             };
             volnetd.set_up_empty_dir(context, request).await
         }

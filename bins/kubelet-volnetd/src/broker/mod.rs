@@ -26,6 +26,7 @@ pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> 
     let result = tokio::task::spawn_blocking(move || match request {
         BrokerRequest::Open(kind) => open::open(&node, caller, kind).map(Some),
         BrokerRequest::PutState(kind, fd) => open::put_state(&node, kind, fd).map(|()| None),
+        BrokerRequest::PutContent(..) => Err(BrokerError::NotServed { kind: "PutContent" }),
     });
     match result.await {
         Ok(result) => Ok(result?),
@@ -44,6 +45,7 @@ fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
             };
             (row.kind, row.peers, state)
         }
+        BrokerRequest::PutContent(..) => ("PutContent", &[bulkhead_ipc::peers::Role::Syncd][..], None),
         BrokerRequest::PutState(kind, _) => {
             ("PutState", verbs::broker_row(&Kind::State(Default::default())).peers, Some(*kind))
         }

@@ -34,6 +34,14 @@ impl Volumes for Verbs {
         Ok(Response::new(PreparePodReply { pod_dir: text(&path) }))
     }
 
+    async fn set_up_content(&self, _: Request<SetUpContentRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
+
+    async fn prepare_sub_path(&self, _: Request<PrepareSubPathRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        Err(Status::unimplemented("not served yet"))
+    }
+
     async fn set_up_empty_dir(
         &self,
         request: Request<SetUpEmptyDirRequest>,
