@@ -149,7 +149,7 @@ impl Remote {
 
     pub async fn open(&self, uid: u32, kind: Kind) -> Result<OwnedFd, (tonic::Code, String)> {
         let (code, message, fd) =
-            self.broker(uid, OpenRequest { id: 1, kind: Some(kind), put_state: None }, None).await;
+            self.broker(uid, OpenRequest { id: 1, kind: Some(kind), put_state: None, put_content: None }, None).await;
         match fd {
             Some(fd) if code == 0 => Ok(fd),
             _ => Err((tonic::Code::from_i32(code.cast_signed()), message)),
