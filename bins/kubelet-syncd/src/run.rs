@@ -38,7 +38,7 @@ use crate::pleg::{EventSource, Pleg, PlegOptions, PodCache};
 use crate::private_state::PrivateState;
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::labels;
-use crate::runtime::node_facts::{HostFacts, NodeFacts, SwapBehavior};
+use crate::runtime::node_facts::{HostFacts, NodeFacts, SharedFacts, SwapBehavior};
 use crate::runtime::podspec::PodIdentity;
 use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
 use crate::sources::uids::UidStore as _;
@@ -174,12 +174,11 @@ async fn work(
     let capacity = Capacity::read();
     let reserved = reserved(&config.kubelet.kube_reserved, &config.kubelet.system_reserved);
     let allocatable = allocatable_memory(&capacity, &reserved, &config.kubelet.eviction_hard);
-    let facts = Arc::new(node_facts(&config, &capacity, &reserved, allocatable, &version, &health.borrow()));
+    let facts = SharedFacts::new(node_facts(&config, &capacity, &reserved, allocatable, &version, &health.borrow()));
     let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
     let runtime = RuntimeSide::new(
         cri.clone(),
         volnetd.clone(),
-        facts.clone(),
         &config,
         state.clone(),
         limiter,

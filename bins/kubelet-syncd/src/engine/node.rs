@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 use crate::pleg::{Pleg, PodCache};
 use crate::runtime::container_config::MountedVolumes;
-use crate::runtime::node_facts::NodeFacts;
+use crate::runtime::node_facts::{NodeFacts, SharedFacts};
 use crate::service::PodHub;
 use crate::volnetd::Volnetd;
 
@@ -37,7 +37,7 @@ pub struct Prepared {
 #[derive(Debug)]
 pub struct NodeContext {
     pub config: Arc<NodeConfig>,
-    pub facts: Arc<NodeFacts>,
+    facts: SharedFacts,
     pub capacity: Capacity,
     /// `kubeReserved` and `systemReserved` together.
     pub reserved: BTreeMap<String, Quantity>,
@@ -82,7 +82,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct NodeParts {
     pub config: Arc<NodeConfig>,
-    pub facts: Arc<NodeFacts>,
+    pub facts: SharedFacts,
     pub capacity: Capacity,
     pub reserved: BTreeMap<String, Quantity>,
     pub allocatable_memory: u64,
@@ -133,6 +133,11 @@ impl NodeContext {
     fn shared(&self) -> MutexGuard<'_, Shared> {
         // No method panics between two writes.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The facts as they are now.
+    pub fn facts(&self) -> Arc<NodeFacts> {
+        self.facts.get()
     }
 
     /// The last computed status.

@@ -23,7 +23,7 @@ impl One {
             return Ok(prepared);
         }
         self.why("prepares cgroup, folders and volumes");
-        let resources = pod_cgroup_resources(pod, &self.node.facts);
+        let resources = pod_cgroup_resources(pod, &self.node.facts());
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
         let volnetd = &self.node.volnetd;

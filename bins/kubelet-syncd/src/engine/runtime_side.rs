@@ -24,7 +24,6 @@ use crate::runtime::backoff::CrashLoopBackOff;
 use crate::runtime::env::Services;
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::model::RuntimePod;
-use crate::runtime::node_facts::NodeFacts;
 use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
 use crate::runtime::restart::restart_all_wanted;
 use crate::runtime::result::{Action, SyncResult};
@@ -60,7 +59,6 @@ pub enum Stage {
 pub struct RuntimeSide {
     manager: RuntimeManager<Paced, Files, PodImages>,
     images: Arc<ImageManager<CriClient>>,
-    facts: Arc<NodeFacts>,
     policy: GcPolicy,
     memory: Mutex<Memory>,
 }
@@ -77,7 +75,6 @@ impl RuntimeSide {
     pub fn new(
         cri: CriClient,
         volnetd: Volnetd,
-        facts: Arc<NodeFacts>,
         config: &NodeConfig,
         state: PrivateState,
         limiter: StartLimiter,
@@ -105,7 +102,7 @@ impl RuntimeSide {
             back_off,
             Arc::new(state),
         );
-        RuntimeSide { manager, images, facts, policy: gc_policy(config), memory: Mutex::default() }
+        RuntimeSide { manager, images, policy: gc_policy(config), memory: Mutex::default() }
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -125,10 +122,11 @@ impl RuntimeSide {
         let Ok(identity) = PodIdentity::of(pod) else {
             return Report { did_something: false, failed: Some(Retry::Failed { back_off: None }) };
         };
+        let facts = node.facts();
         let terminating = || cancel.is_cancelled();
         let sandbox_ready = |_: &_, _: &_| {};
         let context = SyncContext {
-            facts: &self.facts,
+            facts: &facts,
             cgroup_parent: &prepared.cgroup_parent,
             volumes: &prepared.volumes,
             services: Services { known: &[], synced: true },
@@ -185,6 +183,7 @@ impl RuntimeSide {
         // After a restart of this process the oldest sandbox tells since when the pod has been here.
         let first = last.is_none().then(|| since_first_sandbox(pod, runtime)).flatten();
         let failures = self.memory().failures.of(uid);
+        let facts = node.facts();
         let input = StatusInput {
             pod,
             runtime,
@@ -192,7 +191,7 @@ impl RuntimeSide {
             start_failures: &failures,
             messages: &node.last_words.of(runtime),
             probes: &ProbeResults::default(),
-            facts: &self.facts,
+            facts: &facts,
             terminal: stage != Stage::Alive,
             verdict: None,
             now: jiff::Timestamp::now(),

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bulkhead_types::Quantity;
+use tokio::sync::watch;
 
 /// `memorySwap.swapBehavior`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -80,6 +82,38 @@ impl NodeFacts {
         let first_of = |v6: bool| ips.iter().find(|ip| ip.is_ipv6() == v6).copied();
         let v6_first = self.prefers_ipv6();
         [first_of(v6_first), first_of(!v6_first)].into_iter().flatten().collect()
+    }
+}
+
+/// The facts as they are now; what changes in them (the node's addresses, once the API server tells them) is seen by
+/// whoever asks next. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SharedFacts(Arc<watch::Sender<Arc<NodeFacts>>>);
+
+impl SharedFacts {
+    pub fn new(facts: NodeFacts) -> Self {
+        SharedFacts(Arc::new(watch::Sender::new(Arc::new(facts))))
+    }
+
+    /// One consistent picture. Whoever works for a while keeps it instead of asking twice.
+    pub fn get(&self) -> Arc<NodeFacts> {
+        self.0.borrow().clone()
+    }
+
+    /// The node's addresses, primary first. Answers whether they are others than before.
+    pub fn set_host_ips(&self, host_ips: Vec<IpAddr>) -> bool {
+        self.0.send_if_modified(|facts| {
+            let changed = facts.host_ips != host_ips;
+            if changed {
+                *facts = Arc::new(NodeFacts { host_ips, ..NodeFacts::clone(facts) });
+            }
+            changed
+        })
+    }
+
+    /// Sees each change.
+    pub fn watch(&self) -> watch::Receiver<Arc<NodeFacts>> {
+        self.0.subscribe()
     }
 }
 
@@ -204,6 +238,14 @@ mod tests {
         assert_eq!(facts, expected);
         assert_eq!(HostFacts::read(Path::new("/nowhere")), HostFacts::default());
         assert_eq!(hugepage_size_name(64 * 1024), "64KB");
+    }
+
+    #[test]
+    fn addresses_change_for_whoever_asks_next() {
+        let shared = SharedFacts::new(NodeFacts::new(HostFacts::default()));
+        let (before, ips) = (shared.get(), vec!["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert!(shared.set_host_ips(ips.clone()) && !shared.set_host_ips(ips.clone()));
+        assert_eq!((&before.host_ips, &shared.get().host_ips), (&Vec::new(), &ips));
     }
 
     #[test]
