@@ -1,0 +1,230 @@
+//! What differs between a recording and a run, and which of it is meant.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::normal::{self, Names};
+use super::proxy::Call;
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    pub pod: String,
+    /// `cri/CreateContainer/main/0/config/linux/...`, `status/...`, `event/...`.
+    pub place: String,
+    pub recorded: String,
+    pub ours: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}\n    recorded: {}\n    ours:     {}", self.pod, self.place, self.recorded, self.ours)
+    }
+}
+
+/// A difference that is meant: `golden/meant.json`.
+#[derive(Debug, Clone)]
+pub struct Meant {
+    /// A pod's name, or `*`.
+    pod: String,
+    /// Beginning of the place; a `*` stands for one part of it.
+    place: String,
+    /// Part of a line of docs/differences.md.
+    line: String,
+}
+
+/// The list of what is meant.
+///
+/// # Errors
+/// It cannot be read, or names a line that docs/differences.md does not have.
+pub fn meant() -> Result<Vec<Meant>> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let list: Value = serde_json::from_slice(&std::fs::read(here.join("golden/meant.json"))?)?;
+    let document = std::fs::read_to_string(here.join("../docs/differences.md"))?;
+    let text = |value: &Value, key: &str| Ok::<_, anyhow::Error>(value[key].as_str().context("no text")?.to_owned());
+    let list = list.as_array().context("no list")?;
+    list.iter()
+        .map(|one| {
+            let meant = Meant { pod: text(one, "pod")?, place: text(one, "place")?, line: text(one, "line")? };
+            ensure!(document.contains(&meant.line), "docs/differences.md has no line with {:?}", meant.line);
+            Ok(meant)
+        })
+        .collect()
+}
+
+impl Meant {
+    /// Whether this is that difference.
+    pub fn covers(&self, difference: &Difference) -> bool {
+        let mut parts = difference.place.split('/');
+        (self.pod == "*" || self.pod == difference.pod)
+            && self.place.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
+    }
+}
+
+/// Calls of one pod side by side. Repeated clean-up calls are no part of it: how often an agent asks for what is gone
+/// already is its own affair.
+pub fn calls(
+    pod: &str,
+    recorded: &[Call],
+    recorded_names: &Names,
+    ours: &[Call],
+    our_names: &Names,
+) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    let (recorded, ours) = (keyed(recorded, recorded_names), keyed(ours, our_names));
+    for (key, request) in &recorded {
+        match ours.get(key) {
+            Some(other) => values(pod, &format!("cri/{key}"), request, other, &mut differences),
+            None => differences.push(difference(pod, &format!("cri/{key}"), "asked", "not asked")),
+        }
+    }
+    for key in ours.keys().filter(|key| !recorded.contains_key(*key)) {
+        differences.push(difference(pod, &format!("cri/{key}"), "not asked", "asked"));
+    }
+    differences
+}
+
+fn difference(pod: &str, place: &str, recorded: &str, ours: &str) -> Difference {
+    Difference { pod: pod.to_owned(), place: place.to_owned(), recorded: recorded.to_owned(), ours: ours.to_owned() }
+}
+
+/// Requests by what they are about. Of a crash loop only the first two instances: how many there are is a matter of time.
+fn keyed(calls: &[Call], names: &Names) -> BTreeMap<String, Value> {
+    let mut keyed = BTreeMap::new();
+    for call in calls {
+        let config = &call.request["config"];
+        let attempt = config["metadata"]["attempt"].as_u64().unwrap_or(0);
+        let name = config["metadata"]["name"].as_str().unwrap_or_default();
+        let key = match call.method.as_str() {
+            "RunPodSandbox" => format!("RunPodSandbox/{attempt}"),
+            "CreateContainer" if attempt < 2 => format!("CreateContainer/{name}/{attempt}"),
+            "StopContainer" => format!("StopContainer/timeout-{}", call.request["timeout"].as_str().unwrap_or("0")),
+            "PullImage" => "PullImage".to_owned(),
+            _ => continue,
+        };
+        keyed.entry(key).or_insert_with(|| normal::request(call, names));
+    }
+    keyed
+}
+
+fn values(pod: &str, place: &str, recorded: &Value, ours: &Value, out: &mut Vec<Difference>) {
+    match (recorded, ours) {
+        (Value::Object(a), Value::Object(b)) => {
+            for key in a.keys().chain(b.keys().filter(|key| !a.contains_key(*key))) {
+                let part = key.replace('/', "~1");
+                let (x, y) = (a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null));
+                values(pod, &format!("{place}/{part}"), x, y, out);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (index, (x, y)) in a.iter().zip(b).enumerate() {
+                values(pod, &format!("{place}/{index}"), x, y, out);
+            }
+        }
+        (a, b) if a == b => {}
+        (a, b) => out.push(difference(pod, place, &a.to_string(), &b.to_string())),
+    }
+}
+
+/// The statuses that a watcher saw. Short ones may be skipped on either side, so ours have to be found among the recorded
+/// ones in the same order; the last one before the deletion and the very last one have to be there.
+pub fn statuses(pod: &str, recorded: &[Value], ours: &[Value]) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    let mut from = 0;
+    for status in ours {
+        match recorded.iter().skip(from).position(|one| one == status) {
+            Some(at) => from += at,
+            None if recorded.contains(status) => {
+                differences.push(difference(pod, "status/order", "earlier", &status.to_string()));
+            }
+            None => {
+                let near = recorded.iter().skip(from).find(|one| one["phase"] == status["phase"]);
+                let near = near.map_or_else(|| "nothing like it".to_owned(), Value::to_string);
+                differences.push(difference(pod, "status/unexpected", &near, &status.to_string()));
+            }
+        }
+    }
+    let deleting = |status: &Value| status["deleting"] == true;
+    let milestones = [recorded.iter().rfind(|one| !deleting(one)), recorded.last()];
+    for milestone in milestones.into_iter().flatten().filter(|one| !ours.contains(one)) {
+        let last = ours.iter().rfind(|one| deleting(one) == deleting(milestone));
+        let last = last.map_or_else(|| "never".to_owned(), Value::to_string);
+        differences.push(difference(pod, "status/missing", &milestone.to_string(), &last));
+    }
+    differences.sort();
+    differences.dedup();
+    differences
+}
+
+/// Events by reason, text and the container that they are about.
+pub fn events(
+    pod: &str,
+    recorded: &[Value],
+    recorded_names: &Names,
+    ours: &[Value],
+    our_names: &Names,
+) -> Vec<Difference> {
+    let set = |events: &[Value], names: &Names| -> BTreeMap<String, String> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        events
+            .iter()
+            .map(|e| {
+                let key = format!("event/{}/{}", text(&e["reason"]), text(&e["fieldPath"]));
+                (key, format!("{} {}", text(&e["type"]), names.text(&text(&e["message"]))))
+            })
+            .collect()
+    };
+    let (recorded, ours) = (set(recorded, recorded_names), set(ours, our_names));
+    let mut differences = Vec::new();
+    for (key, text) in &recorded {
+        match ours.get(key) {
+            Some(other) if other == text => {}
+            other => differences.push(difference(pod, key, text, other.map_or("none", String::as_str))),
+        }
+    }
+    for (key, text) in ours.iter().filter(|(key, _)| !recorded.contains_key(*key)) {
+        differences.push(difference(pod, key, "none", text));
+    }
+    differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn skipped_statuses_are_no_difference_and_wrong_ones_are() {
+        let recorded =
+            [json!({"phase": "Pending"}), json!({"phase": "Running"}), json!({"phase": "Failed", "deleting": true})];
+        assert!(statuses("p", &recorded, &recorded[1..]).is_empty());
+        assert_eq!(statuses("p", &recorded, &recorded[..2])[0].place, "status/missing");
+        let wrong = [json!({"phase": "Running"}), json!({"phase": "Pending"}), recorded[2].clone()];
+        assert_eq!(statuses("p", &recorded, &wrong)[0].place, "status/order");
+        let unknown = [recorded[1].clone(), json!({"phase": "Unknown"}), recorded[2].clone()];
+        assert_eq!(statuses("p", &recorded, &unknown)[0].place, "status/unexpected");
+    }
+
+    #[test]
+    fn what_is_meant_is_told_by_its_place() {
+        let difference = difference("env", "cri/CreateContainer/main/0/config/envs/3", "a", "b");
+        let meant = |pod: &str, place: &str| Meant { pod: pod.into(), place: place.into(), line: String::new() };
+        assert!(meant("*", "cri/CreateContainer/*/*/config/envs").covers(&difference));
+        assert!(!meant("*", "cri/CreateContainer/*/*/config/mounts").covers(&difference));
+        assert!(!meant("other", "cri").covers(&difference));
+    }
+
+    #[test]
+    fn requests_are_compared_to_the_leaf() {
+        let call = |value: Value| Call { method: "RunPodSandbox".into(), request: json!({"config": value}) };
+        let none = Names::default();
+        let (a, b) = (call(json!({"hostname": "a", "x": [1]})), call(json!({"hostname": "b", "x": [1]})));
+        let found = calls("p", &[a], &none, &[b], &none);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].place, "cri/RunPodSandbox/0/config/hostname");
+    }
+}

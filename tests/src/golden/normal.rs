@@ -1,0 +1,218 @@
+//! What differs from run to run is taken out, the same way on both sides.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::proxy::Call;
+
+/// Texts that stand for something of one run: the pod's uid, addresses, folders.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// Longest first, so that a folder is not taken for its parent.
+    replacements: Vec<(String, String)>,
+}
+
+impl Names {
+    pub fn new(pairs: &[(&str, &str)]) -> Self {
+        let mut replacements: Vec<(String, String)> = pairs
+            .iter()
+            .filter(|(found, _)| !found.is_empty())
+            .map(|(found, name)| ((*found).to_owned(), (*name).to_owned()))
+            .collect();
+        replacements.sort_by_key(|(found, _)| std::cmp::Reverse(found.len()));
+        Self { replacements }
+    }
+
+    /// A text with every one of them replaced, and what always differs.
+    pub fn text(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (found, name) in &self.replacements {
+            text = text.replace(found, name);
+        }
+        hex_runs(&text)
+    }
+
+    /// All texts of a value.
+    pub fn value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.text(text)),
+            Value::Array(list) => Value::Array(list.iter().map(|one| self.value(one)).collect()),
+            Value::Object(map) => {
+                Value::Object(map.iter().map(|(key, one)| (self.text(key), self.value(one))).collect())
+            }
+            other => other.clone(),
+        }
+    }
+}
+
+/// Ids of 64 hexadecimal digits become `ID`, the eight digits at the end of a termination file's name `SUFFIX`.
+fn hex_runs(text: &str) -> String {
+    let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    let mut out = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let run = rest.find(|c| !is_hex(c)).unwrap_or(rest.len());
+        let (hex, after) = rest.split_at(run);
+        match hex.len() {
+            64 => out.push_str("ID"),
+            8 if after.is_empty() && out.contains("/containers/") && out.ends_with('/') => out.push_str("SUFFIX"),
+            _ => out.push_str(hex),
+        }
+        let next = after.find(is_hex).unwrap_or(after.len());
+        // Only a run that begins a word is an id.
+        out.push_str(&after[..next]);
+        rest = &after[next..];
+    }
+    out
+}
+
+/// A request as it is compared. Facts of the machine are left out: huge pages that the kernel offers.
+pub fn request(call: &Call, names: &Names) -> Value {
+    let mut request = names.value(&call.request);
+    drop_machine(&mut request);
+    let config = &mut request["config"];
+    if let Some(seen) = config.pointer_mut("/annotations/kubernetes.io~1config.seen") {
+        *seen = json!("TIME");
+    }
+    if let Some(envs) = config.get_mut("envs") {
+        *envs = environment(envs, names);
+    }
+    if config.is_null()
+        && let Some(map) = request.as_object_mut()
+    {
+        map.remove("config");
+    }
+    request
+}
+
+fn drop_machine(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.remove("hugepage_limits");
+            map.values_mut().for_each(drop_machine);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_machine),
+        _ => {}
+    }
+}
+
+/// Name and readable value; the variables that describe services come last and by name: upstream sends them in the order
+/// of a hash table.
+fn environment(envs: &Value, names: &Names) -> Value {
+    let mut declared = Vec::new();
+    let mut services = BTreeMap::new();
+    for env in envs.as_array().into_iter().flatten() {
+        let key = env["key"].as_str().unwrap_or_default().to_owned();
+        let value = names.text(&base64_text(env["value"].as_str().unwrap_or_default()));
+        if key.starts_with("KUBERNETES_") {
+            services.insert(key, value);
+        } else {
+            declared.push(json!({"key": key, "value": value}));
+        }
+    }
+    // A map's envFrom has no order either.
+    let prefixed = |v: &Value| v["key"].as_str().is_some_and(|k| k.starts_with("P_"));
+    declared.sort_by_key(|v| (!prefixed(v), if prefixed(v) { v["key"].to_string() } else { String::new() }));
+    declared.extend(services.into_iter().map(|(key, value)| json!({"key": key, "value": value})));
+    Value::Array(declared)
+}
+
+/// Standard base64; what is not valid stays as it is.
+fn base64_text(text: &str) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut bytes = Vec::new();
+    let (mut bits, mut count) = (0_u32, 0);
+    for c in text.bytes().filter(|c| *c != b'=') {
+        let Some(digit) = ALPHABET.iter().position(|a| *a == c) else { return text.to_owned() };
+        bits = (bits << 6) | digit as u32;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+/// What of a pod's status is compared: phase, reason, message, QoS class, conditions and the containers' states, without
+/// times and ids. `deleting`: the pod has a deletion timestamp.
+pub fn status(status: &Value, deleting: bool) -> Value {
+    let mut out = Map::new();
+    for key in ["phase", "reason", "message", "qosClass"] {
+        if let Some(value) = status.get(key) {
+            out.insert(key.to_owned(), value.clone());
+        }
+    }
+    let condition = |c: &Value| pick(c, &["type", "status", "reason", "message"]);
+    let conditions = status["conditions"].as_array().into_iter().flatten().map(condition).collect();
+    out.insert("conditions".to_owned(), Value::Array(conditions));
+    for key in ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"] {
+        if let Some(list) = status[key].as_array() {
+            out.insert(key.to_owned(), list.iter().map(container).collect());
+        }
+    }
+    if deleting {
+        out.insert("deleting".to_owned(), json!(true));
+    }
+    Value::Object(out)
+}
+
+fn pick(value: &Value, keys: &[&str]) -> Value {
+    let present = keys.iter().filter_map(|key| Some(((*key).to_owned(), value.get(*key)?.clone())));
+    Value::Object(present.collect())
+}
+
+fn container(status: &Value) -> Value {
+    let state = |state: &Value| {
+        let mut state = state.clone();
+        for inner in state.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
+            for key in ["startedAt", "finishedAt", "containerID"] {
+                if let Some(map) = inner.as_object_mut() {
+                    map.remove(key);
+                }
+            }
+        }
+        if state.is_null() { json!({}) } else { state }
+    };
+    let mut out = json!({
+        "name": status["name"],
+        "state": state(&status["state"]),
+        "lastState": state(&status["lastState"]),
+        "ready": status["ready"].as_bool().unwrap_or(false),
+        "restartCount": status["restartCount"].as_i64().unwrap_or(0),
+    });
+    if let Some(started) = status.get("started") {
+        out["started"] = started.clone();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_folders_lose_their_run() {
+        let names = Names::new(&[("/var/lib/kubelet", "ROOT"), ("abc-uid", "UID"), ("10.0.0.7", "POD-IP")]);
+        let id = "0123456789abcdef".repeat(4);
+        assert_eq!(names.text(&format!("containerd://{id}")), "containerd://ID");
+        assert_eq!(
+            names.text("/var/lib/kubelet/pods/abc-uid/containers/main/0a1b2c3d"),
+            "ROOT/pods/UID/containers/main/SUFFIX"
+        );
+        assert_eq!(names.text("a785d335"), "a785d335");
+        assert_eq!(base64_text("dGNwOi8vMTAuOTYuMC4xOjQ0Mw=="), "tcp://10.96.0.1:443");
+    }
+
+    #[test]
+    fn a_status_keeps_what_tools_match_on() {
+        let full = json!({"phase": "Running", "podIP": "1.2.3.4", "conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": "now"}],
+            "containerStatuses": [{"name": "a", "state": {"running": {"startedAt": "now"}}, "ready": true, "image": "x"}]});
+        let expected = json!({"phase": "Running", "deleting": true, "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "a", "state": {"running": {}}, "lastState": {}, "ready": true, "restartCount": 0}]});
+        assert_eq!(status(&full, true), expected);
+    }
+}

@@ -1,0 +1,60 @@
+//! The recordings as files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::proxy::Call;
+
+/// One pod under upstream's kubelet.
+#[derive(Debug, Clone)]
+pub struct Recording {
+    pub name: String,
+    /// The pod to create; None for the static pod, which comes from a file.
+    pub pod: Option<Value>,
+    /// The static pod's mirror.
+    pub mirror: Option<Value>,
+    /// Distinct statuses in order, normalised as [`super::normal::status`] does.
+    pub statuses: Vec<Value>,
+    pub calls: Vec<Call>,
+    /// `{type, reason, message, fieldPath, count}`.
+    pub events: Vec<Value>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+/// All recordings, by name.
+///
+/// # Errors
+/// A file cannot be read or is not what it should be.
+pub fn all() -> Result<Vec<Recording>> {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder())?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+    paths
+        .retain(|path| path.extension().is_some_and(|e| e == "json") && path.file_stem().is_some_and(|n| n != "meant"));
+    paths.sort();
+    paths.iter().map(|path| load(path).with_context(|| path.display().to_string())).collect()
+}
+
+fn load(path: &Path) -> Result<Recording> {
+    let value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
+    let list = |key: &str| value[key].as_array().cloned().with_context(|| format!("no {key}"));
+    let calls = list("cri")?
+        .into_iter()
+        .map(|call| {
+            let method = call["method"].as_str().context("no method")?.to_owned();
+            Ok(Call { method, request: call["request"].clone() })
+        })
+        .collect::<Result<_>>()?;
+    Ok(Recording {
+        name: value["name"].as_str().context("no name")?.to_owned(),
+        pod: value.get("pod").cloned(),
+        mirror: value.get("mirror").cloned(),
+        statuses: list("statuses")?,
+        calls,
+        events: list("events")?,
+    })
+}
