@@ -36,6 +36,7 @@ pub mod confine;
 pub mod files;
 pub mod guard;
 pub mod journal;
+pub mod kubeconfig;
 pub mod metrics;
 pub mod node;
 pub mod service;
@@ -65,7 +66,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let settings = settings::from_config(&daemon.config)?;
     daemon.set_waiting("setting up the node's directories");
     let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
-    let watches = watch::start(node.settings.manifests.clone())?;
+    let watches = watch::start(node.settings.manifests.clone(), node.settings.kubeconfig.clone())?;
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.stop.clone().cancelled_owned());
     let services = service::add_to(daemon.services()?, node, watches);

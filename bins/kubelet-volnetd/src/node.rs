@@ -29,6 +29,10 @@ pub struct Settings {
     pub image_endpoint: Option<PathBuf>,
     /// `staticPodPath`, a folder or one file.
     pub manifests: Option<PathBuf>,
+    /// `--kubeconfig`, absolute; None on a node without API server.
+    pub kubeconfig: Option<PathBuf>,
+    /// Files with credentials for image registries in docker's formats, in upstream's order; absolute.
+    pub registry_configs: Vec<PathBuf>,
     pub cgroup_root: CgroupPath,
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,

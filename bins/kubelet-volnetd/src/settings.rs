@@ -1,6 +1,6 @@
 //! What of the node's configuration concerns this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bulkhead_config::NodeConfig;
 use bulkhead_sys::cgroup::CgroupPath;
@@ -15,6 +15,8 @@ pub enum SettingsError {
     CgroupRoot(#[from] bulkhead_sys::cgroup::CgroupError),
     #[error("cgroupDriver {0:?} is not known: cgroupfs or systemd")]
     CgroupDriver(String),
+    #[error("finding the working directory")]
+    WorkingDirectory(#[source] std::io::Error),
     #[error("the root directory {path} cannot be resolved")]
     RootDir { path: PathBuf, source: std::io::Error },
 }
@@ -33,6 +35,15 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         runtime_endpoint: Some(config.runtime_socket.clone()),
         image_endpoint: Some(config.image_socket.clone()),
         manifests: config.static_pod_path().map(PathBuf::from),
+        kubeconfig: match config.flags.kubeconfig.as_str() {
+            "" => None,
+            path => Some(std::path::absolute(path).map_err(SettingsError::WorkingDirectory)?),
+        },
+        registry_configs: registry_configs(
+            &config.paths.root_dir,
+            &std::env::current_dir().map_err(SettingsError::WorkingDirectory)?,
+            std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from),
+        ),
         cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
@@ -41,8 +52,17 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
     })
 }
 
+/// Where docker's credentials are looked for, each kind of file in all folders before the next kind (upstream
+/// `pkg/credentialprovider/config.go`). Without a home its folders are the working directory's.
+fn registry_configs(root_dir: &Path, working_dir: &Path, home: Option<PathBuf>) -> Vec<PathBuf> {
+    let home = working_dir.join(home.unwrap_or_default());
+    let json = [root_dir, working_dir, &home.join(".docker"), Path::new("/.docker")].map(|dir| dir.join("config.json"));
+    let legacy = [root_dir, working_dir, &home, Path::new("/")].map(|dir| dir.join(".dockercfg"));
+    json.into_iter().chain(legacy).collect()
+}
+
 /// Resolves links in the part of the path that exists.
-fn resolve(path: &std::path::Path) -> std::io::Result<PathBuf> {
+fn resolve(path: &Path) -> std::io::Result<PathBuf> {
     match std::fs::canonicalize(path) {
         Ok(real) => Ok(real),
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => match (path.parent(), path.file_name()) {
@@ -70,7 +90,24 @@ mod tests {
         assert_eq!(settings.paths.root_dir, real.join("real/new/root"));
         assert_eq!((settings.cgroup_root.as_str(), settings.cgroup_driver), ("/x", Driver::Cgroupfs));
         assert!(settings.cgroups_per_qos && settings.manifests.is_some());
+        assert_eq!(settings.kubeconfig, None);
+        config.flags.kubeconfig = "/etc/kubernetes/kubelet.conf".into();
+        assert_eq!(from_config(&config).unwrap().kubeconfig, Some("/etc/kubernetes/kubelet.conf".into()));
         config.kubelet.cgroup_driver = "openrc".into();
         assert!(from_config(&config).is_err());
+    }
+
+    #[test]
+    fn registry_credentials_are_looked_for_in_upstreams_order() {
+        let of = |home: Option<&str>| {
+            let paths = registry_configs(Path::new("/r"), Path::new("/w"), home.map(PathBuf::from));
+            paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            of(Some("/root")),
+            "/r/config.json /w/config.json /root/.docker/config.json /.docker/config.json /r/.dockercfg /w/.dockercfg \
+             /root/.dockercfg /.dockercfg"
+        );
+        assert!(of(None).contains(" /w/.docker/config.json "));
     }
 }

@@ -6,8 +6,8 @@
 //! 256 KiB, a broker datagram 8 KiB.
 
 use bulkhead_ipc::peers::{MethodRule, Role};
-use bulkhead_ipc::volnetd::StateKind;
 use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{StateKind, WatchKind};
 use bulkhead_sys::Capability::{
     self, CAP_CHOWN as CHOWN, CAP_DAC_OVERRIDE as DAC_OVERRIDE, CAP_FOWNER as FOWNER, CAP_KILL as KILL,
     CAP_SYS_ADMIN as SYS_ADMIN, CAP_SYS_RESOURCE as SYS_RESOURCE, CAP_SYSLOG as SYSLOG,
@@ -60,7 +60,7 @@ pub const VERBS: [Verb; 20] = [
     verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
-    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd],                        false, &[],                  "known kind"),
+    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; statusd: credentials alone"),
 ];
 
 /// [`VERBS`] as the server's peer check wants them.
@@ -73,6 +73,15 @@ pub const RULES: [MethodRule; VERBS.len()] = {
     }
     rules
 };
+
+/// Who may follow which changes.
+pub const fn watch_peers(kind: WatchKind) -> &'static [Role] {
+    match kind {
+        WatchKind::Unspecified => &[],
+        WatchKind::Manifests => &[Syncd],
+        WatchKind::Credentials => &[Syncd, Statusd],
+    }
+}
 
 /// One kind of descriptor.
 #[derive(Debug, Clone, Copy)]
@@ -110,9 +119,10 @@ pub const BROKER: [BrokerRow; 16] = [
     row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
     row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
     row("NodeLog",             &[Statusd],                      2, &[],        "regular file below /var/log"),
+    // The kubeconfig and what it names; the serving certificate and the clients' CA are refused as unimplemented.
+    row("Credential",          &[Statusd, Syncd],               1, &[],        "kubeconfig configured; regular file of root's on root's path"),
+    row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
     // Their features come later: known, refused as unimplemented, and no descriptor is passed.
-    row("Credential",          &[Statusd, Syncd],               1, &[],        "not served yet"),
-    row("RegistryConfig",      &[Syncd],                        1, &[],        "not served yet"),
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
 ];
@@ -179,8 +189,14 @@ mod tests {
     fn destructive_verbs_are_syncds_alone_and_guarded() {
         for verb in VERBS {
             assert_eq!(verb.destructive, verb.precondition.contains("guard"), "{}", verb.method);
-            if verb.destructive || !(verb.method.contains("/List")) {
+            let watches = verb.method.ends_with("Watches/Watch");
+            if verb.destructive || !(verb.method.contains("/List") || watches) {
                 assert_eq!(verb.peers, [Syncd], "{}", verb.method);
+            }
+            if watches {
+                for kind in [WatchKind::Manifests, WatchKind::Credentials] {
+                    assert!(watch_peers(kind).iter().all(|peer| verb.peers.contains(peer)), "{kind:?}");
+                }
             }
         }
     }

@@ -29,7 +29,7 @@ fn kinds() -> Vec<Kind> {
         Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40 }),
         Kind::ProductUuid(ProductUuid::default()),
         Kind::NodeLog(NodeLog::default()),
-        Kind::Credential(Credential::default()),
+        Kind::Credential(Credential { kind: credential::Kind::Kubeconfig.into() }),
         Kind::RegistryConfig(RegistryConfig::default()),
         Kind::Listener(Listener::default()),
         Kind::PluginSocket(PluginSocket::default()),
@@ -225,4 +225,99 @@ async fn logs_and_kernel_files() {
     }
     let bad = Kind::Psi(Psi { resource: 0 });
     assert_eq!(world.open(EVICTIOND, bad).await.unwrap_err().0, Code::InvalidArgument);
+}
+
+fn kubeconfig(user: &str, cluster: &str) -> String {
+    format!(
+        "current-context: here\ncontexts: [{{name: here, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: \
+         {{{user}}}}}]\nclusters: [{{name: c, cluster: {{server: 'https://x', {cluster}}}}}]\n"
+    )
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn credentials_are_the_kubeconfig_and_what_it_names() {
+    use credential::Kind as C;
+    let Some(world) = world().await else { return };
+    let ask = |kind: C| Kind::Credential(Credential { kind: kind.into() });
+    let (etc, pki) = (world.dir.join("etc"), world.dir.join("pki"));
+    let path = etc.join("kubelet.conf");
+    // Before there is one, and where the feature comes later.
+    for kind in [C::Kubeconfig, C::ClientCertificate, C::ClientKey, C::ClusterCa, C::Token] {
+        for uid in [SYNCD, STATUSD] {
+            assert_eq!(world.open(uid, ask(kind)).await.unwrap_err().0, Code::NotFound, "{kind:?}");
+        }
+    }
+    for kind in [C::ServingCertificate, C::ClientCa] {
+        assert_eq!(world.open(STATUSD, ask(kind)).await.unwrap_err().0, Code::Unimplemented, "{kind:?}");
+    }
+    assert_eq!(world.open(STATUSD, ask(C::Unspecified)).await.unwrap_err().0, Code::InvalidArgument);
+
+    std::fs::create_dir_all(&etc).unwrap();
+    std::fs::create_dir_all(&pki).unwrap();
+    let put = |path: &std::path::Path, content: &str| {
+        std::fs::write(path, content).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    let pem = pki.join("kubelet-client-current.pem");
+    let user = format!("client-certificate: {0}, client-key: {0}", pem.display());
+    put(&path, &kubeconfig(&user, "certificate-authority: ca.crt"));
+    put(&etc.join("ca.crt"), "the CA");
+    put(&pki.join("dated.pem"), "certificate and key");
+    symlink(pki.join("dated.pem"), &pem).unwrap();
+    let (world, ask) = (&world, &ask);
+    let read = |kind: C| async move {
+        let fd = world.open(SYNCD, ask(kind)).await.map_err(|(code, message)| format!("{code:?} {message}"))?;
+        let again = world.open(STATUSD, ask(kind)).await.unwrap();
+        let text = std::io::read_to_string(std::fs::File::from(fd)).unwrap();
+        assert_eq!(std::io::read_to_string(std::fs::File::from(again)).unwrap(), text);
+        Ok::<_, String>(text)
+    };
+    assert!(read(C::Kubeconfig).await.unwrap().contains("current-context: here"));
+    assert_eq!(read(C::ClientCertificate).await.unwrap(), "certificate and key");
+    assert_eq!(read(C::ClientKey).await.unwrap(), "certificate and key");
+    assert_eq!(read(C::ClusterCa).await.unwrap(), "the CA");
+    let error = read(C::Token).await.unwrap_err();
+    assert!(error.starts_with("FailedPrecondition") && error.contains("names no tokenFile"), "{error}");
+    // Another kubeconfig, other files: nothing is remembered.
+    put(&path, &kubeconfig("tokenFile: token", "server: x"));
+    put(&etc.join("token"), "a token");
+    assert_eq!(read(C::Token).await.unwrap(), "a token");
+    assert!(read(C::ClientKey).await.unwrap_err().contains("names no client-key"));
+
+    // What others could change is nobody's credential; what is no kubeconfig can be read and names nothing.
+    put(&path, &kubeconfig(&user, "certificate-authority: ca.crt"));
+    std::os::unix::fs::lchown(&pem, Some(STRANGER), None).unwrap();
+    assert_eq!(world.open(SYNCD, ask(C::ClientKey)).await.unwrap_err().0, Code::FailedPrecondition);
+    std::os::unix::fs::lchown(&pem, Some(0), None).unwrap();
+    std::fs::set_permissions(&pki, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(world.open(SYNCD, ask(C::ClientKey)).await.unwrap_err().0, Code::FailedPrecondition);
+    std::fs::set_permissions(&pki, std::fs::Permissions::from_mode(0o755)).unwrap();
+    world.open(SYNCD, ask(C::ClientKey)).await.unwrap();
+    put(&path, "users: s3cret");
+    world.open(SYNCD, ask(C::Kubeconfig)).await.unwrap();
+    let (code, message) = world.open(SYNCD, ask(C::ClientKey)).await.unwrap_err();
+    assert!(code == Code::FailedPrecondition && !message.contains("s3cret"), "{code:?} {message}");
+    put(&path, &"#".repeat((1 << 20) + 1));
+    assert_eq!(world.open(SYNCD, ask(C::ClientKey)).await.unwrap_err().0, Code::FailedPrecondition);
+    std::os::unix::fs::chown(&path, Some(STRANGER), None).unwrap();
+    for kind in [C::Kubeconfig, C::ClientKey] {
+        assert_eq!(world.open(STATUSD, ask(kind)).await.unwrap_err().0, Code::FailedPrecondition, "{kind:?}");
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn registry_credentials_by_their_place() {
+    let Some(world) = world().await else { return };
+    let ask = |index| Kind::RegistryConfig(RegistryConfig { index });
+    assert_eq!(world.open(SYNCD, ask(0)).await.unwrap_err().0, Code::NotFound);
+    std::fs::write(world.dir.join("root/config.json"), "{}").unwrap();
+    let fd = world.open(SYNCD, ask(0)).await.unwrap();
+    assert_eq!(std::io::read_to_string(std::fs::File::from(fd)).unwrap(), "{}");
+    assert_eq!(world.open(SYNCD, ask(1)).await.unwrap_err().0, Code::NotFound);
+    for past in [2, u32::MAX] {
+        assert_eq!(world.open(SYNCD, ask(past)).await.unwrap_err().0, Code::OutOfRange);
+    }
+    std::os::unix::fs::chown(world.dir.join("root/config.json"), Some(STRANGER), None).unwrap();
+    assert_eq!(world.open(SYNCD, ask(0)).await.unwrap_err().0, Code::FailedPrecondition);
+    assert_eq!(world.open(STATUSD, ask(0)).await.unwrap_err().0, Code::PermissionDenied);
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::watches_client::WatchesClient;
 use bulkhead_ipc::volnetd::*;
@@ -42,6 +43,7 @@ fn memory(pod: &str, volume: &str, size: u64) -> SetUpEmptyDirRequest {
         medium: Medium::Memory.into(),
         size_limit_bytes: size,
         huge_page_bytes: 0,
+        ..Default::default()
     }
 }
 
@@ -298,4 +300,36 @@ async fn manifests_are_watched() {
         event = stream.message().await.unwrap().unwrap(); // the watch itself began after the first answer
     }
     assert_eq!((event.change(), event.name.as_str()), (watch_event::Change::Added, "a.yaml"));
+}
+
+/// statusd, which uses the credentials, follows them and nothing else.
+#[tokio::test(flavor = "current_thread")]
+async fn credentials_are_watched_by_those_who_use_them() {
+    let Some(world) = world().await else { return };
+    let request = |kind: WatchKind| WatchRequest { kind: kind.into() };
+    let mut others = WatchesClient::new(world.channel(STATUSD).await);
+    let refused = others.watch(request(WatchKind::Manifests)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let mut evictiond = WatchesClient::new(world.channel(EVICTIOND).await);
+    assert_eq!(evictiond.watch(request(WatchKind::Credentials)).await.unwrap_err().code(), Code::PermissionDenied);
+
+    let mut syncd = WatchesClient::new(world.channel(SYNCD).await);
+    let mut streams = [
+        others.watch(request(WatchKind::Credentials)).await.unwrap().into_inner(),
+        syncd.watch(request(WatchKind::Credentials)).await.unwrap().into_inner(),
+    ];
+    let kubeconfig = world.dir.join("etc/kubelet.conf");
+    std::fs::create_dir(world.dir.join("etc")).unwrap();
+    std::fs::write(&kubeconfig, "current-context: ''").unwrap();
+    for stream in &mut streams {
+        let open = Kind::Credential(Credential { kind: credential::Kind::Kubeconfig.into() });
+        // As a client does it: look after each answer, until the file is there.
+        loop {
+            let event = stream.message().await.unwrap().unwrap();
+            assert_eq!((event.change(), event.name.as_str()), (watch_event::Change::Rescan, ""));
+            if world.open(SYNCD, open.clone()).await.is_ok() {
+                break;
+            }
+        }
+    }
 }

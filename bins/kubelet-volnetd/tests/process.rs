@@ -95,6 +95,7 @@ async fn confined_and_restarted() {
             medium: medium.into(),
             size_limit_bytes: 1 << 20,
             huge_page_bytes: 0,
+            ..Default::default()
         };
         volumes.set_up_empty_dir(request).await.unwrap();
     }

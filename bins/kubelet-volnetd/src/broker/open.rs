@@ -11,6 +11,7 @@ use bulkhead_sys::open::{self, OpenError, Wanted};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::kubeconfig::KubeconfigError;
 use crate::node::Node;
 use crate::validate::{self, InvalidRequest};
 use crate::{journal, verbs};
@@ -27,6 +28,12 @@ pub enum BrokerError {
     NotConfigured { what: &'static str },
     #[error("{kind} is not served by this version")]
     NotServed { kind: &'static str },
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("the kubeconfig's current context names no {what}")]
+    NotNamed { what: &'static str },
+    #[error("there are {count} places for registry credentials, {index} is past the last one")]
+    PastTheLast { index: u32, count: usize },
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("opening {path}")]
@@ -73,7 +80,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
             let base = open::base_dir(&node.settings.node_logs_dir)?;
             Ok(open::regular_beneath(base.as_fd(), relative)?)
         }
-        kind @ (Kind::Credential(_) | Kind::RegistryConfig(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
+        Kind::Credential(credential) => super::credential::open(node, credential.kind()),
+        Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
+        kind @ (Kind::Listener(_) | Kind::PluginSocket(_)) => {
             Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
         }
     }

@@ -12,6 +12,7 @@ use crate::broker::BrokerError;
 use crate::cgroups::PodsTreeError;
 use crate::files::FileError;
 use crate::guard::GuardError;
+use crate::kubeconfig::KubeconfigError;
 use crate::validate::InvalidRequest;
 use crate::volumes::VolumeError;
 use crate::volumes::host_path::HostPathError;
@@ -127,7 +128,13 @@ impl From<BrokerError> for Status {
     fn from(error: BrokerError) -> Self {
         let code = match &error {
             BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
-            BrokerError::NotConfigured { .. } => Code::FailedPrecondition,
+            BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } => Code::FailedPrecondition,
+            BrokerError::PastTheLast { .. } => Code::OutOfRange,
+            BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
+            BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
+            BrokerError::Kubeconfig(
+                KubeconfigError::TooLarge { .. } | KubeconfigError::Syntax { .. } | KubeconfigError::NoContext { .. },
+            ) => Code::FailedPrecondition,
             BrokerError::NotServed { .. } => Code::Unimplemented,
             BrokerError::Open(source) => code_of_open(source),
             BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {

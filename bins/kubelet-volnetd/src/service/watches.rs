@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 
+use bulkhead_ipc::peers::Role;
 use bulkhead_ipc::volnetd::watch_event::Change;
 use bulkhead_ipc::volnetd::watches_server::Watches as Service;
 use bulkhead_ipc::volnetd::{WatchEvent, WatchKind, WatchRequest};
@@ -10,8 +11,8 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
-use crate::validate;
 use crate::watch::{ManifestChange, Watches};
+use crate::{validate, verbs};
 
 #[derive(Debug, Clone)]
 pub struct WatchService {
@@ -23,19 +24,33 @@ impl Service for WatchService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let request = request.into_inner();
-        if request.kind() != WatchKind::Manifests {
-            return Err(validate::bad("kind", &request.kind.to_string(), "WATCH_KIND_MANIFESTS").into());
+        let role = request.extensions().get::<Role>().copied();
+        let kind = request.get_ref().kind();
+        if kind == WatchKind::Unspecified {
+            let allowed = "WATCH_KIND_MANIFESTS or WATCH_KIND_CREDENTIALS";
+            return Err(validate::bad("kind", &request.get_ref().kind.to_string(), allowed).into());
         }
-        let changes = BroadcastStream::new(self.watches.manifests()).map(|change| {
-            Ok(match change {
-                Ok(change) => event(change),
-                // A reader that is too slow loses changes, not knowledge.
-                Err(BroadcastStreamRecvError::Lagged(_)) => event(ManifestChange::Rescan),
-            })
-        });
+        if !role.is_some_and(|role| verbs::watch_peers(kind).contains(&role)) {
+            let who = role.map_or("an unknown peer", Role::as_str);
+            return Err(Status::permission_denied(format!("{} is not for {who}", kind.as_str_name())));
+        }
         let first = tokio_stream::once(Ok(event(ManifestChange::Rescan)));
-        Ok(Response::new(Box::pin(first.chain(changes))))
+        Ok(Response::new(match kind {
+            WatchKind::Credentials => {
+                let changes = BroadcastStream::new(self.watches.credentials());
+                Box::pin(first.chain(changes.map(|_| Ok(event(ManifestChange::Rescan)))))
+            }
+            WatchKind::Manifests | WatchKind::Unspecified => {
+                let changes = BroadcastStream::new(self.watches.manifests()).map(|change| {
+                    Ok(match change {
+                        Ok(change) => event(change),
+                        // A reader that is too slow loses changes, not knowledge.
+                        Err(BroadcastStreamRecvError::Lagged(_)) => event(ManifestChange::Rescan),
+                    })
+                });
+                Box::pin(first.chain(changes))
+            }
+        }))
     }
 }
 

@@ -70,6 +70,8 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
         runtime_endpoint: Some(dir.join("runtime/containerd.sock")),
         image_endpoint: None,
         manifests: Some(dir.join("manifests")),
+        kubeconfig: Some(dir.join("etc/kubelet.conf")),
+        registry_configs: vec![dir.join("root/config.json"), dir.join("etc/.dockercfg")],
         cgroup_root: cgroup_root.clone(),
         cgroups_per_qos: true,
         cgroup_driver: Driver::Cgroupfs,
@@ -100,7 +102,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     let _ = std::fs::remove_file(&grpc);
     let listener = tokio::net::UnixListener::bind(&grpc).unwrap();
     std::fs::set_permissions(&grpc, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let watches = watch::start(node.settings.manifests.clone()).unwrap();
+    let watches = watch::start(node.settings.manifests.clone(), node.settings.kubeconfig.clone()).unwrap();
     let services = service::add_to(Services::new().unwrap(), node.clone(), watches);
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));

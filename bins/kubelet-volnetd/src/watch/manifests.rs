@@ -1,23 +1,13 @@
-//! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
-//!
-//! Today that is the manifest path. A folder is watched itself; a single file, or a path that does not exist yet, is
-//! watched through the nearest directory that exists. Whenever something may have been missed (the start, an overflow, a
-//! subscriber that fell behind, a watched directory that went away) subscribers are told to look at everything.
+//! Changes of the manifest path. A folder is watched itself; a single file, or a path that does not exist yet, is
+//! watched through the nearest directory that exists.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use bulkhead_sys::inotify::{Change, Event, WatchId};
 use tokio::sync::broadcast;
 
-/// Changes that a subscriber may be behind; beyond it looks at everything.
-const BACKLOG: usize = 256;
-
-/// While the path is not there, or cannot be watched: look again.
-const RETRY: Duration = Duration::from_secs(5);
+use super::{Follower, RETRY};
 
 /// A change for subscribers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,19 +17,6 @@ pub enum ManifestChange {
     Removed(OsString),
     /// Look at everything.
     Rescan,
-}
-
-/// Where subscribers come from.
-#[derive(Debug, Clone)]
-pub struct Watches {
-    manifests: broadcast::Sender<ManifestChange>,
-}
-
-impl Watches {
-    /// The changes from now on. The first thing to do is a look at everything.
-    pub fn manifests(&self) -> broadcast::Receiver<ManifestChange> {
-        self.manifests.subscribe()
-    }
 }
 
 /// What is being watched for the manifest path.
@@ -71,27 +48,10 @@ fn target(path: &Path) -> Target {
     }
 }
 
-/// Starts the task. Without a path nothing ever changes.
-pub fn start(manifests: Option<PathBuf>) -> std::io::Result<Watches> {
-    let (sender, _) = broadcast::channel(BACKLOG);
-    let watches = Watches { manifests: sender.clone() };
-    if let Some(path) = manifests {
-        let inotify = Inotify::new()?;
-        tokio::spawn(follow(inotify, path, sender));
-    }
-    Ok(watches)
-}
-
-async fn follow(inotify: Inotify, path: PathBuf, sender: broadcast::Sender<ManifestChange>) {
-    let inotify = match bulkhead_sys::async_fd::register_inotify(inotify) {
-        Ok(inotify) => inotify,
-        Err(error) => {
-            return tracing::error!(%error, "changes of manifests are not seen, only the periodic scan finds them");
-        }
-    };
+pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Sender<ManifestChange>) {
     loop {
         let aim = target(&path);
-        let watch = match inotify.get_ref().watch_dir(&aim.dir) {
+        let watch = match follower.watch_dir(&aim.dir) {
             Ok(watch) => watch,
             Err(error) => {
                 tracing::warn!(path = %aim.dir.display(), %error, "cannot watch for manifests, trying again");
@@ -102,41 +62,28 @@ async fn follow(inotify: Inotify, path: PathBuf, sender: broadcast::Sender<Manif
         // It may have changed between the look and the watch.
         if target(&path) == aim {
             let _ = sender.send(ManifestChange::Rescan);
-            until_moved(&inotify, watch, &path, &aim, &sender).await;
+            until_moved(&mut follower, watch, &path, &aim, &sender).await;
         }
-        inotify.get_ref().unwatch(watch);
-        // Events of the former watch are void.
-        while inotify.get_ref().read().is_ok_and(|events| !events.is_empty()) {}
+        follower.unwatch(watch);
     }
 }
 
 /// Passes changes on until something else has to be watched.
 async fn until_moved(
-    inotify: &AsyncFd<Inotify>,
+    follower: &mut Follower,
     watch: WatchId,
     path: &Path,
     aim: &Target,
     sender: &broadcast::Sender<ManifestChange>,
 ) {
     loop {
-        let events = if aim.found {
-            inotify.async_io(Interest::READABLE, read_some).await
+        let event = if aim.found {
+            Some(follower.next().await)
         } else {
             // The directory that we watch may be a stand-in (a mount may come over it): look now and then.
-            match tokio::time::timeout(RETRY, inotify.async_io(Interest::READABLE, read_some)).await {
-                Ok(events) => events,
-                Err(_) => Ok(Vec::new()),
-            }
+            tokio::time::timeout(RETRY, follower.next()).await.ok()
         };
-        let events = match events {
-            Ok(events) => events,
-            Err(error) => {
-                tracing::warn!(%error, "reading changes of manifests");
-                tokio::time::sleep(RETRY).await;
-                return;
-            }
-        };
-        for event in events {
+        if let Some(event) = event {
             match interpret(&event, watch, aim) {
                 Some(change) => {
                     let _ = sender.send(change);
@@ -150,11 +97,6 @@ async fn until_moved(
             return;
         }
     }
-}
-
-fn read_some(inotify: &Inotify) -> std::io::Result<Vec<Event>> {
-    let events = inotify.read()?;
-    if events.is_empty() { Err(std::io::ErrorKind::WouldBlock.into()) } else { Ok(events) }
 }
 
 /// What an event means to subscribers. Pure.
@@ -183,6 +125,7 @@ fn interpret(event: &Event, watch: WatchId, aim: &Target) -> Option<ManifestChan
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     async fn next(receiver: &mut broadcast::Receiver<ManifestChange>) -> ManifestChange {
         tokio::time::timeout(Duration::from_secs(10), receiver.recv())
@@ -195,7 +138,7 @@ mod tests {
     async fn a_folder_that_comes_goes_and_comes_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/manifests");
-        let watches = start(Some(path.clone())).unwrap();
+        let watches = super::super::start(Some(path.clone()), None).unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         for _ in 0..2 {
@@ -224,7 +167,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pod.yaml");
         std::fs::write(&path, "x").unwrap();
-        let watches = start(Some(path.clone())).unwrap();
+        let watches = super::super::start(Some(path.clone()), None).unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         std::fs::write(dir.path().join("other"), "x").unwrap();

@@ -1,0 +1,147 @@
+//! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
+//!
+//! [`manifests`] follows the manifest path, [`credentials`] the kubeconfig and the files that it names. Both share the
+//! instance (the kernel allows root few of them) and the watches: one directory is one watch however many follow it.
+//! Whenever something may have been missed (the start, an overflow, a subscriber that fell behind, a watched directory
+//! that went away) subscribers are told to look at everything.
+
+mod credentials;
+mod manifests;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::broadcast;
+
+pub use manifests::ManifestChange;
+
+/// Changes that a subscriber may be behind; beyond it looks at everything.
+const BACKLOG: usize = 256;
+
+/// Events of the instance that a follower may be behind; beyond it starts anew.
+const EVENT_BACKLOG: usize = 1024;
+
+/// While a path is not there, or cannot be watched: look again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Where subscribers come from.
+#[derive(Debug, Clone)]
+pub struct Watches {
+    manifests: broadcast::Sender<ManifestChange>,
+    credentials: broadcast::Sender<()>,
+}
+
+impl Watches {
+    /// The changes from now on. The first thing to do is a look at everything.
+    pub fn manifests(&self) -> broadcast::Receiver<ManifestChange> {
+        self.manifests.subscribe()
+    }
+
+    /// Each change of any of the credentials from now on.
+    pub fn credentials(&self) -> broadcast::Receiver<()> {
+        self.credentials.subscribe()
+    }
+}
+
+/// Starts the tasks. What is not configured never changes.
+pub fn start(manifests: Option<PathBuf>, kubeconfig: Option<PathBuf>) -> std::io::Result<Watches> {
+    let watches = Watches { manifests: broadcast::channel(BACKLOG).0, credentials: broadcast::channel(BACKLOG).0 };
+    if manifests.is_none() && kubeconfig.is_none() {
+        return Ok(watches);
+    }
+    let inotify = Inotify::new()?;
+    let hub = Arc::new(Hub {
+        inotify: bulkhead_sys::async_fd::register_inotify(inotify)?,
+        users: Mutex::default(),
+        events: broadcast::channel(EVENT_BACKLOG).0,
+    });
+    if let Some(path) = manifests {
+        tokio::spawn(manifests::follow(Follower::new(&hub), path, watches.manifests.clone()));
+    }
+    if let Some(path) = kubeconfig {
+        tokio::spawn(credentials::follow(Follower::new(&hub), path, watches.credentials.clone()));
+    }
+    tokio::spawn(pass_on(hub));
+    Ok(watches)
+}
+
+/// The instance, and how many followers use each watch of it.
+#[derive(Debug)]
+struct Hub {
+    inotify: AsyncFd<Inotify>,
+    users: Mutex<HashMap<WatchId, usize>>,
+    events: broadcast::Sender<Event>,
+}
+
+/// Gives every event to every follower; each knows which watches are its own.
+async fn pass_on(hub: Arc<Hub>) {
+    loop {
+        match hub.inotify.async_io(Interest::READABLE, read_some).await {
+            Ok(events) => events.into_iter().for_each(|event| {
+                let _ = hub.events.send(event);
+            }),
+            Err(error) => {
+                tracing::warn!(%error, "reading changes of files");
+                let _ = hub.events.send(Event { watch: None, change: Change::Overflow, name: Default::default() });
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+fn read_some(inotify: &Inotify) -> std::io::Result<Vec<Event>> {
+    let events = inotify.read()?;
+    if events.is_empty() { Err(std::io::ErrorKind::WouldBlock.into()) } else { Ok(events) }
+}
+
+/// One follower's view of the instance.
+#[derive(Debug)]
+struct Follower {
+    hub: Arc<Hub>,
+    events: broadcast::Receiver<Event>,
+}
+
+impl Follower {
+    fn new(hub: &Arc<Hub>) -> Self {
+        Follower { hub: hub.clone(), events: hub.events.subscribe() }
+    }
+
+    /// Watches a directory; each call needs its [`Follower::unwatch`].
+    fn watch_dir(&self, path: &Path) -> std::io::Result<WatchId> {
+        let mut users = self.hub.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let watch = self.hub.inotify.get_ref().watch_dir(path)?;
+        *users.entry(watch).or_default() += 1;
+        Ok(watch)
+    }
+
+    /// Forgets a watch when nobody else uses it. The kernel gives the number of a forgotten one to no other for as long
+    /// as there are numbers, so late events of it are nobody's.
+    fn unwatch(&self, watch: WatchId) {
+        let mut users = self.hub.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(count) = users.get_mut(&watch) else { return };
+        *count -= 1;
+        if *count == 0 {
+            users.remove(&watch);
+            self.hub.inotify.get_ref().unwatch(watch);
+        }
+    }
+
+    /// The next event of anybody's watch.
+    async fn next(&mut self) -> Event {
+        match self.events.recv().await {
+            Ok(event) => event,
+            // The sender lives as long as the hub, which we hold: it is never closed.
+            Err(_) => Event { watch: None, change: Change::Overflow, name: Default::default() },
+        }
+    }
+
+    /// Whether an event waits.
+    fn is_behind(&self) -> bool {
+        !self.events.is_empty()
+    }
+}
