@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
+use bulkhead_config::credential_providers::{self, ProviderConfigError};
 use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, Users, path_text, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
 
@@ -34,6 +35,8 @@ pub enum StartError {
     Watchdog(String),
     #[error("cannot work out the node's configuration")]
     Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    CredentialProviders(#[from] ProviderConfigError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("refusing to start")]
@@ -90,7 +93,10 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     check_watchdog(std::env::var("WATCHDOG_USEC").ok())?;
     // The users are only known once they are claimed, and claiming leaves a trace: first everything else.
     let identity = Identity { hostname: machine::hostname()?, version, users: Users::block(0) };
+    let providers =
+        credential_providers::load(&flags.image_credential_provider_config, &flags.image_credential_provider_bin_dir)?;
     let (mut config, remarks) = NodeConfig::new(flags, kubelet, identity)?;
+    config.credential_providers = providers;
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }

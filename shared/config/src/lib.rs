@@ -6,12 +6,14 @@
 pub mod command_line;
 pub mod cpu_set;
 pub mod defaults;
+pub mod credential_providers;
 pub mod document;
 pub mod endpoint;
 pub mod eviction;
 mod field;
 pub mod flags;
 pub mod gates;
+pub mod kubeconfig;
 pub mod kubelet;
 pub mod kubelet_flags;
 pub mod load;

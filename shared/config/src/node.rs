@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::cpu_set::CpuSet;
+use crate::credential_providers::CredentialProviders;
 use crate::defaults::flag_defaults;
 use crate::gates::FeatureGates;
 use crate::kubelet::{KubeletConfiguration, TextMap};
@@ -100,6 +101,9 @@ pub struct NodeConfig {
     pub users: Users,
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
+    /// Programs that give credentials for image pulls.
+    #[serde(default)]
+    pub credential_providers: Option<CredentialProviders>,
 }
 
 /// Why the rendered configuration cannot be used or written.
@@ -223,6 +227,7 @@ impl NodeConfig {
             image_socket,
             users: identity.users,
             not_yet,
+            credential_providers: None,
         };
         Ok((node, warnings))
     }
@@ -266,6 +271,7 @@ impl NodeConfig {
                 statusd_gid: uid,
             },
             not_yet: Vec::new(),
+            credential_providers: None,
         }
     }
 

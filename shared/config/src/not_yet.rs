@@ -17,8 +17,6 @@ const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
     ("--cloud-provider", |f| !f.cloud_provider.is_empty()),
     ("--node-labels", |f| !f.node_labels.is_empty()),
     ("--runtime-cgroups", |f| !f.runtime_cgroups.is_empty()),
-    ("--image-credential-provider-config", |f| !f.image_credential_provider_config.is_empty()),
-    ("--image-credential-provider-bin-dir", |f| !f.image_credential_provider_bin_dir.is_empty()),
     ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
     ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
     ("--housekeeping-interval", |f| f.housekeeping_interval != KubeletFlags::default().housekeeping_interval),

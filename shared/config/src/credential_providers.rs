@@ -1,0 +1,311 @@
+//! The image credential providers of `--image-credential-provider-config` and `-bin-dir`: decoded strictly and checked
+//! at the start, as upstream does (`pkg/credentialprovider/plugin/config.go`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bulkhead_types::GoDuration;
+use serde::{Deserialize, Serialize};
+
+use crate::kubelet_flags::check_qualified_name;
+
+/// Largest configuration file, bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+const GROUP: &str = "kubelet.config.k8s.io/";
+const KIND: &str = "CredentialProviderConfig";
+const EXEC_VERSIONS: [&str; 3] = [
+    "credentialprovider.kubelet.k8s.io/v1",
+    "credentialprovider.kubelet.k8s.io/v1beta1",
+    "credentialprovider.kubelet.k8s.io/v1alpha1",
+];
+
+/// What syncd runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CredentialProviders {
+    pub bin_dir: PathBuf,
+    /// In the order in which they are asked.
+    pub providers: Vec<CredentialProvider>,
+}
+
+/// One program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CredentialProvider {
+    /// Of the program in the folder.
+    pub name: String,
+    /// Patterns `host[:port][/path]`, with `*` inside labels of the host.
+    pub match_images: Vec<String>,
+    pub default_cache_duration: Option<GoDuration>,
+    /// Of the exchange with the program.
+    pub api_version: String,
+    #[serde(default)]
+    pub args: Vec<String>,
+    #[serde(default)]
+    pub env: Vec<ProviderVariable>,
+    #[serde(default)]
+    pub token_attributes: Option<TokenAttributes>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderVariable {
+    pub name: String,
+    #[serde(default)]
+    pub value: String,
+}
+
+/// The program gets a service account's token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TokenAttributes {
+    #[serde(default)]
+    pub service_account_token_audience: String,
+    /// `ServiceAccount` or `Token`.
+    #[serde(default)]
+    pub cache_type: String,
+    pub require_service_account: Option<bool>,
+    #[serde(default)]
+    pub required_service_account_annotation_keys: Vec<String>,
+    #[serde(default)]
+    pub optional_service_account_annotation_keys: Vec<String>,
+}
+
+impl CredentialProvider {
+    /// How long an answer is kept that does not say so itself.
+    pub fn cache_duration(&self) -> Duration {
+        self.default_cache_duration.map_or(Duration::ZERO, GoDuration::to_std)
+    }
+}
+
+/// Why the providers cannot be used. Each ends the start, as upstream.
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderConfigError {
+    #[error("reading the credential provider configuration {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the folder of credential provider configurations {} has no .json, .yaml or .yml file", path.display())]
+    EmptyFolder { path: PathBuf },
+    #[error("credential provider configuration {}: {problem}", path.display())]
+    Invalid { path: PathBuf, problem: String },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    providers: Vec<CredentialProvider>,
+}
+
+/// Reads what the two flags name; `None` unless both are given.
+///
+/// # Errors
+/// A file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there.
+pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
+    if config.is_empty() || bin_dir.is_empty() {
+        return Ok(None);
+    }
+    let (path, bin_dir) = (Path::new(config), Path::new(bin_dir));
+    let mut providers: Vec<CredentialProvider> = Vec::new();
+    for file in files(path)? {
+        let invalid = |problem| ProviderConfigError::Invalid { path: file.clone(), problem };
+        let read = |source| ProviderConfigError::Read { path: file.clone(), source };
+        if std::fs::metadata(&file).map_err(read)?.len() > MAX_FILE_BYTES {
+            return Err(invalid(format!("has more than {MAX_FILE_BYTES} bytes")));
+        }
+        let text = std::fs::read_to_string(&file).map_err(read)?;
+        for provider in decode(&text).map_err(invalid)? {
+            check(&provider, bin_dir).map_err(|problem| invalid(format!("provider {:?}: {problem}", provider.name)))?;
+            if providers.iter().any(|other| other.name == provider.name) {
+                return Err(invalid(format!("provider {:?} is there twice", provider.name)));
+            }
+            providers.push(provider);
+        }
+    }
+    Ok(Some(CredentialProviders { bin_dir: bin_dir.to_owned(), providers }))
+}
+
+fn files(path: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
+    let read = |source| ProviderConfigError::Read { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(read)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(read)? {
+        let file = entry.map_err(read)?.path();
+        let extension = file.extension().and_then(|e| e.to_str());
+        if matches!(extension, Some("json" | "yaml" | "yml")) && file.is_file() {
+            files.push(file);
+        }
+    }
+    files.sort();
+    if files.is_empty() { Err(ProviderConfigError::EmptyFolder { path: path.to_owned() }) } else { Ok(files) }
+}
+
+fn decode(text: &str) -> Result<Vec<CredentialProvider>, String> {
+    let document = crate::document::parse(text).map_err(|error| error.to_string())?;
+    if let Some(twice) = document.duplicates.first() {
+        return Err(format!("{twice} is written more than once"));
+    }
+    let file: File = serde_json::from_value(document.value).map_err(|error| error.to_string())?;
+    let version = file.api_version.strip_prefix(GROUP).unwrap_or_default();
+    if file.kind != KIND || !matches!(version, "v1" | "v1beta1" | "v1alpha1") {
+        return Err(format!(
+            "is {:?} of {:?}, and must be {KIND} of {GROUP}v1, {GROUP}v1beta1 or {GROUP}v1alpha1",
+            file.kind, file.api_version
+        ));
+    }
+    if file.providers.is_empty() {
+        return Err("providers: at least one is needed".to_owned());
+    }
+    if version != "v1" && file.providers.iter().any(|p| p.token_attributes.is_some()) {
+        return Err(format!("tokenAttributes are in {GROUP}v1 alone"));
+    }
+    Ok(file.providers)
+}
+
+fn check(provider: &CredentialProvider, bin_dir: &Path) -> Result<(), String> {
+    let name = provider.name.as_str();
+    if name.is_empty() || name.contains(['/', ' ']) || matches!(name, "." | "..") {
+        return Err("name must be that of a file, without '/' and blanks".to_owned());
+    }
+    if provider.match_images.is_empty() {
+        return Err("matchImages: at least one pattern is needed".to_owned());
+    }
+    if let Some(bad) = provider.match_images.iter().find(|pattern| !is_pattern(pattern)) {
+        return Err(format!("matchImages: {bad:?} is not host[:port][/path]"));
+    }
+    match provider.default_cache_duration {
+        None => return Err("defaultCacheDuration is needed".to_owned()),
+        Some(duration) if duration.is_negative() => return Err("defaultCacheDuration must not be negative".to_owned()),
+        Some(_) => {}
+    }
+    if !EXEC_VERSIONS.contains(&provider.api_version.as_str()) {
+        return Err(format!("apiVersion {:?} must be one of {}", provider.api_version, EXEC_VERSIONS.join(", ")));
+    }
+    if let Some(attributes) = &provider.token_attributes {
+        check_token(attributes, &provider.api_version)?;
+    }
+    let program = bin_dir.join(name);
+    match std::fs::metadata(&program) {
+        Ok(meta) if meta.is_file() => Ok(()),
+        Ok(_) => Err(format!("{} is no file", program.display())),
+        Err(error) => Err(format!("program {}: {error}", program.display())),
+    }
+}
+
+/// `host[:port][/path]` with something as the host.
+fn is_pattern(pattern: &str) -> bool {
+    let host = pattern.split('/').next().unwrap_or_default();
+    let (host, port) = host.split_once(':').unwrap_or((host, "0"));
+    !host.is_empty()
+        && !pattern.contains("://")
+        && !pattern.chars().any(|c| c.is_whitespace() || c.is_control())
+        && port.parse::<u16>().is_ok()
+}
+
+fn check_token(attributes: &TokenAttributes, api_version: &str) -> Result<(), String> {
+    if api_version != EXEC_VERSIONS[0] {
+        return Err(format!("tokenAttributes need apiVersion {}", EXEC_VERSIONS[0]));
+    }
+    if attributes.service_account_token_audience.is_empty() {
+        return Err("tokenAttributes.serviceAccountTokenAudience is needed".to_owned());
+    }
+    if !matches!(attributes.cache_type.as_str(), "ServiceAccount" | "Token") {
+        return Err(format!("tokenAttributes.cacheType {:?} must be ServiceAccount or Token", attributes.cache_type));
+    }
+    let Some(required) = attributes.require_service_account else {
+        return Err("tokenAttributes.requireServiceAccount is needed".to_owned());
+    };
+    if !required && !attributes.required_service_account_annotation_keys.is_empty() {
+        return Err("tokenAttributes.requiredServiceAccountAnnotationKeys need requireServiceAccount".to_owned());
+    }
+    let all = attributes
+        .required_service_account_annotation_keys
+        .iter()
+        .chain(&attributes.optional_service_account_annotation_keys);
+    let mut seen = BTreeSet::new();
+    for key in all {
+        check_qualified_name(&key.to_lowercase()).map_err(|why| format!("annotation key {key:?}: {why}"))?;
+        if !seen.insert(key) {
+            return Err(format!("annotation key {key:?} is there twice"));
+        }
+    }
+    Ok(())
+}
+
+impl CredentialProviders {
+    /// Environment that a provider's program is given beside the daemon's own.
+    pub fn environment(provider: &CredentialProvider) -> BTreeMap<&str, &str> {
+        provider.env.iter().map(|v| (v.name.as_str(), v.value.as_str())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+apiVersion: kubelet.config.k8s.io/v1
+kind: CredentialProviderConfig
+providers:
+- name: helper
+  matchImages: ["*.registry.test", "registry.test:5000/team"]
+  defaultCacheDuration: 12h
+  apiVersion: credentialprovider.kubelet.k8s.io/v1
+  args: [--get]
+  env: [{name: REGION, value: here}]
+"#;
+
+    fn try_load(text: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("helper"), "").unwrap();
+        let file = folder.path().join("config.yaml");
+        std::fs::write(&file, text).unwrap();
+        load(file.to_str().unwrap(), folder.path().to_str().unwrap())
+    }
+
+    #[test]
+    fn a_good_file_is_taken_and_both_flags_are_needed() {
+        let found = try_load(GOOD).unwrap().unwrap();
+        assert_eq!(found.providers[0].cache_duration(), Duration::from_secs(12 * 3600));
+        assert_eq!(CredentialProviders::environment(&found.providers[0])["REGION"], "here");
+        assert!(load("/x", "").unwrap().is_none() && load("", "/x").unwrap().is_none());
+        let error = load("/nowhere/at-all", "/x").unwrap_err();
+        assert!(error.to_string().contains("/nowhere/at-all"));
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        for (from, to, word) in [
+            ("kind: CredentialProviderConfig", "kind: Other", "Other"),
+            ("io/v1\nkind", "io/v3\nkind", "v3"),
+            ("name: helper", "name: a/b", "name"),
+            ("name: helper", "name: absent", "absent"),
+            ("[\"*.registry.test\", \"registry.test:5000/team\"]", "[]", "matchImages"),
+            ("*.registry.test", "https://x", "https://x"),
+            ("12h", "-1s", "defaultCacheDuration"),
+            ("io/v1\n  args", "io/v9\n  args", "v9"),
+            ("args: [--get]", "arms: []", "arms"),
+            ("args: [--get]", "tokenAttributes: {cacheType: Token}", "Audience"),
+        ] {
+            let text = GOOD.replace(from, to);
+            assert_ne!(text, GOOD, "{from}");
+            let error = try_load(&text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_read_in_order_and_must_not_be_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        assert!(matches!(load(path, path), Err(ProviderConfigError::EmptyFolder { .. })));
+        std::fs::write(folder.path().join("helper"), "").unwrap();
+        std::fs::write(folder.path().join("b.yaml"), GOOD).unwrap();
+        assert_eq!(load(path, path).unwrap().unwrap().providers.len(), 1);
+        std::fs::write(folder.path().join("a.yml"), GOOD).unwrap();
+        assert!(load(path, path).unwrap_err().to_string().contains("twice"));
+    }
+}
