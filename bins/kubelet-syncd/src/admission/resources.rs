@@ -1,0 +1,70 @@
+//! Whether the node has room: number of pods, cpu, memory, ephemeral storage, huge pages, extended resources (upstream
+//! scheduler plugin `noderesources`, as the kubelet calls it).
+
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::node_info::{NodeInfo, count};
+use crate::runtime::resources::pod_requests;
+
+/// What a pod cannot have, in the resource's own counting unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortage {
+    pub resource: String,
+    pub requested: i64,
+    pub used: i64,
+    pub capacity: i64,
+}
+
+impl Shortage {
+    /// What would have to be freed.
+    pub fn missing(&self) -> i64 {
+        self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shortage { resource, requested, used, capacity } = self;
+        write!(
+            f,
+            "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+        )
+    }
+}
+
+/// What the pod asks for of one resource; of `pods` it is one.
+pub(super) fn request(pod: &Pod, resource: &str) -> i64 {
+    if resource == "pods" {
+        return 1;
+    }
+    pod_requests(pod, true).get(resource).map_or(0, |q| count(resource, *q))
+}
+
+/// Everything that is short, pods first, then cpu, memory, ephemeral storage, the rest by name.
+pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<Shortage> {
+    let mut short = Vec::new();
+    let number = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if let Some(capacity) = node.capacity("pods").filter(|capacity| number >= *capacity) {
+        short.push(Shortage { resource: "pods".to_owned(), requested: 1, used: number, capacity });
+    }
+    let mut wanted: Vec<(String, i64)> =
+        pod_requests(pod, true).into_iter().map(|(name, q)| (name.clone(), count(&name, q))).collect();
+    let rank = |name: &str| ["cpu", "memory", "ephemeral-storage"].iter().position(|n| *n == name).unwrap_or(3);
+    wanted.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
+    for (resource, requested) in wanted.into_iter().filter(|(_, amount)| *amount > 0) {
+        let capacity = match node.capacity(&resource) {
+            Some(capacity) => capacity,
+            None if resource.starts_with("hugepages-") => 0,
+            // A resource of the whole cluster, or an amount that is not known (yet): nothing to hold against the pod.
+            None => continue,
+        };
+        let used = others.iter().map(|other| request(other, &resource)).fold(0_i64, i64::saturating_add);
+        if requested > capacity.saturating_sub(used) {
+            short.push(Shortage { resource, requested, used, capacity });
+        }
+    }
+    short
+}
