@@ -161,6 +161,12 @@ impl Default for PullLimits {
     }
 }
 
+/// Where credentials come from; asked when an image has to be pulled and not before.
+pub trait Credentials: Sync {
+    /// For a repository (`registry.test/team/app`); tried one after the other, none: pulled without credentials.
+    fn find(&self, repository: &str) -> impl Future<Output = Vec<v1::AuthConfig>> + Send;
+}
+
 /// What is to be there.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageRequest<'a> {
@@ -171,8 +177,6 @@ pub struct ImageRequest<'a> {
     /// The pod's annotations; runtimes may choose by them.
     pub annotations: &'a BTreeMap<String, String>,
     pub sandbox_config: Option<&'a v1::PodSandboxConfig>,
-    /// Tried one after the other; none: pulled without credentials.
-    pub credentials: &'a [v1::AuthConfig],
 }
 
 /// See the module. Shared by reference between all pod workers.
@@ -230,6 +234,7 @@ impl<S: ImageService> ImageManager<S> {
     pub async fn ensure_image_exists(
         &self,
         request: ImageRequest<'_>,
+        credentials: &impl Credentials,
         events: &impl ImageEvents,
     ) -> Result<ImageRef, ImageError> {
         let fail = |reason, message: String| ImageError { reason, message, retry_at: None };
@@ -277,7 +282,9 @@ impl<S: ImageService> ImageManager<S> {
         } else {
             count(None, Some(true));
         }
-        self.pull_unless_backing_off(request, spec, events).await.map(|(id, image)| ImageRef::of(id, name, image))
+        self.pull_unless_backing_off(request, spec, credentials, events)
+            .await
+            .map(|(id, image)| ImageRef::of(id, name, image))
     }
 
     /// Forgets back-offs that have run out long ago.
@@ -299,6 +306,7 @@ impl<S: ImageService> ImageManager<S> {
         &self,
         request: ImageRequest<'_>,
         spec: v1::ImageSpec,
+        credentials: &impl Credentials,
         events: &impl ImageEvents,
     ) -> Result<(String, Option<v1::Image>), ImageError> {
         let image = request.image;
@@ -316,7 +324,7 @@ impl<S: ImageService> ImageManager<S> {
 
         events.event(EventType::Normal, "Pulling", &format!("Pulling image {image:?}"));
         let started = Instant::now();
-        match self.pull_in_turn(request, spec).await {
+        match self.pull_in_turn(request, spec, credentials).await {
             Ok(pulled) => {
                 let waited = started.elapsed();
                 let bytes = pulled.image.as_ref().map_or(0, |image| image.size);
@@ -346,7 +354,12 @@ impl<S: ImageService> ImageManager<S> {
     }
 
     /// One pull among those that are allowed at once, first come first served.
-    async fn pull_in_turn(&self, request: ImageRequest<'_>, spec: v1::ImageSpec) -> Result<Pulled, String> {
+    async fn pull_in_turn(
+        &self,
+        request: ImageRequest<'_>,
+        spec: v1::ImageSpec,
+        credentials: &impl Credentials,
+    ) -> Result<Pulled, String> {
         let _slot = match &self.slots {
             // Never closed.
             Some(slots) => slots.acquire().await.ok(),
@@ -354,7 +367,8 @@ impl<S: ImageService> ImageManager<S> {
         };
         let started = Instant::now();
         let none = [None];
-        let some: Vec<Option<v1::AuthConfig>> = request.credentials.iter().cloned().map(Some).collect();
+        let repository = reference::ImageName::parse(&spec.image).map(|name| name.repository).unwrap_or_default();
+        let some: Vec<Option<v1::AuthConfig>> = credentials.find(&repository).await.into_iter().map(Some).collect();
         let credentials = if some.is_empty() { &none[..] } else { &some[..] };
         let mut failures: Vec<String> = Vec::new();
         for auth in credentials {

@@ -54,6 +54,15 @@ fn error(code: Code, message: &str) -> CriError {
     CriError { code, method: "pull_image", message: message.into() }
 }
 
+/// Credentials that are there.
+struct Fixed<'a>(&'a [v1::AuthConfig]);
+
+impl Credentials for Fixed<'_> {
+    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+        self.0.to_vec()
+    }
+}
+
 /// A manager, its registry and the events so far.
 struct Bench {
     registry: Arc<Registry>,
@@ -81,12 +90,11 @@ impl Bench {
             policy,
             annotations: &BTreeMap::from([("note".to_owned(), "n".to_owned())]),
             sandbox_config: None,
-            credentials: &self.credentials,
         };
         let events = |kind: EventType, reason: &'static str, message: &str| {
             self.events.lock().unwrap().push(format!("{kind:?} {reason} {message}"));
         };
-        self.manager.ensure_image_exists(request, &events).await
+        self.manager.ensure_image_exists(request, &Fixed(&self.credentials), &events).await
     }
 
     fn events(&self) -> Vec<String> {

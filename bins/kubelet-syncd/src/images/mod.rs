@@ -1,6 +1,7 @@
 //! Images: names, presence, pulls, and what is told about them.
 
 pub mod backoff;
+pub mod credentials;
 mod manager;
 #[cfg(test)]
 mod manager_tests;
@@ -8,7 +9,7 @@ mod metrics;
 pub mod reference;
 
 pub use manager::{
-    ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService, PullLimits,
+    Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService, PullLimits,
     PullPolicy,
 };
 pub use metrics::ImageMetrics;
