@@ -99,6 +99,9 @@ pub struct NodeConfig {
     /// CRI image socket; the runtime's own unless configured.
     pub image_socket: PathBuf,
     pub users: Users,
+    /// The kubeconfig takes credentials from a program: the two processes that talk to the API server may start one.
+    #[serde(default)]
+    pub kubeconfig_runs_program: bool,
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
     /// Programs that give credentials for image pulls.
@@ -226,6 +229,7 @@ impl NodeConfig {
             runtime_socket,
             image_socket,
             users: identity.users,
+            kubeconfig_runs_program: false,
             not_yet,
             credential_providers: None,
         };
@@ -270,6 +274,7 @@ impl NodeConfig {
                 evictiond_gid: uid,
                 statusd_gid: uid,
             },
+            kubeconfig_runs_program: false,
             not_yet: Vec::new(),
             credential_providers: None,
         }
