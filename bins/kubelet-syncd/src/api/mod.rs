@@ -1,4 +1,25 @@
 //! The API server as kubelet-syncd uses it: what it reads there for its pods, and nothing that it writes (TokenRequest
 //! apart, which only asks).
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`pods`], [`mirrors`] | which pods the API server wants here, and what it has of each |
+//! | [`node`] | what follows from our Node |
+//! | [`objects`] | what the rest of the process may ask for |
+//! | [`live`] | how those questions are answered with an API server |
+//! | [`references`], [`store`] | which configMaps and secrets are needed, and how often they are read |
+//! | [`services`], [`runtime_classes`] | what is kept of those |
+//! | [`tokens`] | when a service-account token is asked for |
+//! | [`server`] | what an answer of the API server means |
 
+pub mod live;
+pub mod mirrors;
+pub mod node;
 pub mod objects;
+pub mod pods;
+pub mod references;
+pub mod runtime_classes;
+pub mod server;
+pub mod services;
+pub mod store;
+pub mod tokens;

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bulkhead_ipc::syncd::{Event, PodState};
+use bulkhead_ipc::syncd::{ApiObject, Event, PodState};
 use bulkhead_types::PodUid;
 use tokio::sync::watch;
 
@@ -33,6 +33,8 @@ struct Inner {
     removed: VecDeque<(u64, PodUid)>,
     /// Removals up to this number are forgotten.
     forgotten: u64,
+    /// What the API server has of pods that have no state here (yet, or any more).
+    unclaimed: HashMap<PodUid, ApiObject>,
 }
 
 /// Shared by the main loop, the pods' tasks and the service.
@@ -61,7 +63,7 @@ impl PodHub {
         let old = inner.pods.get(uid).map(|(seq, state)| (*seq, state.clone()));
         let mut state = match &old {
             Some((_, state)) => PodState::clone(state),
-            None => PodState { uid: uid.to_string(), ..PodState::default() },
+            None => PodState { uid: uid.to_string(), api: inner.unclaimed.remove(uid), ..PodState::default() },
         };
         f(&mut state);
         if old.as_ref().is_some_and(|(_, old)| **old == state) {
@@ -82,6 +84,29 @@ impl PodHub {
     pub fn modify_known(&self, uid: &PodUid, f: impl FnOnce(&mut PodState)) {
         if self.get(uid).is_some() {
             self.modify(uid, f);
+        }
+    }
+
+    /// What the API server has of the pod, as the watch saw it last: the pod itself or its mirror. Kept for a pod that
+    /// has no state here, until it gets one; never makes a state.
+    pub fn set_api(&self, uid: &PodUid, object: Option<ApiObject>) {
+        let mut inner = self.inner();
+        if inner.pods.contains_key(uid) {
+            drop(inner);
+            return self.modify(uid, |state| state.api = object);
+        }
+        match object {
+            Some(object) => inner.unclaimed.insert(uid.clone(), object),
+            None => inner.unclaimed.remove(uid),
+        };
+    }
+
+    /// What the API server has of the pod.
+    pub fn api(&self, uid: &PodUid) -> Option<ApiObject> {
+        let inner = self.inner();
+        match inner.pods.get(uid) {
+            Some((_, state)) => state.api.clone(),
+            None => inner.unclaimed.get(uid).cloned(),
         }
     }
 
@@ -108,8 +133,11 @@ impl PodHub {
 
     pub fn remove(&self, uid: &PodUid) {
         let mut inner = self.inner();
-        let Some((old, _)) = inner.pods.remove(uid) else { return };
+        let Some((old, state)) = inner.pods.remove(uid) else { return };
         inner.order.remove(&old);
+        if let Some(object) = state.api.clone() {
+            inner.unclaimed.insert(uid.clone(), object);
+        }
         inner.seq += 1;
         let seq = inner.seq;
         inner.removed.push_back((seq, uid.clone()));
@@ -198,6 +226,24 @@ mod tests {
         assert!(hub.since(Some(next)).1.is_empty());
         // A position from the future is another life's.
         assert_eq!(text(&hub.since(Some(next + 7)).1), ["+a Succeeded", "done"]);
+    }
+
+    #[test]
+    fn the_api_servers_copy_outlives_the_state() {
+        let hub = PodHub::default();
+        let copy = |version: &str| Some(ApiObject { resource_version: version.to_owned(), ..ApiObject::default() });
+        let seen = |hub: &PodHub| hub.get(&uid("a")).map(|s| s.api.clone().map(|o| o.resource_version));
+        hub.set_api(&uid("a"), copy("1"));
+        assert_eq!((seen(&hub), hub.since(None).0), (None, 0), "a copy alone is no pod");
+        hub.modify(&uid("a"), |s| s.phase = "Pending".to_owned());
+        assert_eq!(seen(&hub), Some(Some("1".to_owned())));
+        hub.set_api(&uid("a"), copy("2"));
+        hub.remove(&uid("a"));
+        assert_eq!(hub.api(&uid("a")), copy("2"));
+        hub.modify(&uid("a"), |_| {});
+        assert_eq!(seen(&hub), Some(Some("2".to_owned())));
+        hub.set_api(&uid("a"), None);
+        assert_eq!((seen(&hub), hub.api(&uid("a"))), (Some(None), None));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Merges the complete sets of each source into ordered changes (upstream `pkg/kubelet/config/config.go`). Pure: sets in,
-//! changes out.
+//! Merges what each source wants into ordered changes (upstream `pkg/kubelet/config/config.go`). Pure: complete sets, or
+//! single pods of a source that tells of them one by one, in; changes out.
 //!
 //! Invariants: a uid is in at most one pod of a source; full names are unique within a source; what a consumer gets by
 //! applying the changes in order is the newest set of each source; a source's first set always yields at least one
@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -88,9 +88,14 @@ pub struct Merge {
     sources: BTreeMap<SourceKind, Source>,
 }
 
+/// Namespace and name.
+pub type FullName = (String, String);
+
 #[derive(Debug, Default)]
 struct Source {
     pods: BTreeMap<String, Arc<Pod>>,
+    /// Uids by full name, of exactly those pods.
+    names: BTreeMap<FullName, String>,
     /// It has delivered a set.
     delivered: bool,
     /// The main loop has taken a change of it.
@@ -129,43 +134,24 @@ impl Merge {
         let source = self.sources.entry(kind).or_default();
         let mut dropped = Vec::new();
         let mut old = std::mem::take(&mut source.pods);
+        source.names.clear();
         let (mut adds, mut updates, mut deletes, mut reconciles) = (vec![], vec![], vec![], vec![]);
-        let mut names = BTreeSet::new();
-        for mut pod in pods {
-            let full_name = (text(&pod.metadata.namespace).to_owned(), text(&pod.metadata.name).to_owned());
+        for pod in pods {
             let uid = text(&pod.metadata.uid).to_owned();
-            let duplicate_name = names.contains(&full_name);
+            let duplicate_name = source.names.contains_key(&full_name(&pod));
             if duplicate_name || source.pods.contains_key(&uid) {
                 dropped.push(drop_duplicate(pod, kind, &uid, duplicate_name));
                 continue;
             }
-            names.insert(full_name);
-            pod.metadata.annotations.get_or_insert_default().insert(CONFIG_SOURCE.to_owned(), kind.as_str().to_owned());
-            let kept = match old.remove(&uid) {
-                None => {
-                    let annotations = pod.metadata.annotations.get_or_insert_default();
-                    annotations.insert(CONFIG_SEEN.to_owned(), seen(now));
-                    let pod = Arc::new(pod);
-                    adds.push(pod.clone());
-                    pod
-                }
-                Some(existing) => match compare(&existing, &pod) {
-                    Difference::None => existing,
-                    Difference::Status => {
-                        let mut next = (*existing).clone();
-                        next.status = pod.status;
-                        let next = Arc::new(next);
-                        reconciles.push(next.clone());
-                        next
-                    }
-                    Difference::Content => {
-                        let list = if pod.metadata.deletion_timestamp.is_some() { &mut deletes } else { &mut updates };
-                        let next = Arc::new(updated(&existing, pod));
-                        list.push(next.clone());
-                        next
-                    }
-                },
-            };
+            let (op, kept) = take(old.remove(&uid), pod, kind, now);
+            match op {
+                Some(PodOp::Add) => adds.push(kept.clone()),
+                Some(PodOp::Delete) => deletes.push(kept.clone()),
+                Some(PodOp::Reconcile) => reconciles.push(kept.clone()),
+                Some(PodOp::Update | PodOp::Remove) => updates.push(kept.clone()),
+                None => {}
+            }
+            source.names.insert(full_name(&kept), uid.clone());
             source.pods.insert(uid, kept);
         }
         let first = !std::mem::replace(&mut source.delivered, true);
@@ -182,6 +168,65 @@ impl Merge {
             change(PodOp::Reconcile, reconciles),
         ];
         Merged { updates: updates.into_iter().flatten().collect(), dropped }
+    }
+
+    /// One pod is there or has changed; the others of the source stay as they are. It takes the place of another pod of
+    /// the same full name, whose end has not been heard of. Says nothing about whether the source has delivered.
+    pub fn upsert(&mut self, kind: SourceKind, pod: Pod, now: Timestamp) -> Merged {
+        let source = self.sources.entry(kind).or_default();
+        let uid = text(&pod.metadata.uid).to_owned();
+        let replaced = source.names.get(&full_name(&pod)).filter(|other| **other != uid).cloned();
+        let mut updates = Vec::new();
+        if let Some(old) = replaced.and_then(|other| source.pods.remove(&other)) {
+            updates.push(PodUpdate { op: PodOp::Remove, source: kind, pods: vec![old] });
+        }
+        let (op, kept) = take(source.pods.remove(&uid), pod, kind, now);
+        if let Some(op) = op {
+            updates.push(PodUpdate { op, source: kind, pods: vec![kept.clone()] });
+        }
+        source.names.insert(full_name(&kept), uid.clone());
+        source.pods.insert(uid, kept);
+        Merged { updates, dropped: Vec::new() }
+    }
+
+    /// One pod is gone; the others of the source stay as they are.
+    pub fn remove(&mut self, kind: SourceKind, uid: &str) -> Merged {
+        let Some(source) = self.sources.get_mut(&kind) else { return Merged::default() };
+        let Some(old) = source.pods.remove(uid) else { return Merged::default() };
+        source.names.remove(&full_name(&old));
+        let updates = vec![PodUpdate { op: PodOp::Remove, source: kind, pods: vec![old] }];
+        Merged { updates, dropped: Vec::new() }
+    }
+
+    /// Uids, namespaces and names of the pods that a source wants now.
+    pub fn names(&self, kind: SourceKind) -> impl Iterator<Item = (&str, &FullName)> {
+        self.sources.get(&kind).into_iter().flat_map(|s| s.names.iter().map(|(name, uid)| (uid.as_str(), name)))
+    }
+}
+
+fn full_name(pod: &Pod) -> FullName {
+    (text(&pod.metadata.namespace).to_owned(), text(&pod.metadata.name).to_owned())
+}
+
+/// What becomes of a pod of which `existing` is known under the same uid, and what kind of change that is.
+fn take(existing: Option<Arc<Pod>>, mut pod: Pod, kind: SourceKind, now: Timestamp) -> (Option<PodOp>, Arc<Pod>) {
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(CONFIG_SOURCE.to_owned(), kind.as_str().to_owned());
+    let Some(existing) = existing else {
+        annotations.insert(CONFIG_SEEN.to_owned(), seen(now));
+        return (Some(PodOp::Add), Arc::new(pod));
+    };
+    match compare(&existing, &pod) {
+        Difference::None => (None, existing),
+        Difference::Status => {
+            let mut next = Arc::unwrap_or_clone(existing);
+            next.status = pod.status;
+            (Some(PodOp::Reconcile), Arc::new(next))
+        }
+        Difference::Content => {
+            let op = if pod.metadata.deletion_timestamp.is_some() { PodOp::Delete } else { PodOp::Update };
+            (Some(op), Arc::new(updated(&existing, pod)))
+        }
     }
 }
 

@@ -1,12 +1,12 @@
-//! Desired pods: read from the manifest folder and the URL (and, with the API server, from there), merged per source
-//! into ordered changes for the main loop.
+//! Desired pods: read from the manifest folder, the URL and the API server, merged per source into ordered changes for
+//! the main loop.
 //!
 //! | task | receives | sends |
 //! |---|---|---|
 //! | [`file::run`] | watch events and bytes of manifests | complete sets of source `file` |
 //! | [`http::run`] | answers of `staticPodURL` | complete sets of source `http` |
-//! | the API source | (its seam: [`SourcesConfig::api`], [`Sources::api_sender`]) | complete sets of source `api` |
-//! | merge, here | complete sets | [`PodUpdate`]s, at most 50 waiting |
+//! | `api::pods` (through [`Sources::api_sender`]) | the watch of the API server's pods | a complete set of source `api`, then single pods |
+//! | merge, here | all of that | [`PodUpdate`]s, at most 50 waiting |
 //!
 //! "No pods desired" and "not heard from yet" never look alike: a source that has not delivered is not ready, and until
 //! [`Sources::all_ready`] nothing is deleted.
@@ -27,20 +27,20 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bulkhead_types::NodeName;
+use bulkhead_types::{NodeName, PodUid};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 pub use file::{FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
-pub use merge::{DroppedPod, Merge, PodOp, PodUpdate, SourceKind};
+pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate, SourceKind};
 pub use uids::{RunningPod, UidStore, Uids};
 
 /// Changes that wait for the main loop; upstream's channel has the same length.
 const UPDATES_WAITING: usize = 50;
-/// Sets that wait for the merge: one for each source is enough, since each is complete.
-const SETS_WAITING: usize = 4;
+/// What waits for the merge: a few sets, or some single changes of the API server.
+const CHANGES_WAITING: usize = 16;
 
 /// Which sources there are.
 #[derive(Debug)]
@@ -80,8 +80,24 @@ struct Shared {
 pub struct Sources {
     shared: Arc<Mutex<Shared>>,
     kinds: Vec<SourceKind>,
-    sets: mpsc::Sender<(SourceKind, Vec<Pod>)>,
+    changes: mpsc::Sender<(SourceKind, SourceChange)>,
+    statics: watch::Sender<Arc<[StaticName]>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+/// What a source tells of its pods.
+#[derive(Debug)]
+enum SourceChange {
+    Set(Vec<Pod>),
+    Upsert(Box<Pod>),
+    Remove(PodUid),
+}
+
+/// A wanted static pod; its mirror on the API server has the same full name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticName {
+    pub uid: PodUid,
+    pub name: FullName,
 }
 
 impl Drop for Sources {
@@ -90,17 +106,33 @@ impl Drop for Sources {
     }
 }
 
-/// Delivers complete sets of one source to the merge.
+/// Delivers what one source wants to the merge, in order.
 #[derive(Debug, Clone)]
 pub struct SetSender {
     kind: SourceKind,
-    sets: mpsc::Sender<(SourceKind, Vec<Pod>)>,
+    changes: mpsc::Sender<(SourceKind, SourceChange)>,
     shared: Arc<Mutex<Shared>>,
+}
+
+impl SetSender {
+    async fn send(&self, change: SourceChange) -> bool {
+        self.changes.send((self.kind, change)).await.is_ok()
+    }
+
+    /// One pod is new or has changed. False when nobody listens any more.
+    pub async fn upsert(&self, pod: Pod) -> bool {
+        self.send(SourceChange::Upsert(Box::new(pod))).await
+    }
+
+    /// One pod is gone.
+    pub async fn remove(&self, uid: PodUid) -> bool {
+        self.send(SourceChange::Remove(uid)).await
+    }
 }
 
 impl SetSink for SetSender {
     async fn set(&mut self, pods: Vec<Pod>) -> bool {
-        self.sets.send((self.kind, pods)).await.is_ok()
+        self.send(SourceChange::Set(pods)).await
     }
 
     fn errors(&mut self, errors: Vec<String>) {
@@ -118,11 +150,13 @@ impl Sources {
         dropped: DroppedSink,
     ) -> (Sources, mpsc::Receiver<PodUpdate>) {
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let (sets, incoming) = mpsc::channel(SETS_WAITING);
+        let (changes, incoming) = mpsc::channel(CHANGES_WAITING);
+        let statics = watch::Sender::new(Arc::default());
         let (updates, outgoing) = mpsc::channel(UPDATES_WAITING);
         let uids = Arc::new(Mutex::new(Uids::new(uid_store, config.running)));
-        let mut sources = Sources { shared: shared.clone(), kinds: Vec::new(), sets, tasks: Vec::new() };
-        sources.tasks.push(tokio::spawn(merge_sets(incoming, updates, shared, dropped)));
+        let mut sources =
+            Sources { shared: shared.clone(), kinds: Vec::new(), changes, statics: statics.clone(), tasks: Vec::new() };
+        sources.tasks.push(tokio::spawn(merge_changes(incoming, updates, shared, statics, dropped)));
         if let Some(file) = config.file {
             let sender = sources.register(SourceKind::File);
             let node = config.node.clone();
@@ -141,7 +175,7 @@ impl Sources {
     fn register(&mut self, kind: SourceKind) -> SetSender {
         self.shared().merge.register(kind);
         self.kinds.push(kind);
-        SetSender { kind, sets: self.sets.clone(), shared: self.shared.clone() }
+        SetSender { kind, changes: self.changes.clone(), shared: self.shared.clone() }
     }
 
     fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
@@ -152,9 +186,14 @@ impl Sources {
     pub fn api_sender(&self) -> Option<SetSender> {
         self.kinds.contains(&SourceKind::Api).then(|| SetSender {
             kind: SourceKind::Api,
-            sets: self.sets.clone(),
+            changes: self.changes.clone(),
             shared: self.shared.clone(),
         })
+    }
+
+    /// The static pods that are wanted now.
+    pub fn statics(&self) -> watch::Receiver<Arc<[StaticName]>> {
+        self.statics.subscribe()
     }
 
     /// The main loop has taken a change of that source.
@@ -179,17 +218,33 @@ impl Sources {
     }
 }
 
-async fn merge_sets(
-    mut incoming: mpsc::Receiver<(SourceKind, Vec<Pod>)>,
+async fn merge_changes(
+    mut incoming: mpsc::Receiver<(SourceKind, SourceChange)>,
     updates: mpsc::Sender<PodUpdate>,
     shared: Arc<Mutex<Shared>>,
+    statics: watch::Sender<Arc<[StaticName]>>,
     dropped: DroppedSink,
 ) {
-    while let Some((kind, pods)) = incoming.recv().await {
-        let merged = {
+    while let Some((kind, change)) = incoming.recv().await {
+        let (merged, names) = {
             let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.merge.set(kind, pods, Timestamp::now())
+            let now = Timestamp::now();
+            let merged = match change {
+                SourceChange::Set(pods) => shared.merge.set(kind, pods, now),
+                SourceChange::Upsert(pod) => shared.merge.upsert(kind, *pod, now),
+                SourceChange::Remove(uid) => shared.merge.remove(kind, uid.as_str()),
+            };
+            (merged, (kind != SourceKind::Api).then(|| static_names(&shared.merge)))
         };
+        if let Some(names) = names {
+            statics.send_if_modified(|known| {
+                let changed = **known != *names;
+                if changed {
+                    *known = names;
+                }
+                changed
+            });
+        }
         merged.dropped.into_iter().for_each(|pod| dropped(pod));
         for update in merged.updates {
             if updates.send(update).await.is_err() {
@@ -197,6 +252,12 @@ async fn merge_sets(
             }
         }
     }
+}
+
+fn static_names(merge: &Merge) -> Arc<[StaticName]> {
+    let of = |kind| merge.names(kind);
+    let all = of(SourceKind::File).chain(of(SourceKind::Http));
+    all.filter_map(|(uid, name)| Some(StaticName { uid: PodUid::parse(uid).ok()?, name: name.clone() })).collect()
 }
 
 /// An error with its causes, on one line.

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -113,6 +113,25 @@ fn readiness_needs_delivery_and_a_listener() {
     assert_eq!(merge.count(SourceKind::Http), 1);
 }
 
+#[test]
+fn single_changes() {
+    let mut merge = Merge::default();
+    merge.register(SourceKind::Api);
+    let early = merge.upsert(SourceKind::Api, simple("0", "z", "i"), now());
+    assert_eq!(shape(&early), [(PodOp::Add, uids(&["0"]))]);
+    assert!(!merge.delivered(SourceKind::Api), "one pod is no set");
+    merge.set(SourceKind::Api, vec![simple("1", "a", "i"), simple("2", "b", "i")], now());
+    assert_eq!(shape(&merge.upsert(SourceKind::Api, simple("1", "a", "i"), now())), []);
+    assert_eq!(shape(&merge.upsert(SourceKind::Api, simple("1", "a", "j"), now())), [(PodOp::Update, uids(&["1"]))]);
+    assert_eq!(shape(&merge.upsert(SourceKind::Api, simple("3", "c", "i"), now())), [(PodOp::Add, uids(&["3"]))]);
+    let successor = merge.upsert(SourceKind::Api, simple("4", "b", "i"), now());
+    assert_eq!(shape(&successor), [(PodOp::Remove, uids(&["2"])), (PodOp::Add, uids(&["4"]))]);
+    assert_eq!(shape(&merge.remove(SourceKind::Api, "2")), [], "its successor has its name");
+    assert_eq!(shape(&merge.remove(SourceKind::Api, "1")), [(PodOp::Remove, uids(&["1"]))]);
+    let left: Vec<&str> = merge.names(SourceKind::Api).map(|(uid, _)| uid).collect();
+    assert_eq!((left, merge.count(SourceKind::Api)), (vec!["4", "3"], 2));
+}
+
 /// uid, name, image, status, asked to terminate.
 type Small = (u8, u8, u8, u8, bool);
 
@@ -136,6 +155,36 @@ fn content(
 }
 
 proptest! {
+    /// A set after single changes finds nothing to do exactly where they have led to it already.
+    #[test]
+    fn single_changes_lead_where_a_set_does(
+        first in proptest::collection::vec((0u8..5, 0u8..2, 0u8..2, any::<bool>()), 0..5),
+        changes in proptest::collection::vec((0u8..5, 0u8..2, 0u8..2, any::<bool>(), any::<bool>()), 0..12)
+    ) {
+        let mut merge = Merge::default();
+        let mut model: BTreeMap<String, Pod> = BTreeMap::new();
+        for (uid, image, phase, deleted) in first {
+            let pod = build((uid, uid, image, phase, deleted));
+            model.entry(uid.to_string()).or_insert(pod);
+        }
+        merge.set(SourceKind::Api, model.values().cloned().collect(), now());
+        for (uid, image, phase, deleted, gone) in changes {
+            let merged = if gone {
+                model.remove(&uid.to_string());
+                merge.remove(SourceKind::Api, &uid.to_string())
+            } else {
+                let pod = build((uid, uid, image, phase, deleted));
+                model.insert(uid.to_string(), pod.clone());
+                merge.upsert(SourceKind::Api, pod, now())
+            };
+            prop_assert!(merged.updates.len() <= 1);
+        }
+        prop_assert_eq!(merge.count(SourceKind::Api), model.len());
+        prop_assert_eq!(merge.names(SourceKind::Api).count(), model.len());
+        let same = merge.set(SourceKind::Api, model.into_values().collect(), now());
+        prop_assert_eq!(shape(&same), []);
+    }
+
     #[test]
     fn applying_the_changes_gives_the_set(
         sets in proptest::collection::vec(

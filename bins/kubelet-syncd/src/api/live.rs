@@ -1,0 +1,229 @@
+//! What pods need, from a real API server: one watch of our Node, of the services and of the runtime classes, and the
+//! stores of configMaps, secrets and tokens.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_config::NodeConfig;
+use bulkhead_types::PodUid;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
+};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::{broadcast, watch};
+
+use super::node::NodeSeen;
+use super::objects::{KnownServices, Objects, Token, TokenWanted};
+use super::runtime_classes::RuntimeClasses;
+use super::server::{Got, ObjectServer, object_error};
+use super::store::{Store, Strategy, Ttl};
+use super::tokens::Tokens;
+use super::{node, references, runtime_classes, services};
+
+/// Annotation of the Node: seconds for which configMaps and secrets may be kept.
+const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+/// Where it says nothing.
+const TTL_DEFAULT: Duration = Duration::from_secs(60);
+/// Changes that wait for somebody who is busy; who falls behind looks at every pod.
+const CHANGES_KEPT: usize = 1024;
+
+/// The API server's objects, as pods here need them.
+#[derive(Debug)]
+pub struct ApiObjects {
+    client: ApiClient,
+    config_maps: Arc<Store<ConfigMap>>,
+    secrets: Arc<Store<Secret>>,
+    tokens: Arc<Tokens>,
+    services: watch::Receiver<KnownServices>,
+    classes: RuntimeClasses,
+    node: watch::Receiver<Option<Arc<Node>>>,
+    seen: watch::Receiver<NodeSeen>,
+    changes: broadcast::Sender<PodUid>,
+}
+
+impl ApiObjects {
+    /// Starts what is always watched. `initial` stands for our Node until the server has one. Must be called within a
+    /// tokio runtime.
+    pub fn start(client: &ApiClient, config: &NodeConfig, initial: Node) -> Arc<Self> {
+        let initial = Arc::new(initial);
+        let (seen_sender, seen) = watch::channel(NodeSeen::default());
+        let (node_sender, node) = watch::channel(Some(initial.clone()));
+        let name = config.node_name.clone();
+        tokio::spawn(node::follow(node::changes(client, &name), name, initial, seen_sender, node_sender));
+        let (services_sender, services) = watch::channel(KnownServices::default());
+        tokio::spawn(services::follow(services::changes(client), services_sender));
+        let classes = RuntimeClasses::default();
+        tokio::spawn(classes.clone().follow(runtime_classes::changes(client)));
+        let changes = broadcast::Sender::new(CHANGES_KEPT);
+        let strategy = Strategy::of(&config.kubelet.config_map_and_secret_change_detection_strategy);
+        let sync = config.sync_frequency();
+        let ttl: Ttl = {
+            let seen = seen.clone();
+            Arc::new(move || seen.borrow().node.as_deref().map_or(TTL_DEFAULT, ttl))
+        };
+        let server = Arc::new(client.clone());
+        Arc::new(ApiObjects {
+            client: client.clone(),
+            config_maps: Store::start(
+                server.clone() as Arc<dyn ObjectServer<ConfigMap>>,
+                strategy,
+                ttl.clone(),
+                sync,
+                changes.clone(),
+            ),
+            secrets: Store::start(
+                server.clone() as Arc<dyn ObjectServer<Secret>>,
+                strategy,
+                ttl,
+                sync,
+                changes.clone(),
+            ),
+            tokens: Tokens::start(server),
+            services,
+            classes,
+            node,
+            seen,
+            changes,
+        })
+    }
+
+    /// Our Node exactly as the server has it.
+    pub fn node_seen(&self) -> watch::Receiver<NodeSeen> {
+        self.seen.clone()
+    }
+
+    async fn get<K>(api: Api<K>, name: &str) -> Got<Arc<K>>
+    where
+        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        let mut object = api.get(name).await.map_err(|error| object_error(&error))?;
+        object.meta_mut().managed_fields = None;
+        Ok(Arc::new(object))
+    }
+}
+
+fn ttl(node: &Node) -> Duration {
+    let text = node.metadata.annotations.as_ref().and_then(|a| a.get(TTL_ANNOTATION));
+    text.and_then(|text| text.parse::<u32>().ok()).map_or(TTL_DEFAULT, |seconds| Duration::from_secs(seconds.into()))
+}
+
+/// The Node as flags and the machine describe it, for as long as the API server has none: names, labels, and what pods
+/// may use.
+pub fn initial_node(
+    config: &NodeConfig,
+    capacity: &BTreeMap<String, String>,
+    allocatable: &BTreeMap<String, String>,
+) -> Node {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let mut labels: BTreeMap<String, String> = [
+        ("kubernetes.io/hostname", config.hostname.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", arch),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into();
+    labels.extend(config.flags.node_labels.clone());
+    let list = |amounts: &BTreeMap<String, String>| {
+        use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+        Some(amounts.iter().map(|(name, amount)| (name.clone(), Quantity(amount.clone()))).collect())
+    };
+    let mut node = Node::default();
+    node.metadata.name = Some(config.node_name.to_string());
+    node.metadata.labels = Some(labels);
+    let status = node.status.get_or_insert_default();
+    status.capacity = list(capacity);
+    status.allocatable = list(allocatable);
+    node
+}
+
+impl Objects for ApiObjects {
+    fn register_pod(&self, pod: &Arc<Pod>) {
+        let Some(uid) = pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok()) else { return };
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        self.config_maps.register(&uid, namespace, references::config_maps(pod));
+        self.secrets.register(&uid, namespace, references::secrets(pod));
+    }
+
+    fn unregister_pod(&self, uid: &PodUid) {
+        self.config_maps.unregister(uid);
+        self.secrets.unregister(uid);
+        self.tokens.forget_pod(uid);
+    }
+
+    fn config_map<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Got<Arc<ConfigMap>>> {
+        self.config_maps.get(namespace, name).boxed()
+    }
+
+    fn secret<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Got<Arc<Secret>>> {
+        self.secrets.get(namespace, name).boxed()
+    }
+
+    fn service_account<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Got<Arc<ServiceAccount>>> {
+        Self::get(Api::namespaced(self.client.client(Lane::Main), namespace), name).boxed()
+    }
+
+    fn persistent_volume_claim<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Got<Arc<PersistentVolumeClaim>>> {
+        Self::get(Api::namespaced(self.client.client(Lane::Main), namespace), name).boxed()
+    }
+
+    fn persistent_volume<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Got<Arc<PersistentVolume>>> {
+        Self::get(Api::all(self.client.client(Lane::Main)), name).boxed()
+    }
+
+    fn token<'a>(&'a self, wanted: &'a TokenWanted) -> BoxFuture<'a, Got<Token>> {
+        self.tokens.get(wanted).boxed()
+    }
+
+    fn runtime_handler(&self, class: &str) -> Got<String> {
+        self.classes.handler(class)
+    }
+
+    fn services(&self) -> KnownServices {
+        self.services.borrow().clone()
+    }
+
+    fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.node.clone()
+    }
+
+    fn changes(&self) -> broadcast::Receiver<PodUid> {
+        self.changes.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_objects_may_be_kept() {
+        let node = |annotations: serde_json::Value| -> Node {
+            serde_json::from_value(serde_json::json!({"metadata": {"annotations": annotations}})).unwrap()
+        };
+        let cases = [
+            (serde_json::json!({}), 60),
+            (serde_json::json!({TTL_ANNOTATION: "0"}), 0),
+            (serde_json::json!({TTL_ANNOTATION: "300"}), 300),
+            (serde_json::json!({TTL_ANNOTATION: "-5"}), 60),
+            (serde_json::json!({TTL_ANNOTATION: "soon"}), 60),
+        ];
+        for (annotations, expected) in cases {
+            assert_eq!(ttl(&node(annotations)).as_secs(), expected);
+        }
+    }
+}

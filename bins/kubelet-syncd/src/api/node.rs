@@ -1,0 +1,211 @@
+//! Our Node as the API server has it, and what follows from it here: the host's addresses that pods are told, and the
+//! pods' address ranges that the runtime is told.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_apiclient::watch::{Change, Scope, watch};
+use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_cri::{CriClient, v1};
+use bulkhead_types::NodeName;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+
+use crate::runtime::node_facts::SharedFacts;
+
+/// Pause before the runtime is told again after a failure; upstream tries with each node status.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What the watch has seen.
+#[derive(Debug, Clone, Default)]
+pub struct NodeSeen {
+    /// It has delivered: an absent Node is known to be absent.
+    pub synced: bool,
+    /// Without its list of images, which nobody here reads.
+    pub node: Option<Arc<Node>>,
+    /// The whole of it as JSON, for who writes it; empty when there is none.
+    pub json: Arc<[u8]>,
+}
+
+/// The Node of that name.
+pub fn changes(client: &ApiClient, name: &NodeName) -> BoxStream<'static, Change<Node>> {
+    let scope = Scope { field_selector: format!("metadata.name={name}"), ..Scope::default() };
+    watch(client, Lane::Main, scope)
+}
+
+/// Follows the Node for ever. `current` is always a Node: while there is none on the server, `initial`.
+pub async fn follow(
+    mut changes: BoxStream<'static, Change<Node>>,
+    name: NodeName,
+    initial: Arc<Node>,
+    seen: watch::Sender<NodeSeen>,
+    current: watch::Sender<Option<Arc<Node>>>,
+) {
+    while let Some(change) = changes.next().await {
+        let node = match change {
+            Change::Restarted(all) => all.into_iter().find(|node| is(node, &name)),
+            Change::Applied(node) if is(&node, &name) => Some(node),
+            Change::Deleted(node) if is(&node, &name) => None,
+            Change::Applied(_) | Change::Deleted(_) => continue,
+            Change::Failed(error) => {
+                tracing::warn!("the Node could not be watched on the API server: {error}");
+                continue;
+            }
+        };
+        let now = of(node);
+        let known = now.node.clone().unwrap_or_else(|| initial.clone());
+        // The Node itself before the news that it is known: who waits for the news finds it.
+        current.send_replace(Some(known));
+        seen.send_if_modified(|seen| {
+            let changed = seen.synced != now.synced || seen.json != now.json;
+            *seen = now;
+            changed
+        });
+    }
+}
+
+fn is(node: &Node, name: &NodeName) -> bool {
+    node.metadata.name.as_deref() == Some(name.as_str())
+}
+
+fn of(node: Option<Node>) -> NodeSeen {
+    let Some(mut node) = node else { return NodeSeen { synced: true, ..NodeSeen::default() } };
+    let json: Arc<[u8]> = serde_json::to_vec(&node).unwrap_or_default().into();
+    if let Some(status) = &mut node.status {
+        status.images = None;
+    }
+    NodeSeen { synced: true, node: Some(Arc::new(node)), json }
+}
+
+/// Addresses of a host: the first internal one (an external one where there is none), and the first of the other family
+/// (upstream `pkg/util/node`, GetNodeHostIPs). Empty: the Node names none.
+pub fn host_ips(node: &Node) -> Vec<IpAddr> {
+    let addresses = || node.status.iter().flat_map(|s| s.addresses.iter().flatten());
+    let of_type = |wanted: &'static str| {
+        addresses().filter(move |a| a.type_ == wanted).filter_map(|a| a.address.parse::<IpAddr>().ok())
+    };
+    let all: Vec<IpAddr> = of_type("InternalIP").chain(of_type("ExternalIP")).collect();
+    let Some(first) = all.first().copied() else { return Vec::new() };
+    let other = all.iter().copied().find(|ip| ip.is_ipv6() != first.is_ipv6());
+    [Some(first), other].into_iter().flatten().collect()
+}
+
+/// The ranges of pod addresses as the runtime is told them; empty while none are assigned.
+pub fn pod_cidrs(node: &Node) -> String {
+    let spec = node.spec.as_ref();
+    let all = spec.and_then(|s| s.pod_cidrs.clone()).filter(|cidrs| !cidrs.is_empty());
+    all.map_or_else(|| spec.and_then(|s| s.pod_cidr.clone()).unwrap_or_default(), |cidrs| cidrs.join(","))
+}
+
+/// Keeps the node's addresses as the API server has them. Until it names some, what was found on the host counts.
+pub async fn keep_addresses(mut seen: watch::Receiver<NodeSeen>, facts: SharedFacts) {
+    loop {
+        let ips = seen.borrow_and_update().node.as_deref().map(host_ips).unwrap_or_default();
+        if !ips.is_empty() && facts.set_host_ips(ips.clone()) {
+            tracing::info!(addresses = ?ips, "addresses of the node");
+        }
+        if seen.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells the runtime the ranges of pod addresses: the configured one, then whatever the Node has.
+pub async fn keep_pod_cidrs(configured: String, mut seen: watch::Receiver<NodeSeen>, cri: CriClient) {
+    let (mut told, mut wanted) = (String::new(), configured);
+    loop {
+        let cidrs = seen.borrow_and_update().node.as_deref().map(pod_cidrs).unwrap_or_default();
+        if !cidrs.is_empty() {
+            wanted = cidrs;
+        }
+        if wanted != told {
+            let network_config = Some(v1::NetworkConfig { pod_cidr: wanted.clone() });
+            let config = Some(v1::RuntimeConfig { network_config });
+            match cri.update_runtime_config(v1::UpdateRuntimeConfigRequest { runtime_config: config }).await {
+                Ok(_) => {
+                    tracing::info!(from = told, to = wanted, "ranges of pod addresses");
+                    told.clone_from(&wanted);
+                }
+                Err(error) => tracing::warn!(%error, "failed to update pod CIDR"),
+            }
+        }
+        let retry = wanted != told;
+        tokio::select! {
+            changed = seen.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(RETRY), if retry => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(value: serde_json::Value) -> Node {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn addresses() {
+        let with = |addresses: &[(&str, &str)]| {
+            let list: Vec<_> = addresses.iter().map(|(t, a)| json!({"type": t, "address": a})).collect();
+            let ips = host_ips(&node(json!({"metadata": {}, "status": {"addresses": list}})));
+            ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let cases: [(&[(&str, &str)], &str); 6] = [
+            (&[], ""),
+            (&[("Hostname", "10.0.0.1"), ("InternalIP", "x")], ""),
+            (&[("Hostname", "n"), ("InternalIP", "10.0.0.1"), ("InternalIP", "10.0.0.2")], "10.0.0.1"),
+            (&[("InternalIP", "fd00::1"), ("InternalIP", "10.0.0.2")], "fd00::1 10.0.0.2"),
+            (&[("ExternalIP", "1.2.3.4"), ("InternalIP", "10.0.0.1")], "10.0.0.1"),
+            (&[("ExternalIP", "2001:db8::1"), ("InternalIP", "10.0.0.1")], "10.0.0.1 2001:db8::1"),
+        ];
+        for (addresses, expected) in cases {
+            assert_eq!(with(addresses), expected, "{addresses:?}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        assert_eq!(pod_cidrs(&node(json!({"metadata": {}}))), "");
+        assert_eq!(pod_cidrs(&node(json!({"metadata": {}, "spec": {"podCIDR": "10.1.0.0/24"}}))), "10.1.0.0/24");
+        let both =
+            json!({"metadata": {}, "spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd01::/64"]}});
+        assert_eq!(pod_cidrs(&node(both)), "10.1.0.0/24,fd01::/64");
+    }
+
+    #[tokio::test]
+    async fn an_absent_node_is_known_and_stood_in_for() {
+        let named = |labels: serde_json::Value| node(json!({"metadata": {"name": "n", "labels": labels}}));
+        let initial = Arc::new(named(json!({"from": "flags"})));
+        let other = node(json!({"metadata": {"name": "other"}}));
+        let (seen_sender, mut seen) = watch::channel(NodeSeen::default());
+        let (current_sender, current) = watch::channel(None);
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(receiver).boxed();
+        let name = NodeName::parse("n").unwrap();
+        tokio::spawn(follow(stream, name, initial.clone(), seen_sender, current_sender));
+        let label = || current.borrow().as_ref().unwrap().metadata.labels.clone().unwrap()["from"].clone();
+
+        sender.send(Change::Failed("away".into())).unwrap();
+        sender.send(Change::Restarted(vec![other])).unwrap();
+        seen.wait_for(|seen| seen.synced).await.unwrap();
+        assert!(seen.borrow().node.is_none() && seen.borrow().json.is_empty());
+        assert_eq!(label(), "flags");
+
+        let mut real = named(json!({"from": "server"}));
+        real.status = serde_json::from_value(json!({"images": [{"names": ["i"]}]})).unwrap();
+        sender.send(Change::Applied(real)).unwrap();
+        let now = seen.wait_for(|seen| seen.node.is_some()).await.unwrap().clone();
+        assert_eq!(label(), "server");
+        assert!(now.node.unwrap().status.as_ref().unwrap().images.is_none());
+        assert!(String::from_utf8(now.json.to_vec()).unwrap().contains("images"));
+        sender.send(Change::Deleted(named(json!({})))).unwrap();
+        seen.wait_for(|seen| seen.node.is_none()).await.unwrap();
+        assert_eq!(label(), "flags");
+    }
+}

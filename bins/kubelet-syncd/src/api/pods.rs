@@ -1,0 +1,356 @@
+//! The API server as a source of pods: one watch of the pods that are bound to this node.
+//!
+//! What it delivers first, and after each interruption that cannot be resumed, is everything that exists; before that
+//! nothing is known to be gone. A failure changes nothing. Mirror pods are never run: they are the API server's copies of
+//! static pods.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bulkhead_apiclient::watch::{Change, Scope, watch};
+use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_ipc::syncd::{ApiObject, MirrorRef};
+use bulkhead_types::{NodeName, PodUid};
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+
+use super::mirrors::{CopyOf, Mirrors};
+use crate::service::PodHub;
+use crate::sources::static_pod::CONFIG_MIRROR;
+use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
+
+/// What is to be told of the watch itself.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ApiPods {
+    /// It has delivered. Before that "no mirror pod" means "not known".
+    pub synced: bool,
+    /// Mirror pods whose static pod no manifest names.
+    pub unwanted_mirrors: Vec<MirrorRef>,
+}
+
+/// Where it goes.
+#[derive(Debug)]
+pub struct PodSource {
+    pub node: NodeName,
+    pub sender: SetSender,
+    pub hub: Arc<PodHub>,
+    pub statics: watch::Receiver<Arc<[StaticName]>>,
+    pub seen: watch::Sender<ApiPods>,
+}
+
+/// The pods that are bound to the node, of all namespaces.
+pub fn changes(client: &ApiClient, node: &NodeName) -> BoxStream<'static, Change<Pod>> {
+    let scope = Scope { field_selector: format!("spec.nodeName={node}"), ..Scope::default() };
+    watch(client, Lane::Main, scope)
+}
+
+/// A pod as it was seen, sorted out.
+#[derive(Debug)]
+enum Seen {
+    /// To be run here.
+    Pod(PodUid, ApiObject, Box<Pod>),
+    Mirror(FullName, ApiObject),
+    /// Not ours, or not a pod that can be worked on.
+    Nothing,
+}
+
+impl PodSource {
+    /// Follows the changes until they or the merge end.
+    pub async fn run(self, mut changes: BoxStream<'static, Change<Pod>>) {
+        let mut source = Source { mirrors: Mirrors::default(), known: HashSet::new(), failed: false, parts: self };
+        let wanted = source.parts.statics.borrow_and_update().clone();
+        let copies = source.mirrors.statics(&wanted);
+        source.tell(copies);
+        loop {
+            tokio::select! {
+                change = changes.next() => match change {
+                    Some(change) => if !source.take(change).await { return },
+                    None => return,
+                },
+                Ok(()) = source.parts.statics.changed() => {
+                    let wanted = source.parts.statics.borrow_and_update().clone();
+                    let copies = source.mirrors.statics(&wanted);
+                    source.tell(copies);
+                }
+            }
+            source.publish();
+        }
+    }
+}
+
+struct Source {
+    parts: PodSource,
+    mirrors: Mirrors,
+    /// Pods of the API server; not the mirrors.
+    known: HashSet<PodUid>,
+    failed: bool,
+}
+
+impl Source {
+    /// False when nobody listens any more. What the server has of a pod is told before the pod itself is wanted.
+    async fn take(&mut self, change: Change<Pod>) -> bool {
+        let failed = matches!(change, Change::Failed(_));
+        if std::mem::replace(&mut self.failed, failed) && !failed {
+            self.parts.sender.errors(Vec::new());
+        }
+        match change {
+            Change::Restarted(pods) => self.restarted(pods).await,
+            Change::Applied(pod) => match sort_out(pod, &self.parts.node) {
+                Seen::Pod(uid, object, pod) => {
+                    self.parts.hub.set_api(&uid, Some(object));
+                    self.known.insert(uid);
+                    self.parts.sender.upsert(*pod).await
+                }
+                Seen::Mirror(name, object) => {
+                    let copy = self.mirrors.upsert(name, object);
+                    self.tell(copy);
+                    true
+                }
+                Seen::Nothing => true,
+            },
+            Change::Deleted(pod) => match sort_out(pod, &self.parts.node) {
+                Seen::Pod(uid, _, _) => {
+                    self.parts.hub.set_api(&uid, None);
+                    self.known.remove(&uid);
+                    self.parts.sender.remove(uid).await
+                }
+                Seen::Mirror(name, object) => {
+                    let copy = self.mirrors.remove(&name, &object.uid);
+                    self.tell(copy);
+                    true
+                }
+                Seen::Nothing => true,
+            },
+            Change::Failed(error) => {
+                tracing::warn!("pods could not be watched on the API server: {error}");
+                self.parts.sender.errors(vec![error]);
+                true
+            }
+        }
+    }
+
+    async fn restarted(&mut self, all: Vec<Pod>) -> bool {
+        let (mut pods, mut mirrors, mut known) = (Vec::new(), Vec::new(), HashSet::new());
+        for pod in all {
+            match sort_out(pod, &self.parts.node) {
+                Seen::Pod(uid, object, pod) => {
+                    self.parts.hub.set_api(&uid, Some(object));
+                    known.insert(uid);
+                    pods.push(*pod);
+                }
+                Seen::Mirror(name, object) => mirrors.push((name, object)),
+                Seen::Nothing => {}
+            }
+        }
+        let before = std::mem::replace(&mut self.known, known);
+        for gone in before.difference(&self.known) {
+            self.parts.hub.set_api(gone, None);
+        }
+        let copies = self.mirrors.set(mirrors);
+        self.tell(copies);
+        if !self.parts.seen.borrow().synced {
+            tracing::info!(pods = pods.len(), "pods of the API server are known");
+        }
+        self.parts.seen.send_if_modified(|seen| !std::mem::replace(&mut seen.synced, true));
+        self.parts.sender.set(pods).await
+    }
+
+    fn tell(&self, copies: impl IntoIterator<Item = CopyOf>) {
+        for (uid, copy) in copies {
+            self.parts.hub.set_api(&uid, copy);
+        }
+    }
+
+    fn publish(&self) {
+        let unwanted_mirrors: Vec<MirrorRef> = self
+            .mirrors
+            .unwanted()
+            .into_iter()
+            .map(|((namespace, name), uid)| MirrorRef { uid, namespace, name })
+            .collect();
+        self.parts.seen.send_if_modified(|seen| {
+            let changed = seen.unwanted_mirrors != unwanted_mirrors;
+            if changed {
+                seen.unwanted_mirrors = unwanted_mirrors;
+            }
+            changed
+        });
+    }
+}
+
+fn sort_out(pod: Pod, node: &NodeName) -> Seen {
+    let bound_here = pod.spec.as_ref().is_some_and(|s| s.node_name.as_deref() == Some(node.as_str()));
+    let uid = pod.metadata.uid.as_deref().map(PodUid::parse);
+    let Some(Ok(uid)) = uid.filter(|_| bound_here) else {
+        tracing::warn!(
+            namespace = pod.metadata.namespace,
+            name = pod.metadata.name,
+            "the API server sent a pod of another node, or one without a usable uid: ignored"
+        );
+        return Seen::Nothing;
+    };
+    let object = api_object(&pod);
+    if object.mirror_hash.is_empty() && !is_mirror(&pod) {
+        return Seen::Pod(uid, object, Box::new(compact(&pod)));
+    }
+    Seen::Mirror((pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default()), object)
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(CONFIG_MIRROR))
+}
+
+/// What others are told of the server's copy.
+fn api_object(pod: &Pod) -> ApiObject {
+    let meta = &pod.metadata;
+    let hash = meta.annotations.as_ref().and_then(|a| a.get(CONFIG_MIRROR));
+    let status = pod.status.as_ref().and_then(|status| serde_json::to_vec(status).ok());
+    ApiObject {
+        uid: meta.uid.clone().unwrap_or_default(),
+        resource_version: meta.resource_version.clone().unwrap_or_default(),
+        status_json: status.unwrap_or_default(),
+        deleting: meta.deletion_timestamp.is_some(),
+        generation: meta.generation.unwrap_or_default(),
+        mirror_hash: hash.cloned().unwrap_or_default(),
+    }
+}
+
+/// The one typed copy that is kept: without what nobody here reads, and without the slack that decoding leaves in its
+/// lists and texts (a clone has none).
+fn compact(pod: &Pod) -> Pod {
+    let mut pod = pod.clone();
+    pod.metadata.managed_fields = None;
+    pod.metadata.self_link = None;
+    pod
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::file::{Change as FileChange, Content, Listing, StoreError};
+    use crate::sources::uids::Forgetful;
+    use crate::sources::{ManifestStore, PodOp, PodUpdate, Sources, SourcesConfig};
+    use serde_json::json;
+
+    #[derive(Debug)]
+    struct NoManifests;
+
+    impl ManifestStore for NoManifests {
+        async fn list(&mut self) -> Result<Listing, StoreError> {
+            Ok(Listing::Folder { device: 1, entries: Vec::new() })
+        }
+
+        async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
+            Ok(Content::Missing)
+        }
+
+        async fn changed(&mut self) -> FileChange {
+            std::future::pending().await
+        }
+    }
+
+    fn pod(uid: &str, name: &str, node: &str, mirror: Option<&str>) -> Pod {
+        let annotations = mirror.map(|hash| json!({ "kubernetes.io/config.mirror": hash }));
+        serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"uid": uid, "name": name, "namespace": "default", "resourceVersion": "7", "generation": 2,
+                "annotations": annotations, "managedFields": [{"manager": "m"}]},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}, "status": {"phase": "Pending"}}))
+        .unwrap()
+    }
+
+    fn uid(text: &str) -> PodUid {
+        PodUid::parse(text).unwrap()
+    }
+
+    struct World {
+        sources: Sources,
+        updates: tokio::sync::mpsc::Receiver<PodUpdate>,
+        hub: Arc<PodHub>,
+        seen: watch::Receiver<ApiPods>,
+        statics: watch::Sender<Arc<[StaticName]>>,
+        changes: tokio::sync::mpsc::UnboundedSender<Change<Pod>>,
+    }
+
+    fn world() -> World {
+        let node = NodeName::parse("n").unwrap();
+        let config = SourcesConfig { node: node.clone(), file: None, http: None, api: true, running: Vec::new() };
+        let (sources, updates) = Sources::start(config, NoManifests, Box::new(Forgetful), Arc::new(|_| {}));
+        let hub = Arc::new(PodHub::default());
+        let (seen_sender, seen) = watch::channel(ApiPods::default());
+        let (statics, static_names) = watch::channel(Arc::default());
+        let (changes, incoming) = tokio::sync::mpsc::unbounded_channel();
+        let source = PodSource {
+            node,
+            sender: sources.api_sender().unwrap(),
+            hub: hub.clone(),
+            statics: static_names,
+            seen: seen_sender,
+        };
+        tokio::spawn(source.run(tokio_stream::wrappers::UnboundedReceiverStream::new(incoming).boxed()));
+        World { sources, updates, hub, seen, statics, changes }
+    }
+
+    impl World {
+        async fn next(&mut self) -> (PodOp, Vec<String>) {
+            let update = self.updates.recv().await.unwrap();
+            (update.op, update.pods.iter().map(|p| p.metadata.uid.clone().unwrap()).collect())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_relist_tells_what_is_gone_and_a_failure_nothing() {
+        let mut world = world();
+        world.changes.send(Change::Failed("refused".into())).unwrap();
+        let first = vec![pod("1", "a", "n", None), pod("2", "b", "n", None), pod("9", "z", "other", None)];
+        world.changes.send(Change::Restarted(first)).unwrap();
+        assert_eq!(world.next().await, (PodOp::Add, vec!["1".into(), "2".into()]));
+        assert!(world.seen.borrow().synced);
+        let copy = world.hub.api(&uid("1")).unwrap();
+        assert_eq!((copy.resource_version.as_str(), copy.generation, copy.deleting), ("7", 2, false));
+        assert_eq!(copy.status_json, br#"{"phase":"Pending"}"#);
+
+        // Nothing at all follows from an interruption; the relist after it knows better than we do.
+        world.changes.send(Change::Failed("away".into())).unwrap();
+        world.changes.send(Change::Restarted(vec![pod("2", "b", "n", None), pod("3", "c", "n", None)])).unwrap();
+        assert_eq!(world.next().await, (PodOp::Remove, vec!["1".into()]));
+        assert_eq!(world.next().await, (PodOp::Add, vec!["3".into()]));
+        assert!(world.hub.api(&uid("1")).is_none() && world.hub.api(&uid("3")).is_some());
+        assert!(world.sources.states()[0].errors.is_empty(), "it delivers again");
+
+        let mut ending = pod("3", "c", "n", None);
+        ending.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time("2026-11-21T00:00:00Z".parse().unwrap()));
+        world.changes.send(Change::Applied(ending.clone())).unwrap();
+        assert_eq!(world.next().await, (PodOp::Delete, vec!["3".into()]));
+        assert!(world.hub.api(&uid("3")).unwrap().deleting);
+        world.changes.send(Change::Deleted(ending)).unwrap();
+        assert_eq!(world.next().await, (PodOp::Remove, vec!["3".into()]));
+        assert!(world.hub.api(&uid("3")).is_none());
+    }
+
+    #[tokio::test]
+    async fn mirrors_are_copies_of_static_pods() {
+        let mut world = world();
+        world.statics.send_replace(Arc::new([StaticName { uid: uid("s"), name: ("default".into(), "web-n".into()) }]));
+        let first = vec![pod("m1", "web-n", "n", Some("s")), pod("m2", "old-n", "n", Some("x"))];
+        world.changes.send(Change::Restarted(first)).unwrap();
+        assert_eq!(world.next().await, (PodOp::Add, vec![]), "mirrors are not run");
+        let seen = world.seen.wait_for(|seen| !seen.unwanted_mirrors.is_empty()).await.unwrap().clone();
+        assert_eq!(seen.unwanted_mirrors[0].uid, "m2");
+        let copy = world.hub.api(&uid("s")).unwrap();
+        assert_eq!((copy.uid.as_str(), copy.mirror_hash.as_str()), ("m1", "s"));
+        world.changes.send(Change::Deleted(pod("m1", "web-n", "n", Some("s")))).unwrap();
+        world.changes.send(Change::Deleted(pod("m2", "old-n", "n", Some("x")))).unwrap();
+        world.seen.wait_for(|seen| seen.unwanted_mirrors.is_empty()).await.unwrap();
+        assert!(world.hub.api(&uid("s")).is_none());
+    }
+
+    #[test]
+    fn an_empty_mirror_annotation_makes_a_mirror() {
+        assert!(matches!(sort_out(pod("m", "a", "n", Some("")), &NodeName::parse("n").unwrap()), Seen::Mirror(..)));
+        let compacted = compact(&pod("m", "a", "n", None));
+        assert!(compacted.metadata.managed_fields.is_none());
+    }
+}
