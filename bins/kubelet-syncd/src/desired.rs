@@ -43,6 +43,16 @@ pub fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
+/// The conditions that the pod's readiness waits for (`readinessGates`) are not the same in both.
+pub fn gates_differ(before: &Pod, now: &Pod) -> bool {
+    let status_of = |pod: &Pod, kind: &str| -> Option<String> {
+        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+        Some(conditions.iter().find(|c| c.type_ == kind)?.status.clone())
+    };
+    let gates = now.spec.as_ref().and_then(|s| s.readiness_gates.as_deref()).unwrap_or(&[]);
+    gates.iter().any(|gate| status_of(before, &gate.condition_type) != status_of(now, &gate.condition_type))
+}
+
 /// The pod's uid, when it is one; sources let nothing else through.
 pub fn uid_of(pod: &Pod) -> Option<PodUid> {
     PodUid::parse(pod.metadata.uid.as_deref()?).ok()
@@ -82,4 +92,27 @@ impl DesiredPods {
 pub fn oldest_first(pods: &mut [Arc<Pod>]) {
     let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|t| t.0);
     pods.sort_by_key(|pod| created(pod));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_conditions_that_readiness_waits_for_matter() {
+        let pod = |conditions: serde_json::Value| -> Pod {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {},
+                "spec": {"containers": [], "readinessGates": [{"conditionType": "x.io/ok"}]},
+                "status": {"conditions": conditions},
+            }))
+            .unwrap()
+        };
+        let one = |kind: &str, status: &str| pod(serde_json::json!([{"type": kind, "status": status}]));
+        assert!(gates_differ(&pod(serde_json::json!([])), &one("x.io/ok", "False")));
+        assert!(gates_differ(&one("x.io/ok", "False"), &one("x.io/ok", "True")));
+        assert!(!gates_differ(&one("x.io/ok", "True"), &one("x.io/ok", "True")));
+        assert!(!gates_differ(&one("Ready", "False"), &one("Ready", "True")));
+        assert!(!gates_differ(&Pod::default(), &Pod::default()));
+    }
 }

@@ -28,6 +28,8 @@ pub struct Metrics {
     pub started_pods_errors: IntCounter,
     pub started_containers: IntCounterVec,
     pub started_containers_errors: IntCounterVec,
+    pub admission_rejections: IntCounterVec,
+    pub preemptions: IntCounterVec,
 }
 
 impl Metrics {
@@ -83,6 +85,16 @@ impl Metrics {
             Ok(metric)
         };
         Ok(Metrics {
+            admission_rejections: counters(
+                "kubelet_admission_rejections_total",
+                "Pods that were refused, by why.",
+                &["reason"],
+            )?,
+            preemptions: counters(
+                "kubelet_preemptions",
+                "Pods that were ended to make room for a critical one, by what was short.",
+                &["preemption_signal"],
+            )?,
             started_pods: counter("kubelet_started_pods_total", "Sandboxes whose start was tried.")?,
             started_pods_errors: counter("kubelet_started_pods_errors_total", "Sandboxes that could not be started.")?,
             started_containers: counters(

@@ -52,6 +52,37 @@ pub struct Settings {
     pub apparmor: bool,
 }
 
+/// Label of `kubelet_admission_rejections_total`: the reasons that upstream lists, and two for all others.
+pub fn metric_label(reason: &str) -> &str {
+    const KNOWN: [&str; 18] = [
+        "AppArmor",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+        "PodOSNotSupported",
+        "InvalidNodeInfo",
+        "InitContainerRestartPolicyForbidden",
+        "SupplementalGroupsPolicyNotSupported",
+        "UnexpectedAdmissionError",
+        "UnknownReason",
+        "UnexpectedPredicateFailureType",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfephemeral-storage",
+        "OutOfpods",
+        "PodLevelResourcesNotSupported",
+        "PodFeatureUnsupported",
+        "Evicted",
+        "SysctlForbidden",
+        "NodeShutdown",
+    ];
+    if KNOWN.contains(&reason) {
+        reason
+    } else if reason.starts_with("OutOf") {
+        "OutOfExtendedResources"
+    } else {
+        "Other"
+    }
+}
+
 impl Settings {
     /// Reads the kernel's version and whether it has AppArmor; what cannot be read counts as absent.
     pub fn of(config: &NodeConfig) -> Self {

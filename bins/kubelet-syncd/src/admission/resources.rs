@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::node_info::{NodeInfo, count};
-use crate::runtime::resources::pod_requests;
+use crate::runtime::resources::{Amounts, pod_requests};
 
 /// What a pod cannot have, in the resource's own counting unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,14 +54,20 @@ pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<
         pod_requests(pod, true).into_iter().map(|(name, q)| (name.clone(), count(&name, q))).collect();
     let rank = |name: &str| ["cpu", "memory", "ephemeral-storage"].iter().position(|n| *n == name).unwrap_or(3);
     wanted.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
-    for (resource, requested) in wanted.into_iter().filter(|(_, amount)| *amount > 0) {
+    wanted.retain(|(_, amount)| *amount > 0);
+    if wanted.is_empty() {
+        return short;
+    }
+    let theirs: Vec<Amounts> = others.iter().map(|other| pod_requests(other, true)).collect();
+    for (resource, requested) in wanted {
         let capacity = match node.capacity(&resource) {
             Some(capacity) => capacity,
             None if resource.starts_with("hugepages-") => 0,
             // A resource of the whole cluster, or an amount that is not known (yet): nothing to hold against the pod.
             None => continue,
         };
-        let used = others.iter().map(|other| request(other, &resource)).fold(0_i64, i64::saturating_add);
+        let used = theirs.iter().filter_map(|list| list.get(&resource)).map(|q| count(&resource, *q));
+        let used = used.fold(0_i64, i64::saturating_add);
         if requested > capacity.saturating_sub(used) {
             short.push(Shortage { resource, requested, used, capacity });
         }

@@ -19,17 +19,17 @@ impl EventSink for Reporter {
         let uid = event.pod.uid.clone();
         match event.kind {
             EventType::Normal => {
-                tracing::info!(pod = %event.pod, reason = event.reason, field = event.field_path, "{}", event.message);
+                tracing::info!(pod = %event.pod, reason = %event.reason, field = event.field_path, "{}", event.message);
             }
             EventType::Warning => {
-                tracing::warn!(pod = %event.pod, reason = event.reason, field = event.field_path, "{}", event.message);
+                tracing::warn!(pod = %event.pod, reason = %event.reason, field = event.field_path, "{}", event.message);
             }
         }
         let kept = self.ring.push(Event {
             cursor: None,
             time: jiff::Timestamp::now().to_string(),
             r#type: event.kind.as_str().to_owned(),
-            reason: event.reason.to_owned(),
+            reason: event.reason.into_owned(),
             message: event.message,
             pod_uid: uid.to_string(),
             namespace: event.pod.namespace.to_string(),

@@ -7,21 +7,25 @@ use std::time::Duration;
 
 use bulkhead_ipc::client::PeerState;
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::{mpsc, watch};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::entrance::Entrance;
 use super::node::NodeContext;
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
 use super::work::{self, Done};
 use super::{upkeep, view};
+use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
 use crate::housekeeping;
 use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
+use crate::status::pod_status::seconds_to_deadline;
 
 /// Housekeeping while something is left over, and while nothing is.
 const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
@@ -46,15 +50,20 @@ pub struct EngineParts {
 /// The main loop's state; nobody else changes it.
 #[derive(Debug)]
 pub struct Engine {
-    node: Arc<NodeContext>,
+    pub(super) node: Arc<NodeContext>,
     sources: Arc<Sources>,
     updates: mpsc::Receiver<PodUpdate>,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     stop: CancellationToken,
     health: watch::Receiver<RuntimeHealth>,
     peer: watch::Receiver<PeerState>,
-    workers: Workers<Arc<Pod>>,
-    desired: DesiredPods,
+    /// Our Node as the API server has it.
+    pub(super) node_labels: watch::Receiver<Option<Arc<Node>>>,
+    /// Pods of which something that they name has changed. None: nobody tells any more.
+    object_changes: Option<broadcast::Receiver<PodUid>>,
+    pub(super) entrance: Entrance,
+    pub(super) workers: Workers<Arc<Pod>>,
+    pub(super) desired: DesiredPods,
     queue: WorkQueue,
     tasks: HashMap<PodUid, CancellationToken>,
     /// At most one message for each pod is under way.
@@ -79,6 +88,9 @@ impl Engine {
         Engine {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
+            node_labels: node.objects.node(),
+            object_changes: Some(node.objects.changes()),
+            entrance: Entrance::new(Settings::of(&node.config)),
             node,
             sources,
             updates,
@@ -103,12 +115,13 @@ impl Engine {
     pub async fn run(mut self) {
         loop {
             self.node.turned();
-            let wake = [Some(self.housekeeping_at), Some(self.gc_at), self.qos_at, self.queue.next()]
-                .into_iter()
-                .flatten()
-                .min()
-                .unwrap_or(self.gc_at)
-                .min(Instant::now() + HEARTBEAT);
+            let wake =
+                [Some(self.housekeeping_at), Some(self.gc_at), self.qos_at, self.queue.next(), self.entrance.next()]
+                    .into_iter()
+                    .flatten()
+                    .min()
+                    .unwrap_or(self.gc_at)
+                    .min(Instant::now() + HEARTBEAT);
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
@@ -123,6 +136,8 @@ impl Engine {
                 },
                 Ok(()) = self.health.changed() => self.on_health(),
                 Ok(()) = self.peer.changed() => self.on_peer(),
+                Ok(()) = self.node_labels.changed() => self.on_node(),
+                change = next_change(&mut self.object_changes) => self.on_objects(change),
                 () = self.node.ownership.learned() => self.housekeeping_at = Instant::now(),
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -146,11 +161,7 @@ impl Engine {
             match update.op {
                 PodOp::Add => self.want(&uid, pod, source, UpdateType::Create, now),
                 PodOp::Update | PodOp::Delete => self.want(&uid, pod, source, UpdateType::Update, now),
-                PodOp::Reconcile => {
-                    if self.desired.get(&uid).is_some() {
-                        self.desired.insert(uid, Desired { pod, source });
-                    }
-                }
+                PodOp::Reconcile => self.reconcile(uid, pod, source, now),
                 PodOp::Remove => self.unwant(&uid, now),
             }
         }
@@ -169,11 +180,54 @@ impl Engine {
         self.node.volnetd.authority().next_generation();
         self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
         view::introduce(&self.node, uid, &pod, source);
+        if kind == UpdateType::Create {
+            return self.let_in(uid, &pod, now);
+        }
+        if self.entrance.is_out(uid) {
+            return self.changed_outside(uid, &pod, now);
+        }
+        if self.workers.lifecycle(uid).is_none_or(|at| at < Lifecycle::Terminated) {
+            self.node.objects.register_pod(&pod);
+        }
         self.update_worker(uid, pod, kind, now);
+    }
+
+    /// Only the status differs from what was known. Ours is told anew by whoever writes it; here it matters when somebody
+    /// else's condition is one that the pod's readiness waits for.
+    fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+        let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
+        self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
+        if desired::gates_differ(&before, &pod) {
+            self.update_worker(&uid, pod, UpdateType::Sync, now);
+        }
+    }
+
+    /// Something that pods name on the API server has changed.
+    fn on_objects(&mut self, change: Result<PodUid, RecvError>) {
+        let now = Instant::now();
+        let changed = match change {
+            Ok(uid) => vec![uid],
+            // Too much has changed to be told one by one.
+            Err(RecvError::Lagged(_)) => self.desired.uids().into_iter().collect(),
+            Err(RecvError::Closed) => {
+                self.object_changes = None;
+                return;
+            }
+        };
+        for uid in changed {
+            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
+                self.update_worker(&uid, pod, UpdateType::Sync, now);
+            }
+        }
     }
 
     fn unwant(&mut self, uid: &PodUid, now: Instant) {
         let Some(gone) = self.desired.remove(uid) else { return };
+        if self.entrance.forget(uid) && self.workers.lifecycle(uid).is_none() {
+            // It never began.
+            self.node.forget(uid);
+            return;
+        }
         self.node.volnetd.authority().next_generation();
         self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
         // Before every source has delivered a removal is only noted: housekeeping ends the pod later.
@@ -183,7 +237,10 @@ impl Engine {
         self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
     }
 
-    fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {
+    pub(super) fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {
+        if self.entrance.is_out(uid) {
+            return;
+        }
         let facts = desired::facts(&pod);
         let runtime = self.node.cache.get(uid);
         let ended = !runtime.has_ready_sandbox() && runtime.running().next().is_none();
@@ -196,14 +253,18 @@ impl Engine {
         let now = Instant::now();
         let uid = event.uid;
         match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            Some(_) if self.entrance.is_out(&uid) => {}
             Some(pod) => {
                 // What callers see is right at once, also while the pod's own work goes on.
-                let stage = match self.workers.lifecycle(&uid) {
+                let lifecycle = self.workers.lifecycle(&uid);
+                let stage = match lifecycle {
                     Some(Lifecycle::Terminated | Lifecycle::Finished) => Stage::Gone,
                     _ => Stage::Alive,
                 };
                 let runtime = self.node.cache.get(&uid);
-                if self.node.last_words.is_missing(&runtime) {
+                if lifecycle == Some(Lifecycle::Terminating) {
+                    // As upstream: between the beginning of the end and the end nothing new is said.
+                } else if self.node.last_words.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
                     tokio::spawn(async move {
                         node.last_words.learn(&uid, &runtime).await;
@@ -241,9 +302,10 @@ impl Engine {
         let actions = self.workers.done(&done.uid, done.kind, done.outcome, now);
         self.apply(actions, now);
         self.show(&done.uid);
+        self.attend_the_door(now);
     }
 
-    fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
+    pub(super) fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
         for action in actions {
             match action {
                 Action::Run { uid, work } => {
@@ -271,10 +333,12 @@ impl Engine {
                 }
                 Action::Requeue { uid, retry } => {
                     let frequency = self.node.sync_frequency;
-                    self.queue.set(&uid, now + requeue::delay(retry, frequency, random()));
+                    let at = now + requeue::delay(retry, frequency, random());
+                    self.queue.set(&uid, self.deadline(&uid, now).map_or(at, |deadline| at.min(deadline)));
                 }
                 Action::Finished { uid } => {
                     tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
+                    self.node.objects.unregister_pod(&uid);
                     self.queue.remove(&uid);
                     self.housekeeping_at = now;
                     self.logs = true;
@@ -284,6 +348,16 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// When a pod that lives has been here for as long as it may.
+    fn deadline(&self, uid: &PodUid, now: Instant) -> Option<Instant> {
+        if self.workers.lifecycle(uid) != Some(Lifecycle::Sync) {
+            return None;
+        }
+        let (pod, status) = (&self.desired.get(uid)?.pod, self.node.status(uid)?);
+        let left = seconds_to_deadline(pod, &status, jiff::Timestamp::now())?;
+        Some(now + Duration::from_secs(u64::try_from(left).unwrap_or(0)))
     }
 
     /// What tells how the pod ended is kept: it ended by itself, and somebody wants it.
@@ -312,6 +386,9 @@ impl Engine {
                     self.apply(actions, now);
                 }
             }
+        }
+        if self.entrance.next().is_some_and(|at| at <= now) {
+            self.attend_the_door(now);
         }
         if self.qos_at.is_some_and(|at| at <= now) {
             self.qos_at = None;
@@ -386,12 +463,12 @@ impl Engine {
             self.collect_ended(uid);
         }
         // A wanted pod loses its worker only to begin anew: what it ended as does not count any more.
-        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid)) {
+        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid) && !self.entrance.is_out(uid)) {
             self.node.forget(uid);
         }
         let over: HashSet<PodUid> =
             self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
-        let active = wanted.difference(&over).cloned().collect();
+        let active = wanted.difference(&over).filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
         let plan = housekeeping::plan(&known, &active, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
         for uid in &plan.create {
@@ -400,6 +477,8 @@ impl Engine {
             self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
             let source = self.desired.get(uid).map_or("file", |d| d.source);
             view::introduce(&self.node, uid, &pod, source);
+            self.entrance.forget(uid);
+            self.node.objects.register_pod(&pod);
             self.update_worker(uid, pod, UpdateType::Create, now);
         }
         self.node.ownership.learn(plan.ask.clone());
@@ -482,7 +561,7 @@ impl Engine {
     }
 
     /// What callers are told about the worker.
-    fn show(&self, uid: &PodUid) {
+    pub(super) fn show(&self, uid: &PodUid) {
         let Some(lifecycle) = self.workers.lifecycle(uid) else { return };
         let waits_for = self.workers.waits_for(uid).cloned();
         view::lifecycle(&self.node, uid, lifecycle, waits_for.as_ref());
@@ -504,6 +583,14 @@ impl Engine {
         }
         view::count_workers(metrics, self.workers.census());
         view::count_runtime(metrics, &self.node.cache.snapshot());
+    }
+}
+
+/// The next change of something that pods name; never, when nobody tells any more.
+async fn next_change(changes: &mut Option<broadcast::Receiver<PodUid>>) -> Result<PodUid, RecvError> {
+    match changes {
+        Some(changes) => changes.recv().await,
+        None => std::future::pending().await,
     }
 }
 

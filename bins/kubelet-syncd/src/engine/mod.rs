@@ -2,13 +2,16 @@
 //!
 //! * [`Engine`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
+//! * [`entrance`] lets pods in, keeps them waiting or refuses them, as [`crate::admission`] decides.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole.
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
 
+mod entrance;
 pub mod events;
 pub mod image_fs;
+pub mod image_list;
 pub mod last_words;
 pub mod node;
 pub mod ports;

@@ -22,15 +22,20 @@ use crate::pleg::{Pleg, PodCache};
 use crate::runtime::container_config::MountedVolumes;
 use crate::runtime::node_facts::{NodeFacts, SharedFacts};
 use crate::service::PodHub;
+use crate::status::pod_status;
 use crate::volnetd::Volnetd;
+use crate::volumes::back_off::{MountBackOff, Verdict};
+use crate::volumes::set_up::ContentHashes;
 
-/// What volnetd has made for a pod, valid for one life of volnetd and one version of the pod.
+/// What volnetd has made for a pod, valid for one life of volnetd and one version of the pod's spec.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub epoch: Epoch,
     pub pod: Arc<Pod>,
     pub cgroup_parent: String,
     pub volumes: MountedVolumes,
+    /// What the volumes with files from the API show.
+    pub contents: ContentHashes,
 }
 
 /// Shared by the main loop and all tasks.
@@ -73,7 +78,13 @@ pub struct NodeContext {
 struct Shared {
     statuses: HashMap<PodUid, PodStatus>,
     prepared: HashMap<PodUid, Prepared>,
+    /// Pods that wait for their volumes.
+    mounting: HashMap<PodUid, MountBackOff>,
     first_seen: HashMap<PodUid, Instant>,
+    /// Pods that are ended from outside, and why.
+    verdicts: HashMap<PodUid, pod_status::Verdict>,
+    /// Statuses shown so far.
+    status_versions: u64,
     last_turn: Option<Instant>,
     qos_shares: Option<u64>,
 }
@@ -149,6 +160,26 @@ impl NodeContext {
         self.shared().statuses.insert(uid.clone(), status);
     }
 
+    /// Why the pod is being ended from outside, if it is.
+    pub fn verdict(&self, uid: &PodUid) -> Option<pod_status::Verdict> {
+        self.shared().verdicts.get(uid).cloned()
+    }
+
+    /// The pod is to end as failed; what was said first stays. False: something was said before.
+    pub fn condemn(&self, uid: &PodUid, verdict: pod_status::Verdict) -> bool {
+        let mut shared = self.shared();
+        let is_first = !shared.verdicts.contains_key(uid);
+        shared.verdicts.entry(uid.clone()).or_insert(verdict);
+        is_first
+    }
+
+    /// A number that is larger than every one before it.
+    pub fn next_status_version(&self) -> u64 {
+        let mut shared = self.shared();
+        shared.status_versions += 1;
+        shared.status_versions
+    }
+
     /// The pod has ended by its own status or by its configuration's.
     pub fn is_over(&self, uid: &PodUid, pod: &Pod) -> bool {
         let over = |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
@@ -156,12 +187,31 @@ impl NodeContext {
     }
 
     pub fn prepared(&self, uid: &PodUid, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
-        let shared = self.shared();
-        shared.prepared.get(uid).filter(|p| p.epoch == epoch && Arc::ptr_eq(&p.pod, pod)).cloned()
+        let mut shared = self.shared();
+        let prepared = shared.prepared.get_mut(uid).filter(|p| p.epoch == epoch)?;
+        if !Arc::ptr_eq(&prepared.pod, pod) {
+            // A status or a label that changes makes a new object; only the spec says what is to be made.
+            if prepared.pod.spec != pod.spec {
+                return None;
+            }
+            prepared.pod = pod.clone();
+        }
+        Some(prepared.clone())
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
         self.shared().prepared.insert(uid.clone(), prepared);
+    }
+
+    /// The pod's volumes could not be had, for these reasons.
+    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Verdict {
+        let now = Instant::now();
+        let mut shared = self.shared();
+        shared.mounting.entry(uid.clone()).or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
+    }
+
+    pub fn volumes_ready(&self, uid: &PodUid) {
+        self.shared().mounting.remove(uid);
     }
 
     pub fn drop_prepared(&self, uid: &PodUid) {
@@ -173,8 +223,11 @@ impl NodeContext {
         let mut shared = self.shared();
         shared.statuses.remove(uid);
         shared.prepared.remove(uid);
+        shared.mounting.remove(uid);
         shared.first_seen.remove(uid);
+        shared.verdicts.remove(uid);
         drop(shared);
+        self.objects.unregister_pod(uid);
         self.runtime.forget(uid);
         self.hub.remove(uid);
     }

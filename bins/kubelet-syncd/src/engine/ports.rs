@@ -10,10 +10,13 @@ use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
+use tokio::sync::Semaphore;
 
 use super::events::Reporter;
-use crate::images::{ImageManager, PullPolicy};
+use crate::images::credentials::{Keyring, Puller};
+use crate::images::{Credentials, ImageManager, PullPolicy};
 use crate::pleg::{Busy, Pleg};
+use crate::runtime::container_config::{MountedVolume, VolumeRoot};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::hosts::EtcHosts;
 use crate::runtime::podspec::PodIdentity;
@@ -21,7 +24,8 @@ use crate::runtime::ports::{
     HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi,
 };
 use crate::runtime::security::ImageUser;
-use crate::start_limit::{StartLimiter, StartSlot};
+use crate::runtime::sub_paths::SubPath;
+use crate::start_limit::{HOLD, StartLimiter, StartSlot};
 use crate::volnetd::{Volnetd, VolnetdError};
 
 /// An image that takes longer than this to be there is being pulled: no slot is held meanwhile.
@@ -71,8 +75,19 @@ fn let_go() {
 /// The runtime with bounded, fair starts.
 #[derive(Debug, Clone)]
 pub struct Paced {
-    pub cri: CriClient,
-    pub limiter: StartLimiter,
+    cri: CriClient,
+    limiter: StartLimiter,
+    /// Sandboxes that are taken down at a time, in order of arrival. Grace periods are over by then and hold up nobody.
+    stops: Arc<Semaphore>,
+}
+
+/// Sandboxes that are taken down at a time: more at once only make each of them slower.
+const STOPS: usize = 8;
+
+impl Paced {
+    pub fn new(cri: CriClient, limiter: StartLimiter) -> Self {
+        Paced { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)) }
+    }
 }
 
 impl Paced {
@@ -102,7 +117,18 @@ impl RuntimeApi for Paced {
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        RuntimeApi::stop_pod_sandbox(&self.cri, sandbox).await
+        // Never closed; without a permit it would go unbounded rather than stop.
+        let permit = self.stops.acquire().await;
+        let stop = RuntimeApi::stop_pod_sandbox(&self.cri, sandbox);
+        tokio::pin!(stop);
+        tokio::select! {
+            stopped = &mut stop => stopped,
+            () = tokio::time::sleep(HOLD) => {
+                // One that hangs blocks nobody else.
+                drop(permit);
+                stop.await
+            }
+        }
     }
 
     async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
@@ -182,6 +208,33 @@ impl HostFiles for Files {
         Ok(reply.host_path.into())
     }
 
+    async fn prepare_sub_path(
+        &self,
+        pod: &PodIdentity,
+        container: &str,
+        part: &SubPath,
+        volume: &MountedVolume,
+    ) -> Result<PathBuf, HostFilesError> {
+        let root = match volume.root {
+            VolumeRoot::Plugin(name) => api::prepare_sub_path_request::Root::Plugin(name.to_owned()),
+            VolumeRoot::HostPath => {
+                api::prepare_sub_path_request::Root::HostPath(volume.host_path.to_string_lossy().into_owned())
+            }
+        };
+        let request = api::PrepareSubPathRequest {
+            pod_uid: pod.uid.to_string(),
+            volume: part.volume.clone(),
+            container: container.to_owned(),
+            index: u32::try_from(part.index).unwrap_or(u32::MAX),
+            sub_path: part.path.clone(),
+            root: Some(root),
+            // Upstream makes what is missing for a read-only mount, too.
+            read_only: false,
+        };
+        let reply = self.0.prepare_sub_path(&CallContext::for_pod(&pod.uid), request).await.map_err(failed)?;
+        Ok(reply.host_path.into())
+    }
+
     async fn link_container_log(
         &self,
         pod: &PodIdentity,
@@ -221,7 +274,57 @@ impl HostFiles for Files {
 #[derive(Debug, Clone)]
 pub struct PodImages {
     pub manager: Arc<ImageManager<CriClient>>,
+    pub keyring: Arc<Keyring>,
     pub reporter: Arc<Reporter>,
+}
+
+/// Credentials for one pod's pull; what is missing is told to the pod.
+struct PullCredentials<'a> {
+    images: &'a PodImages,
+    pod: &'a PodIdentity,
+    service_account: &'a str,
+    secrets: Vec<String>,
+}
+
+impl<'a> PullCredentials<'a> {
+    fn of(images: &'a PodImages, request: &ImageRequest<'a>) -> Self {
+        let spec = request.object.spec.as_ref();
+        let secrets = spec.and_then(|s| s.image_pull_secrets.as_ref()).into_iter().flatten();
+        PullCredentials {
+            images,
+            pod: request.pod,
+            service_account: spec.and_then(|s| s.service_account_name.as_deref()).unwrap_or_default(),
+            secrets: secrets.map(|secret| secret.name.clone()).filter(|name| !name.is_empty()).collect(),
+        }
+    }
+
+    fn warn(&self, reason: &'static str, message: String) {
+        self.images.reporter.emit(PodEvent::pod(self.pod, EventType::Warning, reason, message));
+    }
+}
+
+impl Credentials for PullCredentials<'_> {
+    async fn find(&self, repository: &str) -> Vec<v1::AuthConfig> {
+        let puller = Puller {
+            namespace: self.pod.namespace.as_str(),
+            pod: self.pod.name.as_str(),
+            pod_uid: self.pod.uid.as_str(),
+            service_account: self.service_account,
+            secrets: &self.secrets,
+        };
+        let found = self.images.keyring.find(puller, repository).await;
+        if !found.missing_secrets.is_empty() {
+            let message = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                found.missing_secrets.join(", ")
+            );
+            self.warn("FailedToRetrieveImagePullSecret", message);
+        }
+        for problem in found.provider_problems {
+            self.warn("FailedImageCredentialProvider", format!("Image credential provider {problem}"));
+        }
+        found.credentials
+    }
 }
 
 impl Images for PodImages {
@@ -230,9 +333,8 @@ impl Images for PodImages {
             let target = (request.kind, request.container);
             self.reporter.emit(PodEvent::container(request.pod, target, kind, reason, message));
         };
-        let annotations =
-            [("io.kubernetes.cri.runtime-handler".to_owned(), request.runtime_handler.to_owned())].into_iter();
-        let annotations = annotations.filter(|(_, handler)| !handler.is_empty()).collect();
+        // A handler would go along only with the gate RuntimeClassInImageCriApi, which is alpha.
+        let annotations = request.object.metadata.annotations.clone().unwrap_or_default();
         let policy = match request.pull_policy {
             "" => None,
             policy => Some(policy),
@@ -243,9 +345,9 @@ impl Images for PodImages {
             policy: PullPolicy::of(policy, request.image),
             annotations: &annotations,
             sandbox_config: Some(request.sandbox_config),
-            credentials: &[],
         };
-        let ensure = self.manager.ensure_image_exists(wanted, &events);
+        let credentials = PullCredentials::of(self, &request);
+        let ensure = self.manager.ensure_image_exists(wanted, &credentials, &events);
         tokio::pin!(ensure);
         let outcome = tokio::select! {
             outcome = &mut ensure => outcome,

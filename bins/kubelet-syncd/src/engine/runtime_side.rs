@@ -15,13 +15,14 @@ use tokio_util::sync::CancellationToken;
 use super::events::Reporter;
 use super::node::{NodeContext, Prepared};
 use super::ports::{Files, Paced, PodImages, with_turn};
+use super::view;
+use crate::images::credentials::Keyring;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
 use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::backoff::CrashLoopBackOff;
-use crate::runtime::env::Services;
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
@@ -79,6 +80,7 @@ impl RuntimeSide {
         state: PrivateState,
         limiter: StartLimiter,
         reporter: Arc<Reporter>,
+        keyring: Arc<Keyring>,
         image_metrics: ImageMetrics,
     ) -> Self {
         let kubelet = &config.kubelet;
@@ -95,9 +97,9 @@ impl RuntimeSide {
             back_off.restore(&saved);
         }
         let manager = RuntimeManager::new(
-            Paced { cri, limiter },
+            Paced::new(cri, limiter),
             Files(volnetd),
-            PodImages { manager: images.clone(), reporter: reporter.clone() },
+            PodImages { manager: images.clone(), keyring, reporter: reporter.clone() },
             reporter,
             back_off,
             Arc::new(state),
@@ -124,12 +126,12 @@ impl RuntimeSide {
         };
         let facts = node.facts();
         let terminating = || cancel.is_cancelled();
-        let sandbox_ready = |_: &_, _: &_| {};
+        let sandbox_ready = |_: &_, _: &_| view::sandbox_ready(node, uid);
         let context = SyncContext {
             facts: &facts,
             cgroup_parent: &prepared.cgroup_parent,
             volumes: &prepared.volumes,
-            services: Services { known: &[], synced: true },
+            objects: &*node.objects,
             probes: &ProbeResults::default(),
             restart_all: restart_all_wanted(pod, runtime, node.status(uid).as_ref()),
             is_terminating: &terminating,
@@ -180,8 +182,10 @@ impl RuntimeSide {
         stage: Stage,
     ) -> PodStatus {
         let last = node.status(uid);
-        // After a restart of this process the oldest sandbox tells since when the pod has been here.
-        let first = last.is_none().then(|| since_first_sandbox(pod, runtime)).flatten();
+        // After a restart of this process the API server's copy tells what was said before, and the oldest sandbox since
+        // when the pod has been here.
+        let first = last.is_none().then(|| since_first_sandbox(node, uid, pod, runtime)).flatten();
+        let verdict = node.verdict(uid);
         let failures = self.memory().failures.of(uid);
         let facts = node.facts();
         let input = StatusInput {
@@ -193,11 +197,11 @@ impl RuntimeSide {
             probes: &ProbeResults::default(),
             facts: &facts,
             terminal: stage != Stage::Alive,
-            verdict: None,
+            verdict: verdict.as_ref(),
             now: jiff::Timestamp::now(),
         };
         let mut status = pod_status::generate(&input);
-        if let Some(last) = &last
+        if let Some(last) = last.as_ref().or(pod.status.as_ref())
             && let Some(why) = transition::illegal(pod, last, &status)
         {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
@@ -270,13 +274,28 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
     }
 }
 
-fn since_first_sandbox(pod: &Pod, runtime: &RuntimePod) -> Option<PodStatus> {
+fn since_first_sandbox(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod) -> Option<PodStatus> {
     let oldest = runtime.sandboxes.iter().map(|s| s.created_at).min()?;
     let since = jiff::Timestamp::try_from(oldest).ok()?;
     let status = pod.status.clone().unwrap_or_default();
+    let status = if podspec::is_static(pod) { mirrored(node, uid, status) } else { status };
     let start_time =
         status.start_time.clone().or_else(|| Some(Time(jiff::Timestamp::from_second(since.as_second()).ok()?)));
     Some(PodStatus { start_time, ..status })
+}
+
+/// What a static pod's mirror remembers of its times. Its phase and its containers are looked up anew: a static pod runs
+/// again after its end.
+fn mirrored(node: &NodeContext, uid: &PodUid, status: PodStatus) -> PodStatus {
+    let mirror = node.hub.api(uid).and_then(|api| serde_json::from_slice::<PodStatus>(&api.status_json).ok());
+    match mirror {
+        Some(mirror) => PodStatus {
+            start_time: mirror.start_time.or(status.start_time),
+            conditions: mirror.conditions.or(status.conditions),
+            ..status
+        },
+        None => status,
+    }
 }
 
 /// When to look again. Pure.

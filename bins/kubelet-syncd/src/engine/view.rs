@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use bulkhead_ipc::syncd as api;
 use bulkhead_types::{Namespace, PodName, PodUid};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::node::NodeContext;
 use super::runtime_side::Stage;
@@ -16,6 +17,7 @@ use crate::pod_workers::state::Known;
 use crate::runtime::model::{RunState, RuntimePod};
 use crate::runtime::podspec;
 use crate::runtime::resources::qos_class;
+use crate::status::containers::seconds;
 use crate::status::summary::{ContainerSummary, summarize};
 use crate::volumes::set_up::Outcomes;
 
@@ -27,7 +29,12 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         (Ok(namespace), Ok(name)) => node.config.paths.pod_logs(&namespace, &name, uid).display().to_string(),
         _ => String::new(),
     };
+    let is_static = podspec::is_static(pod);
+    let mirrored = || serde_json::to_vec(&Pod { status: None, ..pod.clone() }).unwrap_or_default();
+    let static_pod_json = if is_static { mirrored() } else { Vec::new() };
     node.hub.modify(uid, |state| {
+        state.is_static = is_static;
+        state.static_pod_json = static_pod_json;
         state.namespace = namespace;
         state.name = name;
         state.source = source.to_owned();
@@ -36,6 +43,8 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         state.log_directory = logs;
         if state.phase.is_empty() {
             state.phase = "Pending".to_owned();
+            // Nothing is known of it yet.
+            state.containers_may_run = true;
         }
     });
 }
@@ -49,7 +58,16 @@ pub fn lifecycle(node: &NodeContext, uid: &PodUid, lifecycle: Lifecycle, waits_f
         Lifecycle::Terminated => api::WorkerState::Terminated,
         Lifecycle::Finished => api::WorkerState::Finished,
     };
-    node.hub.modify_known(uid, |pod| pod.worker = state.into());
+    node.hub.modify_known(uid, |pod| {
+        pod.worker = state.into();
+        pod.may_delete = lifecycle == Lifecycle::Finished;
+        match lifecycle {
+            Lifecycle::Waiting | Lifecycle::Sync => pod.containers_may_run = true,
+            // Until the work says that nothing runs any more.
+            Lifecycle::Terminating => {}
+            Lifecycle::Terminated | Lifecycle::Finished => pod.containers_may_run = false,
+        }
+    });
     if let (Lifecycle::Waiting, Some(other)) = (lifecycle, waits_for) {
         node.hub.why(uid, format!("waits for the end of pod {other}, which has the same name"));
     }
@@ -62,24 +80,53 @@ pub fn lifecycle(node: &NodeContext, uid: &PodUid, lifecycle: Lifecycle, waits_f
 pub fn refresh(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>, stage: Stage) {
     let runtime = node.cache.get(uid);
     let status = node.runtime.compute_status(node, uid, pod, &runtime, stage);
-    publish(node, uid, pod, &runtime, &status);
+    publish(node, uid, pod, &runtime, &status, stage);
 }
 
-/// Shows a computed status.
-pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus) {
+/// A pod that was refused and of which the runtime has nothing: that is all there will ever be to say of it.
+pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
+    publish(node, uid, pod, &RuntimePod::default(), status, Stage::Gone);
+    node.hub.modify_known(uid, |state| state.may_delete = true);
+}
+
+/// The pod's sandbox stands: its containers can be started (upstream tells that before the first image is pulled).
+pub fn sandbox_ready(node: &NodeContext, uid: &PodUid) {
+    let Some(mut status) = node.status(uid) else { return };
+    let conditions = status.conditions.iter_mut().flatten();
+    let waits = conditions.into_iter().find(|c| c.type_ == "PodReadyToStartContainers" && c.status != "True");
+    let Some(condition) = waits else { return };
+    condition.status = "True".to_owned();
+    condition.last_transition_time = Some(Time(seconds(jiff::Timestamp::now())));
+    node.set_status(uid, status.clone());
+    node.hub.modify_known(uid, |state| put_status(node, state, &status));
+}
+
+/// The status itself, with a new version when it is a new one.
+fn put_status(node: &NodeContext, state: &mut api::PodState, status: &PodStatus) {
     let json = serde_json::to_vec(status).unwrap_or_default();
+    if state.status_json != json {
+        state.status_json = json;
+        state.status_version = node.next_status_version();
+    }
+    state.phase = status.phase.clone().unwrap_or_default();
+    state.reason = status.reason.clone().unwrap_or_default();
+    state.message = status.message.clone().unwrap_or_default();
+    state.started_at = status.start_time.as_ref().map(|t| t.0.to_string()).unwrap_or_default();
+    state.conditions = conditions(status);
+}
+
+/// Shows a computed status. `stage`: from `Stopped` on nothing of the pod runs any more.
+pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus, stage: Stage) {
     let first_running =
         node.hub.get(uid).is_none_or(|s| s.phase != "Running") && status.phase.as_deref() == Some("Running");
     if first_running {
         node.started_running(uid);
     }
     node.hub.modify_known(uid, |state| {
-        state.phase = status.phase.clone().unwrap_or_default();
-        state.reason = status.reason.clone().unwrap_or_default();
-        state.message = status.message.clone().unwrap_or_default();
-        state.started_at = status.start_time.as_ref().map(|t| t.0.to_string()).unwrap_or_default();
-        state.status_json = json;
-        state.conditions = conditions(status);
+        put_status(node, state, status);
+        if stage != Stage::Alive {
+            state.containers_may_run = false;
+        }
         let sandbox = runtime.sandboxes.first();
         state.sandbox_id = sandbox.map(|s| s.id.to_string()).unwrap_or_default();
         state.sandbox_ready = runtime.has_ready_sandbox();
@@ -174,7 +221,7 @@ pub fn volumes(node: &NodeContext, uid: &PodUid, outcomes: &Outcomes) {
         name: plan.name.to_string(),
         kind: plan.kind.name().to_owned(),
         ready: outcome.is_ok(),
-        host_path: outcome.as_deref().unwrap_or_default().to_owned(),
+        host_path: outcome.as_ref().map(|ready| ready.host_path.clone()).unwrap_or_default(),
         error: outcome.as_ref().err().map(ToString::to_string).unwrap_or_default(),
     });
     let shown: Vec<api::PodVolume> = shown.collect();

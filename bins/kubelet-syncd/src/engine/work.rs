@@ -10,7 +10,7 @@ use std::time::Duration;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{Epoch, PodUid};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -22,6 +22,7 @@ use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, PodIdentity};
+use crate::status::pod_status::{Verdict, is_past_deadline};
 use crate::volnetd::VolnetdError;
 
 /// End of a piece of work, as the main loop hears of it.
@@ -44,6 +45,16 @@ pub(super) enum Stop {
 }
 
 pub(super) type Step<T> = Result<T, Stop>;
+
+const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
+
+fn is_over(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+}
+
+fn deadline_exceeded() -> Verdict {
+    Verdict { reason: "DeadlineExceeded".to_owned(), message: PAST_DEADLINE.to_owned(), disruption: None }
+}
 
 pub(super) const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
 
@@ -157,9 +168,14 @@ impl One {
     async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
         self.node.first_seen(&self.uid);
         let runtime = self.runtime_pod(work.last_sync).await?;
-        let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
-        view::publish(&self.node, &self.uid, pod, &runtime, &status);
-        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+        let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
+        if is_late && self.node.condemn(&self.uid, deadline_exceeded()) {
+            self.event(pod, EventType::Normal, "DeadlineExceeded", PAST_DEADLINE);
+            status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+        }
+        view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
+        if is_over(&status) {
             return Ok(Outcome::Terminal);
         }
         let network = self.node.health.borrow().clone();
@@ -194,12 +210,12 @@ impl One {
     async fn terminating(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
         let runtime = self.runtime_pod(work.last_sync).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
-        view::publish(&self.node, &self.uid, pod, &runtime, &status);
+        view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
         self.say_terminating(work.grace, &runtime);
         self.kill(Some(pod), &runtime, work.grace).await?;
         let after = self.stopped().await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &after, Stage::Stopped);
-        view::publish(&self.node, &self.uid, pod, &after, &status);
+        view::publish(&self.node, &self.uid, pod, &after, &status, Stage::Stopped);
         Ok(Outcome::Done)
     }
 
@@ -247,7 +263,7 @@ impl One {
     async fn terminated(&self, pod: &Arc<Pod>, stays: bool) -> Step<Outcome> {
         let runtime = self.node.cache.get(&self.uid);
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Gone);
-        view::publish(&self.node, &self.uid, pod, &runtime, &status);
+        view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Gone);
         self.node.drop_prepared(&self.uid);
         self.volnetd().await?;
         let (what, verb) = if stays {

@@ -1,5 +1,7 @@
 //! Events about pods, as these modules produce them; who records them is the core's business.
 
+use std::borrow::Cow;
+
 use super::podspec::{ContainerKind, PodIdentity};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,26 +26,31 @@ pub struct PodEvent {
     pub pod: PodIdentity,
     pub kind: EventType,
     /// Upstream's reason (`pkg/kubelet/events/event.go`).
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     pub message: String,
     /// `spec.containers{main}`; empty for the pod as a whole.
     pub field_path: String,
 }
 
 impl PodEvent {
-    pub fn pod(pod: &PodIdentity, kind: EventType, reason: &'static str, message: impl Into<String>) -> Self {
-        PodEvent { pod: pod.clone(), kind, reason, message: message.into(), field_path: String::new() }
+    pub fn pod(
+        pod: &PodIdentity,
+        kind: EventType,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        PodEvent { pod: pod.clone(), kind, reason: reason.into(), message: message.into(), field_path: String::new() }
     }
 
     pub fn container(
         pod: &PodIdentity,
         container: (ContainerKind, &str),
         kind: EventType,
-        reason: &'static str,
+        reason: impl Into<Cow<'static, str>>,
         message: impl Into<String>,
     ) -> Self {
         let field_path = container.0.field_path(container.1);
-        PodEvent { pod: pod.clone(), kind, reason, message: message.into(), field_path }
+        PodEvent { pod: pod.clone(), kind, reason: reason.into(), message: message.into(), field_path }
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Inputs<'a> {
     /// Init, then regular.
     pub statuses: &'a [ContainerStatus],
     pub phase: Phase,
+    /// Message of the condition DisruptionTarget, when the pod is ended from outside.
+    pub disruption: Option<&'a str>,
     pub now: Timestamp,
 }
 
@@ -73,6 +75,11 @@ pub(super) fn all(inputs: Inputs<'_>) -> Vec<PodCondition> {
     ];
     let restarting = may_restart_all(inputs.pod).then(|| all_restarting(&inputs));
     for verdict in verdicts.into_iter().chain(restarting) {
+        conditions.push(finish(verdict, &before, inputs.pod, inputs.now));
+    }
+    if let Some(message) = inputs.disruption {
+        let verdict = Verdict::because("DisruptionTarget", true, "TerminationByKubelet", message.to_owned());
+        conditions.retain(|c| c.type_ != verdict.kind);
         conditions.push(finish(verdict, &before, inputs.pod, inputs.now));
     }
     conditions

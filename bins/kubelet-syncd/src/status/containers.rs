@@ -279,6 +279,7 @@ fn time(time: SystemTime) -> Time {
     Time(seconds(Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)))
 }
 
-pub(super) fn seconds(time: Timestamp) -> Timestamp {
+/// Cut to whole seconds, as times of the API are.
+pub fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(Timestamp::UNIX_EPOCH)
 }

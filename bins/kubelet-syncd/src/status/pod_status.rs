@@ -22,11 +22,13 @@ use crate::runtime::podspec::{
 use crate::runtime::resources::{pod_limits, pod_requests, qos_class, to_api};
 use crate::runtime::restart::restart_all_wanted;
 
-/// Why a pod is ended from outside: eviction, deadline, rejection.
+/// Why a pod is ended from outside: eviction, preemption, deadline, shutdown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     pub reason: String,
     pub message: String,
+    /// Message of the condition DisruptionTarget; None: the pod does not get one.
+    pub disruption: Option<String>,
 }
 
 /// What a status is computed from.
@@ -65,8 +67,10 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let all: Vec<ContainerStatus> =
         status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();
     let phase = set_phase(input, old, &all, &mut status);
+    let disruption = input.verdict.and_then(|v| v.disruption.as_deref());
+    let now = seconds(input.now);
     status.conditions =
-        Some(conditions::all(conditions::Inputs { pod, runtime, old, statuses: &all, phase, now: seconds(input.now) }));
+        Some(conditions::all(conditions::Inputs { pod, runtime, old, statuses: &all, phase, disruption, now }));
     set_addresses(input, old, &mut status);
     limit_messages(pod, &mut status);
     status
@@ -103,6 +107,18 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
         compute(ContainerKind::Init, old.and_then(|o| o.init_container_statuses.as_ref()), init_containers(pod));
     status.ephemeral_container_statuses =
         compute(ContainerKind::Ephemeral, old.and_then(|o| o.ephemeral_container_statuses.as_ref()), &ephemeral);
+}
+
+/// The pod has been here for longer than it may (`activeDeadlineSeconds`).
+pub fn is_past_deadline(pod: &Pod, status: &PodStatus, now: Timestamp) -> bool {
+    seconds_to_deadline(pod, status, now).is_some_and(|left| left <= 0)
+}
+
+/// Seconds until the pod has been here for too long; below zero when it has. None: it may stay.
+pub fn seconds_to_deadline(pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<i64> {
+    let allowed = pod.spec.as_ref()?.active_deadline_seconds?;
+    let since = status.start_time.as_ref()?.0;
+    Some(since.as_second().saturating_add(allowed).saturating_sub(now.as_second()))
 }
 
 /// Decides the phase and what goes with it. Returns the phase that conditions are computed with.
@@ -186,14 +202,15 @@ fn limit_messages(pod: &Pod, status: &mut PodStatus) {
     }
 }
 
-/// Status of a pod that was refused before it ever ran.
+/// Status of a pod that was refused: nothing else is said of it, whatever it has been.
 pub fn rejected(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> PodStatus {
+    let since = pod.status.as_ref().and_then(|s| s.start_time.clone());
     PodStatus {
         phase: Some(Phase::Failed.as_str().to_owned()),
         reason: Some(reason.to_owned()),
         message: Some(format!("Pod was rejected: {message}")),
         qos_class: Some(qos_class(pod).as_str().to_owned()),
-        start_time: Some(Time(seconds(now))),
+        start_time: since.or(Some(Time(seconds(now)))),
         observed_generation: pod.metadata.generation.filter(|g| *g > 0),
         ..PodStatus::default()
     }

@@ -355,17 +355,105 @@ fn host_network_verdicts_rejections_and_gates() {
     let s = w.step();
     assert_eq!(s.pod_ip.as_deref(), Some("10.240.0.2"));
     assert!(conditions(&s).contains(&"Ready=False/ReadinessGatesNotReady/corresponding condition of pod readiness gate \"x.io/ok\" does not exist.".to_owned()));
-    w.verdict = Some(Verdict { reason: "Evicted".to_owned(), message: "low".to_owned() });
+    let disruption = Some("low on memory".to_owned());
+    w.verdict = Some(Verdict { reason: "Evicted".to_owned(), message: "low".to_owned(), disruption });
     let s = w.step();
     assert_eq!((s.phase.as_deref(), s.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    assert_eq!(conditions(&s)[5], "DisruptionTarget=True/TerminationByKubelet/low on memory");
     w.verdict = None;
     let s = w.step();
+    assert!(conditions(&s).contains(&"DisruptionTarget=True/TerminationByKubelet/low on memory".to_owned()));
     assert_eq!(
         (s.phase.as_deref(), s.reason.as_deref(), s.message.as_deref()),
         (Some("Failed"), Some("Evicted"), Some("low"))
     );
     let r = rejected(&w.pod, "OutOfcpu", "no", Timestamp::UNIX_EPOCH);
     assert_eq!((r.reason.as_deref(), r.message.as_deref()), (Some("OutOfcpu"), Some("Pod was rejected: no")));
+}
+
+#[test]
+fn after_a_restart_the_api_servers_copy_goes_on() {
+    let status = serde_json::json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "podIP": "10.88.0.9",
+        "podIPs": [{"ip": "10.88.0.9"}],
+        "conditions": [{"type": "Initialized", "status": "True", "lastTransitionTime": "2026-01-01T00:00:01Z"},
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:02Z"},
+            {"type": "x.io/theirs", "status": "False", "lastTransitionTime": "2026-01-01T00:00:03Z"}],
+        "containerStatuses": [{"name": "main", "image": "i", "imageID": "sha256:i", "ready": true, "started": true,
+            "restartCount": 3, "containerID": "containerd://main-id",
+            "state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}},
+            "lastState": {"terminated": {"exitCode": 9, "containerID": "containerd://gone"}}}]});
+    let mut w = world(simple("Always"));
+    w.pod.status = serde_json::from_value(status).unwrap();
+    w.sandbox();
+    w.container("main", RunState::Running, 0);
+    let s = w.step();
+    assert_eq!(serde_json::to_value(&s.start_time).unwrap(), "2026-01-01T00:00:00Z");
+    let main = main_state(&s);
+    assert_eq!((main["restartCount"].as_i64(), main["started"].as_bool()), (Some(3), Some(true)));
+    assert_eq!(main["lastState"]["terminated"]["exitCode"], 9);
+    let since = |kind: &str| {
+        let condition = s.conditions.iter().flatten().find(|c| c.type_ == kind).unwrap();
+        serde_json::to_value(&condition.last_transition_time).unwrap()
+    };
+    assert_eq!([since("Initialized"), since("Ready")], ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"]);
+    assert_eq!(since("x.io/theirs"), "2026-01-01T00:00:03Z");
+
+    // It completed, and the runtime has forgotten all of it: what was said stays said.
+    let mut w = world(simple("Never"));
+    let ended =
+        serde_json::json!({"terminated": {"exitCode": 0, "reason": "Completed", "containerID": "containerd://x"}});
+    w.pod.status = serde_json::from_value(serde_json::json!({"phase": "Succeeded", "podIP": "10.88.0.9",
+        "podIPs": [{"ip": "10.88.0.9"}], "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [{"name": "main",
+        "image": "i", "imageID": "sha256:i", "ready": false, "restartCount": 1, "state": ended}]}))
+    .unwrap();
+    let s = w.step();
+    assert_eq!((s.phase.as_deref(), s.pod_ip.as_deref()), (Some("Succeeded"), Some("10.88.0.9")));
+    assert_eq!((&main_state(&s)["state"], main_state(&s)["restartCount"].as_i64()), (&ended, Some(1)));
+    assert_eq!(terminate(&w.pod, &s).phase.as_deref(), Some("Succeeded"));
+}
+
+#[test]
+fn addresses_by_the_nodes_first_family() {
+    let ips = ["fd00::5", "10.88.0.5", "10.88.0.6"];
+    for (host, pod_ips) in
+        [(["10.0.0.1", "fd00::1"], ["10.88.0.5", "fd00::5"]), (["fd00::1", "10.0.0.1"], ["fd00::5", "10.88.0.5"])]
+    {
+        let mut w = world(simple("Always"));
+        w.facts.host_ips = host.iter().map(|ip| ip.parse().unwrap()).collect();
+        w.sandbox();
+        w.runtime.sandboxes[0].ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        w.container("main", RunState::Running, 0);
+        let s = w.step();
+        assert_eq!((s.host_ip.as_deref(), s.pod_ip.as_deref()), (Some(host[0]), Some(pod_ips[0])));
+        assert_eq!(s.host_ips.unwrap().iter().map(|h| h.ip.as_str()).collect::<Vec<_>>(), host);
+        assert_eq!(s.pod_ips.unwrap().iter().map(|p| p.ip.as_str()).collect::<Vec<_>>(), pod_ips);
+    }
+}
+
+#[test]
+fn generations_are_those_of_the_spec_that_was_looked_at() {
+    let mut w = world(simple("Always"));
+    w.step();
+    w.pod.metadata.generation = Some(2);
+    let s = w.step();
+    assert_eq!(s.observed_generation, Some(2));
+    assert!(s.conditions.iter().flatten().all(|c| c.observed_generation == Some(2)));
+}
+
+#[test]
+fn deadlines() {
+    let mut spec = simple("Always");
+    spec["activeDeadlineSeconds"] = serde_json::json!(30);
+    let mut w = world(spec);
+    let s = w.step();
+    let at = |second| Timestamp::from_second(second).unwrap();
+    assert_eq!(seconds_to_deadline(&w.pod, &s, at(1001)), Some(30));
+    assert!(!is_past_deadline(&w.pod, &s, at(1030)));
+    assert!(is_past_deadline(&w.pod, &s, at(1031)));
+    assert_eq!(seconds_to_deadline(&w.pod, &s, at(1041)), Some(-10));
+    assert_eq!(seconds_to_deadline(&w.pod, &PodStatus::default(), at(1041)), None);
+    w.pod.spec.as_mut().unwrap().active_deadline_seconds = None;
+    assert_eq!(seconds_to_deadline(&w.pod, &s, at(9999)), None);
 }
 
 #[test]
