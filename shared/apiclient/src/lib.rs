@@ -1,7 +1,34 @@
 //! The client side of the API server: the kubeconfig by descriptors, credentials that may be replaced while we run,
 //! request budgets, and watches that notice when nothing comes any more.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`source`] | where credentials come from, and when to look again |
+//! | `material`, [`exec`] | what a kubeconfig and its files amount to; what a credential program is told and may answer |
+//! | `session` | which credentials are in force |
+//! | `tls`, `server`, `transport` | whom we trust, where requests go, which connection they take |
+//! | `service`, `budget`, `retry`, `body` | when a request is sent, sent again, given up |
+//! | [`lane`] | which budget a request comes from |
+//! | [`watch`], `backoff` | how a watch goes on for ever |
+//! | [`reachability`], `metrics` | what is told about all that |
+//!
+//! JSON is spoken whatever `contentType` says: the answers are the same, and there is one decoder to trust.
 
+mod backoff;
+mod body;
+mod budget;
+pub mod exec;
 pub mod lane;
+mod material;
+mod metrics;
+pub mod reachability;
+mod retry;
+mod server;
+mod service;
+mod session;
+pub mod source;
+mod tls;
+mod transport;
 pub mod watch;
 
 use std::sync::Arc;
@@ -11,11 +38,20 @@ use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 
 pub use lane::Lane;
+pub use reachability::Reachability;
+pub use service::CallError;
+pub use source::{CredentialFile, CredentialSource, MemorySource};
+
+use service::{LaneService, chain};
+use session::Shared;
+use source::BrokerSource;
 
 /// A connection to the API server that outlives its credentials. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiClient {
-    _config: Arc<NodeConfig>,
+    shared: Arc<Shared>,
+    /// One for each lane, in the order of [`Lane::ALL`].
+    clients: Arc<[kube::Client]>,
 }
 
 impl std::fmt::Debug for ApiClient {
@@ -28,26 +64,66 @@ impl ApiClient {
     /// Starts to follow the kubeconfig, which need not be there yet. `process` goes into the user agent.
     /// Must be called within a tokio runtime. `volnetd` tells of replaced credentials.
     pub fn start(process: &'static str, config: Arc<NodeConfig>, broker: BrokerClient, volnetd: Link) -> Self {
-        let _ = (process, broker, volnetd);
-        ApiClient { _config: config }
+        Self::start_with(process, config, Arc::new(BrokerSource::new(broker, volnetd)))
+    }
+
+    /// The same with credentials from elsewhere, such as [`MemorySource`].
+    pub fn start_with(process: &'static str, config: Arc<NodeConfig>, source: Arc<dyn CredentialSource>) -> Self {
+        tell_content_type(&config.kubelet.content_type);
+        let shared = Shared::start(process, config, source);
+        let clients = Lane::ALL.map(|lane| kube::Client::new(LaneService::new(shared.clone(), lane), "default"));
+        ApiClient { shared, clients: Arc::new(clients) }
+    }
+
+    /// Counts requests in `rest_client_*` of this registry from now on.
+    ///
+    /// # Errors
+    /// The registry has metrics of these names already.
+    pub fn with_metrics(self, registry: &prometheus::Registry) -> prometheus::Result<Self> {
+        let metrics = metrics::Metrics::register(registry)?;
+        // A second registry for the same client gets nothing: the first one counts.
+        let _ = self.shared.metrics.set(metrics);
+        Ok(self)
     }
 
     /// Waits until there is a kubeconfig that can be used; gives the server's URL.
     pub async fn ready(&self) -> String {
-        std::future::pending().await
+        self.shared.ready().await.url()
     }
 
     /// A client for typed calls. It stays valid when credentials change; while there are none its calls fail.
     pub fn client(&self, lane: Lane) -> kube::Client {
-        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
-            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no kubeconfig yet"))
-        });
-        let _ = lane;
-        kube::Client::new(service, "default")
+        self.clients[lane as usize].clone()
     }
 
     /// Closes the lane's connections; the next call makes new ones.
     pub fn reconnect(&self, lane: Lane) {
-        let _ = lane;
+        if let Some(session) = self.shared.session() {
+            session.connections().close_lane(lane);
+        }
+    }
+
+    /// Whether the server answers, and every change of that.
+    pub fn reachability(&self) -> tokio::sync::watch::Receiver<Reachability> {
+        self.shared.reachability.subscribe()
+    }
+
+    /// When the client certificate in use ends. None: there is none.
+    pub fn certificate_expires(&self) -> Option<jiff::Timestamp> {
+        self.shared.session()?.certificate_expires()
+    }
+}
+
+/// Upstream's default is protobuf: then nobody asked for it, and nobody is warned.
+fn tell_content_type(configured: &str) {
+    match configured {
+        "application/json" => {}
+        "application/vnd.kubernetes.protobuf" => {
+            tracing::info!(contentType = configured, "requests to the API server are made in JSON");
+        }
+        other => tracing::warn!(
+            contentType = other,
+            "contentType asks for what is not spoken: requests to the API server are made in JSON"
+        ),
     }
 }

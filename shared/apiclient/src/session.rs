@@ -1,0 +1,241 @@
+//! What all lanes share: the credentials in force, and the task that keeps them current.
+//!
+//! The task owns them. It looks when kubelet-volnetd tells of a change, when a program's credential runs out, when the
+//! server refuses the current one, and once a minute. What cannot be used changes nothing: the old credentials stay.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use futures_util::StreamExt as _;
+use http::{HeaderMap, HeaderValue, Uri};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::backoff::{Backoff, random_fraction};
+use crate::material::{Loader, Material, MaterialError};
+use crate::metrics::Metrics;
+use crate::reachability::Notes;
+use crate::service::chain;
+use crate::source::CredentialSource;
+use crate::transport::Connections;
+
+/// Look at everything at least so often; upstream reads tokens anew every minute.
+const POLL: Duration = Duration::from_secs(60);
+/// A replacement of several files is one look.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Pauses after a failed look.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// How often a credential that the server refuses is looked at anew.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Credentials in force with the connections made with them.
+#[derive(Debug)]
+pub(crate) struct Session {
+    material: Material,
+    connections: Arc<Connections>,
+}
+
+impl Session {
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        &self.material.headers
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        self.material.wire.server.host()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.material.wire.server.url()
+    }
+
+    pub(crate) fn certificate_expires(&self) -> Option<jiff::Timestamp> {
+        self.material.certificate_expires
+    }
+
+    pub(crate) fn locate(&self, uri: &Uri) -> Result<Uri, http::Error> {
+        self.material.wire.server.locate(uri)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Arc<NodeConfig>,
+    pub(crate) user_agent: HeaderValue,
+    pub(crate) reachability: Notes,
+    pub(crate) metrics: OnceLock<Metrics>,
+    sessions: watch::Receiver<Option<Arc<Session>>>,
+    refused: Arc<Notify>,
+    /// One watch finds out for all whether the server streams lists.
+    streams_lists: AtomicBool,
+}
+
+impl Shared {
+    /// Starts the task, which ends when everything that holds the answer is dropped.
+    pub(crate) fn start(process: &str, config: Arc<NodeConfig>, source: Arc<dyn CredentialSource>) -> Arc<Self> {
+        let (sender, sessions) = watch::channel(None);
+        let refused = Arc::new(Notify::new());
+        let loader = Loader::new(Path::new(&config.flags.kubeconfig), config.kubeconfig_runs_program);
+        tokio::spawn(Follower { source, loader, sender, refused: refused.clone(), problem: None }.run());
+        let user_agent = user_agent(process, &config.version);
+        Arc::new(Shared {
+            config,
+            user_agent,
+            reachability: Notes::new(),
+            metrics: OnceLock::new(),
+            sessions,
+            refused,
+            streams_lists: AtomicBool::new(true),
+        })
+    }
+
+    pub(crate) fn streams_lists(&self) -> bool {
+        self.streams_lists.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_streams_lists(&self, streams: bool) {
+        self.streams_lists.store(streams, Ordering::Relaxed);
+    }
+
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        self.sessions.borrow().clone()
+    }
+
+    /// Waits for the first credentials.
+    pub(crate) async fn ready(&self) -> Arc<Session> {
+        let mut sessions = self.sessions.clone();
+        loop {
+            if let Some(session) = sessions.borrow_and_update().clone() {
+                return session;
+            }
+            if sessions.changed().await.is_err() {
+                // The follower lives as long as this does, so this is unreachable; waiting is the safe answer.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// The server does not accept what `session` shows.
+    pub(crate) fn refused(&self, session: &Session) {
+        let current = self.session();
+        if current.is_some_and(|current| std::ptr::eq(&*current, session)) {
+            self.refused.notify_one();
+        }
+    }
+}
+
+/// Begins as upstream's does, so that managedFields and audit filters find the name `kubelet`; the process stands behind.
+fn user_agent(process: &str, version: &str) -> HeaderValue {
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let text = format!(
+        "kubelet/{version} ({}/{machine}) kubernetes/{} {process}",
+        std::env::consts::OS,
+        env!("CARGO_PKG_VERSION")
+    );
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("kubelet"))
+}
+
+struct Follower {
+    source: Arc<dyn CredentialSource>,
+    loader: Loader,
+    sender: watch::Sender<Option<Arc<Session>>>,
+    refused: Arc<Notify>,
+    /// What was logged last.
+    problem: Option<String>,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut changes = self.source.changes().chain(futures_util::stream::pending()).fuse();
+        let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+        let mut looked_at_refusal: Option<Instant> = None;
+        loop {
+            let loaded = tokio::select! {
+                loaded = self.loader.load(&*self.source) => loaded,
+                () = self.sender.closed() => return,
+            };
+            let pause = match loaded.and_then(|material| self.apply(material)) {
+                Ok(()) => {
+                    backoff.reset();
+                    let refresh = self.loader.refresh_in(jiff::Timestamp::now());
+                    refresh.map_or(POLL, |refresh| refresh.clamp(Duration::from_secs(1), POLL))
+                }
+                Err(error) => {
+                    self.complain(&error);
+                    backoff.next(random_fraction())
+                }
+            };
+            let next_refusal = looked_at_refusal.map_or_else(Instant::now, |at| at + REFUSED_PAUSE);
+            tokio::select! {
+                () = self.sender.closed() => return,
+                _ = changes.next() => tokio::time::sleep(SETTLE).await,
+                () = tokio::time::sleep(pause) => {}
+                () = async { self.refused.notified().await; tokio::time::sleep_until(next_refusal).await } => {
+                    tracing::info!("the API server refuses our credentials, looking for newer ones");
+                    looked_at_refusal = Some(Instant::now());
+                    self.loader.refused();
+                }
+            }
+        }
+    }
+
+    /// Puts credentials into force. Connections live on when nothing that they were made with changed.
+    fn apply(&mut self, material: Material) -> Result<(), MaterialError> {
+        if self.problem.take().is_some() {
+            tracing::info!("the kubeconfig can be used again");
+        }
+        let old = self.sender.borrow().clone();
+        let connections = match &old {
+            Some(old) if old.material == material => return Ok(()),
+            Some(old) if old.material.wire == material.wire => old.connections.clone(),
+            _ => Arc::new(Connections::new(&material.wire)?),
+        };
+        let expires = material.certificate_expires;
+        tracing::info!(
+            server = material.wire.server.url(),
+            user = material.identity,
+            certificate_expires = expires.map(|at| at.to_string()),
+            replaced = old.is_some(),
+            "credentials for the API server"
+        );
+        if expires.is_some_and(|at| at <= jiff::Timestamp::now()) {
+            tracing::warn!("the client certificate for the API server has expired");
+        }
+        let is_new = |old: &Arc<Session>| !Arc::ptr_eq(&old.connections, &connections);
+        let outdated = old.filter(is_new);
+        self.sender.send_replace(Some(Arc::new(Session { material, connections })));
+        if let Some(outdated) = outdated {
+            outdated.connections.close();
+        }
+        Ok(())
+    }
+
+    /// Once per problem. While kubelet-volnetd is away there is none.
+    fn complain(&mut self, error: &MaterialError) {
+        let text = chain(error);
+        if error.is_unknown() {
+            tracing::debug!(error = text, "credentials cannot be looked at now");
+            return;
+        }
+        if self.problem.as_ref() == Some(&text) {
+            return;
+        }
+        if self.sender.borrow().is_some() {
+            tracing::error!(error = text, "the kubeconfig cannot be used, staying with the credentials from before");
+        } else {
+            tracing::error!(error = text, "the kubeconfig cannot be used, waiting for a better one");
+        }
+        self.problem = Some(text);
+    }
+}
