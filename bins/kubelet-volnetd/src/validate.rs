@@ -121,6 +121,14 @@ pub fn relative_path(text: &str) -> Result<&str, InvalidRequest> {
     if ok { Ok(text) } else { Err(bad("relative", text, "a relative path without empty, '.' or '..' components")) }
 }
 
+/// A user or group of the API (runAsUser, fsGroup): never the one that means "leave it".
+pub fn id(field: &'static str, value: i64) -> Result<u32, InvalidRequest> {
+    match u32::try_from(value) {
+        Ok(id) if id <= i32::MAX as u32 => Ok(id),
+        _ => Err(bad(field, &value.to_string(), "0 to 2147483647")),
+    }
+}
+
 pub fn qos(value: i32) -> Result<QosClass, InvalidRequest> {
     match wire::Qos::try_from(value) {
         Ok(wire::Qos::Guaranteed) => Ok(QosClass::Guaranteed),

@@ -9,8 +9,8 @@ use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{StateKind, WatchKind};
 use bulkhead_sys::Capability::{
-    self, CAP_CHOWN as CHOWN, CAP_DAC_OVERRIDE as DAC_OVERRIDE, CAP_FOWNER as FOWNER, CAP_KILL as KILL,
-    CAP_SYS_ADMIN as SYS_ADMIN, CAP_SYS_RESOURCE as SYS_RESOURCE, CAP_SYSLOG as SYSLOG,
+    self, CAP_CHOWN as CHOWN, CAP_DAC_OVERRIDE as DAC_OVERRIDE, CAP_FOWNER as FOWNER, CAP_FSETID as FSETID,
+    CAP_KILL as KILL, CAP_SYS_ADMIN as SYS_ADMIN, CAP_SYS_RESOURCE as SYS_RESOURCE, CAP_SYSLOG as SYSLOG,
 };
 
 use Role::{Evictiond, Operator, Statusd, Syncd};
@@ -42,9 +42,9 @@ const fn verb(
 pub const VERBS: [Verb; 20] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
-    verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/CheckHostPath",       &[Syncd],                        false, &[],                  "pod prepared; absolute path without '..'"),
-    verb("/kubelet.volnetd.v1.Volumes/SetUpContent",        &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpContent",        &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; mount points are relative paths without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/PrepareSubPath",      &[Syncd],                        false, &[SYS_ADMIN],         "volume set up; relative path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),
     verb("/kubelet.volnetd.v1.Volumes/ListVolumes",         &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
@@ -105,7 +105,7 @@ const fn row(
 }
 
 #[rustfmt::skip]
-pub const BROKER: [BrokerRow; 16] = [
+pub const BROKER: [BrokerRow; 17] = [
     //   kind                  peers                          rule  uses       precondition
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
@@ -125,11 +125,16 @@ pub const BROKER: [BrokerRow; 16] = [
     // Their features come later: known, refused as unimplemented, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
+    row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
 ];
+
+/// The two requests that give volnetd a descriptor.
+pub const PUT_STATE: BrokerRow = BROKER[6];
+pub const PUT_CONTENT: BrokerRow = BROKER[16];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
-    static ROWS: [BrokerRow; 16] = BROKER;
+    static ROWS: [BrokerRow; 17] = BROKER;
     &ROWS[match kind {
         Kind::RuntimeSocket(_) => 0,
         Kind::Manifest(_) => 1,
@@ -224,7 +229,8 @@ mod tests {
         for kind in &kinds {
             assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));
         }
-        assert_eq!(BROKER.len(), kinds.len() + 1, "PutState is no kind of its own");
+        assert_eq!((PUT_STATE.kind, PUT_CONTENT.kind), ("PutState", "PutContent"));
+        assert_eq!(BROKER.len(), kinds.len() + 2, "these two are no kinds of their own");
         for cap in VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses)) {
             assert!(crate::confine::CAPABILITIES.contains(cap), "{cap} is used but not held");
         }

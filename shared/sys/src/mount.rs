@@ -72,6 +72,13 @@ pub fn tmpfs(target: BorrowedFd<'_>, options: &Tmpfs) -> Result<TmpfsMounted, Mo
     Ok(TmpfsMounted { noswap })
 }
 
+/// Whether an open file or directory lives in a tmpfs.
+pub fn is_tmpfs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    /// TMPFS_MAGIC of linux/magic.h.
+    const MAGIC: u64 = 0x0102_1994;
+    Ok(u64::try_from(rustix::fs::fstatfs(fd)?.f_type).is_ok_and(|kind| kind == MAGIC))
+}
+
 /// Mounts huge pages of `page_bytes` on an open directory.
 pub fn hugetlbfs(target: BorrowedFd<'_>, page_bytes: Option<u64>) -> Result<(), MountError> {
     const FS: &str = "hugetlbfs";
@@ -214,6 +221,9 @@ mod tests {
         let mounted = tmpfs(target.as_fd(), &Tmpfs { size: Some(1 << 20), noswap: true }).unwrap();
         drop(target);
         assert!(is_mount_point(base.as_fd(), "vol").unwrap());
+        let on_it = crate::open::dir_beneath(base.as_fd(), "vol").unwrap();
+        assert!(is_tmpfs(on_it.as_fd()).unwrap());
+        drop(on_it);
         let point = dir.path().canonicalize().unwrap().join("vol");
         let mut info = MountInfo::new();
         let mount = info.containing(&point).unwrap().unwrap();

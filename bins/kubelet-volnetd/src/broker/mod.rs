@@ -12,11 +12,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bulkhead_ipc::broker::{BrokerRequest, Caller};
+use bulkhead_ipc::volnetd::PutContent;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use tonic::Status;
 
 use crate::node::Node;
-use crate::verbs;
+use crate::volumes::VolumeError;
+use crate::volumes::content::{self, ReceiveError};
+use crate::{validate, verbs};
 
 pub use open::BrokerError;
 
@@ -24,12 +27,42 @@ pub use open::BrokerError;
 pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
     allowed(caller, &request)?;
     // A runtime that is stuck, or a slow disk, must not hold up the other answers.
-    let result = tokio::task::spawn_blocking(move || match request {
-        BrokerRequest::Open(kind) => open::open(&node, caller, kind).map(Some),
-        BrokerRequest::PutState(kind, fd) => open::put_state(&node, kind, fd).map(|()| None),
-        BrokerRequest::PutContent(..) => Err(BrokerError::NotServed { kind: "PutContent" }),
-    });
+    let result = match request {
+        BrokerRequest::Open(kind) => tokio::task::spawn_blocking(move || open::open(&node, caller, kind).map(Some)),
+        BrokerRequest::PutState(kind, fd) => {
+            tokio::task::spawn_blocking(move || open::put_state(&node, kind, fd).map(|()| None))
+        }
+        BrokerRequest::PutContent(volume, files) => return put_content(node, volume, files).await.map(|()| None),
+    };
     match result.await {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(Status::internal(format!("the request ended unexpectedly: {error}"))),
+    }
+}
+
+/// Why the files of a volume were not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum PutContentError {
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+/// Replaces the files of a content volume, under the pod's lock.
+async fn put_content(node: Arc<Node>, request: PutContent, files: OwnedFd) -> Result<(), Status> {
+    let pod = validate::pod_uid(&request.pod_uid)?;
+    let volume = validate::volume(&request.volume)?;
+    let plugin = content::Plugin::from_wire(request.plugin)?;
+    let lock = node.lock_pod(&pod).await;
+    let work = tokio::task::spawn_blocking(move || {
+        // The lock goes with the work: a caller that stops waiting lets go of the answer, not of the pod.
+        let _lock = lock;
+        let files = content::receive(&files)?;
+        content::put(&node, &pod, &volume, plugin, &files)?;
+        Ok::<(), PutContentError>(())
+    });
+    match work.await {
         Ok(result) => Ok(result?),
         Err(error) => Err(Status::internal(format!("the request ended unexpectedly: {error}"))),
     }
@@ -46,10 +79,8 @@ fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
             };
             (row.kind, row.peers, state)
         }
-        BrokerRequest::PutContent(..) => ("PutContent", &[bulkhead_ipc::peers::Role::Syncd][..], None),
-        BrokerRequest::PutState(kind, _) => {
-            ("PutState", verbs::broker_row(&Kind::State(Default::default())).peers, Some(*kind))
-        }
+        BrokerRequest::PutContent(..) => (verbs::PUT_CONTENT.kind, verbs::PUT_CONTENT.peers, None),
+        BrokerRequest::PutState(kind, _) => (verbs::PUT_STATE.kind, verbs::PUT_STATE.peers, Some(*kind)),
     };
     let owner_ok = state.is_none_or(|kind| verbs::state_file(kind).is_none_or(|(_, owner)| owner == caller.role));
     if peers.contains(&caller.role) && owner_ok {

@@ -8,14 +8,16 @@ use bulkhead_sys::open::OpenError;
 use rustix::io::Errno;
 use tonic::{Code, Status};
 
-use crate::broker::BrokerError;
+use crate::broker::{BrokerError, PutContentError};
 use crate::cgroups::PodsTreeError;
 use crate::files::FileError;
 use crate::guard::GuardError;
 use crate::kubeconfig::KubeconfigError;
 use crate::validate::InvalidRequest;
 use crate::volumes::VolumeError;
+use crate::volumes::content::WriteError;
 use crate::volumes::host_path::HostPathError;
+use crate::volumes::ownership::OwnershipError;
 use crate::volumes::teardown::chain;
 
 /// A status with the whole chain of causes; only root's own processes read it.
@@ -72,7 +74,9 @@ impl From<GuardError> for Status {
 impl From<VolumeError> for Status {
     fn from(error: VolumeError) -> Self {
         let code = match &error {
-            VolumeError::UnknownPod { .. } => Code::NotFound,
+            VolumeError::UnknownPod { .. } | VolumeError::NotSetUp { .. } => Code::NotFound,
+            VolumeError::Content { source, .. } => code_of_write(source),
+            VolumeError::Ownership { source, .. } => code_of_ownership(source),
             VolumeError::PodDir { source, .. } | VolumeError::Open { source, .. } => code_in_our_tree(source),
             // The pod asks for something that this host does not have: its event says so, asking again may help.
             VolumeError::HostPath(HostPathError::Type { .. }) => Code::InvalidArgument,
@@ -83,6 +87,32 @@ impl From<VolumeError> for Status {
             VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
         };
         status(code, &error)
+    }
+}
+
+fn code_of_write(error: &WriteError) -> Code {
+    match error {
+        WriteError::List(source) | WriteError::Io { source, .. } => code_of_io(source),
+        WriteError::Open(source) => code_in_our_tree(source),
+        WriteError::Remove(_) => Code::Internal,
+        WriteError::Ownership(source) => code_of_ownership(source),
+    }
+}
+
+/// A walk that takes long goes on where it is asked for again.
+fn code_of_ownership(error: &OwnershipError) -> Code {
+    match error {
+        OwnershipError::TakesLong { .. } => Code::Unavailable,
+        OwnershipError::Root(source) => code_of_io(source),
+    }
+}
+
+impl From<PutContentError> for Status {
+    fn from(error: PutContentError) -> Self {
+        match error {
+            PutContentError::Receive(error) => status(Code::InvalidArgument, &error),
+            PutContentError::Volume(error) => error.into(),
+        }
     }
 }
 

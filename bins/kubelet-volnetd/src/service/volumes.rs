@@ -13,11 +13,11 @@ use tonic::{Request, Response, Status};
 use super::{Verbs, text};
 use crate::metrics::StorageOperation;
 use crate::validate;
-use crate::volumes::empty_dir::{self, Medium};
+use crate::volumes::empty_dir::{self, Group, Medium, Place};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::prune::Action;
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, list, prepare_pod, prune, teardown};
+use crate::volumes::{EMPTY_DIR, content, list, prepare_pod, prune, teardown};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
 /// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
@@ -34,8 +34,25 @@ impl Volumes for Verbs {
         Ok(Response::new(PreparePodReply { pod_dir: text(&path) }))
     }
 
-    async fn set_up_content(&self, _: Request<SetUpContentRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
-        Err(Status::unimplemented("not served yet"))
+    async fn set_up_content(
+        &self,
+        request: Request<SetUpContentRequest>,
+    ) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let volume = validate::volume(&request.volume)?;
+        let plugin = content::Plugin::from_wire(request.plugin)?;
+        let mount_points = content::mount_points(&request.mount_points)?;
+        let size_limit = (request.size_limit_bytes != 0).then_some(request.size_limit_bytes);
+        let lock = self.node.lock_pod(&pod).await;
+        let work = move |node: &crate::node::Node| {
+            let started = Instant::now();
+            let result = content::set_up(node, &pod, &volume, plugin, size_limit, &mount_points);
+            node.metrics.storage(plugin.name(), StorageOperation::Mount, started, result.is_ok());
+            result
+        };
+        let path = self.run(Some(lock), work).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
     async fn prepare_sub_path(&self, _: Request<PrepareSubPathRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
@@ -58,10 +75,13 @@ impl Volumes for Verbs {
                 return Err(validate::bad("medium", &request.medium.to_string(), "DISK, MEMORY or HUGE_PAGES").into());
             }
         };
+        let on_root_mismatch = request.fs_group_on_root_mismatch;
+        let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+        let group = group.map(|id| Group { id, on_root_mismatch });
         let lock = self.node.lock_pod(&pod).await;
         let work = move |node: &crate::node::Node| {
             let started = Instant::now();
-            let result = empty_dir::set_up(node, &pod, &volume, medium);
+            let result = empty_dir::set_up(node, &pod, Place::of(&volume), medium, group);
             node.metrics.storage(EMPTY_DIR, StorageOperation::Mount, started, result.is_ok());
             result
         };

@@ -1,5 +1,6 @@
 //! emptyDir (upstream `pkg/volume/emptydir/empty_dir.go`): a directory of mode 0777, on disk, or a tmpfs or huge pages
-//! mounted on it; and an empty file `plugins/kubernetes.io~empty-dir/<volume>/ready` once it is complete.
+//! mounted on it; and an empty file `plugins/kubernetes.io~empty-dir/<volume>/ready` once it is complete. Volumes whose
+//! files come over the API are built on one, with a marker of another name.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use bulkhead_sys::open;
 use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{Mode, OFlags};
 
+use super::ownership::{self, Access, OwnershipError};
 use super::{EMPTY_DIR, VolumeError, pod_dir};
 use crate::journal::Intent;
 use crate::node::Node;
@@ -27,16 +29,47 @@ pub enum Medium {
     },
 }
 
-/// Sets the volume up, or does nothing if it is. What a container wrote stays.
-pub fn set_up(node: &Node, pod: &PodUid, volume: &VolumeName, medium: Medium) -> Result<PathBuf, VolumeError> {
+/// Which volume: an emptyDir itself, or one that another kind is built on.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// Upstream's name, not escaped.
+    pub plugin: &'static str,
+    pub volume: &'a VolumeName,
+    /// Name of the marker's folder.
+    pub marker: &'a str,
+}
+
+impl<'a> Place<'a> {
+    pub fn of(volume: &'a VolumeName) -> Self {
+        Place { plugin: EMPTY_DIR, volume, marker: volume.as_str() }
+    }
+}
+
+/// The group that a new volume is given to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    pub id: u32,
+    /// A volume whose root is right already is not walked.
+    pub on_root_mismatch: bool,
+}
+
+/// Sets the volume up, or does nothing if it is. What a container wrote stays, and the group that it has.
+pub fn set_up(
+    node: &Node,
+    pod: &PodUid,
+    place: Place<'_>,
+    medium: Medium,
+    group: Option<Group>,
+) -> Result<PathBuf, VolumeError> {
+    let volume = place.volume;
     let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
     let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
     let pod_dir = pod_dir(node, pod)?;
-    let plugin = escape_qualified_name(EMPTY_DIR);
+    let plugin = escape_qualified_name(place.plugin);
     let parent =
         open::create_dirs_beneath(pod_dir.as_fd(), Path::new("volumes").join(&plugin), 0o750).map_err(open_error)?;
-    let meta = Path::new("plugins").join(&plugin).join(volume.as_str());
-    let path = node.settings.paths.volume(pod, EMPTY_DIR, volume);
+    let meta = Path::new("plugins").join(escape_qualified_name(EMPTY_DIR)).join(place.marker);
+    let path = node.settings.paths.volume(pod, place.plugin, volume);
 
     let is_mounted = mount::is_mount_point(parent.as_fd(), volume.as_str()).map_err(|source| {
         mount_error(mount::MountError::Mount { fs_type: "emptyDir", step: "looking for a mount", source })
@@ -50,7 +83,7 @@ pub fn set_up(node: &Node, pod: &PodUid, volume: &VolumeName, medium: Medium) ->
         let mode_error =
             |e: rustix::io::Errno| VolumeError::Mode { pod: pod.clone(), volume: volume.clone(), source: e.into() };
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(mode_error)?;
-        let intent = Intent::Mount { plugin: EMPTY_DIR.to_owned(), volume: volume.clone() };
+        let intent = Intent::Mount { plugin: place.plugin.to_owned(), volume: volume.clone() };
         match medium {
             Medium::Disk => {}
             Medium::Memory { size_limit } => {
@@ -67,9 +100,27 @@ pub fn set_up(node: &Node, pod: &PodUid, volume: &VolumeName, medium: Medium) ->
     }
     // The directory below the mount stays open no longer than this: any descriptor would make an unmount fail.
     drop(dir);
+    if let Some(group) = group {
+        give(&parent, volume, group).map_err(|source| VolumeError::Ownership {
+            pod: pod.clone(),
+            volume: volume.clone(),
+            source,
+        })?;
+    }
     let meta_dir = open::create_dirs_beneath(pod_dir.as_fd(), &meta, 0o750).map_err(open_error)?;
     open::beneath(meta_dir.as_fd(), "ready", OFlags::WRONLY | OFlags::CREATE, 0o640).map_err(open_error)?;
     Ok(path)
+}
+
+/// Single entries that cannot be changed are told and left, as upstream leaves them.
+fn give(parent: &OwnedFd, volume: &VolumeName, group: Group) -> Result<(), OwnershipError> {
+    // Opened anew: what is mounted there by now.
+    let root = open::dir_beneath(parent.as_fd(), volume.as_str())
+        .map_err(|error| OwnershipError::Root(std::io::Error::other(error)))?;
+    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite)? {
+        return Ok(());
+    }
+    ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE).map(|_| ())
 }
 
 fn is_ready(pod_dir: &OwnedFd, meta: &Path) -> bool {

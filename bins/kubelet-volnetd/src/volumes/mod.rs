@@ -1,9 +1,12 @@
 //! Pod directories and volumes: `<root-dir>/pods/<uid>/…` as upstream lays it out.
 
+pub mod content;
 pub mod empty_dir;
 pub mod host_path;
 pub mod list;
+pub mod ownership;
 pub mod prune;
+pub mod sub_path;
 pub mod teardown;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +20,7 @@ use bulkhead_types::{PodUid, VolumeName};
 use crate::journal::JournalError;
 use crate::node::Node;
 
-/// The one plugin with data of its own in this release.
+/// The plugin that others are built on.
 pub const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
 
 /// Why a volume verb failed.
@@ -33,6 +36,12 @@ pub enum VolumeError {
     Mode { pod: PodUid, volume: VolumeName, source: std::io::Error },
     #[error("mounting volume {volume} of pod {pod}")]
     Mount { pod: PodUid, volume: VolumeName, source: MountError },
+    #[error("volume {volume} of pod {pod} is not set up here")]
+    NotSetUp { pod: PodUid, volume: VolumeName },
+    #[error("writing the files of volume {volume} of pod {pod}")]
+    Content { pod: PodUid, volume: VolumeName, source: content::WriteError },
+    #[error("giving volume {volume} of pod {pod} to its group")]
+    Ownership { pod: PodUid, volume: VolumeName, source: ownership::OwnershipError },
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]

@@ -1,7 +1,8 @@
 //! The end of a pod's directory: unmount everything, then remove what may be removed.
 //!
 //! Order matters and each step may find itself half done by a former process: mounts go first, innermost before
-//! outermost; while one is left nothing is removed. Then emptyDir's contents go (they die with the pod), the rest of
+//! outermost and so the binds of subPaths before their volumes; while one is left nothing is removed. Then the targets of
+//! subPaths go, the contents of emptyDirs (they die with the pod) and of the volumes whose files are ours, the rest of
 //! `volumes/` only if it is empty directories (a leftover `vol_data.json` is another plugin's business, reference
 //! upstream `removeOrphanedPodVolumeDirs`), then everything else, never entering another mount; the pod's directory
 //! last. A hostPath is not below here and is never touched.
@@ -16,7 +17,7 @@ use bulkhead_types::{PodUid, escape_qualified_name};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::{EMPTY_DIR, VolumeError};
+use super::{EMPTY_DIR, VolumeError, content, sub_path};
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::Node;
@@ -63,6 +64,10 @@ pub fn tear_down(node: &Node, pod: &PodUid, scope: Scope) -> Result<Outcome, Vol
         unmount(&dir, &base, &point, &mut outcome);
     }
     if !outcome.left.is_empty() {
+        return Ok(outcome);
+    }
+    if let Err(error) = sub_path::remove_targets(dir.as_fd()) {
+        outcome.left.push(format!("{}: {}", sub_path::FOLDER, chain(&error)));
         return Ok(outcome);
     }
     remove_volumes(node, &dir, &mut outcome);
@@ -121,38 +126,53 @@ fn unmount(dir: &OwnedFd, base: &Path, point: &Path, outcome: &mut Outcome) {
 }
 
 fn remove_volumes(node: &Node, dir: &OwnedFd, outcome: &mut Outcome) {
-    let empty_dirs = Path::new("volumes").join(escape_qualified_name(EMPTY_DIR));
+    remove_of_plugin(node, dir, EMPTY_DIR, |volume| volume.to_owned(), outcome);
+    for plugin in content::Plugin::ALL {
+        remove_of_plugin(node, dir, plugin.name(), content::marker, outcome);
+    }
+    for name in ["volumes", "volumeDevices"] {
+        if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
+            outcome.left.push(format!("{name}: {}", chain(&error)));
+        }
+    }
+}
+
+/// Volumes whose contents are ours, or die with the pod: each with its marker.
+fn remove_of_plugin(
+    node: &Node,
+    dir: &OwnedFd,
+    plugin: &'static str,
+    marker: impl Fn(&str) -> String,
+    outcome: &mut Outcome,
+) {
+    let folder = Path::new("volumes").join(escape_qualified_name(plugin));
     let mut failed = |what: &Path, error: &dyn std::error::Error| {
         outcome.left.push(format!("{}: {}", what.display(), chain(error)));
     };
-    match open::dir_beneath(dir.as_fd(), &empty_dirs) {
-        Ok(parent) => match tree::list(parent.as_fd(), MAX_ENTRIES) {
-            Ok(entries) => {
-                for entry in entries {
-                    // The marker goes first: a crash in between must not leave a marker without its volume complete.
-                    let marker = Path::new("plugins").join(escape_qualified_name(EMPTY_DIR));
-                    if let Ok(markers) = open::dir_beneath(dir.as_fd(), &marker)
-                        && let Err(error) = tree::remove(markers.as_fd(), &entry.name)
-                    {
-                        failed(&marker.join(&entry.name), &error);
-                        continue;
-                    }
-                    let started = std::time::Instant::now();
-                    let result = tree::remove(parent.as_fd(), &entry.name);
-                    node.metrics.storage(EMPTY_DIR, StorageOperation::Unmount, started, result.is_ok());
-                    if let Err(error) = result {
-                        failed(&empty_dirs.join(&entry.name), &error);
-                    }
-                }
-            }
-            Err(error) => failed(&empty_dirs, &error),
-        },
-        Err(error) if error.is_not_found() => {}
-        Err(error) => failed(&empty_dirs, &error),
-    }
-    for name in ["volumes", "volume-subpaths", "volumeDevices"] {
-        if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
-            failed(Path::new(name), &error);
+    let parent = match open::dir_beneath(dir.as_fd(), &folder) {
+        Ok(parent) => parent,
+        Err(error) if error.is_not_found() => return,
+        Err(error) => return failed(&folder, &error),
+    };
+    let entries = match tree::list(parent.as_fd(), MAX_ENTRIES) {
+        Ok(entries) => entries,
+        Err(error) => return failed(&folder, &error),
+    };
+    let markers = Path::new("plugins").join(escape_qualified_name(EMPTY_DIR));
+    for entry in entries {
+        // The marker goes first: a crash in between must not leave a marker without its volume complete.
+        let marker = marker(&entry.name.to_string_lossy());
+        if let Ok(markers_dir) = open::dir_beneath(dir.as_fd(), &markers)
+            && let Err(error) = tree::remove(markers_dir.as_fd(), &marker)
+        {
+            failed(&markers.join(&marker), &error);
+            continue;
+        }
+        let started = std::time::Instant::now();
+        let result = tree::remove(parent.as_fd(), &entry.name);
+        node.metrics.storage(plugin, StorageOperation::Unmount, started, result.is_ok());
+        if let Err(error) = result {
+            failed(&folder.join(&entry.name), &error);
         }
     }
 }

@@ -1,0 +1,287 @@
+//! fsGroup: giving a volume to a group (upstream `pkg/volume/volume_linux.go` SetVolumeOwnership).
+//!
+//! Depth-first, children before their directory, the root last: a walk that was cut short is seen at the root and done
+//! again. Every entry gets the group; what is not a link gets `rw` (or `r`, in a volume that is read-only) for owner and
+//! group, directories also `x` and the setgid bit. Nothing is ever taken away. What cannot be changed is told and left,
+//! as upstream has it.
+//!
+//! Entries are handled through handles of the very object, so a pod that swaps names meanwhile changes nothing outside
+//! the volume; other mounts inside are not entered. What is right already is not touched: a walk that is repeated is
+//! cheap.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bulkhead_sys::tree;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// Directories that are open at a time; more levels are left as they are, and told.
+const MAX_DEPTH: usize = 256;
+
+/// Entries of one directory.
+const MAX_ENTRIES: usize = 1_000_000;
+
+/// A walk that takes longer ends, to be taken up again when it is asked for again: callers have a deadline of 120 s.
+pub const PATIENCE: Duration = Duration::from_secs(100);
+
+/// How often a long walk is told, as upstream's event.
+const PROGRESS: Duration = Duration::from_secs(30);
+
+/// Failures of single entries that are told one by one.
+const TOLD: usize = 5;
+
+/// The walk did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnershipError {
+    #[error("giving the volume to group {group} takes long: {entries} entries are done")]
+    TakesLong { group: u32, entries: u64 },
+    #[error("examining the volume's root")]
+    Root(#[source] std::io::Error),
+}
+
+/// Whether containers write to the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+impl Access {
+    /// Bits that an entry gets.
+    const fn mask(self, is_dir: bool) -> u32 {
+        let files = match self {
+            Access::ReadWrite => 0o660,
+            Access::ReadOnly => 0o440,
+        };
+        if is_dir { files | 0o110 | 0o2000 } else { files }
+    }
+}
+
+/// What a walk did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Walked {
+    pub entries: u64,
+    pub failed: u64,
+}
+
+/// fsGroupChangePolicy OnRootMismatch: the root is right, and so nothing is walked. Pure.
+fn root_matches(stat: &Stat, group: u32, access: Access) -> bool {
+    let mask = access.mask(true);
+    stat.st_gid == group && stat.st_mode & mask == mask
+}
+
+/// Whether the root of a volume is the group's already.
+pub fn is_given(root: BorrowedFd<'_>, group: u32, access: Access) -> Result<bool, OwnershipError> {
+    let stat = rustix::fs::fstat(root).map_err(|errno| OwnershipError::Root(errno.into()))?;
+    Ok(root_matches(&stat, group, access))
+}
+
+/// Gives `root` and everything below to `group`.
+pub fn give(root: BorrowedFd<'_>, group: u32, access: Access, patience: Duration) -> Result<Walked, OwnershipError> {
+    let mount = tree::mount_id(root).map_err(|errno| OwnershipError::Root(errno.into()))?;
+    let started = Instant::now();
+    let mut walk =
+        Walk { group, access, mount, started, ends: started + patience, told: started, done: Walked::default() };
+    walk.below(root, 1)?;
+    give_one(root, group, access).map_err(|errno| OwnershipError::Root(errno.into()))?;
+    walk.done.entries += 1;
+    Ok(walk.done)
+}
+
+/// Gives one object, not what is below.
+pub fn give_one(handle: BorrowedFd<'_>, group: u32, access: Access) -> rustix::io::Result<()> {
+    let stat = rustix::fs::fstat(handle)?;
+    let file_type = FileType::from_raw_mode(stat.st_mode);
+    if stat.st_gid != group {
+        let group = Some(Gid::from_raw(group));
+        rustix::fs::chownat(handle, "", None, group, AtFlags::EMPTY_PATH)?;
+    }
+    if file_type == FileType::Symlink {
+        return Ok(());
+    }
+    // A change of owner takes setuid and setgid away: the mode before it counts.
+    let mode = stat.st_mode & 0o7777;
+    let wanted = mode | access.mask(file_type == FileType::Directory);
+    if wanted != mode || (stat.st_gid != group && mode & 0o6000 != 0) {
+        // The handle may be of the kind that fchmod refuses; this is the same object.
+        let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        rustix::fs::chmod(through, Mode::from_raw_mode(wanted))?;
+    }
+    Ok(())
+}
+
+struct Walk {
+    group: u32,
+    access: Access,
+    mount: u64,
+    started: Instant,
+    ends: Instant,
+    told: Instant,
+    done: Walked,
+}
+
+impl Walk {
+    fn below(&mut self, dir: BorrowedFd<'_>, depth: usize) -> Result<(), OwnershipError> {
+        let entries = match tree::list(dir, MAX_ENTRIES) {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.failed(OsStr::new("."), &error);
+                return Ok(());
+            }
+        };
+        for entry in entries {
+            self.look_at_the_clock()?;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let handle = match rustix::fs::openat(dir, entry.name.as_os_str(), flags, Mode::empty()) {
+                Ok(handle) => handle,
+                Err(Errno::NOENT) => continue,
+                Err(errno) => {
+                    self.failed(&entry.name, &errno.into());
+                    continue;
+                }
+            };
+            match self.one(&handle, depth) {
+                Ok(Ok(())) => self.done.entries += 1,
+                Ok(Err(errno)) => self.failed(&entry.name, &errno.into()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry and what is below; the inner error is about this entry alone.
+    fn one(&mut self, handle: &OwnedFd, depth: usize) -> Result<rustix::io::Result<()>, OwnershipError> {
+        let (mount, stat) = match (tree::mount_id(handle.as_fd()), rustix::fs::fstat(handle)) {
+            (Ok(mount), Ok(stat)) => (mount, stat),
+            (Err(errno), _) | (_, Err(errno)) => return Ok(Err(errno)),
+        };
+        if mount != self.mount {
+            return Ok(Ok(()));
+        }
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            if depth >= MAX_DEPTH {
+                return Ok(Err(Errno::NAMETOOLONG));
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match rustix::fs::openat(handle, ".", flags, Mode::empty()) {
+                Ok(dir) => self.below(dir.as_fd(), depth + 1)?,
+                Err(errno) => return Ok(Err(errno)),
+            }
+        }
+        Ok(give_one(handle.as_fd(), self.group, self.access))
+    }
+
+    fn failed(&mut self, name: &OsStr, error: &std::io::Error) {
+        self.done.failed += 1;
+        if self.done.failed <= TOLD as u64 {
+            tracing::warn!(name = %name.display(), group = self.group, %error, "cannot give a volume's entry to its group");
+        }
+    }
+
+    fn look_at_the_clock(&mut self) -> Result<(), OwnershipError> {
+        let now = Instant::now();
+        if now.duration_since(self.told) >= PROGRESS {
+            self.told = now;
+            let seconds = now.duration_since(self.started).as_secs();
+            tracing::info!(
+                group = self.group,
+                entries = self.done.entries,
+                seconds,
+                "still giving a volume to its group"
+            );
+        }
+        if now >= self.ends {
+            return Err(OwnershipError::TakesLong { group: self.group, entries: self.done.entries });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_sys::open;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::path::Path;
+
+    fn is_root() -> bool {
+        rustix::process::getuid().is_root()
+    }
+
+    fn mode_and_group(path: &Path) -> (u32, u32) {
+        let meta = std::fs::symlink_metadata(path).unwrap();
+        (meta.mode() & 0o7777, meta.gid())
+    }
+
+    #[test]
+    fn bits_are_added_and_links_are_not_followed() {
+        if !is_root() {
+            return;
+        }
+        for (access, file, dir_mode) in [(Access::ReadWrite, 0o4660, 0o3771), (Access::ReadOnly, 0o4640, 0o3751)] {
+            let dir = tempfile::tempdir().unwrap();
+            let base = dir.path().join("v");
+            std::fs::create_dir_all(base.join("sub")).unwrap();
+            std::fs::set_permissions(base.join("sub"), PermissionsExt::from_mode(0o1701)).unwrap();
+            std::fs::write(base.join("sub/f"), "").unwrap();
+            std::fs::set_permissions(base.join("sub/f"), PermissionsExt::from_mode(0o4600)).unwrap();
+            std::fs::write(dir.path().join("outside"), "").unwrap();
+            let outside = mode_and_group(&dir.path().join("outside"));
+            symlink("../../outside", base.join("sub/link")).unwrap();
+            rustix::fs::mknodat(rustix::fs::CWD, base.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .unwrap();
+            let root = open::base_dir(&base).unwrap();
+            assert!(!is_given(root.as_fd(), 2000, access).unwrap());
+            let walked = give(root.as_fd(), 2000, access, PATIENCE).unwrap();
+            assert_eq!(walked, Walked { entries: 5, failed: 0 });
+            assert_eq!(mode_and_group(&base.join("sub/f")), (file, 2000), "setuid stays");
+            assert_eq!(mode_and_group(&base.join("sub")), (dir_mode, 2000));
+            assert_eq!(mode_and_group(&base.join("sub/link")).1, 2000);
+            assert_eq!(mode_and_group(&base.join("fifo")).1, 2000);
+            assert_eq!(mode_and_group(&dir.path().join("outside")), outside);
+            assert!(is_given(root.as_fd(), 2000, access).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_walk_that_is_cut_short_is_seen_at_the_root() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..10 {
+            std::fs::write(dir.path().join(i.to_string()), "").unwrap();
+        }
+        let root = open::base_dir(dir.path()).unwrap();
+        let cut = give(root.as_fd(), 2000, Access::ReadWrite, Duration::ZERO).unwrap_err();
+        assert!(matches!(cut, OwnershipError::TakesLong { group: 2000, entries: 0 }));
+        assert!(!is_given(root.as_fd(), 2000, Access::ReadWrite).unwrap());
+        give(root.as_fd(), 2000, Access::ReadWrite, PATIENCE).unwrap();
+        assert!(is_given(root.as_fd(), 2000, Access::ReadWrite).unwrap());
+    }
+
+    #[test]
+    fn deeper_than_we_may_have_open_is_told_and_other_mounts_are_left() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let base = open::base_dir(dir.path()).unwrap();
+        let mut here = base.try_clone().unwrap();
+        for _ in 0..MAX_DEPTH + 5 {
+            here = open::create_dirs_beneath(here.as_fd(), "d", 0o755).unwrap();
+        }
+        drop(here);
+        let target = open::create_dirs_beneath(base.as_fd(), "mount", 0o755).unwrap();
+        bulkhead_sys::mount::tmpfs(target.as_fd(), &Default::default()).unwrap();
+        drop(target);
+        let walked = give(base.as_fd(), 2000, Access::ReadWrite, PATIENCE).unwrap();
+        assert_eq!(walked.failed, 1);
+        assert_eq!(mode_and_group(&dir.path().join("d/d/d")).1, 2000);
+        assert_eq!(mode_and_group(&dir.path().join("mount")).1, 0, "the root of another mount");
+        bulkhead_sys::mount::unmount(base.as_fd(), "mount").unwrap();
+        tree::remove(base.as_fd(), "d").unwrap();
+    }
+}
