@@ -102,24 +102,6 @@ pub fn kubepods_resources(capacity: &Capacity, reserved: &Reserved, enforce_pods
     }
 }
 
-/// CPU that pods may have in sum: what is reserved counts, whether or not the cgroups enforce it.
-pub fn allocatable_cpu(capacity: &Capacity, reserved: &Reserved) -> Quantity {
-    let total = Quantity::from_i64(i64::from(capacity.cpus));
-    let rest = reserved.get("cpu").map_or(total, |kept| total - *kept);
-    if rest.is_negative() { Quantity::ZERO } else { rest }
-}
-
-/// Memory that pods may have in sum, bytes: also the upper bound of a memory-backed volume.
-pub fn allocatable_memory(capacity: &Capacity, reserved: &Reserved, eviction_hard: &BTreeMap<String, String>) -> u64 {
-    let total = capacity.memory as f64;
-    let evict = eviction_hard.get("memory.available").map_or(0.0, |text| match text.strip_suffix('%') {
-        Some(percent) => percent.trim().parse::<f64>().map_or(0.0, |p| total * p / 100.0),
-        None => Quantity::parse(text).map_or(0.0, Quantity::as_f64),
-    });
-    let kept = reserved.get("memory").copied().map_or(0.0, Quantity::as_f64);
-    (total - evict - kept).max(0.0) as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,11 +127,5 @@ mod tests {
         let not_enforced = kubepods_resources(&capacity, &kept, false);
         assert_eq!((not_enforced.memory_limit_bytes, not_enforced.pids_limit), (Some(4 << 30), Some(4096)));
         assert_eq!(kubepods_resources(&Capacity { pids: None, ..capacity.clone() }, &kept, true).pids_limit, None);
-        assert_eq!(allocatable_cpu(&capacity, &kept).to_string(), "1");
-        assert_eq!(allocatable_cpu(&capacity, &reserved(&texts(&[("cpu", "3")]), &texts(&[]))), Quantity::ZERO);
-        let hard = texts(&[("memory.available", "100Mi")]);
-        assert_eq!(allocatable_memory(&capacity, &kept, &hard), (3 << 30) - (100 << 20));
-        let percent = texts(&[("memory.available", "25%")]);
-        assert_eq!(allocatable_memory(&capacity, &kept, &percent), 2 << 30);
     }
 }

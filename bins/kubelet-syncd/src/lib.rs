@@ -6,7 +6,7 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`sources`] | which pods are wanted: manifests, HTTP, merged and validated |
+//! | [`sources`] | which pods are wanted: manifests, HTTP, the API server, merged and validated |
 //! | [`api`] | what is read from the API server, and how often |
 //! | [`admission`] | whether a pod may run here |
 //! | [`desired`] | the wanted pods as taken in |
@@ -17,6 +17,7 @@
 //! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
 //! | [`images`] | whether an image is there and how it gets there |
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
+//! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`status`] | the pod's status as the API shows it |
 //! | [`housekeeping`] | what is left over and may go |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
@@ -39,6 +40,7 @@ pub mod housekeeping;
 pub mod images;
 pub mod manifests;
 pub mod metrics;
+pub mod node_resources;
 pub mod ownership;
 pub mod pleg;
 pub mod pod_workers;

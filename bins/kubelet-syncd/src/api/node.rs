@@ -134,8 +134,10 @@ pub async fn keep_pod_cidrs(configured: String, mut seen: watch::Receiver<NodeSe
         }
         let retry = wanted != told;
         tokio::select! {
-            changed = seen.changed() => if changed.is_err() { return },
+            Ok(()) = seen.changed() => {}
             () = tokio::time::sleep(RETRY), if retry => {}
+            // Without an API server nothing will change.
+            else => return,
         }
     }
 }

@@ -85,7 +85,8 @@ pub trait Objects: Send + Sync + Debug {
     /// The CRI handler of a RuntimeClass. Empty name: the empty handler.
     fn runtime_handler(&self, class: &str) -> Got<String>;
     fn services(&self) -> KnownServices;
-    /// Our Node as last seen. Without an API server one that is built from flags.
+    /// Our Node as last seen, without its list of images. While the API server has none, or there is no API server, one
+    /// that is built from flags and the machine: there always is one.
     fn node(&self) -> watch::Receiver<Option<Arc<Node>>>;
     /// Names a pod whenever an object that it refers to has changed. Who falls behind looks at every pod.
     fn changes(&self) -> broadcast::Receiver<PodUid>;
@@ -104,6 +105,11 @@ impl NoObjects {
         let mut node = Node::default();
         node.metadata.name = Some(name.to_owned());
         node.metadata.labels = Some(labels);
+        Self::with_node(node)
+    }
+
+    /// `node`: what flags and the machine say.
+    pub fn with_node(node: Node) -> Self {
         NoObjects { node: watch::Sender::new(Some(Arc::new(node))), changes: broadcast::Sender::new(1) }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the runtime and its network are ready: asked until it is, and then slowly.
+//! Whether the runtime and its network are ready, and what its handlers can do: asked until it is, and then slowly.
 
 use std::time::Duration;
 
@@ -24,8 +24,31 @@ pub struct RuntimeHealth {
     pub reason: String,
     pub network_ready: bool,
     pub network_reason: String,
+    /// Of the default handler.
     pub recursive_read_only_mounts: bool,
     pub user_namespaces: bool,
+    /// All handlers, by name; the default one has none.
+    pub handlers: Vec<Handler>,
+    pub supplemental_groups_policy: bool,
+}
+
+/// A handler of the runtime and what it can do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Handler {
+    pub name: String,
+    pub recursive_read_only_mounts: bool,
+    pub user_namespaces: bool,
+}
+
+impl Handler {
+    fn of(handler: &v1::RuntimeHandler) -> Handler {
+        let features = handler.features.as_ref();
+        Handler {
+            name: handler.name.clone(),
+            recursive_read_only_mounts: features.is_some_and(|f| f.recursive_read_only_mounts),
+            user_namespaces: features.is_some_and(|f| f.user_namespaces),
+        }
+    }
 }
 
 impl RuntimeHealth {
@@ -47,32 +70,31 @@ impl RuntimeHealth {
         };
         let (ready, reason) = find("RuntimeReady");
         let (network_ready, network_reason) = find("NetworkReady");
-        let features = status
-            .runtime_handlers
-            .iter()
-            .find(|handler| handler.name.is_empty())
-            .and_then(|handler| handler.features.as_ref());
+        let mut handlers: Vec<Handler> = status.runtime_handlers.iter().map(Handler::of).collect();
+        handlers.sort_by(|a, b| a.name.cmp(&b.name));
+        let default = handlers.iter().find(|handler| handler.name.is_empty()).cloned().unwrap_or_default();
         RuntimeHealth {
             known: true,
             ready,
             reason,
             network_ready,
             network_reason,
-            recursive_read_only_mounts: features.is_some_and(|f| f.recursive_read_only_mounts),
-            user_namespaces: features.is_some_and(|f| f.user_namespaces),
+            recursive_read_only_mounts: default.recursive_read_only_mounts,
+            user_namespaces: default.user_namespaces,
+            handlers,
+            supplemental_groups_policy: status.features.as_ref().is_some_and(|f| f.supplemental_groups_policy),
         }
     }
 }
 
-/// Asks for ever.
-pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>) {
+/// Asks for ever. `answered`: when it answered last.
+pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>, answered: watch::Sender<Option<Instant>>) {
     let mut retry = RETRY_MIN;
-    let mut last_good: Option<Instant> = None;
     loop {
         let pause = match client.status(v1::StatusRequest { verbose: false }).await {
             Ok(status) => {
                 let now = RuntimeHealth::of(&status);
-                last_good = Some(Instant::now());
+                answered.send_replace(Some(Instant::now()));
                 let pause = if now.ready && now.network_ready {
                     retry = RETRY_MIN;
                     PAUSE
@@ -86,7 +108,7 @@ pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>) {
             Err(error) => {
                 retry = (retry * 2).min(RETRY_MAX);
                 // A restart of the runtime takes less: pods need not hear of it.
-                if last_good.is_none_or(|at| at.elapsed() > VALID) {
+                if answered.borrow().is_none_or(|at| at.elapsed() > VALID) {
                     let reason = format!("container runtime status check may not have completed yet: {error}");
                     let was = health.borrow().clone();
                     publish(&health, RuntimeHealth { ready: false, reason, ..was });
@@ -136,5 +158,27 @@ mod tests {
         assert!(bad.ready && !bad.network_ready);
         assert_eq!(bad.network_reason, "NetworkReady=false reason:R message:m");
         assert!(!of(vec![]).ready);
+    }
+
+    #[test]
+    fn handlers() {
+        let handler = |name: &str, user_namespaces| v1::RuntimeHandler {
+            name: name.into(),
+            features: Some(v1::RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces }),
+        };
+        let status = v1::StatusResponse {
+            runtime_handlers: vec![
+                handler("runc", true),
+                handler("", false),
+                v1::RuntimeHandler { name: "gvisor".into(), features: None },
+            ],
+            features: Some(v1::RuntimeFeatures { supplemental_groups_policy: true }),
+            ..Default::default()
+        };
+        let health = RuntimeHealth::of(&status);
+        let names: Vec<&str> = health.handlers.iter().map(|h| h.name.as_str()).collect();
+        assert_eq!(names, ["", "gvisor", "runc"]);
+        assert!(health.recursive_read_only_mounts && !health.user_namespaces && health.supplemental_groups_policy);
+        assert!(!health.handlers[1].recursive_read_only_mounts && health.handlers[2].user_namespaces);
     }
 }

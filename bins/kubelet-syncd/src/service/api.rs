@@ -1,7 +1,7 @@
 //! The gRPC side: snapshots first, then changes, from wherever the caller's cursor points.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::common::{Cursor, SnapshotDone};
 use bulkhead_ipc::syncd as api;
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::hub::{Change, PodHub};
+use super::node_view::NodeView;
 use super::ring::EventRing;
 
 /// Events sent in one go to a reader that was away.
@@ -21,16 +22,13 @@ const EVENT_BATCH: usize = 64;
 
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Answers the node's facts at the time of the call.
-pub type NodeView = Arc<Mutex<dyn Fn() -> api::NodeState + Send>>;
-
 /// All three services.
 #[derive(Clone)]
 pub struct SyncdApi {
     pub epoch: Epoch,
     pub pods: Arc<PodHub>,
     pub events: Arc<EventRing>,
-    pub node: NodeView,
+    pub node: Arc<NodeView>,
     /// Ends the streams, which never end by themselves.
     pub stop: CancellationToken,
 }
@@ -151,13 +149,20 @@ impl Events for SyncdApi {
 #[tonic::async_trait]
 impl Node for SyncdApi {
     async fn get(&self, _: Request<api::GetNodeRequest>) -> Result<Response<api::NodeState>, Status> {
-        let view = self.node.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Response::new(view()))
+        Ok(Response::new(self.node.state()))
     }
 
     type WatchStream = Answer<api::NodeState>;
 
     async fn watch(&self, _: Request<api::WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("not served yet"))
+        let start = (self.node.watcher(), self.stop.clone());
+        let stream = futures_util::stream::unfold(start, |(mut watcher, stop)| async move {
+            let state = tokio::select! {
+                state = watcher.next() => state,
+                () = stop.cancelled() => return None,
+            };
+            Some((Ok(state), (watcher, stop)))
+        });
+        Ok(Response::new(Box::pin(stream)))
     }
 }

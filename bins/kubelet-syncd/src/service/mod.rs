@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod hub;
+pub mod node_view;
 pub mod ring;
 pub mod rules;
 

@@ -10,9 +10,9 @@
 //! With Get and Cache nobody says that something has changed: pods with such volumes are named to
 //! [`super::objects::Objects::changes`] once in a sync period, or their objects looked at.
 
-pub mod cached;
-pub mod refs;
-pub mod watched;
+mod cached;
+mod refs;
+mod watched;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,128 @@
+//! Static pods that run when the process starts: whose they are, and which manifest may take them over.
+
+use std::collections::{HashMap, HashSet};
+
+use bulkhead_cri::{CriClient, v1};
+use bulkhead_types::PodUid;
+use tokio::time::Instant;
+
+use super::runtime::RUNTIME_RETRY;
+use crate::ownership::{Owner, Ownership};
+use crate::pleg::PodCache;
+use crate::private_state::PrivateState;
+use crate::runtime::labels;
+use crate::sources::RunningPod;
+use crate::sources::uids::UidStore as _;
+
+/// So often it is asked whose a running pod is, before that counts as unclear.
+const OWNER_TRIES: usize = 20;
+
+/// Static pods that run now, for the adoption of their uids. Asked once, until answered.
+pub async fn running_static_pods(cri: &CriClient) -> Vec<RunningPod> {
+    loop {
+        let lists = tokio::join!(
+            cri.list_pod_sandbox(v1::ListPodSandboxRequest::default()),
+            cri.list_containers(v1::ListContainersRequest::default())
+        );
+        match lists {
+            (Ok(sandboxes), Ok(containers)) => return adoptable(&sandboxes.items, &containers.containers),
+            (Err(error), _) | (_, Err(error)) => tracing::debug!(%error, "running pods could not be listed yet"),
+        }
+        tokio::time::sleep(RUNTIME_RETRY).await;
+    }
+}
+
+/// Static pods of this instance's earlier lives, by its own record.
+pub fn recorded_pods(state: &PrivateState) -> HashSet<PodUid> {
+    // An unreadable record is reported by the sources, which rely on it, too.
+    let book = state.load().unwrap_or_default();
+    book.choices.values().filter_map(|choice| PodUid::parse(&choice.uid).ok()).collect()
+}
+
+/// Without the pods of another instance. One of which nothing is known may be taken over: it has our node's name and
+/// runs what our manifest says, or it is no candidate.
+pub async fn not_foreign(
+    running: Vec<RunningPod>,
+    ownership: &Ownership,
+    cache: &PodCache,
+    started: Instant,
+) -> Vec<RunningPod> {
+    let mut rest = Vec::new();
+    for pod in running {
+        let Ok(uid) = PodUid::parse(&pod.uid) else { continue };
+        let mut owner = Owner::Unclear;
+        for _ in 0..OWNER_TRIES {
+            if let Ok(seen) = cache.get_newer_than(&uid, started).await {
+                owner = ownership.of(&seen).await;
+                if ownership.decided(&seen).is_some() {
+                    break;
+                }
+            }
+            tokio::time::sleep(RUNTIME_RETRY).await;
+        }
+        if owner != Owner::Foreign {
+            rest.push(pod);
+        }
+    }
+    rest
+}
+
+/// Ready sandboxes of file and HTTP pods with the newest instance of each of their containers.
+fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<RunningPod> {
+    let ready = |s: &&v1::PodSandbox| s.state == i32::from(v1::PodSandboxState::SandboxReady);
+    let pod = |sandbox: &v1::PodSandbox| {
+        let metadata = sandbox.metadata.clone()?;
+        let source = sandbox.annotations.get("kubernetes.io/config.source")?.clone();
+        let mut newest: HashMap<&str, &v1::Container> = HashMap::new();
+        for container in containers.iter().filter(|c| c.pod_sandbox_id == sandbox.id) {
+            let Some(name) = container.labels.get(labels::CONTAINER_NAME) else { continue };
+            let slot = newest.entry(name).or_insert(container);
+            if slot.created_at < container.created_at {
+                *slot = container;
+            }
+        }
+        let mut containers: Vec<(String, u32)> = newest
+            .into_iter()
+            .filter_map(|(name, container)| {
+                let hash = container.annotations.get(labels::CONTAINER_HASH)?;
+                Some((name.to_owned(), u32::from_str_radix(hash, 16).ok()?))
+            })
+            .collect();
+        containers.sort();
+        Some(RunningPod { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name, source, containers })
+    };
+    sandboxes.iter().filter(ready).filter_map(pod).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_instance_tells_the_hash() {
+        let sandbox = |state: v1::PodSandboxState| v1::PodSandbox {
+            id: "s".into(),
+            metadata: Some(v1::PodSandboxMetadata {
+                name: "p-node".into(),
+                uid: "u".into(),
+                namespace: "default".into(),
+                attempt: 0,
+            }),
+            state: state.into(),
+            annotations: [("kubernetes.io/config.source".to_owned(), "file".to_owned())].into(),
+            ..Default::default()
+        };
+        let container = |created_at, hash: &str| v1::Container {
+            pod_sandbox_id: "s".into(),
+            created_at,
+            labels: [(labels::CONTAINER_NAME.to_owned(), "a".to_owned())].into(),
+            annotations: [(labels::CONTAINER_HASH.to_owned(), hash.to_owned())].into(),
+            ..Default::default()
+        };
+        let containers = [container(1, "ab"), container(2, "cd")];
+        let found = adoptable(&[sandbox(v1::PodSandboxState::SandboxReady)], &containers);
+        assert_eq!(found[0].containers, [("a".to_owned(), 0xcd)]);
+        assert!(PodUid::parse(&found[0].uid).is_ok());
+        assert!(adoptable(&[sandbox(v1::PodSandboxState::SandboxNotready)], &containers).is_empty());
+    }
+}

@@ -1,0 +1,68 @@
+//! The node's facts at the start, from the configuration, the machine and the runtime's answers.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_cri::v1;
+
+use crate::engine::runtime_health::RuntimeHealth;
+use crate::node_resources::NodeResources;
+use crate::runtime::node_facts::{HostFacts, NodeFacts, SwapBehavior};
+
+pub fn node_facts(
+    config: &NodeConfig,
+    host: HostFacts,
+    resources: &NodeResources,
+    version: &v1::VersionResponse,
+    health: &RuntimeHealth,
+) -> NodeFacts {
+    let kubelet = &config.kubelet;
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let swap_behavior = match kubelet.memory_swap.swap_behavior.as_str() {
+        "LimitedSwap" => SwapBehavior::LimitedSwap,
+        _ => SwapBehavior::NoSwap,
+    };
+    let quota_period = kubelet.cpu_cfs_quota_period();
+    NodeFacts {
+        runtime_name: version.runtime_name.clone(),
+        pod_logs_dir: config.paths.pod_logs_dir.clone(),
+        seccomp_root: config.paths.seccomp_root(),
+        seccomp_default: config.seccomp_default(),
+        cpu_cfs_quota: kubelet.cpu_cfs_quota(),
+        cpu_cfs_quota_period_us: quota_period.as_nanos() / 1000,
+        pod_pids_limit: config.pod_pids_limit().map(signed),
+        swap_behavior,
+        single_process_oom_kill: kubelet.single_process_oom_kill,
+        resolv_conf: config.resolv_conf().map(PathBuf::from).unwrap_or_default(),
+        cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
+        cluster_domain: kubelet.cluster_domain.clone(),
+        allocatable: resources.allocatable.clone(),
+        host_ips: host_ips(&config.node_ips),
+        recursive_read_only_mounts: health.recursive_read_only_mounts,
+        user_namespaces: health.user_namespaces,
+        ..NodeFacts::new(host)
+    }
+}
+
+/// Addresses of the node, primary first: those of `--node-ip`, else the ones that traffic by the default route leaves
+/// with (upstream takes the first global address of that route's interface).
+fn host_ips(configured: &[IpAddr]) -> Vec<IpAddr> {
+    let given: Vec<IpAddr> = configured.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
+    if !given.is_empty() {
+        return given;
+    }
+    // Connecting a datagram socket sends nothing; it only looks the route up. The targets are documentation addresses.
+    let leaves_with = |own: &str, target: &str| {
+        let socket = std::net::UdpSocket::bind((own, 0)).ok()?;
+        socket.connect((target, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+    };
+    let v4 = leaves_with("0.0.0.0", "192.0.2.1");
+    let v6 = leaves_with("::", "2001:db8::1");
+    let v6_first = configured.first().is_some_and(IpAddr::is_ipv6);
+    let order = if v6_first { [v6, v4] } else { [v4, v6] };
+    // One family unless the operator named one of each.
+    let count = configured.len().max(1);
+    order.into_iter().flatten().take(count).collect()
+}

@@ -1,0 +1,294 @@
+//! Puts the parts together, in the order in which one needs the other.
+
+mod adoption;
+mod facts;
+mod runtime;
+
+use std::sync::Arc;
+
+use bulkhead_apiclient::ApiClient;
+use bulkhead_config::NodeConfig;
+use bulkhead_daemon::{Daemon, RunError};
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::syncd::events_server::EventsServer;
+use bulkhead_ipc::syncd::node_server::NodeServer;
+use bulkhead_ipc::syncd::pods_server::PodsServer;
+use bulkhead_types::Process;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::api::live::{ApiObjects, initial_node};
+use crate::api::objects::{NoObjects, Objects};
+use crate::api::pods::{ApiPods, PodSource};
+use crate::api::{node as api_node, pods as api_pods};
+use crate::cgroups::{Capacity, reserved};
+use crate::cri_metrics::CriMetrics;
+use crate::engine::events::Reporter;
+use crate::engine::last_words::LastWords;
+use crate::engine::node::{NodeContext, NodeParts};
+use crate::engine::runtime_health::{self, RuntimeHealth};
+use crate::engine::{Engine, EngineParts, RuntimeSide, image_fs, image_list, upkeep};
+use crate::images::ImageMetrics;
+use crate::images::credentials::Keyring;
+use crate::manifests::BrokerManifests;
+use crate::metrics::Metrics;
+use crate::node_resources::{self, texts};
+use crate::ownership::{Ownership, Territory};
+use crate::pleg::{Pleg, PlegOptions};
+use crate::private_state::PrivateState;
+use crate::runtime::events::{EventSink as _, EventType, PodEvent};
+use crate::runtime::node_facts::{HostFacts, SharedFacts};
+use crate::runtime::podspec::PodIdentity;
+use crate::service::node_view::{ApiParts, FirstParts, NodeView};
+use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
+use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
+use crate::start_limit::{HOLD, StartLimiter, slots};
+use crate::volnetd::{Authority, Volnetd};
+
+/// Default of `nodeStatusMaxImages`.
+const MAX_IMAGES: i32 = 50;
+
+/// Filters of this process, applied before any thread exists.
+///
+/// # Errors
+/// The kernel takes no filter.
+pub fn confine(_: &NodeConfig) -> std::io::Result<Vec<String>> {
+    use bulkhead_sys::seccomp::{Deny, Family, restrict};
+    const DENIED: &[Deny] = &[
+        Deny::OpenByHandle,
+        Deny::Exec,
+        Deny::IoUring,
+        Deny::Trace,
+        Deny::Keys,
+        Deny::BpfPerf,
+        Deny::Machine,
+        Deny::Mount,
+        Deny::Namespaces,
+        Deny::Userfault,
+        Deny::RawIo,
+    ];
+    restrict(DENIED, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
+    Ok(Vec::new())
+}
+
+/// The daemon's work, from the first socket to the last.
+///
+/// # Errors
+/// The socket cannot be served, the state folder is held by another instance, or a metric's name is taken.
+pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
+    let started = Instant::now();
+    let config = daemon.config.clone();
+    let ring = Arc::new(EventRing::new(daemon.epoch.get()));
+    let hub = Arc::new(PodHub::default());
+    let reporter = Arc::new(Reporter { ring: ring.clone(), hub: hub.clone() });
+    let view = NodeView::new(config.clone(), hub.clone());
+
+    // Callers are answered from the first moment on: that little is known yet is an answer.
+    let service =
+        SyncdApi { epoch: daemon.epoch, pods: hub, events: ring, node: view.clone(), stop: daemon.stop.clone() };
+    let services = daemon
+        .services()?
+        .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES));
+    let serving = daemon.serve(services, rules::RULES);
+    let working = work(&daemon, config, started, reporter, view);
+    tokio::pin!(serving, working);
+    tokio::select! {
+        served = &mut serving => served,
+        worked = &mut working => {
+            worked?;
+            serving.await
+        }
+    }
+}
+
+async fn work(
+    daemon: &Arc<Daemon>,
+    config: Arc<NodeConfig>,
+    started: Instant,
+    reporter: Arc<Reporter>,
+    view: Arc<NodeView>,
+) -> Result<(), RunError> {
+    let state = tokio::select! {
+        state = daemon.state_dir() => PrivateState::new(state?),
+        () = daemon.stop.cancelled() => return Ok(()),
+    };
+    let link = daemon.link(Process::Volnetd);
+    let authority = Arc::new(Authority::new(daemon.epoch));
+    let volnetd = Volnetd::new(link.clone(), daemon.broker.clone(), authority.clone());
+    let cri =
+        runtime::runtime_client(&daemon.broker, &config).observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
+
+    let (health_sender, health) = watch::channel(RuntimeHealth::default());
+    let (answered_sender, answered) = watch::channel(None);
+    tokio::spawn(runtime_health::follow(cri.clone(), health_sender, answered_sender));
+    let (image_fs_sender, image_fs) = watch::channel(String::new());
+    tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
+    let (images_sender, images) = watch::channel(Arc::default());
+    let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
+    tokio::spawn(image_list::follow(cri.clone(), health.clone(), reporter.ring.clone(), max_images, images_sender));
+    let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
+    tokio::spawn(pleg_task.run());
+    let pleg_events = pleg.subscribe();
+    let metrics = Metrics::register(&daemon.registry, config.node_name.as_str())?;
+    daemon.set_ready().await;
+
+    let capacity = Capacity::read();
+    let reserved = reserved(&config.kubelet.kube_reserved, &config.kubelet.system_reserved);
+    let resources = node_resources::of(
+        &capacity,
+        node_resources::file_system_size(&config.paths.root_dir),
+        config.pod_capacity(capacity.cpus),
+        &reserved,
+        &config.kubelet.eviction_hard,
+    );
+    let host = HostFacts::read(std::path::Path::new("/"));
+    view.set_first(FirstParts {
+        pleg: pleg.clone(),
+        health: health.clone(),
+        answered,
+        image_fs,
+        images,
+        authority,
+        resources: resources.clone(),
+        swap_capacity: host.swap_capacity,
+    });
+
+    // The API server need not be there: static pods do not wait for it.
+    let initial = initial_node(&config, &texts(&resources.capacity), &texts(&resources.allocatable));
+    let server = (!config.is_standalone()).then(|| {
+        let client = ApiClient::start("kubelet-syncd", config.clone(), daemon.broker.clone(), link.clone());
+        let objects = ApiObjects::start(&client, &config, initial.clone());
+        (client, objects)
+    });
+    let objects: Arc<dyn Objects> = match &server {
+        Some((_, objects)) => objects.clone(),
+        None => Arc::new(NoObjects::with_node(initial)),
+    };
+    let (pods_seen_sender, pods_seen) = watch::channel(ApiPods::default());
+    let (_, nothing) = watch::channel(api_node::NodeSeen::default());
+    let node_seen = server.as_ref().map_or(nothing, |(_, objects)| objects.node_seen());
+    if server.is_some() {
+        view.set_api(ApiParts { node: node_seen.clone(), pods: pods_seen });
+    }
+
+    let ownership =
+        Arc::new(Ownership::new(Territory::of(&config), cri.clone(), volnetd.clone(), adoption::recorded_pods(&state)));
+
+    // Nothing is decided before the runtime has said what it has.
+    let known = async {
+        let version = runtime::runtime_version(&cri).await;
+        let driver = runtime::cgroup_driver(&cri).await;
+        pleg.first_relist().await;
+        let mut health = health.clone();
+        // Which features the runtime has is part of the requests to it.
+        let _ = health.wait_for(|health| health.known).await;
+        let running = adoption::running_static_pods(&cri).await;
+        let running = adoption::not_foreign(running, &ownership, &pleg.cache(), started).await;
+        (version, driver, running)
+    };
+    let (version, cgroup_driver, running) = tokio::select! {
+        known = known => known,
+        () = daemon.stop.cancelled() => return Ok(()),
+    };
+    view.set_runtime(version.clone());
+
+    let facts = SharedFacts::new(facts::node_facts(&config, host, &resources, &version, &health.borrow()));
+    tokio::spawn(api_node::keep_addresses(node_seen.clone(), facts.clone()));
+    tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
+    let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
+    let keyring = Arc::new(Keyring::new(objects.clone(), daemon.broker.clone(), config.credential_providers.as_ref()));
+    let runtime = RuntimeSide::new(
+        cri.clone(),
+        volnetd.clone(),
+        &config,
+        state.clone(),
+        limiter,
+        reporter.clone(),
+        keyring,
+        ImageMetrics::register(&daemon.registry)?,
+    );
+    let (cgroups_sender, cgroups) = watch::channel(None);
+    let node = Arc::new(NodeContext::new(NodeParts {
+        config: config.clone(),
+        facts,
+        capacity,
+        reserved,
+        allocatable_memory: resources.allocatable_memory(),
+        volnetd,
+        objects,
+        pleg: pleg.clone(),
+        health,
+        reporter: reporter.clone(),
+        metrics,
+        runtime,
+        last_words: LastWords::new(daemon.broker.clone()),
+        ownership,
+        cgroup_driver,
+        started,
+        cgroups,
+    }));
+    tokio::spawn(upkeep::keep_node_cgroups(node.clone(), cgroups_sender));
+
+    let (sources, updates) = Sources::start(
+        sources_config(&config, running),
+        BrokerManifests::new(daemon.broker.clone(), link),
+        Box::new(state),
+        dropped_sink(reporter.clone()),
+    );
+    let sources = Arc::new(sources);
+    view.set_engine(node.clone(), sources.clone());
+    if let (Some((client, _)), Some(sender)) = (&server, sources.api_sender()) {
+        let source = PodSource {
+            node: config.node_name.clone(),
+            sender,
+            hub: reporter.hub.clone(),
+            statics: sources.statics(),
+            seen: pods_seen_sender,
+        };
+        tokio::spawn(watch_pods(client.clone(), source, node_seen));
+    }
+    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: daemon.stop.clone() });
+    engine.run().await;
+    if daemon.stop.is_cancelled() {
+        Ok(())
+    } else {
+        Err("the main loop has ended: a pod source or PLEG is gone".into())
+    }
+}
+
+/// Pods of the API server are asked for once it has said what it has of our Node, as upstream does it: a pod is admitted
+/// by the Node's labels and taints.
+async fn watch_pods(client: ApiClient, source: PodSource, mut node: watch::Receiver<api_node::NodeSeen>) {
+    if node.wait_for(|node| node.synced).await.is_ok() {
+        let changes = api_pods::changes(&client, &source.node);
+        source.run(changes).await;
+    }
+}
+
+fn sources_config(config: &NodeConfig, running: Vec<RunningPod>) -> SourcesConfig {
+    let kubelet = &config.kubelet;
+    let headers = kubelet.static_pod_url_header.iter();
+    let headers = headers.flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone()))).collect();
+    SourcesConfig {
+        node: config.node_name.clone(),
+        file: config
+            .static_pod_path()
+            .map(|path| FileConfig { path: path.to_owned(), check_every: config.file_check_frequency() }),
+        http: (!kubelet.static_pod_url.is_empty()).then(|| HttpConfig {
+            url: kubelet.static_pod_url.clone(),
+            headers,
+            check_every: config.http_check_frequency(),
+        }),
+        api: !config.is_standalone(),
+        running,
+    }
+}
+
+fn dropped_sink(reporter: Arc<Reporter>) -> crate::sources::DroppedSink {
+    Arc::new(move |dropped: DroppedPod| match PodIdentity::of(&dropped.pod) {
+        Ok(pod) => reporter.emit(PodEvent::pod(&pod, EventType::Warning, dropped.reason, dropped.message)),
+        Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "pod dropped: {}", dropped.message),
+    })
+}

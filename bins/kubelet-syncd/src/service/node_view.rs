@@ -1,0 +1,275 @@
+//! What `Node.Get` and `Node.Watch` are answered from: each part of the process is looked at when it is asked for, and
+//! whoever changes something says so.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_cri::v1;
+use bulkhead_ipc::syncd as api;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::api::node::NodeSeen;
+use crate::api::pods::ApiPods;
+use crate::engine::NodeContext;
+use crate::engine::runtime_health::{Handler, RuntimeHealth};
+use crate::node_resources::{NodeResources, texts};
+use crate::pleg::{EventSource, Pleg};
+use crate::service::PodHub;
+use crate::sources::{SourceState, Sources};
+use crate::volnetd::Authority;
+
+/// Changes are gathered for so long before watchers are told.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// What announces no change of its own (PLEG's health, a source's errors) is looked at in this period.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// All parts, as far as they are there yet.
+#[derive(Debug)]
+pub struct NodeView {
+    config: Arc<NodeConfig>,
+    hub: Arc<PodHub>,
+    parts: Mutex<Parts>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    runtime: v1::VersionResponse,
+    first: Option<FirstParts>,
+    api: Option<ApiParts>,
+    node: Option<Arc<NodeContext>>,
+    sources: Option<Arc<Sources>>,
+}
+
+/// What there is before the runtime has answered.
+#[derive(Debug, Clone)]
+pub struct FirstParts {
+    pub pleg: Pleg,
+    pub health: watch::Receiver<RuntimeHealth>,
+    /// When the runtime answered last.
+    pub answered: watch::Receiver<Option<Instant>>,
+    pub image_fs: watch::Receiver<String>,
+    pub images: watch::Receiver<Arc<[api::NodeImage]>>,
+    pub authority: Arc<Authority>,
+    pub resources: NodeResources,
+    /// Bytes.
+    pub swap_capacity: u64,
+}
+
+/// What there is with an API server.
+#[derive(Debug, Clone)]
+pub struct ApiParts {
+    pub node: watch::Receiver<NodeSeen>,
+    pub pods: watch::Receiver<ApiPods>,
+}
+
+impl NodeView {
+    pub fn new(config: Arc<NodeConfig>, hub: Arc<PodHub>) -> Arc<Self> {
+        Arc::new(NodeView { config, hub, parts: Mutex::default(), changed: watch::Sender::new(0) })
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        // No method panics between two writes.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touch(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Tells watchers of each change of that part, for as long as it lives.
+    fn follow<T: Send + Sync + 'static>(self: &Arc<Self>, mut part: watch::Receiver<T>) {
+        let view = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while part.changed().await.is_ok() {
+                let Some(view) = view.upgrade() else { return };
+                part.borrow_and_update();
+                view.touch();
+            }
+        });
+    }
+
+    pub fn set_first(self: &Arc<Self>, first: FirstParts) {
+        self.follow(first.health.clone());
+        self.follow(first.image_fs.clone());
+        self.follow(first.images.clone());
+        self.parts().first = Some(first);
+        self.touch();
+    }
+
+    pub fn set_api(self: &Arc<Self>, api: ApiParts) {
+        self.follow(api.node.clone());
+        self.follow(api.pods.clone());
+        self.parts().api = Some(api);
+        self.touch();
+    }
+
+    pub fn set_runtime(&self, version: v1::VersionResponse) {
+        self.parts().runtime = version;
+        self.touch();
+    }
+
+    pub fn set_engine(&self, node: Arc<NodeContext>, sources: Arc<Sources>) {
+        let mut parts = self.parts();
+        parts.node = Some(node);
+        parts.sources = Some(sources);
+        drop(parts);
+        self.touch();
+    }
+
+    /// Where a watcher begins.
+    pub fn watcher(self: &Arc<Self>) -> Watcher {
+        let mut changed = self.changed.subscribe();
+        changed.borrow_and_update();
+        Watcher { view: self.clone(), changed, told: None }
+    }
+
+    /// Everything as it is now.
+    pub fn state(&self) -> api::NodeState {
+        let parts = self.parts();
+        let node_name = self.config.node_name.to_string();
+        let Some(first) = &parts.first else {
+            let problems = vec!["waits for kubelet-volnetd and for its own state folder".to_owned()];
+            return api::NodeState { node_name, problems, ..api::NodeState::default() };
+        };
+        let (health, stats) = (first.health.borrow().clone(), first.pleg.stats());
+        let pods = parts.api.as_ref().map(|api| api.pods.borrow().clone()).unwrap_or_default();
+        let sources_ready = first.authority.sources_ready();
+        let orphan_mirrors = if sources_ready { self.orphans(&pods) } else { Vec::new() };
+        api::NodeState {
+            node_name,
+            runtime_name: parts.runtime.runtime_name.clone(),
+            runtime_version: parts.runtime.runtime_version.clone(),
+            runtime_api_version: parts.runtime.runtime_api_version.clone(),
+            problems: problems(&parts, first, &health),
+            runtime_ready: health.ready,
+            runtime_reason: health.reason,
+            network_ready: health.network_ready,
+            network_reason: health.network_reason,
+            pleg: match stats.source {
+                Some(EventSource::Cri) => "cri-events",
+                Some(EventSource::Containerd) => "containerd-events",
+                None => "relist",
+            }
+            .to_owned(),
+            relist_age_seconds: first.pleg.list_age().map_or(0.0, |age| age.as_secs_f64()),
+            events_received: stats.runtime_events,
+            events_missed: stats.events_missed,
+            sources_ready,
+            sources: parts.sources.as_ref().map(|s| s.states().into_iter().map(source).collect()).unwrap_or_default(),
+            generation: first.authority.generation(),
+            sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_age().as_secs_f64()),
+            image_fs_mountpoint: first.image_fs.borrow().clone(),
+            capacity: texts(&first.resources.capacity).into_iter().collect(),
+            allocatable: texts(&first.resources.allocatable).into_iter().collect(),
+            images: first.images.borrow().to_vec(),
+            runtime_handlers: health.handlers.into_iter().map(handler).collect(),
+            supplemental_groups_policy: health.supplemental_groups_policy,
+            // No volume that a controller attaches is mounted by this version.
+            volumes_in_use: Vec::new(),
+            volumes_synced: true,
+            swap_capacity_bytes: first.swap_capacity,
+            runtime_status_age_seconds: first.answered.borrow().map(|at| at.elapsed().as_secs_f64()),
+            api_node_json: parts.api.as_ref().map(|api| api.node.borrow().json.to_vec()).unwrap_or_default(),
+            orphan_mirrors,
+            api_synced: pods.synced,
+        }
+    }
+
+    /// A mirror whose static pod still ends is no orphan yet.
+    fn orphans(&self, pods: &ApiPods) -> Vec<api::MirrorRef> {
+        if pods.unwanted_mirrors.is_empty() {
+            return Vec::new();
+        }
+        let known = self.hub.list();
+        let ending = |mirror: &api::MirrorRef| {
+            known.iter().any(|pod| pod.source != "api" && pod.namespace == mirror.namespace && pod.name == mirror.name)
+        };
+        pods.unwanted_mirrors.iter().filter(|mirror| !ending(mirror)).cloned().collect()
+    }
+}
+
+fn handler(handler: Handler) -> api::RuntimeHandler {
+    api::RuntimeHandler {
+        name: handler.name,
+        recursive_read_only_mounts: handler.recursive_read_only_mounts,
+        user_namespaces: handler.user_namespaces,
+    }
+}
+
+fn source(state: SourceState) -> api::SourceState {
+    api::SourceState {
+        name: state.name.to_owned(),
+        seen: state.seen,
+        pods: u32::try_from(state.pods).unwrap_or(u32::MAX),
+        errors: state.errors,
+    }
+}
+
+fn problems(parts: &Parts, first: &FirstParts, health: &RuntimeHealth) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !health.ready {
+        problems.push(format!("container runtime is not ready: {}", health.reason));
+    } else if !health.network_ready {
+        problems.push(format!("container runtime network not ready: {}", health.network_reason));
+    }
+    if let Err(error) = first.pleg.health() {
+        problems.push(format!("PLEG is not healthy: {error}"));
+    }
+    if parts.node.as_ref().is_some_and(|node| node.cgroups.borrow().is_none()) {
+        problems.push("waits for kubelet-volnetd".to_owned());
+    }
+    if let Some(api) = &parts.api {
+        if !api.node.borrow().synced {
+            problems.push("the API server has not yet said whether it has this Node".to_owned());
+        } else if !api.pods.borrow().synced {
+            problems.push("the API server has not yet said which pods are to run here".to_owned());
+        }
+    }
+    problems
+}
+
+/// One caller of `Node.Watch`.
+#[derive(Debug)]
+pub struct Watcher {
+    view: Arc<NodeView>,
+    changed: watch::Receiver<u64>,
+    told: Option<api::NodeState>,
+}
+
+impl Watcher {
+    /// The state now, the first time; then when something other than an age or a counter has changed.
+    pub async fn next(&mut self) -> api::NodeState {
+        loop {
+            if self.told.is_some() {
+                let touched = tokio::time::timeout(LOOK, self.changed.changed()).await;
+                if touched.is_ok() {
+                    tokio::time::sleep(DEBOUNCE).await;
+                    self.changed.borrow_and_update();
+                }
+            }
+            let state = self.view.state();
+            let lasting = without_ages(state.clone());
+            if self.told.as_ref() != Some(&lasting) {
+                self.told = Some(lasting);
+                return state;
+            }
+        }
+    }
+}
+
+/// What is left to compare: neither ages nor counters.
+fn without_ages(state: api::NodeState) -> api::NodeState {
+    api::NodeState {
+        relist_age_seconds: 0.0,
+        sync_loop_age_seconds: 0.0,
+        // That it has answered at all is no age.
+        runtime_status_age_seconds: state.runtime_status_age_seconds.map(|_| 0.0),
+        events_received: 0,
+        events_missed: 0,
+        generation: 0,
+        ..state
+    }
+}
