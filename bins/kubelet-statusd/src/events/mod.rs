@@ -1,6 +1,26 @@
 //! Events: from kubelet-syncd's stream and this process's own, aggregated, limited, and kept while nobody takes them.
+//!
+//! kubelet-syncd's queue is read from where the last run got to (a file in the state folder), so that a restart of this
+//! process neither loses nor repeats; an event's name follows from its time and place, so that what is sent twice is
+//! refused the second time. [`correlate`] decides what becomes of an event, [`send`] brings it there.
+
+pub mod correlate;
+mod feed;
+pub mod limit;
+pub mod lru;
+pub mod metrics;
+pub mod object;
+pub mod position;
+mod queue;
+pub mod send;
+
+use bulkhead_apiclient::Lane;
 
 use crate::outward::Outward;
+
+pub use metrics::EventMetrics;
+pub use queue::{EventQueue, OwnEvents};
+pub use send::Sender;
 
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,28 +39,34 @@ pub struct Record {
     pub message: String,
 }
 
-/// Takes events of this process; bounded, never waits.
-#[derive(Debug, Clone)]
-pub struct EventQueue {
-    sender: tokio::sync::mpsc::Sender<Record>,
-}
-
-impl EventQueue {
-    /// The queue and its other end, for [`run`].
-    pub fn new() -> (Self, tokio::sync::mpsc::Receiver<Record>) {
-        let (sender, receiver) = tokio::sync::mpsc::channel(1000);
-        (EventQueue { sender }, receiver)
-    }
-
-    pub fn record(&self, record: Record) {
-        if self.sender.try_send(record).is_err() {
-            tracing::warn!("an event was dropped: the queue is full");
-        }
-    }
-}
-
 /// Sends events until the daemon is to stop.
-pub async fn run(outward: Outward, own: tokio::sync::mpsc::Receiver<Record>) {
-    let _own = own;
-    outward.stop.cancelled().await;
+pub async fn run(outward: Outward, own: OwnEvents) {
+    let metrics = match EventMetrics::new().and_then(|metrics| metrics.register(&outward.registry).map(|()| metrics)) {
+        Ok(metrics) => metrics,
+        Err(error) => {
+            tracing::error!(%error, "events are not sent: their metrics cannot be registered");
+            outward.stop.cancelled().await;
+            return;
+        }
+    };
+    let position = position::Position::read(outward.state.clone());
+    let stop = outward.stop.clone();
+    let work = async {
+        outward.api.ready().await;
+        let sender = Sender {
+            client: outward.api.client(Lane::Events),
+            syncd: outward.syncd.clone(),
+            node: outward.config.node_name.to_string(),
+            rate: limit::Rate::of(outward.config.kubelet.event_record_qps(), outward.config.kubelet.event_burst),
+            queue: outward.events.clone(),
+            position: position.clone(),
+            metrics,
+        };
+        tokio::join!(sender.run(own), position.keep());
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = work => {}
+    }
+    position.write().await;
 }

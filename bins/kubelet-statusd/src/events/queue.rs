@@ -1,0 +1,160 @@
+//! This process's own events until they are sent: bounded, never waits, the oldest goes first.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use tokio::sync::Notify;
+
+use super::Record;
+use super::lru::Lru;
+use super::object::Occurrence;
+
+/// Events kept (upstream's channel has as many places).
+const CAPACITY: usize = 1000;
+/// Pods whose resource version is remembered; more than a node runs.
+const VERSIONS: usize = 4096;
+
+#[derive(Debug)]
+struct Shared {
+    waiting: Mutex<VecDeque<Occurrence>>,
+    came: Notify,
+    dropped: AtomicU64,
+    last: Mutex<Timestamp>,
+    versions: Mutex<Lru<String>>,
+}
+
+/// Takes events of this process; bounded, never waits.
+#[derive(Debug, Clone)]
+pub struct EventQueue {
+    shared: Arc<Shared>,
+}
+
+/// The other end of an [`EventQueue`].
+#[derive(Debug)]
+pub struct OwnEvents {
+    shared: Arc<Shared>,
+}
+
+impl EventQueue {
+    /// The queue and its other end, for [`super::run`].
+    pub fn new() -> (Self, OwnEvents) {
+        let shared = Arc::new(Shared {
+            waiting: Mutex::default(),
+            came: Notify::new(),
+            dropped: AtomicU64::new(0),
+            last: Mutex::new(Timestamp::MIN),
+            versions: Mutex::new(Lru::new(VERSIONS)),
+        });
+        (EventQueue { shared: shared.clone() }, OwnEvents { shared })
+    }
+
+    /// Keeps the event, with the time of now, until it can be sent.
+    pub fn record(&self, record: Record) {
+        let occurrence = Occurrence {
+            involved: record.involved,
+            kind: record.kind.to_owned(),
+            reason: record.reason,
+            message: record.message,
+            time: self.unique_time(Timestamp::now()),
+        };
+        let mut waiting = lock(&self.shared.waiting);
+        if waiting.len() >= CAPACITY {
+            waiting.pop_front();
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        waiting.push_back(occurrence);
+        drop(waiting);
+        self.shared.came.notify_one();
+    }
+
+    /// A time that no other event of this process has.
+    fn unique_time(&self, now: Timestamp) -> Timestamp {
+        let mut last = lock(&self.shared.last);
+        let next = last.as_nanosecond().saturating_add(1);
+        *last = if *last < now { now } else { Timestamp::from_nanosecond(next).unwrap_or(now) };
+        *last
+    }
+
+    /// Remembers the resource version under which a pod came to be known here: its events name it.
+    pub fn pod_seen(&self, uid: &str, version: &str) {
+        let mut versions = lock(&self.shared.versions);
+        if versions.get(hash(uid)).is_none() {
+            versions.put(hash(uid), version.to_owned());
+        }
+    }
+
+    /// See [`EventQueue::pod_seen`].
+    pub fn pod_version(&self, uid: &str) -> Option<String> {
+        lock(&self.shared.versions).get(hash(uid)).cloned()
+    }
+}
+
+impl OwnEvents {
+    /// Waits for the next event.
+    pub async fn next(&mut self) -> Occurrence {
+        loop {
+            if let Some(occurrence) = self.try_next() {
+                return occurrence;
+            }
+            self.shared.came.notified().await;
+        }
+    }
+
+    /// The next event, if there is one.
+    pub fn try_next(&mut self) -> Option<Occurrence> {
+        lock(&self.shared.waiting).pop_front()
+    }
+
+    /// How many were dropped since this was last asked.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.swap(0, Ordering::Relaxed)
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Involved;
+
+    fn record(message: String) -> Record {
+        Record { involved: Involved::Node, kind: "Normal", reason: "Starting".into(), message }
+    }
+
+    #[tokio::test]
+    async fn bounded_in_order_each_at_its_own_time() {
+        let (queue, mut own) = EventQueue::new();
+        for i in 0..CAPACITY + 3 {
+            queue.record(record(i.to_string()));
+        }
+        assert_eq!((own.dropped(), own.dropped()), (3, 0));
+        let mut last = Timestamp::MIN;
+        for i in 3..CAPACITY + 3 {
+            let event = own.next().await;
+            assert_eq!(event.message, i.to_string());
+            assert!(event.time > last);
+            last = event.time;
+        }
+    }
+
+    #[test]
+    fn a_pods_first_version_stays() {
+        let (queue, _own) = EventQueue::new();
+        queue.pod_seen("u", "5");
+        queue.pod_seen("u", "9");
+        assert_eq!((queue.pod_version("u").as_deref(), queue.pod_version("v")), (Some("5"), None));
+    }
+}

@@ -1,0 +1,419 @@
+//! Which request is next: the pods, their order, their pauses. No clock and no network of its own.
+//!
+//! One request at a time for a pod, [`IN_FLIGHT`] for all; of a pod always the newest state; a pod whose request was
+//! refused waits alone. What kubelet-syncd no longer names is forgotten, never deleted.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use bulkhead_ipc::syncd::PodState;
+use jiff::Timestamp;
+
+use super::copies::ApiCopy;
+use super::decide::{Circumstances, Decision, Desired, Urgency, decide};
+use super::entry::{Entry, Gone};
+use super::facts::{Facts, Orphans};
+use super::gate::{ANSWERED, Gate, Jitter};
+use super::metrics::PodMetrics;
+use super::mirror::Owner;
+use super::requests::{Action, Job, Outcome};
+
+/// Requests at once.
+pub const IN_FLIGHT: usize = 8;
+/// Changes of one pod that come together are written together.
+const SETTLE: Duration = Duration::from_millis(3);
+/// How long a change that nobody acts upon waits for another; longer for a pod that is being deleted, whose end is near.
+const MINOR: Duration = Duration::from_millis(500);
+const MINOR_DELETING: Duration = Duration::from_secs(2);
+/// Somebody else wrote over our status: we write again, but not in a race (upstream's period of reconciliation).
+const RECONCILE: Duration = Duration::from_secs(10);
+/// After our own creation of a mirror pod that no watch has shown, we look.
+const LOOK_AFTER: Duration = Duration::from_secs(10);
+
+/// All pods.
+#[derive(Debug)]
+pub struct Book {
+    pods: HashMap<String, Entry>,
+    due: BTreeSet<(Instant, String)>,
+    in_flight: usize,
+    gate: Gate,
+    facts: Facts,
+    orphans: Orphans,
+    /// Named since the stream began.
+    named: HashSet<String>,
+    epoch: u64,
+    jitter: Jitter,
+    metrics: PodMetrics,
+}
+
+impl Book {
+    /// `seed`: for the spread of retries.
+    pub fn new(seed: u64, metrics: PodMetrics) -> Self {
+        Book {
+            pods: HashMap::new(),
+            due: BTreeSet::new(),
+            in_flight: 0,
+            gate: Gate::default(),
+            facts: Facts::default(),
+            orphans: Orphans::default(),
+            named: HashSet::new(),
+            epoch: 0,
+            jitter: Jitter::new(seed),
+            metrics,
+        }
+    }
+
+    /// A stream of pods begins: a snapshot, or what changed since.
+    pub fn connected(&mut self, epoch: u64) {
+        self.named.clear();
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            for entry in self.pods.values_mut() {
+                entry.forget_gone();
+            }
+        }
+    }
+
+    /// A pod's newest state. Answers whether it was news.
+    pub fn upsert(&mut self, state: PodState, now: Instant) -> bool {
+        let (desired, seen) = Desired::of(state);
+        let uid = desired.uid.clone();
+        if uid.is_empty() {
+            return false;
+        }
+        self.named.insert(uid.clone());
+        let wakes_others = desired.is_static && (desired.finished || !self.pods.contains_key(&uid));
+        let news = match self.pods.get_mut(&uid) {
+            Some(entry) => entry.update(desired, seen),
+            None => {
+                self.pods.insert(uid.clone(), Entry::new(desired, seen));
+                true
+            }
+        };
+        if news {
+            if let Some(entry) = self.pods.get_mut(&uid) {
+                entry.changed_at.get_or_insert(now);
+            }
+            self.schedule(&uid, now + SETTLE);
+        }
+        if wakes_others {
+            self.wake_static(now);
+        }
+        self.count_mirrors();
+        news
+    }
+
+    /// A pod is no more.
+    pub fn removed(&mut self, uid: &str, now: Instant) {
+        let Some(entry) = self.pods.remove(uid) else { return };
+        if let Some(due) = entry.due {
+            self.due.remove(&(due, uid.to_owned()));
+        }
+        if entry.desired.is_static {
+            self.wake_static(now);
+        }
+        self.count_mirrors();
+    }
+
+    /// The snapshot was complete: what it did not name is no more.
+    pub fn snapshot_done(&mut self, now: Instant) {
+        let unnamed: Vec<String> = self.pods.keys().filter(|uid| !self.named.contains(*uid)).cloned().collect();
+        for uid in unnamed {
+            self.removed(&uid, now);
+        }
+    }
+
+    /// What is known of the node.
+    pub fn node(&mut self, facts: Facts, now: Instant) {
+        if self.facts != facts {
+            self.orphans.keep(&facts.orphans, now);
+            self.facts = facts;
+            self.wake_static(now);
+        }
+    }
+
+    /// When [`Book::next`] may have something, if only time passes.
+    pub fn wake_at(&self) -> Option<Instant> {
+        let pod = self.due.first().map(|(at, _)| *at);
+        let orphan = self.orphans_allowed().then(|| self.orphans.due()).flatten();
+        let work = pod.into_iter().chain(orphan).min()?;
+        match self.gate.opens_at() {
+            _ if self.in_flight >= IN_FLIGHT => None,
+            Some(_) if self.in_flight > 0 => None,
+            Some(opens) => Some(work.max(opens)),
+            None => Some(work),
+        }
+    }
+
+    /// The next request that is due, if one may start.
+    pub fn next(&mut self, now: Instant, wall: Timestamp) -> Option<Job> {
+        while self.gate.admits(now, self.in_flight, IN_FLIGHT) {
+            let uid = match self.due.first() {
+                Some((at, _)) if *at <= now => self.due.pop_first()?.1,
+                _ => return self.next_orphan(now),
+            };
+            if let Some(job) = self.look_at(&uid, now, wall) {
+                self.in_flight += 1;
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    fn next_orphan(&mut self, now: Instant) -> Option<Job> {
+        if !self.orphans_allowed() {
+            return None;
+        }
+        let pods = &self.pods;
+        let busy = |namespace: &str, name: &str| {
+            pods.values().any(|e| is_named(&e.desired, namespace, name) && !e.desired.finished)
+        };
+        let job = self.orphans.next(now, busy)?;
+        self.in_flight += 1;
+        Some(job)
+    }
+
+    fn orphans_allowed(&self) -> bool {
+        self.facts.epoch == self.epoch && self.facts.api_synced && self.facts.sources_ready
+    }
+
+    fn look_at(&mut self, uid: &str, now: Instant, wall: Timestamp) -> Option<Job> {
+        let owner: Option<Owner> =
+            self.facts.owner.clone().filter(|_| self.facts.epoch == self.epoch && self.facts.api_synced);
+        let namesake = self.has_namesake(uid);
+        let entry = self.pods.get_mut(uid)?;
+        entry.due = None;
+        if entry.in_flight {
+            return None;
+        }
+        if let Some(until) = entry.not_before.filter(|until| *until > now) {
+            self.schedule(uid, until);
+            return None;
+        }
+        let api = entry.api();
+        let around = Circumstances { api: api.as_ref(), owner: owner.as_ref(), namesake, now: wall };
+        let look_at = entry.unseen_since().map(|since| since + LOOK_AFTER);
+        let action = match look_at {
+            _ if entry.look => Some(Action::Look),
+            Some(at) if at <= now => Some(Action::Look),
+            _ => chosen(entry, api.as_ref(), decide(&entry.desired, around)),
+        };
+        let Some(action) = action else {
+            // As it should be.
+            entry.minor_since = None;
+            entry.changed_at = None;
+            if let Some(at) = look_at {
+                self.schedule(uid, at);
+            }
+            return None;
+        };
+        if let Some(until) = held_back(entry, &action, api.as_ref(), now) {
+            self.schedule(uid, until);
+            return None;
+        }
+        entry.minor_since = None;
+        entry.in_flight = true;
+        let target = api.as_ref().map_or_else(String::new, |api| api.uid.clone());
+        Some(Job {
+            pod: uid.to_owned(),
+            namespace: entry.desired.namespace.clone(),
+            name: entry.desired.name.clone(),
+            target,
+            fingerprint: entry.desired.fingerprint(),
+            action,
+        })
+    }
+
+    /// A request has ended.
+    pub fn finished(&mut self, job: &Job, outcome: Outcome, now: Instant) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if matches!(outcome, Outcome::Silent) {
+            if self.gate.silent(now, &mut self.jitter) {
+                tracing::warn!(pod = %job.pod, "the API server does not answer; pods' states are kept until it does");
+            }
+        } else if self.gate.answered() {
+            tracing::info!("the API server answers again");
+        }
+        if matches!(job.action, Action::DeleteOrphan) {
+            self.orphans.finished(&job.target, &outcome, now, &mut self.jitter);
+            return;
+        }
+        // Forgotten meanwhile: whatever came of it, nobody asks.
+        let Some(entry) = self.pods.get_mut(&job.pod) else { return };
+        entry.in_flight = false;
+        let pause = settle_outcome(entry, job, outcome, now, &self.metrics);
+        match pause {
+            Pause::None => {
+                entry.failures = 0;
+                entry.not_before = None;
+            }
+            Pause::Unchanged => {}
+            Pause::AtLeast(least) => {
+                entry.failures = entry.failures.saturating_add(1);
+                entry.not_before = Some(now + least.max(self.jitter.pause(ANSWERED, entry.failures)));
+            }
+        }
+        let again = entry.not_before.unwrap_or(now).max(now);
+        self.reschedule(&job.pod, again);
+        self.count_mirrors();
+    }
+
+    fn has_namesake(&self, uid: &str) -> bool {
+        let Some(entry) = self.pods.get(uid).filter(|entry| entry.desired.is_static) else { return false };
+        let me = &entry.desired;
+        self.pods.values().any(|other| {
+            other.desired.uid != me.uid && !other.desired.finished && is_named(&other.desired, &me.namespace, &me.name)
+        })
+    }
+
+    fn wake_static(&mut self, now: Instant) {
+        let uids: Vec<String> =
+            self.pods.iter().filter(|(_, e)| e.desired.is_static).map(|(uid, _)| uid.clone()).collect();
+        for uid in uids {
+            self.schedule(&uid, now + SETTLE);
+        }
+    }
+
+    /// Looks at the pod at that time, unless it is to be looked at earlier anyway.
+    fn schedule(&mut self, uid: &str, at: Instant) {
+        let Some(entry) = self.pods.get_mut(uid) else { return };
+        match entry.due {
+            Some(due) if due <= at => return,
+            Some(due) => {
+                self.due.remove(&(due, uid.to_owned()));
+            }
+            None => {}
+        }
+        entry.due = Some(at);
+        self.due.insert((at, uid.to_owned()));
+    }
+
+    fn reschedule(&mut self, uid: &str, at: Instant) {
+        if let Some(entry) = self.pods.get_mut(uid)
+            && let Some(due) = entry.due.take()
+        {
+            self.due.remove(&(due, uid.to_owned()));
+        }
+        self.schedule(uid, at);
+    }
+
+    fn count_mirrors(&self) {
+        let mirrors = self.pods.values().filter(|e| e.desired.is_static && e.has_copy()).count();
+        self.metrics.mirror_pods(mirrors);
+    }
+}
+
+/// What an outcome means for the pod's next turn.
+enum Pause {
+    /// It went well: at once.
+    None,
+    /// Neither well nor badly.
+    Unchanged,
+    /// Not before this, and longer each time.
+    AtLeast(Duration),
+}
+
+fn settle_outcome(entry: &mut Entry, job: &Job, outcome: Outcome, now: Instant, metrics: &PodMetrics) -> Pause {
+    let looked = std::mem::take(&mut entry.look) || matches!(job.action, Action::Look);
+    // A look after a conflict: what it finds is worth another try, not an immediate one.
+    let after_look = if entry.failures > 0 { Pause::AtLeast(Duration::ZERO) } else { Pause::Unchanged };
+    match outcome {
+        Outcome::Object(copy) => {
+            let pause = match job.action {
+                Action::Patch { .. } => {
+                    entry.settle(job.fingerprint, &copy, now);
+                    if entry.desired.fingerprint() == job.fingerprint
+                        && let Some(since) = entry.changed_at.take()
+                    {
+                        metrics.synced(now.duration_since(since));
+                    }
+                    Pause::None
+                }
+                Action::DeletePod => {
+                    entry.deleted = Some(Gone::of(&copy));
+                    Pause::None
+                }
+                // Still there, a finalizer holds it.
+                Action::DeleteMirror | Action::DeleteOrphan => Pause::AtLeast(Duration::ZERO),
+                Action::Create { .. } => Pause::None,
+                Action::Look => after_look,
+            };
+            entry.answered(copy, now);
+            pause
+        }
+        Outcome::Done => {
+            if let (Action::DeletePod, Some(api)) = (&job.action, entry.api()) {
+                entry.deleted = Some(Gone::of(&api));
+            }
+            entry.is_gone();
+            Pause::None
+        }
+        // The namespace is not there (yet).
+        Outcome::Missing if matches!(job.action, Action::Create { .. }) => Pause::AtLeast(Duration::ZERO),
+        Outcome::Missing => {
+            entry.is_gone();
+            if looked { after_look } else { Pause::None }
+        }
+        Outcome::Conflict => {
+            // Another pod under the name, or a race: which, only a look tells.
+            entry.look = true;
+            entry.failures = entry.failures.saturating_add(1);
+            Pause::Unchanged
+        }
+        Outcome::Later(after) => {
+            entry.look = looked;
+            Pause::AtLeast(after.unwrap_or_default())
+        }
+        Outcome::Refused => {
+            entry.refused = true;
+            Pause::AtLeast(ANSWERED.longest)
+        }
+        Outcome::Silent => {
+            entry.look = looked;
+            Pause::Unchanged
+        }
+    }
+}
+
+fn is_named(desired: &Desired, namespace: &str, name: &str) -> bool {
+    desired.is_static && desired.namespace == namespace && desired.name == name
+}
+
+/// The request for a decision, when there is one.
+fn chosen(entry: &Entry, api: Option<&ApiCopy>, decision: Decision) -> Option<Action> {
+    match decision {
+        Decision::Nothing => None,
+        Decision::Patch { .. } if api.is_some_and(|api| entry.is_settled(api)) => None,
+        Decision::Patch { body, urgency } => Some(Action::Patch { body, minor: urgency == Urgency::Minor }),
+        Decision::DeletePod if entry.deletion_pending() => None,
+        Decision::DeletePod => Some(Action::DeletePod),
+        Decision::DeleteMirror => Some(Action::DeleteMirror),
+        Decision::CreateMirror { body } => Some(Action::Create { body }),
+        Decision::Refused(refusal) => {
+            tracing::warn!(pod = %entry.desired.name, namespace = %entry.desired.namespace, uid = %entry.desired.uid,
+                "status is not written: {refusal}");
+            None
+        }
+    }
+}
+
+/// Until when a patch is to wait: for company, or because somebody else writes what we just wrote.
+fn held_back(entry: &mut Entry, action: &Action, api: Option<&ApiCopy>, now: Instant) -> Option<Instant> {
+    let Action::Patch { minor, .. } = action else { return None };
+    if let (Some((fingerprint, uid, at)), Some(api)) = (&entry.written, api)
+        && *fingerprint == entry.desired.fingerprint()
+        && *uid == api.uid
+    {
+        return Some(*at + RECONCILE).filter(|until| *until > now);
+    }
+    if !minor {
+        return None;
+    }
+    let wait = if api.is_some_and(|api| api.deleting) { MINOR_DELETING } else { MINOR };
+    let since = *entry.minor_since.get_or_insert(now);
+    Some(since + wait).filter(|until| *until > now)
+}
+
+#[cfg(test)]
+#[path = "book_tests.rs"]
+mod tests;

@@ -1,0 +1,185 @@
+//! One pod's place in the writer: what is wanted, which copies of the API object are known, when it is to be looked at.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::Instant;
+
+use super::copies::{ApiCopy, compare};
+use super::decide::Desired;
+use super::normal;
+
+/// An object that the server said is gone: this version of it and older ones are not to be believed any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    pub uid: String,
+    pub version: String,
+}
+
+impl Gone {
+    pub fn of(copy: &ApiCopy) -> Self {
+        Gone { uid: copy.uid.clone(), version: copy.version.clone() }
+    }
+
+    fn covers(&self, copy: &ApiCopy) -> bool {
+        copy.uid == self.uid && compare(&copy.version, &self.version).is_none_or(std::cmp::Ordering::is_le)
+    }
+}
+
+/// A pod and its bookkeeping.
+#[derive(Debug)]
+pub struct Entry {
+    pub desired: Desired,
+    /// As kubelet-syncd's watch saw it.
+    seen: Option<ApiCopy>,
+    /// Of our own last request, as long as the watch has not caught up.
+    own: Option<ApiCopy>,
+    /// What the watch had when our own answer came, and when that was.
+    seen_before_own: Option<String>,
+    own_since: Option<Instant>,
+    gone: Option<Gone>,
+    /// The final DELETE was accepted for this version.
+    pub deleted: Option<Gone>,
+    pub in_flight: bool,
+    /// Not to be looked at before (a refusal to wait for), whatever changes.
+    pub not_before: Option<Instant>,
+    pub due: Option<Instant>,
+    /// A change that may wait does so since.
+    pub minor_since: Option<Instant>,
+    pub failures: u32,
+    /// The oldest change that was not written yet.
+    pub changed_at: Option<Instant>,
+    /// Which wish was written to which object, and when.
+    pub written: Option<(u64, String, Instant)>,
+    /// The last answer was no, for good: another wish may fare better at once.
+    pub refused: bool,
+    /// For this wish the server made this of it: asking again would change nothing.
+    settled: Option<(u64, u64)>,
+    /// The next request is a GET: it is not known what stands under the name.
+    pub look: bool,
+}
+
+impl Entry {
+    pub fn new(desired: Desired, seen: Option<ApiCopy>) -> Self {
+        Entry {
+            desired,
+            seen,
+            own: None,
+            seen_before_own: None,
+            own_since: None,
+            gone: None,
+            deleted: None,
+            in_flight: false,
+            not_before: None,
+            due: None,
+            minor_since: None,
+            failures: 0,
+            changed_at: None,
+            written: None,
+            refused: false,
+            settled: None,
+            look: false,
+        }
+    }
+
+    /// Takes a newer state. False: nothing changed that matters here.
+    pub fn update(&mut self, desired: Desired, seen: Option<ApiCopy>) -> bool {
+        if self.desired == desired && self.seen == seen {
+            return false;
+        }
+        if std::mem::take(&mut self.refused) {
+            self.not_before = None;
+        }
+        self.desired = desired;
+        self.saw(seen);
+        true
+    }
+
+    fn saw(&mut self, seen: Option<ApiCopy>) {
+        let caught_up = match (&self.own, &seen) {
+            (None, _) => false,
+            (Some(own), Some(seen)) => match compare(&seen.version, &own.version) {
+                Some(order) => order.is_ge(),
+                // Versions that say nothing: whatever comes after our answer is newer than it.
+                None => self.seen_before_own.as_deref() != Some(seen.version.as_str()),
+            },
+            // A static pod's mirror may not have been seen yet; a pod that is not seen (any more) is deleted.
+            (Some(own), None) => !self.desired.is_static || self.seen.as_ref().is_some_and(|seen| seen.uid == own.uid),
+        };
+        if caught_up {
+            self.own = None;
+        }
+        self.seen = seen;
+    }
+
+    /// The newest copy.
+    pub fn api(&self) -> Option<ApiCopy> {
+        let seen = self.seen.as_ref().filter(|seen| !self.gone.as_ref().is_some_and(|gone| gone.covers(seen)));
+        let mut newest = match (&self.own, seen) {
+            (Some(own), _) => own.clone(),
+            (None, seen) => seen?.clone(),
+        };
+        // Once it is being deleted it stays so.
+        newest.deleting |= seen.is_some_and(|seen| seen.uid == newest.uid && seen.deleting);
+        Some(newest)
+    }
+
+    /// Our request was answered with the object.
+    pub fn answered(&mut self, copy: ApiCopy, now: Instant) {
+        if self.seen.as_ref().is_some_and(|seen| seen.is_newer_than(&copy)) {
+            return;
+        }
+        self.own_since = Some(now);
+        self.seen_before_own = self.seen.as_ref().map(|seen| seen.version.clone());
+        self.own = Some(copy);
+    }
+
+    /// The server has it no more.
+    pub fn is_gone(&mut self) {
+        self.gone = self.api().as_ref().map(Gone::of).or(self.gone.take());
+        self.own = None;
+    }
+
+    /// Whether the server has anything.
+    pub fn has_copy(&self) -> bool {
+        self.api().is_some()
+    }
+
+    /// When a mirror pod that we made and no watch has shown was last known to be there.
+    pub fn unseen_since(&self) -> Option<Instant> {
+        (self.desired.is_static && self.own.is_some() && self.seen.is_none()).then_some(self.own_since).flatten()
+    }
+
+    /// Another life of kubelet-syncd: what it sees is to be believed again.
+    pub fn forget_gone(&mut self) {
+        self.gone = None;
+        self.deleted = None;
+    }
+
+    /// Whether the final DELETE was accepted and nothing happened to the object since.
+    pub fn deletion_pending(&self) -> bool {
+        match (&self.deleted, self.api()) {
+            (Some(deleted), Some(api)) => deleted.covers(&api),
+            (Some(_), None) => true,
+            (None, _) => false,
+        }
+    }
+
+    /// The wish was written and this is what the server made of it.
+    pub fn settle(&mut self, fingerprint: u64, copy: &ApiCopy, now: Instant) {
+        self.written = Some((fingerprint, copy.uid.clone(), now));
+        self.settled = Some((fingerprint, status_fingerprint(copy)));
+    }
+
+    /// Whether the wish was written already, and the server still has what it made of it.
+    pub fn is_settled(&self, api: &ApiCopy) -> bool {
+        self.settled == Some((self.desired.fingerprint(), status_fingerprint(api)))
+    }
+}
+
+fn status_fingerprint(api: &ApiCopy) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match normal::parse(&api.status) {
+        Some(status) => serde_json::Value::Object(status).to_string().hash(&mut hasher),
+        None => api.status.hash(&mut hasher),
+    }
+    hasher.finish()
+}

@@ -1,0 +1,117 @@
+//! kubelet-syncd's streams: pods and the node, followed across its restarts and ours.
+
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::common::Cursor;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::node_client::NodeClient;
+use bulkhead_ipc::syncd::pod_update::Update;
+use bulkhead_ipc::syncd::pods_client::PodsClient;
+use bulkhead_ipc::syncd::{PodState, PodUpdate, WatchNodeRequest, WatchPodsRequest};
+use tokio::sync::mpsc::Sender;
+
+use super::facts::Facts;
+
+/// Pause after a stream has ended or was refused; doubled each time between these.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// How long the answer to a call may take to begin.
+const START: Duration = Duration::from_secs(5);
+
+/// What the writer is told.
+#[derive(Debug)]
+pub enum News {
+    /// A stream of pods begins, of the kubelet-syncd with this epoch.
+    Connected(u64),
+    Pod(Box<PodState>),
+    Removed(String),
+    SnapshotDone,
+    Node(Facts),
+}
+
+/// Follows the pods until nobody listens.
+pub async fn pods(link: Link, news: Sender<News>) {
+    let mut cursor: Option<Cursor> = None;
+    let mut pause = RETRY.0;
+    loop {
+        let epoch = link.ready().await.get();
+        if cursor.is_some_and(|at| at.epoch != epoch) {
+            cursor = None;
+        }
+        let mut client = PodsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = CallContext::new().streaming_request(WatchPodsRequest { cursor });
+        match tokio::time::timeout(START, client.watch(request)).await {
+            Ok(Ok(answer)) => {
+                let mut stream = answer.into_inner();
+                let mut whole = cursor.is_some();
+                if news.send(News::Connected(epoch)).await.is_err() {
+                    return;
+                }
+                while let Ok(Some(update)) = stream.message().await {
+                    pause = RETRY.0;
+                    // The stream of another life than was expected: begin again, with its name.
+                    if update.cursor.is_some_and(|at| at.epoch != epoch) {
+                        break;
+                    }
+                    // One resumes where everything before is known; amid a snapshot it is not.
+                    whole |= matches!(update.update, Some(Update::SnapshotDone(_)));
+                    let at = update.cursor;
+                    if let Some(one) = read(update)
+                        && news.send(one).await.is_err()
+                    {
+                        return;
+                    }
+                    if whole {
+                        cursor = at;
+                    }
+                }
+            }
+            Ok(Err(status)) => tracing::debug!(code = ?status.code(), "kubelet-syncd does not stream its pods"),
+            Err(_) => tracing::debug!("kubelet-syncd does not begin to stream its pods"),
+        }
+        if wait(&news, &mut pause).await.is_none() {
+            return;
+        }
+    }
+}
+
+fn read(update: PodUpdate) -> Option<News> {
+    Some(match update.update? {
+        Update::Upsert(state) => News::Pod(Box::new(state)),
+        Update::RemovedUid(uid) => News::Removed(uid),
+        Update::SnapshotDone(_) => News::SnapshotDone,
+    })
+}
+
+/// Follows the node until nobody listens.
+pub async fn node(link: Link, news: Sender<News>) {
+    let mut pause = RETRY.0;
+    loop {
+        let epoch = link.ready().await.get();
+        let mut client = NodeClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = CallContext::new().streaming_request(WatchNodeRequest {});
+        if let Ok(Ok(answer)) = tokio::time::timeout(START, client.watch(request)).await {
+            let mut stream = answer.into_inner();
+            while let Ok(Some(state)) = stream.message().await {
+                pause = RETRY.0;
+                if news.send(News::Node(Facts::of(state, epoch))).await.is_err() {
+                    return;
+                }
+            }
+        }
+        if wait(&news, &mut pause).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Sleeps, longer each time; `None` when nobody listens any more.
+async fn wait(news: &Sender<News>, pause: &mut Duration) -> Option<()> {
+    tokio::select! {
+        () = tokio::time::sleep(*pause) => {}
+        () = news.closed() => return None,
+    }
+    *pause = (*pause * 2).min(RETRY.1);
+    Some(())
+}

@@ -1,0 +1,100 @@
+//! When requests may be sent at all: one at a time, and ever less often, while the API server does not answer.
+
+use std::time::{Duration, Instant};
+
+/// Pauses after failures: doubled each time between these, a random half of it taken off.
+#[derive(Debug, Clone, Copy)]
+pub struct Pauses {
+    pub first: Duration,
+    pub longest: Duration,
+}
+
+/// After an answer that asks to come again, of one pod.
+pub const ANSWERED: Pauses = Pauses { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
+/// While nobody answers, of all.
+pub const SILENT: Pauses = Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
+
+/// Randomness that need not be good: it spreads retries.
+#[derive(Debug, Clone)]
+pub struct Jitter(u64);
+
+impl Jitter {
+    pub fn new(seed: u64) -> Self {
+        Jitter(seed | 1)
+    }
+
+    /// The pause after so many failures in a row (from 1).
+    pub fn pause(&mut self, pauses: Pauses, failures: u32) -> Duration {
+        let doubled = pauses.first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(pauses.longest);
+        // xorshift
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let part = u32::try_from(self.0 % 1024).unwrap_or(0);
+        doubled / 2 + doubled / 2 * part / 1024
+    }
+}
+
+/// Open while the server answers.
+#[derive(Debug, Default)]
+pub struct Gate {
+    failures: u32,
+    closed_until: Option<Instant>,
+}
+
+impl Gate {
+    /// Whether one more request may start beside so many others.
+    pub fn admits(&self, now: Instant, in_flight: usize, limit: usize) -> bool {
+        match self.closed_until {
+            None => in_flight < limit,
+            // A probe: the first to be answered opens the gate for the rest.
+            Some(until) => in_flight == 0 && now >= until,
+        }
+    }
+
+    /// When it may admit the next, if that is a matter of time.
+    pub fn opens_at(&self) -> Option<Instant> {
+        self.closed_until
+    }
+
+    /// An answer came, whatever it said.
+    pub fn answered(&mut self) -> bool {
+        let was_closed = self.closed_until.is_some();
+        *self = Gate::default();
+        was_closed
+    }
+
+    /// No answer came. True: this is the first time in a row.
+    pub fn silent(&mut self, now: Instant, jitter: &mut Jitter) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        self.closed_until = Some(now + jitter.pause(SILENT, self.failures));
+        self.failures == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let mut jitter = Jitter::new(7);
+        for (failures, most) in [(1, 200), (2, 400), (3, 800), (7, 10_000), (1000, 10_000)] {
+            let pause = jitter.pause(ANSWERED, failures);
+            let most = Duration::from_millis(most);
+            assert!(pause >= most / 2 && pause <= most, "{failures}: {pause:?}");
+        }
+    }
+
+    #[test]
+    fn one_probe_while_nobody_answers() {
+        let (mut gate, mut jitter, now) = (Gate::default(), Jitter::new(1), Instant::now());
+        assert!(gate.admits(now, 7, 8) && !gate.admits(now, 8, 8));
+        assert!(gate.silent(now, &mut jitter) && !gate.silent(now, &mut jitter));
+        assert!(!gate.admits(now, 0, 8));
+        let later = gate.opens_at().unwrap();
+        assert!(gate.admits(later, 0, 8) && !gate.admits(later, 1, 8));
+        assert!(gate.answered() && !gate.answered());
+        assert!(gate.admits(now, 7, 8));
+    }
+}

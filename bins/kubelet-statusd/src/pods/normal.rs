@@ -1,0 +1,172 @@
+//! One form for a PodStatus, whoever wrote it: Go's encoder, our own, or a person.
+//!
+//! A difference that the API server would not store must not look like one, or it is written again and again: nulls and
+//! empty lists say nothing, times have whole seconds, some objects are always there
+//! (upstream `pkg/kubelet/status/status_manager.go` normalizeStatus, and the types' `omitempty`).
+
+use serde_json::{Map, Value};
+
+/// A PodStatus as JSON.
+pub type Status = Map<String, Value>;
+
+/// All the messages of a pod's ended containers together, in bytes
+/// (upstream `pkg/kubelet/container/runtime.go` MaxPodTerminationMessageLogLength).
+const MESSAGES_BYTES: usize = 12 * 1024;
+
+/// The three lists of container statuses.
+pub const CONTAINER_LISTS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
+
+/// Strings that mean the same when empty and when absent.
+const OPTIONAL_TEXTS: [&str; 9] =
+    ["reason", "message", "phase", "podIP", "hostIP", "nominatedNodeName", "qosClass", "resize", "containerID"];
+
+/// Reads a status and brings it into the common form. `None`: it is no JSON object.
+pub fn parse(json: &[u8]) -> Option<Status> {
+    match serde_json::from_slice(json).ok()? {
+        Value::Object(status) => Some(normal(status)),
+        _ => None,
+    }
+}
+
+/// The common form.
+pub fn normal(mut status: Status) -> Status {
+    prune(&mut status);
+    if status.get("observedGeneration").is_some_and(|g| g == 0) {
+        status.remove("observedGeneration");
+    }
+    if let Some(time) = status.get_mut("startTime") {
+        whole_seconds(time);
+    }
+    for condition in objects(&mut status, "conditions") {
+        if condition.get("observedGeneration").is_some_and(|g| g == 0) {
+            condition.remove("observedGeneration");
+        }
+        for key in ["lastProbeTime", "lastTransitionTime"] {
+            if let Some(time) = condition.get_mut(key) {
+                whole_seconds(time);
+            }
+        }
+    }
+    let containers: usize = CONTAINER_LISTS.iter().map(|list| objects(&mut status, list).count()).sum();
+    let bytes_each = MESSAGES_BYTES / containers.max(1);
+    for list in CONTAINER_LISTS {
+        for container in objects(&mut status, list) {
+            for state in ["state", "lastState"] {
+                let state = container.entry(state).or_insert_with(|| Value::Object(Map::new()));
+                if let Value::Object(state) = state {
+                    container_state(state, bytes_each);
+                }
+            }
+        }
+    }
+    status
+}
+
+fn container_state(state: &mut Map<String, Value>, message_bytes: usize) {
+    for kind in ["running", "terminated"] {
+        let Some(Value::Object(of_kind)) = state.get_mut(kind) else { continue };
+        for key in ["startedAt", "finishedAt"] {
+            if let Some(time) = of_kind.get_mut(key) {
+                whole_seconds(time);
+            }
+        }
+        if kind == "terminated"
+            && let Some(Value::String(message)) = of_kind.get_mut("message")
+        {
+            message.truncate(floor_boundary(message, message_bytes));
+        }
+    }
+}
+
+/// The last place at or before `at` where a string may be cut.
+fn floor_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
+}
+
+/// The objects in a list of the status.
+pub fn objects<'a>(status: &'a mut Status, list: &str) -> impl Iterator<Item = &'a mut Map<String, Value>> {
+    let items = match status.get_mut(list) {
+        Some(Value::Array(items)) => items.as_mut_slice(),
+        _ => &mut [],
+    };
+    items.iter_mut().filter_map(Value::as_object_mut)
+}
+
+/// Drops what says nothing, at every depth; an empty object stays, it may mean something (`state`, `resources`).
+fn prune(map: &mut Map<String, Value>) {
+    map.retain(|key, value| match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::String(text) => !text.is_empty() || !OPTIONAL_TEXTS.contains(&key.as_str()),
+        _ => true,
+    });
+    for value in map.values_mut() {
+        prune_value(value);
+    }
+}
+
+fn prune_value(value: &mut Value) {
+    match value {
+        Value::Object(map) => prune(map),
+        Value::Array(items) => items.iter_mut().for_each(prune_value),
+        _ => {}
+    }
+}
+
+/// Cuts a time to the second; what is no time stays.
+fn whole_seconds(value: &mut Value) {
+    let Value::String(text) = value else { return };
+    if text.len() == "2006-01-02T15:04:05Z".len() && text.ends_with('Z') {
+        return;
+    }
+    if let Ok(time) = text.parse() {
+        *text = seconds(time);
+    }
+}
+
+/// A time as the API writes it.
+pub fn seconds(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn of(value: Value) -> Value {
+        Value::Object(parse(value.to_string().as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn what_the_server_would_not_keep_is_gone() {
+        let from_us = json!({"phase": "Running", "reason": "", "podIPs": [], "observedGeneration": 0,
+            "startTime": "2026-01-02T03:04:05.678901Z",
+            "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-01-02T05:04:05.9+02:00"}],
+            "containerStatuses": [{"name": "a", "imageID": "", "resources": {}, "state": {"running": {"startedAt": "2026-01-02T03:04:05.1Z"}}}]});
+        let from_go = json!({"phase": "Running", "startTime": "2026-01-02T03:04:05Z",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:04:05Z"}],
+            "containerStatuses": [{"name": "a", "imageID": "", "resources": {}, "lastState": {}, "state": {"running": {"startedAt": "2026-01-02T03:04:05Z"}}}]});
+        assert_eq!(of(from_us), from_go);
+        assert_eq!(of(from_go.clone()), from_go);
+    }
+
+    #[test]
+    fn messages_share_the_space_and_are_cut_between_characters() {
+        let long = "ä".repeat(10_000);
+        let ended = json!({"name": "a", "state": {"terminated": {"message": long}}, "lastState": {}});
+        let status = of(json!({"containerStatuses": [ended, ended], "initContainerStatuses": [ended]}));
+        for list in ["containerStatuses", "initContainerStatuses"] {
+            let message = status[list][0]["state"]["terminated"]["message"].as_str().unwrap();
+            assert_eq!(message.len(), 4096);
+        }
+    }
+
+    #[test]
+    fn nonsense_does_not_panic() {
+        assert!(parse(b"[]").is_none() && parse(b"{").is_none());
+        let odd =
+            json!({"conditions": [1, {"lastTransitionTime": 5}], "containerStatuses": {"a": 1}, "startTime": "noon"});
+        assert_eq!(of(odd.clone()), odd);
+    }
+}

@@ -1,0 +1,240 @@
+//! One request about a pod: how it is put, and what its answer means.
+
+use std::time::Duration;
+
+use http::{Method, Request, header};
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::copies::ApiCopy;
+
+/// A request that is not answered by then is not answered.
+pub const DEADLINE: Duration = Duration::from_secs(15);
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Strategic merge patch of the status. `minor`: it could have waited.
+    Patch {
+        body: Vec<u8>,
+        minor: bool,
+    },
+    /// The final DELETE of a pod.
+    DeletePod,
+    DeleteMirror,
+    /// DELETE of a mirror pod without a static pod.
+    DeleteOrphan,
+    Create {
+        body: Vec<u8>,
+    },
+    /// GET: it is not known what stands under the name.
+    Look,
+}
+
+impl Action {
+    /// For metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Action::Patch { .. } => "patch_status",
+            Action::DeletePod => "delete",
+            Action::DeleteMirror | Action::DeleteOrphan => "delete_mirror",
+            Action::Create { .. } => "create_mirror",
+            Action::Look => "get",
+        }
+    }
+}
+
+/// A request to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Uid of the pod as kubelet-syncd names it; empty for an orphaned mirror pod.
+    pub pod: String,
+    pub namespace: String,
+    pub name: String,
+    /// Uid of the API object.
+    pub target: String,
+    /// Of the wish that is written.
+    pub fingerprint: u64,
+    pub action: Action,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The object as it is now.
+    Object(ApiCopy),
+    /// It was deleted.
+    Done,
+    /// 404.
+    Missing,
+    /// 409: the uid is another's, the name is taken, or two wrote at once.
+    Conflict,
+    /// The server is there and wants to be asked again, perhaps not before some time.
+    Later(Option<Duration>),
+    /// The server says no, and would again.
+    Refused,
+    /// No answer: nothing is known of the effect.
+    Silent,
+}
+
+impl Outcome {
+    /// For metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Outcome::Object(_) | Outcome::Done => "ok",
+            Outcome::Missing => "not_found",
+            Outcome::Conflict => "conflict",
+            Outcome::Later(_) => "later",
+            Outcome::Refused => "refused",
+            Outcome::Silent => "no_answer",
+        }
+    }
+}
+
+/// A name that cannot be part of a path.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("{0:?} cannot be a name on the API server")]
+    Name(String),
+    #[error("request cannot be put")]
+    Http(#[from] http::Error),
+}
+
+/// The request for a job.
+///
+/// # Errors
+/// [`RequestError`].
+pub fn request(job: &Job) -> Result<Request<Vec<u8>>, RequestError> {
+    for name in [&job.namespace, &job.name] {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+        if name.is_empty() || name.starts_with('.') || !name.bytes().all(fits) {
+            return Err(RequestError::Name(name.clone()));
+        }
+    }
+    let pods = format!("/api/v1/namespaces/{}/pods", job.namespace);
+    let pod = format!("{pods}/{}", job.name);
+    let json = |method: Method, path: String, kind: &str, body: Vec<u8>| {
+        Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind).body(body)
+    };
+    Ok(match &job.action {
+        Action::Patch { body, .. } => {
+            json(Method::PATCH, format!("{pod}/status"), "application/strategic-merge-patch+json", body.clone())?
+        }
+        Action::DeletePod | Action::DeleteMirror | Action::DeleteOrphan => {
+            let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
+                "preconditions": {"uid": job.target}});
+            json(Method::DELETE, pod, "application/json", options.to_string().into_bytes())?
+        }
+        Action::Create { body } => json(Method::POST, pods, "application/json", body.clone())?,
+        Action::Look => Request::get(pod).body(Vec::new())?,
+    })
+}
+
+/// Sends it and waits for the answer, for [`DEADLINE`] at most.
+pub async fn send(client: &Client, job: &Job) -> Outcome {
+    let request = match request(job) {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::warn!(pod = %job.pod, %error, "request is not sent");
+            return Outcome::Refused;
+        }
+    };
+    let answer = tokio::time::timeout(DEADLINE, client.request_text(request)).await;
+    let outcome = match &answer {
+        Ok(answer) => outcome(&job.action, answer),
+        Err(_) => Outcome::Silent,
+    };
+    if let Ok(Err(error)) = &answer
+        && !matches!(outcome, Outcome::Missing | Outcome::Conflict)
+    {
+        tracing::warn!(pod = %job.pod, name = %job.name, namespace = %job.namespace, action = job.action.name(), %error,
+            "API server did not take it");
+    }
+    outcome
+}
+
+/// What an answer means.
+pub fn outcome(action: &Action, answer: &Result<String, kube::Error>) -> Outcome {
+    let is_delete = matches!(action, Action::DeletePod | Action::DeleteMirror | Action::DeleteOrphan);
+    match answer {
+        // The answer to a DELETE shows the pod as it was; only a finalizer keeps it.
+        Ok(text) if is_delete && !has_finalizers(text) => Outcome::Done,
+        Ok(text) => match ApiCopy::answered(text.as_bytes()) {
+            Some(copy) => Outcome::Object(copy),
+            None => Outcome::Later(None),
+        },
+        Err(kube::Error::Api(status)) => refusal(status),
+        Err(_) => Outcome::Silent,
+    }
+}
+
+fn refusal(status: &kube::core::Status) -> Outcome {
+    let after = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds)).filter(|s| *s > 0);
+    let after = after.map(|seconds| Duration::from_secs(seconds.min(300)));
+    match status.code {
+        404 => Outcome::Missing,
+        409 => Outcome::Conflict,
+        // A proxy without anybody behind it.
+        502..=504 if after.is_none() => Outcome::Silent,
+        401 | 408 | 429 | 500.. => Outcome::Later(after),
+        _ => Outcome::Refused,
+    }
+}
+
+fn has_finalizers(text: &str) -> bool {
+    let answer: Value = serde_json::from_str(text).unwrap_or_default();
+    answer["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(action: Action) -> Job {
+        Job { pod: "u".into(), namespace: "d".into(), name: "p".into(), target: "u".into(), fingerprint: 0, action }
+    }
+
+    #[test]
+    fn requests_are_upstreams() {
+        let patch = request(&job(Action::Patch { body: b"{}".to_vec(), minor: false })).unwrap();
+        assert_eq!((patch.method().as_str(), patch.uri().path()), ("PATCH", "/api/v1/namespaces/d/pods/p/status"));
+        assert_eq!(patch.headers()["content-type"], "application/strategic-merge-patch+json");
+        let delete = request(&job(Action::DeletePod)).unwrap();
+        let body: Value = serde_json::from_slice(delete.body()).unwrap();
+        assert_eq!((delete.method().as_str(), delete.uri().path()), ("DELETE", "/api/v1/namespaces/d/pods/p"));
+        assert_eq!((&body["gracePeriodSeconds"], &body["preconditions"]["uid"]), (&json!(0), &json!("u")));
+        let create = request(&job(Action::Create { body: b"{}".to_vec() })).unwrap();
+        assert_eq!((create.method().as_str(), create.uri().path()), ("POST", "/api/v1/namespaces/d/pods"));
+        assert_eq!(request(&job(Action::Look)).unwrap().method(), Method::GET);
+    }
+
+    #[test]
+    fn a_name_is_no_path() {
+        for name in ["", "../x", "a/b", "a?b", "a%2f", ".."] {
+            assert!(request(&Job { name: name.into(), ..job(Action::Look) }).is_err(), "{name}");
+            assert!(request(&Job { namespace: name.into(), ..job(Action::Look) }).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn answers_mean_what_they_say() {
+        let failed = |code: u16, after: u32| {
+            let answer = json!({"status": "Failure", "code": code, "details": {"retryAfterSeconds": after}});
+            let status: kube::core::Status = serde_json::from_value(answer).unwrap();
+            outcome(&Action::Look, &Err(kube::Error::Api(status.boxed())))
+        };
+        assert_eq!(failed(404, 0), Outcome::Missing);
+        assert_eq!(failed(409, 0), Outcome::Conflict);
+        assert_eq!(failed(429, 7), Outcome::Later(Some(Duration::from_secs(7))));
+        assert_eq!(failed(500, 0), Outcome::Later(None));
+        assert_eq!(failed(503, 0), Outcome::Silent);
+        assert_eq!(failed(503, 2), Outcome::Later(Some(Duration::from_secs(2))));
+        assert_eq!(failed(403, 0), Outcome::Refused);
+        let pod = r#"{"kind":"Pod","metadata":{"uid":"u","resourceVersion":"1"},"status":{}}"#;
+        assert!(matches!(outcome(&Action::Look, &Ok(pod.into())), Outcome::Object(_)));
+        assert_eq!(outcome(&Action::DeletePod, &Ok(pod.into())), Outcome::Done);
+        let held = r#"{"kind":"Pod","metadata":{"uid":"u","finalizers":["x"]},"status":{}}"#;
+        assert!(matches!(outcome(&Action::DeletePod, &Ok(held.into())), Outcome::Object(_)));
+        assert_eq!(outcome(&Action::Look, &Ok("<html>".into())), Outcome::Later(None));
+    }
+}
