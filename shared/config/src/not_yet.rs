@@ -45,8 +45,6 @@ const FIELDS: &[&str] = &[
     "enableProfilingHandler",
     "enableDebugFlagsHandler",
     "enableSystemLogHandler",
-    "eventRecordQPS",
-    "eventBurst",
     "enableContentionProfiling",
     "enableSystemLogQuery",
     "contentType",
