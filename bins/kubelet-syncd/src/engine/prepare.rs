@@ -8,24 +8,30 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::node::Prepared;
 use super::view;
-use super::work::{FAILED, One, Step, Stop};
+use super::work::{One, Step, Stop};
 use crate::pod_workers::Retry;
 use crate::runtime::events::EventType;
+use crate::runtime::named_objects::{self, NamedObjects};
+use crate::runtime::node_facts::NodeFacts;
 use crate::runtime::resources::{pod_cgroup_resources, qos_class};
-use crate::volumes;
+use crate::volnetd::Volnetd;
+use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
 
+/// Of the volumes whose files come from the API, those of a pod that is prepared are looked at in every sync: that is
+/// how a change gets into a running pod.
 impl One {
     /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
     pub(super) async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
         self.wait(self.node.safe_from_prune(&self.uid)).await?;
         let epoch = self.volnetd().await?;
-        if let Some(prepared) = self.node.prepared(&self.uid, pod, epoch) {
-            return Ok(prepared);
-        }
-        self.why("prepares cgroup, folders and volumes");
-        let resources = pod_cgroup_resources(pod, &self.node.facts());
+        let facts = self.node.facts();
+        let resources = pod_cgroup_resources(pod, &facts);
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
+        if let Some(prepared) = self.node.prepared(&self.uid, pod, epoch) {
+            return self.refresh(pod, &facts, &plans, prepared).await;
+        }
+        self.why("prepares cgroup, folders and volumes");
         let volnetd = &self.node.volnetd;
         let (cgroup, folders, outcomes) = tokio::join!(
             volnetd.ensure_pod(
@@ -37,7 +43,10 @@ impl One {
                 },
             ),
             volnetd.prepare_pod(&self.context, api::PreparePodRequest { pod_uid: self.uid.to_string() }),
-            volumes::set_up(volnetd, &self.context, &self.uid, plans),
+            async {
+                let objects = self.objects_of(pod, &plans).await?;
+                Ok::<_, Stop>(self.maker(pod, &facts, &objects).set_up(plans).await)
+            },
         );
         let cgroup = match cgroup {
             Ok(cgroup) => cgroup,
@@ -52,30 +61,86 @@ impl One {
         if let Err(error) = folders {
             return Err(self.volnetd_failed("making the pod's folders", &error));
         }
+        let outcomes = outcomes?;
         view::volumes(&self.node, &self.uid, &outcomes);
         self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
-        let failures: Vec<String> =
-            outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err().map(ToString::to_string)).collect();
-        if !failures.is_empty() {
-            let transient =
-                outcomes.iter().all(|(_, o)| o.as_ref().err().is_none_or(volumes::VolumeError::is_transient));
-            self.why(format!("waits for its volumes: {}", failures.join("; ")));
-            if transient {
-                return Err(Stop::Retry(Retry::PeerAway));
-            }
-            for error in outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()) {
-                self.event(pod, EventType::Warning, "FailedMount", error.event_message());
-            }
-            return Err(FAILED);
+        if outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
+            return Err(self.volumes_failed(pod, &outcomes));
         }
+        self.node.volumes_ready(&self.uid);
         let prepared = Prepared {
             epoch,
             pod: pod.clone(),
             cgroup_parent: cgroup.cgroup_parent,
-            volumes: volumes::set_up::mounted(&outcomes),
+            volumes: set_up::mounted(&outcomes),
+            contents: set_up::hashes(&outcomes),
         };
         self.node.set_prepared(&self.uid, prepared.clone());
         Ok(prepared)
+    }
+
+    /// Puts the files that have changed. What cannot be had now leaves the pod with what it has.
+    async fn refresh(
+        &self,
+        pod: &Arc<Pod>,
+        facts: &NodeFacts,
+        plans: &[VolumePlan],
+        mut prepared: Prepared,
+    ) -> Step<Prepared> {
+        if prepared.contents.is_empty() {
+            return Ok(prepared);
+        }
+        let objects = self.objects_of(pod, plans).await?;
+        let before = prepared.contents.clone();
+        let errors = self.maker(pod, facts, &objects).refresh(plans, &mut prepared.contents).await;
+        if prepared.contents != before {
+            self.node.set_prepared(&self.uid, prepared.clone());
+        }
+        for error in errors {
+            if error.is_transient() {
+                tracing::debug!(error = &error as &dyn std::error::Error, "files of a volume stay as they are for now");
+            } else {
+                self.event(pod, EventType::Warning, "FailedMount", error.event_message());
+            }
+        }
+        Ok(prepared)
+    }
+
+    async fn objects_of(&self, pod: &Pod, plans: &[VolumePlan]) -> Step<NamedObjects> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        self.wait(named_objects::fetch(&*self.node.objects, namespace, set_up::wanted(plans))).await
+    }
+
+    fn maker<'a>(&'a self, pod: &'a Pod, facts: &'a NodeFacts, objects: &'a NamedObjects) -> Maker<'a, Volnetd> {
+        let (verbs, context, uid) = (&self.node.volnetd, &self.context, &self.uid);
+        Maker { verbs, context, uid, pod, facts, objects }
+    }
+
+    /// Says what is missing, where that is news, and when to try again.
+    fn volumes_failed(&self, pod: &Pod, outcomes: &set_up::Outcomes) -> Stop {
+        let failed: Vec<(&VolumePlan, &VolumeError)> =
+            outcomes.iter().filter_map(|(plan, outcome)| Some((plan, outcome.as_ref().err()?))).collect();
+        let texts: Vec<String> = failed.iter().map(|(_, error)| error.to_string()).collect();
+        self.why(format!("waits for its volumes: {}", texts.join("; ")));
+        let reasons: Vec<String> =
+            failed.iter().filter(|(_, e)| !e.is_transient()).map(|(_, e)| e.event_message()).collect();
+        if reasons.is_empty() {
+            return Stop::Retry(Retry::PeerAway);
+        }
+        let verdict = self.node.volumes_failed(&self.uid, &reasons);
+        if verdict.say {
+            reasons.into_iter().for_each(|reason| self.event(pod, EventType::Warning, "FailedMount", reason));
+        }
+        if verdict.impatient {
+            let names: Vec<&str> = failed.iter().map(|(plan, _)| plan.name.as_str()).collect();
+            let message = format!(
+                "Unable to attach or mount volumes: unmounted volumes=[{}], unattached volumes=[], failed to process \
+                 volumes=[]: context deadline exceeded",
+                names.join(" ")
+            );
+            self.event(pod, EventType::Warning, "FailedMount", message);
+        }
+        Stop::Retry(Retry::Failed { back_off: Some(verdict.wait) })
     }
 }
 

@@ -172,7 +172,7 @@ mod tests {
                 handler("", false),
                 v1::RuntimeHandler { name: "gvisor".into(), features: None },
             ],
-            features: Some(v1::RuntimeFeatures { supplemental_groups_policy: true }),
+            features: Some(v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
             ..Default::default()
         };
         let health = RuntimeHealth::of(&status);

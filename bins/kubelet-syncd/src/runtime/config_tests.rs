@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::runtime::dns::ResolvConf;
+use crate::runtime::env::{Inputs, Services, environment};
+use crate::runtime::named_objects::NamedObjects;
 use crate::runtime::node_facts::HostFacts;
 use crate::runtime::podspec::containers;
-use crate::runtime::sandbox_config::{SandboxConfigError, sandbox_plan};
+use crate::runtime::sandbox_config::sandbox_plan;
 
 const UID: &str = "45bbbc9d-d0f2-4f05-b523-456180a33b77";
 const IMAGE: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
@@ -57,16 +59,30 @@ fn try_container(
 ) -> Result<v1::ContainerConfig, ContainerConfigError> {
     let identity = PodIdentity::of(pod).unwrap();
     let user = ImageUser { uid: Some(0), username: String::new() };
-    let volume = |path: &str| MountedVolume { host_path: path.into(), read_only: false };
-    let volumes = BTreeMap::from([("v".to_owned(), volume("/pods/volumes/kubernetes.io~empty-dir/v"))]);
+    let volume = |plugin, read_only| MountedVolume {
+        host_path: format!("/pods/volumes/kubernetes.io~{plugin}/v").into(),
+        read_only,
+        managed: true,
+        root: VolumeRoot::Plugin("kubernetes.io/x"),
+    };
+    let host =
+        MountedVolume { host_path: "/host".into(), read_only: false, managed: false, root: VolumeRoot::HostPath };
+    let volumes = BTreeMap::from([
+        ("v".to_owned(), volume("empty-dir", false)),
+        ("config".to_owned(), volume("configmap", true)),
+        ("host".to_owned(), host),
+    ]);
     let ips = ["10.88.3.78".parse().unwrap()];
+    let objects = NamedObjects::default();
+    let inputs = Inputs { pod_ips: &ips, services: Services::default(), objects: &objects };
+    let environment = environment(pod, &containers(pod)[index], inputs, &facts())?;
     let mut instance = Instance {
         restart_count: 0,
         image_ref: IMAGE_REF,
         image_user: &user,
-        pod_ips: &ips,
         volumes: &volumes,
-        services: Services::default(),
+        environment: &environment,
+        sub_paths: &BTreeMap::new(),
         etc_hosts: Some(Path::new("/pods/etc-hosts")),
         termination_file: Some(Path::new("/pods/containers/main/13d0088e")),
         target: None,
@@ -448,7 +464,11 @@ fn refusals_name_the_cause() {
         }
         serde_json::json!({"volumeMounts": [m]})
     };
-    assert!(refused(none(), mount(serde_json::json!({"subPath": "a"}))).contains("subPath"));
+    assert_eq!(
+        refused(none(), mount(serde_json::json!({"subPath": "a"}))),
+        "failed to prepare subPath for volumeMount \"v\" of container \"main\""
+    );
+    assert_eq!(refused(none(), mount(serde_json::json!({"subPathExpr": "$(NONE)"}))), "missing value for NONE");
     assert!(refused(none(), mount(serde_json::json!({"name": "gone"}))).contains("cannot find volume \"gone\""));
     assert!(refused(none(), mount(serde_json::json!({"mountPropagation": "X"}))).contains("MountPropagation"));
     assert!(
@@ -462,13 +482,38 @@ fn refusals_name_the_cause() {
             .contains("volumeDevices")
     );
     assert!(
-        refused(none(), serde_json::json!({"envFrom": [{"secretRef": {"name": "s"}}]})).contains("secret golden/s")
-    );
-    assert!(
         refused(none(), serde_json::json!({"securityContext": {"runAsNonRoot": true}})).contains("will run as root")
     );
-    let class = pod(serde_json::json!({"runtimeClassName": "gvisor"}), none());
-    let identity = PodIdentity::of(&class).unwrap();
-    let error = sandbox_plan(&class, &identity, 0, "/x", &ResolvConf::default(), &facts()).unwrap_err();
-    assert!(matches!(error, SandboxConfigError::RuntimeClass(_)));
+}
+
+#[test]
+fn parts_of_volumes_and_volumes_that_are_read_only() {
+    let p = pod(
+        none(),
+        serde_json::json!({"env": [{"name": "A", "value": "one"}], "volumeMounts": [
+            {"name": "v", "mountPath": "/v"},
+            {"name": "v", "mountPath": "/part", "subPath": "a"},
+            {"name": "config", "mountPath": "/config"},
+            {"name": "config", "mountPath": "/file", "subPathExpr": "$(A)", "readOnly": true},
+            {"name": "host", "mountPath": "/h"}]}),
+    );
+    let resolved = BTreeMap::from([(1, PathBuf::from("/pods/volume-subpaths/v/main/1")), (3, "/sub/3".into())]);
+    let config = try_container(&p, 0, |i| i.sub_paths = Box::leak(Box::new(resolved.clone()))).unwrap();
+    let mount = |container_path: &str, host_path: &str, readonly| v1::Mount {
+        container_path: container_path.into(),
+        host_path: host_path.into(),
+        readonly,
+        ..Default::default()
+    };
+    let expected = [
+        mount("/v", "/pods/volumes/kubernetes.io~empty-dir/v", false),
+        mount("/part", "/pods/volume-subpaths/v/main/1", false),
+        mount("/config", "/pods/volumes/kubernetes.io~configmap/v", true),
+        mount("/file", "/sub/3", true),
+        mount("/h", "/host", false),
+        mount("/etc/hosts", "/pods/etc-hosts", false),
+        mount("/dev/termination-log", "/pods/containers/main/13d0088e", false),
+    ];
+    assert_eq!(config.mounts, expected);
+    assert_eq!(config.envs, [v1::KeyValue { key: "A".into(), value: b"one".to_vec() }]);
 }

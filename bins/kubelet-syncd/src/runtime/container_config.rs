@@ -1,19 +1,19 @@
 //! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 
-use super::env::{EnvError, Services, environment, expand_command};
+use super::env::{EnvError, Environment, expand_command};
 use super::labels::{container_annotations, container_labels};
 use super::names::container_log_path;
 use super::node_facts::NodeFacts;
 use super::podspec::{PodIdentity, image};
 use super::resources::container_resources;
 use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
+use super::sub_paths::{SubPath, SubPathError, sub_paths};
 
 /// Why a container cannot be described; the text is the message of `CreateContainerConfigError`.
 #[derive(Debug, thiserror::Error)]
@@ -24,8 +24,11 @@ pub enum ContainerConfigError {
     Environment(#[from] EnvError),
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     NoVolume { volume: String, container: String },
-    #[error("volume mount {mount:?} of container {container:?} uses {feature}, which is not supported yet")]
-    LaterFeature { mount: String, container: String, feature: &'static str },
+    #[error(transparent)]
+    SubPath(#[from] SubPathError),
+    /// Why is in the log only: it could tell about the host's files.
+    #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
+    SubPathNotPrepared { mount: String, container: String },
     #[error("container {container:?} uses {feature}, which is not supported yet")]
     LaterContainerFeature { container: String, feature: &'static str },
     #[error("invalid MountPropagation mode: {0:?}")]
@@ -36,12 +39,35 @@ pub enum ContainerConfigError {
     NoTarget(String),
 }
 
+impl ContainerConfigError {
+    pub(super) fn sub_path(container: &Container, volume: &str) -> Self {
+        ContainerConfigError::SubPathNotPrepared { mount: volume.to_owned(), container: container.name.clone() }
+    }
+
+    /// Somebody has not answered yet: nothing is known to be wrong with the pod.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, ContainerConfigError::Environment(error) if error.is_transient())
+    }
+}
+
+/// Where the files of a volume are, for whoever looks for a part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeRoot {
+    /// Below the pod's own folder, by upstream's plugin name (`kubernetes.io/empty-dir`).
+    Plugin(&'static str),
+    /// The host's own.
+    HostPath,
+}
+
 /// A volume that is ready, as the volume manager gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
     pub host_path: PathBuf,
     /// The volume itself only exists read-only.
     pub read_only: bool,
+    /// The node made it: where SELinux is on, the runtime labels it for the container.
+    pub managed: bool,
+    pub root: VolumeRoot,
 }
 
 /// Ready volumes by name.
@@ -54,10 +80,12 @@ pub struct Instance<'a> {
     /// Reference by which the runtime knows the image.
     pub image_ref: &'a str,
     pub image_user: &'a ImageUser,
-    /// Primary first.
-    pub pod_ips: &'a [IpAddr],
     pub volumes: &'a MountedVolumes,
-    pub services: Services<'a>,
+    /// [`super::env::environment`] of this container.
+    pub environment: &'a Environment,
+    /// Where the parts of volumes are that are mounted by `subPath`, by the mount's place among `volumeMounts`. None
+    /// yet while [`check`] looks.
+    pub sub_paths: &'a BTreeMap<usize, PathBuf>,
     /// The pod's hosts file, if it has one.
     pub etc_hosts: Option<&'a Path>,
     /// The file for this instance's termination message, if it has one.
@@ -72,19 +100,22 @@ pub fn wants_etc_hosts(container: &Container) -> bool {
 }
 
 /// Everything that can be refused before anything is created for the instance: features of later issues, volumes,
-/// environment, users. [`container_config`] checks the same; this saves the files that a refused start would leave.
+/// users. [`container_config`] checks the same; this saves the files that a refused start would leave. Answers the
+/// parts of volumes that are to be prepared.
 pub fn check(
     pod: &Pod,
     identity: &PodIdentity,
     container: &Container,
     instance: &Instance<'_>,
     facts: &NodeFacts,
-) -> Result<(), ContainerConfigError> {
+) -> Result<Vec<SubPath>, ContainerConfigError> {
+    let parts = sub_paths(container, instance.environment)?;
+    let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
+    mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
-    mounts(container, instance, facts)?;
-    environment(pod, container, instance.pod_ips, instance.services, facts)?;
+    expand_command(container, instance.environment)?;
     container_security_context(pod, container, instance.image_user, instance.target, facts, &[])?;
-    Ok(())
+    Ok(parts)
 }
 
 /// Describes one instance of a container.
@@ -96,8 +127,7 @@ pub fn container_config(
     facts: &NodeFacts,
 ) -> Result<v1::ContainerConfig, ContainerConfigError> {
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
-    let environment = environment(pod, container, instance.pod_ips, instance.services, facts)?;
-    let (command, args) = expand_command(container, &environment);
+    let (command, args) = expand_command(container, instance.environment)?;
     Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: instance.restart_count }),
         image: Some(v1::ImageSpec {
@@ -108,7 +138,7 @@ pub fn container_config(
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: environment.into_iter().map(|(key, value)| v1::KeyValue { key, value: value.into_bytes() }).collect(),
+        envs: instance.environment.iter().cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
         mounts: mounts(container, instance, facts)?,
         labels: container_labels(container, identity),
         annotations: container_annotations(container, pod, instance.restart_count),
@@ -145,8 +175,14 @@ fn mounts(
         return Err(later("resources.claims (dynamic resource allocation)"));
     }
     let mut mounts = Vec::new();
-    for mount in container.volume_mounts.iter().flatten() {
-        mounts.push(volume_mount(container, mount, instance.volumes, facts)?);
+    let parts: BTreeSet<usize> = sub_paths(container, instance.environment)?.iter().map(|part| part.index).collect();
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        let part = match (parts.contains(&index), instance.sub_paths.get(&index)) {
+            (false, _) => None,
+            (true, Some(path)) => Some(path),
+            (true, None) => return Err(ContainerConfigError::sub_path(container, &mount.name)),
+        };
+        mounts.push(volume_mount(container, mount, part, instance.volumes, facts)?);
     }
     let path_text = |path: &Path| path.to_string_lossy().into_owned();
     if let Some(file) = instance.etc_hosts.filter(|_| wants_etc_hosts(container)) {
@@ -176,16 +212,10 @@ fn absolute(path: &str) -> String {
 fn volume_mount(
     container: &Container,
     mount: &VolumeMount,
+    part: Option<&PathBuf>,
     volumes: &MountedVolumes,
     facts: &NodeFacts,
 ) -> Result<v1::Mount, ContainerConfigError> {
-    let set = |value: &Option<String>| value.as_ref().is_some_and(|v| !v.is_empty());
-    for (used, feature) in [(set(&mount.sub_path), "subPath"), (set(&mount.sub_path_expr), "subPathExpr")] {
-        if used {
-            let (mount, container) = (mount.name.clone(), container.name.clone());
-            return Err(ContainerConfigError::LaterFeature { mount, container, feature });
-        }
-    }
     let volume = volumes.get(&mount.name).ok_or_else(|| ContainerConfigError::NoVolume {
         volume: mount.name.clone(),
         container: container.name.clone(),
@@ -198,7 +228,8 @@ fn volume_mount(
     };
     Ok(v1::Mount {
         container_path: absolute(&mount.mount_path),
-        host_path: volume.host_path.to_string_lossy().into_owned(),
+        host_path: part.unwrap_or(&volume.host_path).to_string_lossy().into_owned(),
+        selinux_relabel: volume.managed && facts.host.selinux_enabled,
         readonly: mount.read_only == Some(true) || volume.read_only,
         propagation: propagation.into(),
         recursive_read_only: recursive_read_only(mount, facts.recursive_read_only_mounts)

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
 
+use super::downward::{DownwardError, variable_field, variable_resource};
+use super::named_objects::{LookupError, NamedObjects, Wanted};
 use super::node_facts::NodeFacts;
-use super::podspec::{self, is_static};
-use super::resources::amounts;
+use super::podspec::is_static;
 
 /// Why an environment cannot be made; becomes the message of `CreateContainerConfigError`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,20 +19,28 @@ pub enum EnvError {
     NoServiceLinks,
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotRead,
-    #[error("couldn't get {kind} {namespace}/{name}, no kubeClient defined")]
-    NeedsApi { kind: &'static str, namespace: String, name: String },
+    #[error(transparent)]
+    Object(#[from] LookupError),
+    /// `kind` as upstream writes it here: `ConfigMap`, `Secret`.
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    NoKey { kind: &'static str, key: String, namespace: String, name: String },
     #[error("env {variable:?} uses fileKeyRef, which is not supported yet")]
     FileKeyRef { variable: String },
-    #[error("unsupported fieldPath: {0}")]
-    FieldPath(String),
-    #[error("host IP unknown; known addresses: []")]
-    HostIpUnknown,
-    #[error("unsupported container resource : {0}")]
-    Resource(String),
-    #[error("container {0} not found")]
-    NoSuchContainer(String),
-    #[error("divisor {0:?} of resource {1} is not a quantity")]
-    Divisor(String, String),
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+    #[error("{0:?} is not valid UTF-8 once its variables are put in")]
+    NotText(String),
+}
+
+impl EnvError {
+    /// Somebody has not answered yet: nothing is known to be wrong with the pod.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            EnvError::ServicesNotRead => true,
+            EnvError::Object(error) => error.is_transient(),
+            _ => false,
+        }
+    }
 }
 
 /// A service as far as variables need it.
@@ -60,57 +68,66 @@ pub struct Services<'a> {
     pub synced: bool,
 }
 
-/// Name and value, in the order in which they go to the runtime.
-pub type Environment = Vec<(String, String)>;
+/// Name and value, in the order in which they go to the runtime. A secret's value may be any bytes.
+pub type Environment = Vec<(String, Vec<u8>)>;
 
-/// The whole environment of a container. `pod_ips`: primary first, at most one of each family.
+/// What an environment is made of besides the pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Primary first, at most one of each family.
+    pub pod_ips: &'a [IpAddr],
+    pub services: Services<'a>,
+    /// At least what [`wanted`] names.
+    pub objects: &'a NamedObjects,
+}
+
+/// The objects that a container's environment names.
+pub fn wanted(container: &Container) -> Wanted {
+    let mut wanted = Wanted::default();
+    for from in container.env_from.iter().flatten() {
+        wanted.config_maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
+        wanted.secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
+    }
+    let computed = container.env.iter().flatten().filter(|v| v.value.as_deref().unwrap_or("").is_empty());
+    for source in computed.filter_map(|v| v.value_from.as_ref()) {
+        wanted.config_maps.extend(source.config_map_key_ref.iter().map(|r| r.name.clone()));
+        wanted.secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
+    }
+    wanted
+}
+
+/// The whole environment of a container.
 pub fn environment(
     pod: &Pod,
     container: &Container,
-    pod_ips: &[IpAddr],
-    services: Services<'_>,
+    inputs: Inputs<'_>,
     facts: &NodeFacts,
 ) -> Result<Environment, EnvError> {
     let links = pod.spec.as_ref().and_then(|s| s.enable_service_links).ok_or(EnvError::NoServiceLinks)?;
-    if !is_static(pod) && !services.synced {
+    if !is_static(pod) && !inputs.services.synced {
         return Err(EnvError::ServicesNotRead);
     }
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let service_variables = service_variables(services.known, namespace, links);
-    let needs_api =
-        |kind, name: &str| EnvError::NeedsApi { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+    let service_variables = service_variables(inputs.services.known, namespace, links);
+    let mut result = Environment::new();
     for from in container.env_from.iter().flatten() {
-        if let Some(source) = &from.config_map_ref {
-            return Err(needs_api("configMap", &source.name));
-        }
-        if let Some(source) = &from.secret_ref {
-            return Err(needs_api("secret", &source.name));
+        for (key, value) in values_of(from, inputs.objects)? {
+            set(&mut result, format!("{}{key}", from.prefix.as_deref().unwrap_or("")), value);
         }
     }
-    let mut result = Environment::new();
     for variable in container.env.iter().flatten() {
         let literal = variable.value.as_deref().unwrap_or("");
         let value = if !literal.is_empty() {
-            expand(literal, |name| lookup(&result, name).or_else(|| lookup(&service_variables, name)))
+            Some(expand(literal, |name| lookup(&result, name).or_else(|| lookup(&service_variables, name))))
         } else if let Some(source) = &variable.value_from {
-            match source {
-                EnvVarSource { field_ref: Some(field), .. } => field_value(field, pod, pod_ips, facts)?,
-                EnvVarSource { resource_field_ref: Some(resource), .. } => {
-                    resource_value(resource, pod, container, facts)?
-                }
-                EnvVarSource { config_map_key_ref: Some(key), .. } => return Err(needs_api("configMap", &key.name)),
-                EnvVarSource { secret_key_ref: Some(key), .. } => return Err(needs_api("secret", &key.name)),
-                EnvVarSource { file_key_ref: Some(_), .. } => {
-                    return Err(EnvError::FileKeyRef { variable: variable.name.clone() });
-                }
-                _ => String::new(),
-            }
+            let known = Known { pod, container, namespace, inputs, facts };
+            known.value(&variable.name, source)?
         } else {
-            String::new()
+            Some(Vec::new())
         };
-        match result.iter_mut().find(|(name, _)| *name == variable.name) {
-            Some((_, old)) => *old = value,
-            None => result.push((variable.name.clone(), value)),
+        // What is optional and absent leaves what envFrom may have set.
+        if let Some(value) = value {
+            set(&mut result, variable.name.clone(), value);
         }
     }
     for (name, value) in service_variables {
@@ -121,127 +138,147 @@ pub fn environment(
     Ok(result)
 }
 
-fn lookup<'a>(environment: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    environment.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+/// Keys and values of one `envFrom`, by key; none of an optional source that does not exist.
+fn values_of(from: &EnvFromSource, objects: &NamedObjects) -> Result<BTreeMap<String, Vec<u8>>, EnvError> {
+    if let Some(source) = &from.config_map_ref {
+        return match objects.config_map(&source.name) {
+            Ok(map) => Ok(map.data.iter().flatten().map(|(k, v)| (k.clone(), v.clone().into_bytes())).collect()),
+            Err(error) => none_if_optional(error, source.optional),
+        };
+    }
+    if let Some(source) = &from.secret_ref {
+        return match objects.secret(&source.name) {
+            Ok(secret) => Ok(secret.data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone())).collect()),
+            Err(error) => none_if_optional(error, source.optional),
+        };
+    }
+    Ok(BTreeMap::new())
+}
+
+/// Only an object that is known not to exist may be missed.
+fn none_if_optional<T: Default>(error: LookupError, optional: Option<bool>) -> Result<T, EnvError> {
+    match error {
+        LookupError::NotFound { .. } if optional == Some(true) => Ok(T::default()),
+        error => Err(error.into()),
+    }
+}
+
+/// What a `valueFrom` is looked up in.
+struct Known<'a> {
+    pod: &'a Pod,
+    container: &'a Container,
+    namespace: &'a str,
+    inputs: Inputs<'a>,
+    facts: &'a NodeFacts,
+}
+
+impl Known<'_> {
+    /// None: it is optional and absent.
+    fn value(&self, variable: &str, source: &EnvVarSource) -> Result<Option<Vec<u8>>, EnvError> {
+        let objects = self.inputs.objects;
+        Ok(match source {
+            EnvVarSource { field_ref: Some(field), .. } => {
+                Some(variable_field(self.pod, &field.field_path, self.inputs.pod_ips, self.facts)?.into_bytes())
+            }
+            EnvVarSource { resource_field_ref: Some(resource), .. } => {
+                Some(variable_resource(resource, self.pod, self.container, self.facts)?.into_bytes())
+            }
+            EnvVarSource { config_map_key_ref: Some(key), .. } => {
+                let map = match objects.config_map(&key.name) {
+                    Ok(map) => map,
+                    Err(error) => return none_if_optional(error, key.optional),
+                };
+                let value = map.data.as_ref().and_then(|d| d.get(&key.key)).map(|text| text.clone().into_bytes());
+                self.or_no_key(value, "ConfigMap", &key.name, &key.key, key.optional)?
+            }
+            EnvVarSource { secret_key_ref: Some(key), .. } => {
+                let secret = match objects.secret(&key.name) {
+                    Ok(secret) => secret,
+                    Err(error) => return none_if_optional(error, key.optional),
+                };
+                let value = secret.data.as_ref().and_then(|d| d.get(&key.key)).map(|bytes| bytes.0.clone());
+                self.or_no_key(value, "Secret", &key.name, &key.key, key.optional)?
+            }
+            EnvVarSource { file_key_ref: Some(_), .. } => {
+                return Err(EnvError::FileKeyRef { variable: variable.to_owned() });
+            }
+            _ => Some(Vec::new()),
+        })
+    }
+
+    fn or_no_key(
+        &self,
+        value: Option<Vec<u8>>,
+        kind: &'static str,
+        name: &str,
+        key: &str,
+        optional: Option<bool>,
+    ) -> Result<Option<Vec<u8>>, EnvError> {
+        if value.is_some() || optional == Some(true) {
+            return Ok(value);
+        }
+        let (namespace, name, key) = (self.namespace.to_owned(), name.to_owned(), key.to_owned());
+        Err(EnvError::NoKey { kind, key, namespace, name })
+    }
+}
+
+/// A name that is there already keeps its place.
+fn set(environment: &mut Environment, name: String, value: Vec<u8>) {
+    match environment.iter_mut().find(|(n, _)| *n == name) {
+        Some((_, old)) => *old = value,
+        None => environment.push((name, value)),
+    }
+}
+
+pub(super) fn lookup<'a>(environment: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a [u8]> {
+    environment.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_slice())
 }
 
 /// Command and arguments with every variable of the environment put in.
-pub fn expand_command(container: &Container, environment: &[(String, String)]) -> (Vec<String>, Vec<String>) {
+///
+/// # Errors
+/// [`EnvError::NotText`]: the runtime takes text only.
+pub fn expand_command(
+    container: &Container,
+    environment: &[(String, Vec<u8>)],
+) -> Result<(Vec<String>, Vec<String>), EnvError> {
     let expand_all = |list: &Option<Vec<String>>| {
-        list.iter().flatten().map(|text| expand(text, |name| lookup(environment, name))).collect()
+        let expanded = list.iter().flatten().map(|text| {
+            String::from_utf8(expand(text, |name| lookup(environment, name)))
+                .map_err(|_| EnvError::NotText(text.clone()))
+        });
+        expanded.collect::<Result<Vec<String>, EnvError>>()
     };
-    (expand_all(&container.command), expand_all(&container.args))
+    Ok((expand_all(&container.command)?, expand_all(&container.args)?))
 }
 
 /// `$(NAME)` becomes its value, or stays when there is none; `$$` is one `$`
 /// (upstream `third_party/forked/golang/expansion`).
-pub fn expand<'a>(text: &str, value_of: impl Fn(&str) -> Option<&'a str>) -> String {
-    let mut out = String::with_capacity(text.len());
+pub fn expand<'a>(text: &str, mut value_of: impl FnMut(&str) -> Option<&'a [u8]>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
+        out.extend_from_slice(&rest.as_bytes()[..at]);
         rest = &rest[at + 1..];
         if let Some(after) = rest.strip_prefix('$') {
-            out.push('$');
+            out.push(b'$');
             rest = after;
         } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|r| r.split_once(')')) {
             match value_of(name) {
-                Some(value) => out.push_str(value),
+                Some(value) => out.extend_from_slice(value),
                 None => {
-                    out.push_str("$(");
-                    out.push_str(name);
-                    out.push(')');
+                    out.extend_from_slice(b"$(");
+                    out.extend_from_slice(name.as_bytes());
+                    out.push(b')');
                 }
             }
             rest = after;
         } else {
-            out.push('$');
+            out.push(b'$');
         }
     }
-    out.push_str(rest);
+    out.extend_from_slice(rest.as_bytes());
     out
-}
-
-fn field_value(
-    selector: &ObjectFieldSelector,
-    pod: &Pod,
-    pod_ips: &[IpAddr],
-    facts: &NodeFacts,
-) -> Result<String, EnvError> {
-    let join = |ips: &[IpAddr]| ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
-    let pod_ips = facts.sort_pod_ips(pod_ips);
-    let spec = podspec::spec(pod);
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    Ok(match selector.field_path.as_str() {
-        "metadata.name" => text(&pod.metadata.name),
-        "metadata.namespace" => text(&pod.metadata.namespace),
-        "metadata.uid" => text(&pod.metadata.uid),
-        "spec.nodeName" => text(&spec.node_name),
-        "spec.serviceAccountName" => text(&spec.service_account_name),
-        "status.hostIP" => facts.host_ips.first().ok_or(EnvError::HostIpUnknown)?.to_string(),
-        "status.hostIPs" if facts.host_ips.is_empty() => return Err(EnvError::HostIpUnknown),
-        "status.hostIPs" => join(&facts.host_ips),
-        "status.podIP" => pod_ips.first().map(IpAddr::to_string).unwrap_or_default(),
-        "status.podIPs" => join(&pod_ips),
-        path => {
-            let unsupported = || EnvError::FieldPath(path.to_owned());
-            let (map, key) = path.strip_suffix("']").and_then(|p| p.split_once("['")).ok_or_else(unsupported)?;
-            let map: Option<&BTreeMap<String, String>> = match map {
-                "metadata.labels" => pod.metadata.labels.as_ref(),
-                "metadata.annotations" => pod.metadata.annotations.as_ref(),
-                _ => return Err(unsupported()),
-            };
-            map.and_then(|m| m.get(key)).cloned().unwrap_or_default()
-        }
-    })
-}
-
-fn resource_value(
-    selector: &ResourceFieldSelector,
-    pod: &Pod,
-    container: &Container,
-    facts: &NodeFacts,
-) -> Result<String, EnvError> {
-    let named = selector.container_name.as_deref().filter(|n| !n.is_empty() && *n != container.name);
-    let found;
-    let container = match named {
-        Some(name) => {
-            found = podspec::find_container(pod, name).ok_or_else(|| EnvError::NoSuchContainer(name.to_owned()))?.1;
-            &*found
-        }
-        None => container,
-    };
-    let unsupported = || EnvError::Resource(selector.resource.clone());
-    let (list, name) = selector.resource.split_once('.').ok_or_else(unsupported)?;
-    if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !name.starts_with("hugepages-") {
-        return Err(unsupported());
-    }
-    let own = container.resources.as_ref();
-    let nonzero = |q: &Quantity| !q.is_zero();
-    let amount = match list {
-        "limits" => {
-            let pod_level = pod.spec.as_ref().and_then(|s| s.resources.as_ref()?.limits.as_ref());
-            amounts(own.and_then(|r| r.limits.as_ref()))
-                .get(name)
-                .copied()
-                .filter(nonzero)
-                .or_else(|| amounts(pod_level).get(name).copied().filter(nonzero))
-                .or_else(|| facts.allocatable.get(name).copied())
-        }
-        "requests" => amounts(own.and_then(|r| r.requests.as_ref())).get(name).copied(),
-        _ => return Err(unsupported()),
-    };
-    let amount = amount.unwrap_or(Quantity::ZERO);
-    let divisor = match selector.divisor.as_ref().map(|q| q.0.as_str()) {
-        None | Some("" | "0") => Quantity::from_i64(1),
-        Some(text) => {
-            Quantity::parse(text).map_err(|_| EnvError::Divisor(text.to_owned(), selector.resource.clone()))?
-        }
-    };
-    let (amount, divisor) =
-        if name == "cpu" { (amount.milli_value(), divisor.milli_value()) } else { (amount.value(), divisor.value()) };
-    let divisor = if divisor <= 0 { 1 } else { divisor };
-    Ok((i128::from(amount) + i128::from(divisor) - 1).div_euclid(i128::from(divisor)).to_string())
 }
 
 /// Variables for the services of the namespace (if wanted) and, always, for `kubernetes` in `default`
@@ -263,7 +300,7 @@ pub fn service_variables(services: &[Service], namespace: &str, links: bool) -> 
     for (name, service) in chosen {
         let prefix = name.replace('-', "_").to_uppercase();
         let ip = &service.cluster_ip;
-        let mut set = |suffix: String, value: String| result.push((format!("{prefix}_{suffix}"), value));
+        let mut set = |suffix: String, value: String| result.push((format!("{prefix}_{suffix}"), value.into_bytes()));
         set("SERVICE_HOST".to_owned(), ip.clone());
         if let Some(first) = service.ports.first() {
             set("SERVICE_PORT".to_owned(), first.port.to_string());

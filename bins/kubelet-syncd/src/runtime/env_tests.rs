@@ -1,6 +1,13 @@
 //! Environments as recorded, expansion, and what needs the API server.
 
+use std::sync::Arc;
+
+use bulkhead_types::Quantity;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+
 use super::*;
+use crate::api::objects::{NoObjects, ObjectError};
+use crate::runtime::named_objects::{Lookup, fetch};
 use crate::runtime::node_facts::HostFacts;
 use crate::runtime::podspec::containers;
 
@@ -30,10 +37,51 @@ fn kubernetes() -> Service {
     }
 }
 
-fn run(container: serde_json::Value, services: &[Service]) -> Result<Environment, EnvError> {
+fn inputs<'a>(pod_ips: &'a [IpAddr], services: &'a [Service], objects: &'a NamedObjects) -> Inputs<'a> {
+    Inputs { pod_ips, services: Services { known: services, synced: false }, objects }
+}
+
+fn run_with(
+    container: serde_json::Value,
+    services: &[Service],
+    objects: &NamedObjects,
+) -> Result<Environment, EnvError> {
     let p = pod(container);
     let ips = ["10.88.3.79".parse().unwrap()];
-    environment(&p, &containers(&p)[0], &ips, Services { known: services, synced: false }, &facts())
+    environment(&p, &containers(&p)[0], inputs(&ips, services, objects), &facts())
+}
+
+fn run(container: serde_json::Value, services: &[Service]) -> Result<Environment, EnvError> {
+    run_with(container, services, &NamedObjects::default())
+}
+
+fn texts(environment: Environment) -> Vec<(String, String)> {
+    environment.into_iter().map(|(name, value)| (name, String::from_utf8(value).unwrap())).collect()
+}
+
+fn pairs<const N: usize>(list: [(&str, &str); N]) -> Vec<(String, String)> {
+    list.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
+/// The objects of the recordings, and one whose server does not answer.
+fn recorded_objects() -> NamedObjects {
+    let config_map = |data: serde_json::Value| -> Lookup<Arc<ConfigMap>> {
+        Ok(Arc::new(serde_json::from_value(serde_json::json!({"data": data})).unwrap()))
+    };
+    let secret: Secret =
+        serde_json::from_value(serde_json::json!({"data": {"user": "dQ==", "password": "cA==", "raw": "/wA="}}))
+            .unwrap();
+    let gone = LookupError::NotFound { kind: "configmap", name: "gone".into() };
+    NamedObjects {
+        config_maps: BTreeMap::from([
+            ("cm".to_owned(), config_map(serde_json::json!({"k1": "v1", "k2": "v2"}))),
+            ("other".to_owned(), config_map(serde_json::json!({"k2": "other", "A": "from"}))),
+            ("gone".to_owned(), Err(gone)),
+            ("away".to_owned(), Err(LookupError::Other(ObjectError::Away("no route".into())))),
+        ]),
+        secrets: BTreeMap::from([("sec".to_owned(), Ok(Arc::new(secret)))]),
+        tokens: BTreeMap::new(),
+    }
 }
 
 #[test]
@@ -65,7 +113,118 @@ fn values_as_recorded() {
         ("MEM", "24006"),
         ("REQ", "250"),
     ];
-    assert_eq!(env, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    assert_eq!(texts(env), pairs(expected));
+}
+
+#[test]
+fn objects_as_recorded() {
+    let container = serde_json::json!({"name": "main",
+        "env": [
+            {"name": "A", "value": "one"},
+            {"name": "B", "value": "$(A)-two $$(A) $(MISSING)"},
+            {"name": "CM", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k1"}}},
+            {"name": "SEC", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "password"}}},
+        ],
+        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "cm"}}]});
+    let env = run_with(container, &[kubernetes()], &recorded_objects()).unwrap();
+    let expected = pairs([
+        ("P_k1", "v1"),
+        ("P_k2", "v2"),
+        ("A", "one"),
+        ("B", "one-two $(A) $(MISSING)"),
+        ("CM", "v1"),
+        ("SEC", "p"),
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ("KUBERNETES_SERVICE_PORT", "443"),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", "443"),
+        ("KUBERNETES_PORT", "tcp://10.96.0.1:443"),
+        ("KUBERNETES_PORT_443_TCP", "tcp://10.96.0.1:443"),
+        ("KUBERNETES_PORT_443_TCP_PROTO", "tcp"),
+        ("KUBERNETES_PORT_443_TCP_PORT", "443"),
+        ("KUBERNETES_PORT_443_TCP_ADDR", "10.96.0.1"),
+    ]);
+    assert_eq!(texts(env), expected);
+}
+
+#[test]
+fn who_wins() {
+    let env = run_with(
+        serde_json::json!({"name": "main",
+        "envFrom": [
+            {"configMapRef": {"name": "cm"}},
+            {"configMapRef": {"name": "gone", "optional": true}},
+            {"configMapRef": {"name": "other"}},
+            {"prefix": "S_", "secretRef": {"name": "sec"}},
+        ],
+        "env": [
+            {"name": "k1", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "none", "optional": true}}},
+            {"name": "k2", "valueFrom": {"configMapKeyRef": {"name": "gone", "key": "x", "optional": true}}},
+            {"name": "new", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "none", "optional": true}}},
+            {"name": "A", "value": "own, was $(A), raw $(S_raw)"},
+        ]}),
+        &[],
+        &recorded_objects(),
+    )
+    .unwrap();
+    let expected: Environment = [
+        ("k1", &b"v1"[..]),
+        // The later of two sources, and what is optional and absent takes nothing away.
+        ("k2", b"other"),
+        ("A", b"own, was from, raw \xff\x00"),
+        ("S_password", b"p"),
+        ("S_raw", b"\xff\x00"),
+        ("S_user", b"u"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_vec()))
+    .to_vec();
+    assert_eq!(env, expected);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let error = |container| run_with(container, &[], &recorded_objects()).unwrap_err();
+    let key = |kind: &str, name: &str, key: &str| serde_json::json!({"name": "c", "env": [{"name": "V", "valueFrom": {kind: {"name": name, "key": key}}}]});
+    for (container, text, transient) in [
+        (key("configMapKeyRef", "gone", "k"), "configmap \"gone\" not found", false),
+        (key("configMapKeyRef", "cm", "none"), "couldn't find key none in ConfigMap ns/cm", false),
+        (key("secretKeyRef", "sec", "none"), "couldn't find key none in Secret ns/sec", false),
+        (key("configMapKeyRef", "away", "k"), "no route", true),
+        (
+            serde_json::json!({"name": "c", "envFrom": [{"configMapRef": {"name": "gone"}}]}),
+            "configmap \"gone\" not found",
+            false,
+        ),
+        // Optional is for what is known not to exist.
+        (
+            serde_json::json!({"name": "c", "envFrom": [{"configMapRef": {"name": "away", "optional": true}}]}),
+            "no route",
+            true,
+        ),
+        (
+            serde_json::json!({"name": "c", "env": [{"name": "F", "valueFrom":
+                {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
+            "env \"F\" uses fileKeyRef, which is not supported yet",
+            false,
+        ),
+    ] {
+        let error = error(container);
+        assert_eq!((error.to_string().as_str(), error.is_transient()), (text, transient));
+    }
+}
+
+#[test]
+fn only_what_counts_is_asked_for() {
+    let container: Container = serde_json::from_value(serde_json::json!({"name": "c",
+    "envFrom": [{"configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}],
+    "env": [
+        {"name": "1", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+        {"name": "2", "valueFrom": {"secretKeyRef": {"name": "b", "key": "k"}}},
+        {"name": "3", "value": "x", "valueFrom": {"secretKeyRef": {"name": "unused", "key": "k"}}},
+    ]}))
+    .unwrap();
+    let wanted = wanted(&container);
+    assert_eq!(wanted.config_maps.into_iter().collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!(wanted.secrets.into_iter().collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]
@@ -75,7 +234,7 @@ fn service_variables_as_recorded() {
         &[kubernetes()],
     )
     .unwrap();
-    let get = |name: &str| lookup(&env, name).unwrap();
+    let get = |name: &str| std::str::from_utf8(lookup(&env, name).unwrap()).unwrap();
     assert_eq!(env.len(), 8);
     assert_eq!(get("KUBERNETES_PORT"), "mine");
     assert_eq!(get("KUBERNETES_SERVICE_HOST"), "10.96.0.1");
@@ -100,36 +259,42 @@ fn which_services_count() {
     let all = [kubernetes(), headless, other, own];
     let names = |links| service_variables(&all, "ns", links);
     assert_eq!(names(false).len(), 8);
-    assert!(names(true).contains(&("MY_DB_PORT_53_UDP".into(), "udp://[fd00::5]:53".into())));
+    assert!(names(true).contains(&("MY_DB_PORT_53_UDP".into(), b"udp://[fd00::5]:53".to_vec())));
     assert_eq!(names(true).len(), 15);
 }
 
-#[test]
-fn what_needs_the_api_is_named() {
-    let needs = |container| run(container, &[]).unwrap_err().to_string();
+#[tokio::test]
+async fn what_needs_the_api_is_named() {
+    let needs = async |container: serde_json::Value| {
+        let objects = NoObjects::new("node-a", BTreeMap::new());
+        let wanted = wanted(&serde_json::from_value(container.clone()).unwrap());
+        run_with(container, &[], &fetch(&objects, "ns", wanted).await).unwrap_err().to_string()
+    };
     assert_eq!(
-        needs(serde_json::json!({"name": "c", "envFrom": [{"configMapRef": {"name": "cm"}}]})),
+        needs(serde_json::json!({"name": "c", "envFrom": [{"configMapRef": {"name": "cm"}}]})).await,
         "couldn't get configMap ns/cm, no kubeClient defined"
     );
     assert_eq!(
         needs(
             serde_json::json!({"name": "c", "env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "k"}}}]})
-        ),
+        )
+        .await,
         "couldn't get secret ns/sec, no kubeClient defined"
     );
     let mut p = pod(serde_json::json!({"name": "c"}));
     p.metadata.annotations = None;
-    let none = Services::default();
-    assert_eq!(environment(&p, &containers(&p)[0], &[], none, &facts()), Err(EnvError::ServicesNotRead));
+    let objects = NamedObjects::default();
+    let none = inputs(&[], &[], &objects);
+    assert_eq!(environment(&p, &containers(&p)[0], none, &facts()), Err(EnvError::ServicesNotRead));
     p.spec.as_mut().unwrap().enable_service_links = None;
-    assert_eq!(environment(&p, &containers(&p)[0], &[], none, &facts()), Err(EnvError::NoServiceLinks));
+    assert_eq!(environment(&p, &containers(&p)[0], none, &facts()), Err(EnvError::NoServiceLinks));
 }
 
 #[test]
 fn expansion() {
     let value = |name: &str| match name {
-        "A" => Some("x"),
-        "EMPTY" => Some(""),
+        "A" => Some(&b"x"[..]),
+        "EMPTY" => Some(&b""[..]),
         _ => None,
     };
     for (text, expected) in [
@@ -147,9 +312,49 @@ fn expansion() {
         ("$()", "$()"),
         ("ü$(A)ü", "üxü"),
     ] {
-        assert_eq!(expand(text, value), expected, "{text}");
+        assert_eq!(expand(text, value), expected.as_bytes(), "{text}");
     }
     let p = pod(serde_json::json!({"name": "c", "command": ["$(A)"], "args": ["$$(A)", "$(B)"]}));
-    let env = [("A".to_owned(), "1".to_owned())];
-    assert_eq!(expand_command(&containers(&p)[0], &env), (vec!["1".into()], vec!["$(A)".into(), "$(B)".into()]));
+    let env = [("A".to_owned(), b"1".to_vec())];
+    let expanded = (vec!["1".to_owned()], vec!["$(A)".to_owned(), "$(B)".to_owned()]);
+    assert_eq!(expand_command(&containers(&p)[0], &env), Ok(expanded));
+    let bytes = [("A".to_owned(), vec![0xff])];
+    assert_eq!(expand_command(&containers(&p)[0], &bytes), Err(EnvError::NotText("$(A)".into())));
+}
+
+proptest::proptest! {
+    /// Whatever is declared twice: the last `env` entry wins, else the last `envFrom`, else the service variable; each
+    /// name is there once.
+    #[test]
+    fn precedence(from_first: [bool; 4], from_second: [bool; 4], declared: [bool; 4], linked: bool) {
+        let names = ["W", "X", "Y", "DB_SERVICE_HOST"];
+        let map = |chosen: [bool; 4], value: &str| -> Lookup<Arc<ConfigMap>> {
+            let data = names.iter().zip(chosen).filter(|(_, on)| *on).map(|(n, _)| ((*n).to_owned(), value.to_owned()));
+            Ok(Arc::new(ConfigMap { data: Some(data.collect()), ..Default::default() }))
+        };
+        let objects = NamedObjects {
+            config_maps: BTreeMap::from([
+                ("a".to_owned(), map(from_first, "first")), ("b".to_owned(), map(from_second, "second"))]),
+            ..NamedObjects::default()
+        };
+        let env: Vec<_> = names.iter().zip(declared).filter(|(_, on)| *on)
+            .map(|(n, _)| serde_json::json!({"name": n, "value": "declared"})).collect();
+        let container = serde_json::json!({"name": "c", "env": env, "envFrom": [
+            {"configMapRef": {"name": "a"}}, {"configMapRef": {"name": "b"}}]});
+        let db = Service { namespace: "ns".into(), name: "db".into(), cluster_ip: "10.0.0.9".into(), ports: vec![] };
+        let services = if linked { vec![db] } else { vec![] };
+        let got = run_with(container, &services, &objects).unwrap();
+        for (index, name) in names.iter().enumerate() {
+            let values: Vec<&[u8]> =
+                got.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_slice()).collect();
+            let expected = match (declared[index], from_second[index], from_first[index]) {
+                (true, _, _) => Some(&b"declared"[..]),
+                (_, true, _) => Some(&b"second"[..]),
+                (_, _, true) => Some(&b"first"[..]),
+                _ if linked && *name == "DB_SERVICE_HOST" => Some(&b"10.0.0.9"[..]),
+                _ => None,
+            };
+            proptest::prop_assert_eq!(values, expected.into_iter().collect::<Vec<_>>());
+        }
+    }
 }

@@ -5,7 +5,8 @@
 //! | [`model`] | what the runtime knows of a pod (filled by PLEG) |
 //! | [`actions`], [`restart`] | what one sync has to do: kill, create, start, reset |
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
-//! | [`resources`], [`security`], [`env`], [`dns`], [`hosts`], [`labels`], [`hash`], [`names`] | their parts |
+//! | [`resources`], [`security`], [`env`], [`downward`], [`sub_paths`], [`dns`], [`hosts`], [`labels`], [`hash`], [`names`] | their parts |
+//! | [`named_objects`] | which objects of the API server are asked for, and what came of it |
 //! | [`backoff`] | how long a crashed container waits |
 //! | [`kill`], [`gc`] | grace periods and order of stopping; which dead containers and sandboxes go |
 //! | [`sync`], `start`, `stop` | the executor: does it, in order, over [`ports`] |
@@ -28,6 +29,7 @@ pub mod backoff;
 pub mod container_config;
 mod cri_api;
 pub mod dns;
+pub mod downward;
 pub mod env;
 pub mod events;
 #[cfg(test)]
@@ -38,6 +40,7 @@ pub mod hosts;
 pub mod kill;
 pub mod labels;
 pub mod model;
+pub mod named_objects;
 pub mod names;
 pub mod node_facts;
 pub mod podspec;
@@ -49,4 +52,5 @@ pub mod sandbox_config;
 pub mod security;
 mod start;
 pub mod stop;
+pub mod sub_paths;
 pub mod sync;

@@ -180,9 +180,7 @@ pub fn restart_policy(pod: &Pod) -> &str {
 }
 
 /// The probe or hook fields of a container that are set, by their path inside the container.
-pub fn unsupported_features(pod: &Pod, container: &Container) -> Vec<&'static str> {
-    let fs_group = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()?.fs_group);
-    let mounts_volumes = container.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty());
+pub fn unsupported_features(container: &Container) -> Vec<&'static str> {
     let lifecycle = container.lifecycle.as_ref();
     [
         (container.liveness_probe.is_some(), "livenessProbe"),
@@ -191,8 +189,6 @@ pub fn unsupported_features(pod: &Pod, container: &Container) -> Vec<&'static st
         (lifecycle.is_some_and(|l| l.post_start.is_some()), "lifecycle.postStart"),
         (lifecycle.is_some_and(|l| l.pre_stop.is_some()), "lifecycle.preStop"),
         (lifecycle.is_some_and(|l| l.stop_signal.is_some()), "lifecycle.stopSignal"),
-        // The process gets the group; the volumes keep their owner.
-        (fs_group.is_some() && mounts_volumes, "securityContext.fsGroup as owner of volumes"),
     ]
     .into_iter()
     .filter_map(|(set, name)| set.then_some(name))

@@ -7,10 +7,13 @@ use std::time::SystemTime;
 
 use bulkhead_cri::{CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
+use k8s_openapi::api::core::v1::Pod;
 
+use super::container_config::MountedVolume;
 use super::hosts::EtcHosts;
 use super::podspec::{ContainerKind, PodIdentity};
 use super::security::ImageUser;
+use super::sub_paths::SubPath;
 
 /// The CRI calls that change something, and the one that tells a new sandbox's addresses.
 pub trait RuntimeApi: Send + Sync {
@@ -71,6 +74,15 @@ pub trait HostFiles: Send + Sync {
         pod: &PodIdentity,
         container: &str,
     ) -> impl Future<Output = Result<PathBuf, HostFilesError>> + Send;
+    /// Finds a part of a volume, makes it where it is missing, and binds it to a path of its own. `path` is relative
+    /// and has no `..`; `volume` is where the volume is.
+    fn prepare_sub_path(
+        &self,
+        pod: &PodIdentity,
+        container: &str,
+        part: &SubPath,
+        volume: &MountedVolume,
+    ) -> impl Future<Output = Result<PathBuf, HostFilesError>> + Send;
     /// Makes the link in /var/log/containers.
     fn link_container_log(
         &self,
@@ -100,7 +112,8 @@ pub struct ImageRequest<'a> {
     /// `Always`, `IfNotPresent`, `Never`, or empty for the default.
     pub pull_policy: &'a str,
     pub sandbox_config: &'a v1::PodSandboxConfig,
-    pub runtime_handler: &'a str,
+    /// For its annotations and for who may pull.
+    pub object: &'a Pod,
 }
 
 /// An image that is there.

@@ -21,18 +21,12 @@ pub enum SandboxConfigError {
     Hostname(#[from] HostnameError),
     #[error(transparent)]
     Security(#[from] SecurityError),
-    #[error(
-        "runtimeClassName {0:?} cannot be looked up: RuntimeClasses need the API server, which is not supported yet"
-    )]
-    RuntimeClass(String),
 }
 
 /// A sandbox's configuration and what was found while making it.
 #[derive(Debug, Clone)]
 pub struct SandboxPlan {
     pub config: v1::PodSandboxConfig,
-    /// Empty is the runtime's default handler.
-    pub runtime_handler: String,
     pub host_name: HostName,
     pub events: Vec<PodEvent>,
 }
@@ -46,10 +40,6 @@ pub fn sandbox_plan(
     resolv_conf: &ResolvConf,
     facts: &NodeFacts,
 ) -> Result<SandboxPlan, SandboxConfigError> {
-    let spec = pod.spec.as_ref();
-    if let Some(class) = spec.and_then(|s| s.runtime_class_name.as_deref()).filter(|c| !c.is_empty()) {
-        return Err(SandboxConfigError::RuntimeClass(class.to_owned()));
-    }
     let host_name = host_name(pod, identity, &facts.cluster_domain)?;
     let (dns_config, events) = pod_dns(pod, identity, resolv_conf, facts);
     let log_directory =
@@ -75,7 +65,7 @@ pub fn sandbox_plan(
             resources: Some(sandbox_resources(pod, facts)),
         }),
     };
-    Ok(SandboxPlan { config, runtime_handler: String::new(), host_name, events })
+    Ok(SandboxPlan { config, host_name, events })
 }
 
 /// Ports of one container; a name (or, unnamed, the same mapping) counts once.

@@ -1,6 +1,7 @@
 //! Starting one container: back-off, image, configuration, CreateContainer, StartContainer, and the events and waiting
 //! reasons of each way it can fail (upstream `kuberuntime_container.go` startContainer).
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -9,14 +10,17 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::backoff::{CrashLoopBackOff, Undo, held_back_message};
 use super::container_config::{self, ContainerConfigError, Instance, container_config, wants_etc_hosts};
+use super::env::{self, EnvError, Environment, Inputs, Services};
 use super::events::{EventType, PodEvent};
 use super::hosts::etc_hosts;
 use super::model::{RunState, RuntimePod};
+use super::named_objects;
 use super::names::restart_count_from_logs;
 use super::podspec::{ContainerKind, PodIdentity, image, unsupported_features};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi};
 use super::result::ActionError;
 use super::sandbox_config::SandboxPlan;
+use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 
 /// The starts of one sync, which share a sandbox.
@@ -63,26 +67,30 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         container: &Container,
         target: Option<&str>,
     ) -> Result<(), ActionError> {
-        for feature in unsupported_features(self.pod, container) {
+        for feature in unsupported_features(container) {
             let message =
                 format!("Container {} uses {feature}, which is not supported yet: it runs without", container.name);
             self.warn(kind, container, "FeatureNotSupported", message);
         }
         let image = self.image(kind, container).await?;
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
+        let environment = self.environment(container).await;
+        let environment = environment.map_err(|error| self.config_error(kind, container, &error.into()))?;
         let mut instance = Instance {
             restart_count: 0,
             image_ref: &image.image_ref,
             image_user: &image.user,
-            pod_ips: self.ips,
             volumes: self.context.volumes,
-            services: self.context.services,
+            environment: &environment,
+            sub_paths: &BTreeMap::new(),
             etc_hosts: None,
             termination_file: None,
             target: target.as_deref(),
         };
-        container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
+        let parts = container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
+        let sub_paths = self.sub_paths(kind, container, parts).await?;
+        instance.sub_paths = &sub_paths;
         let prepared = self.prepare(container).await.map_err(|error| self.files_error(kind, container, &error))?;
         instance.restart_count = match self.status.newest(&container.name) {
             Some(status) => status.restart_count.saturating_add(1),
@@ -128,7 +136,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             image: image(container),
             pull_policy: container.image_pull_policy.as_deref().unwrap_or(""),
             sandbox_config: &self.plan.config,
-            runtime_handler: &self.plan.runtime_handler,
+            object: self.pod,
         };
         self.manager.images.ensure_image(request).await.map_err(|failure| {
             self.warn(kind, container, "Failed", format!("Error: {}", failure.reason));
@@ -141,6 +149,44 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         let Some(name) = name else { return Ok(None) };
         let found = self.status.newest(name).ok_or_else(|| ContainerConfigError::NoTarget(name.to_owned()))?;
         Ok(Some(found.id.to_string()))
+    }
+
+    /// Asks for the objects that the environment names, then makes it.
+    async fn environment(&self, container: &Container) -> Result<Environment, EnvError> {
+        let namespace = self.identity.namespace.as_str();
+        let objects = named_objects::fetch(self.context.objects, namespace, env::wanted(container)).await;
+        let services = self.context.objects.services();
+        let services = Services { known: &services.services, synced: services.synced };
+        let inputs = Inputs { pod_ips: self.ips, services, objects: &objects };
+        env::environment(self.pod, container, inputs, self.context.facts)
+    }
+
+    /// One after another, in the order of the mounts: a part may be inside of one that is made before.
+    async fn sub_paths(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        parts: Vec<SubPath>,
+    ) -> Result<BTreeMap<usize, PathBuf>, ActionError> {
+        let mut found = BTreeMap::new();
+        for part in parts {
+            let failed = ContainerConfigError::sub_path(container, &part.volume);
+            let Some(volume) = self.context.volumes.get(&part.volume) else {
+                return Err(self.config_error(kind, container, &failed));
+            };
+            match self.manager.files.prepare_sub_path(self.identity, &container.name, &part, volume).await {
+                Ok(path) => {
+                    found.insert(part.index, path);
+                }
+                Err(error) if error.transient => return Err(self.files_error(kind, container, &error)),
+                Err(error) => {
+                    let (pod, volume) = (self.identity, &part.volume);
+                    tracing::warn!(%pod, container = %container.name, volume, %error, "cannot prepare a subPath");
+                    return Err(self.config_error(kind, container, &failed));
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn prepare(&self, container: &Container) -> Result<Prepared, HostFilesError> {
@@ -195,8 +241,11 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
     }
 
     fn config_error(&self, kind: ContainerKind, container: &Container, error: &ContainerConfigError) -> ActionError {
-        self.warn(kind, container, "Failed", format!("Error: {error}"));
-        ActionError::new("CreateContainerConfigError", error.to_string())
+        let transient = error.is_transient();
+        if !transient {
+            self.warn(kind, container, "Failed", format!("Error: {error}"));
+        }
+        ActionError { transient, ..ActionError::new("CreateContainerConfigError", error.to_string()) }
     }
 
     fn files_error(&self, kind: ContainerKind, container: &Container, error: &HostFilesError) -> ActionError {

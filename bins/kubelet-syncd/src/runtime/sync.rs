@@ -15,13 +15,15 @@ use std::time::SystemTime;
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+use crate::api::objects::Objects;
+
 use super::actions::{self, PodActions, ProbeResults};
 use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::MountedVolumes;
 use super::dns::ResolvConf;
-use super::env::Services;
 use super::events::{EventSink, EventType, PodEvent};
 use super::model::{RunState, RuntimePod};
+use super::named_objects::LookupError;
 use super::node_facts::NodeFacts;
 use super::podspec::{
     ContainerKind, PodIdentity, containers, ephemeral_as_container, ephemeral_containers, host_network,
@@ -39,7 +41,8 @@ pub struct SyncContext<'a> {
     pub cgroup_parent: &'a str,
     /// The pod's volumes; all of them are ready.
     pub volumes: &'a MountedVolumes,
-    pub services: Services<'a>,
+    /// What pods name on the API server.
+    pub objects: &'a dyn Objects,
     pub probes: &'a ProbeResults,
     /// The pod restarts in place; see [`super::restart::restart_all_wanted`].
     pub restart_all: bool,
@@ -294,7 +297,21 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             }
             return None;
         }
-        let id = match self.api.run_pod_sandbox(&plan.config, &plan.runtime_handler).await {
+        let handler = match runtime_handler(pod, context.objects) {
+            Ok(handler) => handler,
+            Err(error) => {
+                let message = format!("Failed to create sandbox for pod {target:?}: {error}");
+                let transient = error.is_transient();
+                let action = ActionError { transient, ..ActionError::new("CreatePodSandboxError", message) };
+                if transient {
+                    result.push(Action::CreatePodSandbox, &target, Err(action));
+                } else {
+                    self.sandbox_failed(identity, &error.to_string(), action, result);
+                }
+                return None;
+            }
+        };
+        let id = match self.api.run_pod_sandbox(&plan.config, &handler).await {
             Ok(id) => id,
             // Its end was asked for while it was being made; whatever failed, failed because of that.
             Err(_) if (context.is_terminating)() => return None,
@@ -354,6 +371,13 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             _ => Ok(()),
         }
     }
+}
+
+/// The CRI handler of the pod's RuntimeClass; empty is the runtime's default (upstream
+/// `pkg/kubelet/runtimeclass`).
+fn runtime_handler(pod: &Pod, objects: &dyn Objects) -> Result<String, LookupError> {
+    let class = pod.spec.as_ref().and_then(|s| s.runtime_class_name.as_deref()).unwrap_or_default();
+    objects.runtime_handler(class).map_err(|error| LookupError::of("runtimeclass.node.k8s.io", class, error))
 }
 
 async fn run_starts<R: RuntimeApi, F: HostFiles, I: Images>(

@@ -8,12 +8,14 @@ use bulkhead_cri::{Code, CriError, v1};
 
 use super::*;
 use crate::runtime::backoff::NoStore;
-use crate::runtime::fixtures::{container_status, pod, sandbox_status, uid};
+use crate::runtime::container_config::{MountedVolume, VolumeRoot};
+use crate::runtime::fixtures::{FakeObjects, container_status, pod, sandbox_status, uid};
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::hosts::EtcHosts;
 use crate::runtime::model::SandboxState;
 use crate::runtime::node_facts::HostFacts;
 use crate::runtime::ports::{HostFilesError, ImageFailure, ImageRequest, LogDirectory, ResolvedImage};
+use crate::runtime::sub_paths::SubPath;
 
 #[derive(Default)]
 struct Log {
@@ -68,9 +70,10 @@ impl Fake {
 }
 
 impl RuntimeApi for Fake {
-    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, _: &str) -> Result<SandboxId, CriError> {
+    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         let attempt = config.metadata.as_ref().unwrap().attempt;
-        self.call(format!("RunPodSandbox {attempt}"))?;
+        let handler = if handler.is_empty() { String::new() } else { format!(" by {handler}") };
+        self.call(format!("RunPodSandbox {attempt}{handler}"))?;
         Ok(SandboxId::parse(&format!("new{attempt}")).unwrap())
     }
     async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {
@@ -123,6 +126,20 @@ impl HostFiles for Fake {
         self.file(format!("termination {c}"))?;
         Ok("/pods/containers/x".into())
     }
+    async fn prepare_sub_path(
+        &self,
+        _: &PodIdentity,
+        c: &str,
+        part: &SubPath,
+        volume: &MountedVolume,
+    ) -> Result<PathBuf, HostFilesError> {
+        let line = format!("sub path {c} {} {}/{}", part.index, volume.host_path.display(), part.path);
+        self.file(line.clone())?;
+        match self.log().failures.contains_key(&line) {
+            true => Err(HostFilesError { message: "/secret/place is a link".to_owned(), transient: false }),
+            false => Ok(format!("/sub/{}", part.index).into()),
+        }
+    }
     async fn link_container_log(
         &self,
         _: &PodIdentity,
@@ -171,6 +188,8 @@ struct World {
     manager: RuntimeManager<Fake, Fake, Fake>,
     facts: NodeFacts,
     now: Arc<Mutex<SystemTime>>,
+    objects: FakeObjects,
+    volumes: MountedVolumes,
 }
 
 fn world() -> World {
@@ -189,7 +208,7 @@ fn world() -> World {
     let mut facts = NodeFacts::new(HostFacts::default());
     facts.resolv_conf = PathBuf::new();
     facts.cluster_dns = vec!["10.96.0.10".to_owned()];
-    World { fake, manager, facts, now }
+    World { fake, manager, facts, now, objects: FakeObjects::default(), volumes: BTreeMap::new() }
 }
 
 impl World {
@@ -202,8 +221,8 @@ impl World {
         let context = SyncContext {
             facts: &self.facts,
             cgroup_parent: "/kubepods/pod1",
-            volumes: &BTreeMap::new(),
-            services: Services::default(),
+            volumes: &self.volumes,
+            objects: &self.objects,
             probes: &ProbeResults::default(),
             restart_all,
             is_terminating: &move || terminating,
@@ -544,4 +563,126 @@ async fn garbage() {
     let died = ContainerId::parse("a-id").unwrap();
     w.manager.remove_surplus(&p, &died, GcPolicy::default(), false).await;
     assert_eq!(w.fake.cri(), ["RemoveContainer a-old"]);
+}
+
+/// A container that needs the API server, in a pod that comes from there.
+fn named(container: serde_json::Value) -> Pod {
+    let mut all = serde_json::json!({"name": "a", "image": "i"});
+    for (key, value) in container.as_object().unwrap() {
+        all[key] = value.clone();
+    }
+    let mut pod = pod(serde_json::json!({"containers": [all], "enableServiceLinks": true}));
+    pod.metadata.annotations = None;
+    pod
+}
+
+fn config_error(result: &SyncResult) -> (String, bool) {
+    let error = result.actions.iter().find_map(|a| a.error.as_ref()).expect("a failed action");
+    assert_eq!(error.reason, "CreateContainerConfigError");
+    (error.message.clone(), error.transient)
+}
+
+#[tokio::test]
+async fn an_environment_waits_for_its_objects() {
+    let w = world();
+    let pod = named(serde_json::json!({"envFrom": [{"configMapRef": {"name": "cm"}}]}));
+    let ready = status(vec![]);
+    let result = w.sync(&pod, &ready).await;
+    assert_eq!(config_error(&result), ("configmap \"cm\" not found".to_owned(), false));
+    let expected = ["event Warning Failed spec.containers{a} Error: configmap \"cm\" not found"];
+    assert_eq!(w.fake.events(), expected);
+    assert!(w.fake.cri().iter().all(|call| !call.starts_with("CreateContainer")));
+
+    // Silence is not absence: nothing is said, and it is tried again soon.
+    w.objects.set_away(true);
+    let result = w.sync(&pod, &ready).await;
+    assert_eq!(config_error(&result), ("no route".to_owned(), true));
+    assert!(result.is_transient() && w.fake.events().is_empty());
+    w.objects.set_away(false);
+
+    w.objects.services_pending();
+    w.objects.put_config_map("cm", &[("K", "v")]);
+    let result = w.sync(&pod, &ready).await;
+    let (message, transient) = config_error(&result);
+    assert_eq!(message, "services have not yet been read at least once, cannot construct envvars");
+    assert!(transient);
+}
+
+#[tokio::test]
+async fn an_environment_of_objects_and_services() {
+    let w = world();
+    w.objects.put_secret("s", &[("K", b"v")]);
+    let service = crate::runtime::env::Service {
+        namespace: "default".into(),
+        name: "kubernetes".into(),
+        cluster_ip: "10.96.0.1".into(),
+        ports: vec![],
+    };
+    w.objects.put_services(&[service]);
+    let pod = named(serde_json::json!({"envFrom": [{"secretRef": {"name": "s"}}]}));
+    assert!(w.sync(&pod, &status(vec![])).await.is_ok());
+    let envs = w.fake.log().configs[0].envs.clone();
+    let seen: Vec<_> = envs.iter().map(|e| (e.key.as_str(), std::str::from_utf8(&e.value).unwrap())).collect();
+    assert_eq!(seen, [("K", "v"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1")]);
+    assert_eq!(w.objects.take_asked(), ["secret s"]);
+    // Nothing is asked for a container that names nothing.
+    assert!(w.sync(&simple(&["b"]), &status(vec![])).await.is_ok());
+    assert!(w.objects.take_asked().is_empty());
+}
+
+#[tokio::test]
+async fn runtime_classes() {
+    let mut w = world();
+    let mut pod = simple(&["a"]);
+    pod.spec.as_mut().unwrap().runtime_class_name = Some("kata".to_owned());
+    let result = w.sync(&pod, &RuntimePod::default()).await;
+    let text = "Failed to create pod sandbox: runtimeclass.node.k8s.io \"kata\" not found";
+    assert_eq!(w.fake.events(), [format!("event Warning FailedCreatePodSandBox  {text}")]);
+    let error = result.actions[0].error.as_ref().unwrap();
+    let named = PodIdentity::of(&pod).unwrap();
+    assert_eq!(
+        error.message,
+        format!("Failed to create sandbox for pod \"{named}\": runtimeclass.node.k8s.io \"kata\" not found")
+    );
+    assert!(!error.transient && w.fake.cri().is_empty());
+
+    w.objects.set_away(true);
+    assert!(w.sync(&pod, &RuntimePod::default()).await.is_transient());
+    assert!(w.fake.events().is_empty());
+    // A sandbox that is there needs no class.
+    w.fake.take();
+    assert!(w.sync(&pod, &status(vec![])).await.is_ok());
+
+    w.objects = FakeObjects::default();
+    w.objects.put_handler("kata", "kata-qemu");
+    w.fake.take();
+    assert!(w.sync(&pod, &RuntimePod::default()).await.is_ok());
+    assert!(w.fake.cri().contains(&"RunPodSandbox 0 by kata-qemu".to_owned()));
+}
+
+#[tokio::test]
+async fn parts_of_volumes() {
+    let mut w = world();
+    let volume = MountedVolume {
+        host_path: "/vol".into(),
+        read_only: false,
+        managed: true,
+        root: VolumeRoot::Plugin("kubernetes.io/empty-dir"),
+    };
+    w.volumes = BTreeMap::from([("v".to_owned(), volume)]);
+    let pod = named(serde_json::json!({"env": [{"name": "A", "value": "x"}], "volumeMounts": [
+        {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPathExpr": "$(A)/y"}]}));
+    assert!(w.sync(&pod, &status(vec![])).await.is_ok());
+    let mounts: Vec<_> = w.fake.log().configs[0].mounts.iter().map(|m| m.host_path.clone()).collect();
+    assert_eq!(mounts[..2], ["/vol", "/sub/1"]);
+
+    // Why it failed could tell about the host's files: it is not for the pod's owner.
+    w.fake.take();
+    w.fake.fail("sub path a 1 /vol/x/y", Code::Internal, "");
+    let result = w.sync(&pod, &status(vec![])).await;
+    let text = "failed to prepare subPath for volumeMount \"v\" of container \"a\"";
+    assert_eq!(config_error(&result), (text.to_owned(), false));
+    assert_eq!(w.fake.events(), [format!("event Warning Failed spec.containers{{a}} Error: {text}")]);
+    w.fake.log().volnetd_away = true;
+    assert!(w.sync(&pod, &status(vec![])).await.is_transient());
 }

@@ -1,10 +1,16 @@
 //! Which volumes a pod wants. What is mounted is `kubelet-volnetd`'s knowledge, and so is every path it answers.
 //!
-//! [`plan`] is pure: a pod's volumes as the verbs that make them, or the reason why one cannot be had. [`set_up`] asks
-//! for all of them at once. A container's mounts are made of the answers by `runtime::container_config`.
+//! [`plan`] is pure: a pod's volumes as the verbs that make them, or the reason why one cannot be had. [`content`] and
+//! [`render`], pure too, say which files the API's volumes show, [`paths`] which names those may have. [`set_up`] asks
+//! for all volumes at once and brings files up to date; [`back_off`] says when to try again. A container's mounts are
+//! made of the answers by `runtime::container_config`.
 
+pub mod back_off;
+pub mod content;
+pub mod paths;
 pub mod plan;
+pub mod render;
 pub mod set_up;
 
 pub use plan::{VolumeKind, VolumePlan, plan};
-pub use set_up::{VolumeError, set_up};
+pub use set_up::{Maker, VolumeError};

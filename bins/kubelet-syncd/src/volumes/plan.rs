@@ -6,28 +6,32 @@ use bulkhead_ipc::volnetd::{HostPathType, Medium};
 use bulkhead_types::{Quantity, VolumeName};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
 
+use super::content::{Content, fs_group};
+use crate::runtime::container_config::VolumeRoot;
 use crate::runtime::resources::{Amounts, pod_requests};
 
 /// One volume of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct VolumePlan {
     pub name: VolumeName,
     pub kind: VolumeKind,
 }
 
 /// What makes a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum VolumeKind {
-    /// `size_limit` and `huge_page`: bytes, 0 for none.
+    /// `size_limit` and `huge_page`: bytes, 0 for none. `fs_group`: the group that owns it.
     EmptyDir {
         medium: Medium,
         size_limit: u64,
         huge_page: u64,
+        fs_group: Option<i64>,
     },
     HostPath {
         path: String,
         kind: HostPathType,
     },
+    Content(Content),
     /// A sentence that says what is missing.
     Impossible {
         kind: &'static str,
@@ -41,7 +45,19 @@ impl VolumeKind {
         match self {
             VolumeKind::EmptyDir { .. } => "emptyDir",
             VolumeKind::HostPath { .. } => "hostPath",
+            VolumeKind::Content(content) => content.kind(),
             VolumeKind::Impossible { kind, .. } => kind,
+        }
+    }
+
+    /// Where its files are.
+    pub fn root(&self) -> VolumeRoot {
+        match self {
+            VolumeKind::EmptyDir { .. } | VolumeKind::Impossible { .. } => {
+                VolumeRoot::Plugin("kubernetes.io/empty-dir")
+            }
+            VolumeKind::HostPath { .. } => VolumeRoot::HostPath,
+            VolumeKind::Content(content) => VolumeRoot::Plugin(content.plugin_name()),
         }
     }
 }
@@ -73,26 +89,28 @@ pub fn plan(pod: &Pod, memory: u64) -> Vec<VolumePlan> {
         .filter_map(|volume| {
             // The name was validated with the pod.
             let name = VolumeName::parse(&volume.name).ok()?;
-            Some(VolumePlan { name, kind: kind_of(volume, &requests, memory) })
+            Some(VolumePlan { name, kind: kind_of(pod, volume, &requests, memory) })
         })
         .collect()
 }
 
-fn kind_of(volume: &Volume, requests: &Amounts, memory: u64) -> VolumeKind {
+fn kind_of(pod: &Pod, volume: &Volume, requests: &Amounts, memory: u64) -> VolumeKind {
     if let Some(source) = &volume.empty_dir {
-        empty_dir(source, requests, memory)
+        empty_dir(source, fs_group(pod), requests, memory)
     } else if let Some(source) = &volume.host_path {
         host_path(source)
+    } else if let Some(content) = Content::of(pod, volume, memory) {
+        VolumeKind::Content(content)
     } else {
         let kind = kind_name(volume);
         VolumeKind::Impossible { kind, why: format!("volumes of kind {kind} are not supported by this node yet") }
     }
 }
 
-fn empty_dir(source: &EmptyDirVolumeSource, requests: &Amounts, memory: u64) -> VolumeKind {
+fn empty_dir(source: &EmptyDirVolumeSource, fs_group: Option<i64>, requests: &Amounts, memory: u64) -> VolumeKind {
     let limit =
         source.size_limit.as_ref().and_then(|q| Quantity::parse(&q.0).ok()).map_or(0, |q| q.value().max(0) as u64);
-    let kind = |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page };
+    let kind = |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page, fs_group };
     match source.medium.as_deref().unwrap_or("") {
         "" => kind(Medium::Disk, limit, 0),
         "Memory" => {
@@ -158,11 +176,7 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 13] = [
-        (v.config_map.is_some(), "configMap"),
-        (v.secret.is_some(), "secret"),
-        (v.projected.is_some(), "projected"),
-        (v.downward_api.is_some(), "downwardAPI"),
+    let kinds: [(bool, &str); 9] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
@@ -184,6 +198,7 @@ mod tests {
         let mut volume = volume;
         volume["name"] = "v".into();
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "securityContext": {"fsGroup": 7},
             "containers": [{"name": "a", "resources": resources, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
             "volumes": [volume, {"name": "unused", "emptyDir": {}}],
         }}))
@@ -196,7 +211,8 @@ mod tests {
     #[test]
     fn kinds() {
         let none = serde_json::json!({});
-        let empty = |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page };
+        let empty =
+            |medium, size_limit, huge_page| VolumeKind::EmptyDir { medium, size_limit, huge_page, fs_group: Some(7) };
         assert_eq!(one(serde_json::json!({"emptyDir": {}}), none.clone()), empty(Medium::Disk, 0, 0));
         let memory = serde_json::json!({"emptyDir": {"medium": "Memory"}});
         assert_eq!(one(memory, none.clone()), empty(Medium::Memory, 1 << 30, 0));
@@ -208,7 +224,10 @@ mod tests {
         assert!(matches!(one(huge, none.clone()), VolumeKind::Impossible { .. }));
         let host = serde_json::json!({"hostPath": {"path": "/x", "type": "Socket"}});
         assert_eq!(one(host, none.clone()), VolumeKind::HostPath { path: "/x".into(), kind: HostPathType::Socket });
-        let config = one(serde_json::json!({"configMap": {"name": "c"}}), none);
-        assert!(matches!(config, VolumeKind::Impossible { kind: "configMap", .. }), "{config:?}");
+        let config = one(serde_json::json!({"configMap": {"name": "c"}}), none.clone());
+        assert!(matches!(&config, VolumeKind::Content(c) if c.fs_group == Some(7)), "{config:?}");
+        assert_eq!((config.name(), config.root()), ("configMap", VolumeRoot::Plugin("kubernetes.io/configmap")));
+        let claim = one(serde_json::json!({"persistentVolumeClaim": {"claimName": "c"}}), none);
+        assert!(matches!(claim, VolumeKind::Impossible { kind: "persistentVolumeClaim", .. }), "{claim:?}");
     }
 }

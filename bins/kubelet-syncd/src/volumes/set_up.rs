@@ -1,20 +1,84 @@
-//! Asks volnetd for a pod's volumes, all at once: each is a round trip of its own and none needs another.
+//! Asks volnetd for a pod's volumes, all at once: each is a few round trips of its own and none needs another. Volumes
+//! with files from the API are also brought up to date here, when their files have changed.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
 
+use super::content::Content;
 use super::plan::{VolumeKind, VolumePlan};
+use super::render::{ContentHash, RenderError, Rendered, render};
 use crate::runtime::container_config::{MountedVolume, MountedVolumes};
+use crate::runtime::named_objects::{NamedObjects, Wanted};
+use crate::runtime::node_facts::NodeFacts;
 use crate::volnetd::{Volnetd, VolnetdError};
+
+/// The verbs of volnetd that make volumes.
+pub trait VolumeVerbs: Sync {
+    fn set_up_empty_dir(
+        &self,
+        context: &CallContext,
+        request: api::SetUpEmptyDirRequest,
+    ) -> impl Future<Output = Result<api::SetUpVolumeReply, VolnetdError>> + Send;
+    fn check_host_path(
+        &self,
+        context: &CallContext,
+        request: api::CheckHostPathRequest,
+    ) -> impl Future<Output = Result<api::SetUpVolumeReply, VolnetdError>> + Send;
+    fn set_up_content(
+        &self,
+        context: &CallContext,
+        request: api::SetUpContentRequest,
+    ) -> impl Future<Output = Result<api::SetUpVolumeReply, VolnetdError>> + Send;
+    fn put_content(
+        &self,
+        volume: api::PutContent,
+        content: &[u8],
+    ) -> impl Future<Output = Result<(), VolnetdError>> + Send;
+}
+
+impl VolumeVerbs for Volnetd {
+    async fn set_up_empty_dir(
+        &self,
+        context: &CallContext,
+        request: api::SetUpEmptyDirRequest,
+    ) -> Result<api::SetUpVolumeReply, VolnetdError> {
+        Volnetd::set_up_empty_dir(self, context, request).await
+    }
+
+    async fn check_host_path(
+        &self,
+        context: &CallContext,
+        request: api::CheckHostPathRequest,
+    ) -> Result<api::SetUpVolumeReply, VolnetdError> {
+        Volnetd::check_host_path(self, context, request).await
+    }
+
+    async fn set_up_content(
+        &self,
+        context: &CallContext,
+        request: api::SetUpContentRequest,
+    ) -> Result<api::SetUpVolumeReply, VolnetdError> {
+        Volnetd::set_up_content(self, context, request).await
+    }
+
+    async fn put_content(&self, volume: api::PutContent, content: &[u8]) -> Result<(), VolnetdError> {
+        Volnetd::put_content(self, volume, content).await
+    }
+}
 
 /// Why a pod's volumes are not ready.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error("volume {volume:?}: {why}")]
     Impossible { volume: String, why: String },
+    #[error("volume {volume:?}: {source}")]
+    Files { volume: String, source: RenderError },
     #[error("volume {volume:?}: {source}")]
     Failed { volume: String, source: VolnetdError },
 }
@@ -24,6 +88,7 @@ impl VolumeError {
     pub fn event_message(&self) -> String {
         let (volume, why) = match self {
             VolumeError::Impossible { volume, why } => (volume, why.clone()),
+            VolumeError::Files { volume, source } => (volume, source.to_string()),
             VolumeError::Failed { volume, source: VolnetdError::Refused { source, .. } } => {
                 (volume, source.message().to_owned())
             }
@@ -32,61 +97,172 @@ impl VolumeError {
         format!("MountVolume.SetUp failed for volume {volume:?} : {why}")
     }
 
-    /// Nothing has failed, volnetd is away: wait.
+    /// Nothing has failed, volnetd or the API server is away: wait.
     pub fn is_transient(&self) -> bool {
-        matches!(self, VolumeError::Failed { source, .. } if source.is_transient())
+        match self {
+            VolumeError::Impossible { .. } => false,
+            VolumeError::Files { source, .. } => source.is_transient(),
+            VolumeError::Failed { source, .. } => source.is_transient(),
+        }
     }
 }
 
-/// What came of each volume, in the order of the plans.
-pub type Outcomes = Vec<(VolumePlan, Result<String, VolumeError>)>;
-
-/// Sets up every volume; one that fails does not stop the others.
-pub async fn set_up(volnetd: &Volnetd, context: &CallContext, uid: &PodUid, plans: Vec<VolumePlan>) -> Outcomes {
-    let work = plans.into_iter().map(|plan| async move {
-        let outcome = one(volnetd, context, uid, &plan).await;
-        (plan, outcome)
-    });
-    futures_util::future::join_all(work).await
+/// A volume that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    pub host_path: String,
+    /// What its files are, where they come from us.
+    pub content: Option<ContentHash>,
 }
 
-async fn one(volnetd: &Volnetd, context: &CallContext, uid: &PodUid, plan: &VolumePlan) -> Result<String, VolumeError> {
-    let volume = plan.name.to_string();
-    let reply = match &plan.kind {
-        VolumeKind::EmptyDir { medium, size_limit, huge_page } => {
-            let request = api::SetUpEmptyDirRequest {
-                pod_uid: uid.to_string(),
-                volume: volume.clone(),
-                medium: (*medium).into(),
-                size_limit_bytes: *size_limit,
-                huge_page_bytes: *huge_page,
-                fs_group: None,
-                fs_group_on_root_mismatch: false,
-            };
-            volnetd.set_up_empty_dir(context, request).await
+/// What came of each volume, in the order of the plans.
+pub type Outcomes = Vec<(VolumePlan, Result<Ready, VolumeError>)>;
+
+/// Which files each volume of a pod shows.
+pub type ContentHashes = BTreeMap<String, ContentHash>;
+
+/// What has to be asked for before the volumes can be made.
+pub fn wanted(plans: &[VolumePlan]) -> Wanted {
+    let mut wanted = Wanted::default();
+    contents(plans).for_each(|(_, content)| content.add_wanted(&mut wanted));
+    wanted
+}
+
+fn contents(plans: &[VolumePlan]) -> impl Iterator<Item = (&VolumePlan, &Content)> {
+    plans.iter().filter_map(|plan| match &plan.kind {
+        VolumeKind::Content(content) => Some((plan, content)),
+        _ => None,
+    })
+}
+
+/// Makes the volumes of one pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Maker<'a, V> {
+    pub verbs: &'a V,
+    pub context: &'a CallContext,
+    pub uid: &'a PodUid,
+    pub pod: &'a Pod,
+    pub facts: &'a NodeFacts,
+    /// At least what [`wanted`] names.
+    pub objects: &'a NamedObjects,
+}
+
+impl<V: VolumeVerbs> Maker<'_, V> {
+    /// Sets up every volume; one that fails does not stop the others.
+    pub async fn set_up(&self, plans: Vec<VolumePlan>) -> Outcomes {
+        let work = plans.into_iter().map(|plan| async move {
+            let outcome = self.one(&plan).await;
+            (plan, outcome)
+        });
+        join_all(work).await
+    }
+
+    /// Puts the files of volumes that are set up already where they are others than `known` says, and notes them there.
+    /// A volume that fails keeps the files that it has.
+    pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes) -> Vec<VolumeError> {
+        let mut errors = Vec::new();
+        let mut changed = Vec::new();
+        for (plan, content) in contents(plans) {
+            match self.files(plan, content) {
+                Ok(rendered) if known.get(plan.name.as_str()) == Some(&rendered.hash) => {}
+                Ok(rendered) => changed.push((plan, rendered)),
+                Err(error) => errors.push(error),
+            }
         }
-        VolumeKind::HostPath { path, kind } => {
-            let request = api::CheckHostPathRequest {
-                pod_uid: uid.to_string(),
-                volume: volume.clone(),
-                path: path.clone(),
-                r#type: (*kind).into(),
-            };
-            volnetd.check_host_path(context, request).await
+        let puts = changed.into_iter().map(|(plan, rendered)| async move {
+            let put = self.put(plan, &rendered).await;
+            (plan, put.map(|()| rendered.hash))
+        });
+        for (plan, put) in join_all(puts).await {
+            match put {
+                Ok(hash) => {
+                    known.insert(plan.name.to_string(), hash);
+                }
+                Err(error) => errors.push(error),
+            }
         }
-        VolumeKind::Impossible { why, .. } => return Err(VolumeError::Impossible { volume, why: why.clone() }),
-    };
-    match reply {
-        Ok(reply) => Ok(reply.host_path),
-        Err(source) => Err(VolumeError::Failed { volume, source }),
+        errors
+    }
+
+    async fn one(&self, plan: &VolumePlan) -> Result<Ready, VolumeError> {
+        let (pod_uid, volume) = (self.uid.to_string(), plan.name.to_string());
+        let failed = |source| VolumeError::Failed { volume: volume.clone(), source };
+        let made = |reply: api::SetUpVolumeReply, content| Ready { host_path: reply.host_path, content };
+        match &plan.kind {
+            VolumeKind::EmptyDir { medium, size_limit, huge_page, fs_group } => {
+                let request = api::SetUpEmptyDirRequest {
+                    pod_uid,
+                    volume: volume.clone(),
+                    medium: (*medium).into(),
+                    size_limit_bytes: *size_limit,
+                    huge_page_bytes: *huge_page,
+                    fs_group: *fs_group,
+                    // fsGroupChangePolicy does not count for volumes that end with the pod.
+                    fs_group_on_root_mismatch: false,
+                };
+                let reply = self.verbs.set_up_empty_dir(self.context, request).await.map_err(failed)?;
+                Ok(made(reply, None))
+            }
+            VolumeKind::HostPath { path, kind } => {
+                let (path, kind) = (path.clone(), (*kind).into());
+                let request = api::CheckHostPathRequest { pod_uid, volume: volume.clone(), path, r#type: kind };
+                let reply = self.verbs.check_host_path(self.context, request).await.map_err(failed)?;
+                Ok(made(reply, None))
+            }
+            VolumeKind::Content(content) => {
+                // What cannot be filled is not made.
+                let rendered = self.files(plan, content)?;
+                let request = api::SetUpContentRequest {
+                    pod_uid,
+                    volume: volume.clone(),
+                    plugin: content.plugin.into(),
+                    size_limit_bytes: content.size_limit,
+                    mount_points: content.nested.clone().unwrap_or_default(),
+                };
+                let reply = self.verbs.set_up_content(self.context, request).await.map_err(failed)?;
+                self.put(plan, &rendered).await?;
+                Ok(made(reply, Some(rendered.hash)))
+            }
+            VolumeKind::Impossible { why, .. } => Err(VolumeError::Impossible { volume, why: why.clone() }),
+        }
+    }
+
+    fn files(&self, plan: &VolumePlan, content: &Content) -> Result<Rendered, VolumeError> {
+        render(content, self.pod, self.objects, self.facts)
+            .map_err(|source| VolumeError::Files { volume: plan.name.to_string(), source })
+    }
+
+    async fn put(&self, plan: &VolumePlan, rendered: &Rendered) -> Result<(), VolumeError> {
+        let VolumeKind::Content(content) = &plan.kind else { return Ok(()) };
+        let volume = plan.name.to_string();
+        let target =
+            api::PutContent { pod_uid: self.uid.to_string(), volume: volume.clone(), plugin: content.plugin.into() };
+        let put = self.verbs.put_content(target, &rendered.bytes).await;
+        put.map_err(|source| VolumeError::Failed { volume, source })
     }
 }
 
 /// The ready ones, for container mounts.
 pub fn mounted(outcomes: &Outcomes) -> MountedVolumes {
     let ready = outcomes.iter().filter_map(|(plan, outcome)| {
-        let host_path = PathBuf::from(outcome.as_ref().ok()?);
-        Some((plan.name.to_string(), MountedVolume { host_path, read_only: false }))
+        let host_path = PathBuf::from(&outcome.as_ref().ok()?.host_path);
+        let read_only = matches!(plan.kind, VolumeKind::Content(_));
+        let managed = !matches!(plan.kind, VolumeKind::HostPath { .. });
+        let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root() };
+        Some((plan.name.to_string(), volume))
     });
     ready.collect()
 }
+
+/// What the ready ones show.
+pub fn hashes(outcomes: &Outcomes) -> ContentHashes {
+    let shown = outcomes.iter().filter_map(|(plan, outcome)| {
+        let hash = outcome.as_ref().ok()?.content?;
+        Some((plan.name.to_string(), hash))
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+#[path = "set_up_tests.rs"]
+mod tests;

@@ -102,12 +102,22 @@ pub fn quote(text: &str) -> String {
             '\u{b}' => out.push_str("\\v"),
             '\u{c}' => out.push_str("\\f"),
             c if c.is_ascii_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if c.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => out.push(c),
+            c if is_printed(c) => out.push(c),
+            c if u32::from(c) < 0x1_0000 => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push_str(&format!("\\U{:08x}", u32::from(c))),
         }
     }
     out.push('"');
     out
+}
+
+/// Letters, marks, numbers, punctuation, symbols and the space. The standard library knows the same set, but escapes a
+/// mark that begins a text: so something stands before it.
+fn is_printed(c: char) -> bool {
+    c.is_ascii() || {
+        let text = format!("a{c}");
+        text.escape_debug().eq(text.chars())
+    }
 }
 
 /// All errors of an object, in the order in which they were found.

@@ -1,0 +1,154 @@
+//! Which configMaps, secrets and tokens a part of a pod names, and what came of asking for them. Asking waits; what is
+//! made of the answers (environments, files of volumes) is pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+
+use crate::api::objects::{ObjectError, Objects, Token, TokenWanted};
+
+/// An answer that takes longer is none. Upstream gives its caches one second (`pkg/kubelet/util/manager`); a request
+/// may take longer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What is named.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    pub config_maps: BTreeSet<String>,
+    pub secrets: BTreeSet<String>,
+    pub tokens: BTreeSet<TokenWanted>,
+}
+
+impl Wanted {
+    pub fn is_empty(&self) -> bool {
+        self.config_maps.is_empty() && self.secrets.is_empty() && self.tokens.is_empty()
+    }
+}
+
+/// Why an object is not to be had, in upstream's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// `configmap "x" not found`.
+    #[error("{kind} {name:?} not found")]
+    NotFound { kind: &'static str, name: String },
+    #[error(transparent)]
+    Other(ObjectError),
+}
+
+impl LookupError {
+    /// Nobody has answered: nothing is known to be wrong with the pod.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, LookupError::Other(ObjectError::Away(_)))
+    }
+
+    pub(crate) fn of(kind: &'static str, name: &str, error: ObjectError) -> Self {
+        match error {
+            ObjectError::NotFound(_) => LookupError::NotFound { kind, name: name.to_owned() },
+            other => LookupError::Other(other),
+        }
+    }
+}
+
+/// An object, or why there is none.
+pub type Lookup<T> = Result<T, LookupError>;
+
+/// What came of asking. `Debug` shows no contents.
+#[derive(Clone, Default)]
+pub struct NamedObjects {
+    pub config_maps: BTreeMap<String, Lookup<Arc<ConfigMap>>>,
+    pub secrets: BTreeMap<String, Lookup<Arc<Secret>>>,
+    pub tokens: BTreeMap<TokenWanted, Lookup<Token>>,
+}
+
+impl Debug for NamedObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NamedObjects")
+            .field("config_maps", &self.config_maps.keys())
+            .field("secrets", &self.secrets.keys())
+            .field("tokens", &self.tokens.keys())
+            .finish()
+    }
+}
+
+fn never_asked<T>(kind: &str, name: &str) -> Lookup<T> {
+    Err(LookupError::Other(ObjectError::Away(format!("{kind} {name:?} has not been asked for"))))
+}
+
+impl NamedObjects {
+    /// # Errors
+    /// [`LookupError`].
+    pub fn config_map(&self, name: &str) -> Lookup<Arc<ConfigMap>> {
+        self.config_maps.get(name).cloned().unwrap_or_else(|| never_asked("configmap", name))
+    }
+
+    /// # Errors
+    /// [`LookupError`].
+    pub fn secret(&self, name: &str) -> Lookup<Arc<Secret>> {
+        self.secrets.get(name).cloned().unwrap_or_else(|| never_asked("secret", name))
+    }
+
+    /// # Errors
+    /// [`LookupError`].
+    pub fn token(&self, wanted: &TokenWanted) -> Lookup<Token> {
+        self.tokens.get(wanted).cloned().unwrap_or_else(|| never_asked("token", &wanted.service_account))
+    }
+}
+
+/// Asks for all of them at once, within ten seconds. Without a name in `wanted` it does not wait at all.
+pub async fn fetch(objects: &dyn Objects, namespace: &str, wanted: Wanted) -> NamedObjects {
+    let config_maps = wanted.config_maps.into_iter().map(|name| async move {
+        let got = in_time("configmap", &name, objects.config_map(namespace, &name)).await;
+        (name, got)
+    });
+    let secrets = wanted.secrets.into_iter().map(|name| async move {
+        let got = in_time("secret", &name, objects.secret(namespace, &name)).await;
+        (name, got)
+    });
+    let tokens = wanted.tokens.into_iter().map(|token| async move {
+        let got = in_time("serviceaccount", &token.service_account, objects.token(&token)).await;
+        (token, got)
+    });
+    let (config_maps, secrets, tokens) = tokio::join!(join_all(config_maps), join_all(secrets), join_all(tokens));
+    NamedObjects {
+        config_maps: config_maps.into_iter().collect(),
+        secrets: secrets.into_iter().collect(),
+        tokens: tokens.into_iter().collect(),
+    }
+}
+
+async fn in_time<T>(kind: &'static str, name: &str, call: BoxFuture<'_, Result<T, ObjectError>>) -> Lookup<T> {
+    let answer = match tokio::time::timeout(DEADLINE, call).await {
+        Ok(answer) => answer,
+        Err(_) => Err(ObjectError::Away(format!("failed to sync {kind} cache: timed out waiting for the condition"))),
+    };
+    answer.map_err(|error| LookupError::of(kind, name, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::fixtures::FakeObjects;
+
+    #[tokio::test(start_paused = true)]
+    async fn everything_is_answered_and_silence_is_not_absence() {
+        let objects = FakeObjects::default();
+        objects.put_config_map("here", &[("k", "v")]);
+        objects.put_secret("silent", &[]);
+        objects.silence("silent");
+        let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect();
+        let wanted =
+            Wanted { config_maps: names(&["here", "gone"]), secrets: names(&["silent"]), tokens: BTreeSet::new() };
+        let got = fetch(&objects, "ns", wanted).await;
+        assert_eq!(got.config_map("here").unwrap().data.as_ref().unwrap()["k"], "v");
+        let gone = got.config_map("gone").unwrap_err();
+        assert_eq!((gone.to_string().as_str(), gone.is_transient()), ("configmap \"gone\" not found", false));
+        let silent = got.secret("silent").unwrap_err();
+        assert_eq!(silent.to_string(), "failed to sync secret cache: timed out waiting for the condition");
+        assert!(silent.is_transient() && got.secret("other").unwrap_err().is_transient());
+        assert!(!format!("{got:?}").contains("\"v\""));
+    }
+}

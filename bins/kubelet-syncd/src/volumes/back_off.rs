@@ -1,0 +1,82 @@
+//! How long a pod whose volumes cannot be had waits before they are tried again, and what is said of it
+//! (upstream `pkg/util/goroutinemap/exponentialbackoff`, `pkg/kubelet/volumemanager`).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Wait after the first failure; it doubles with each one.
+const FIRST: Duration = Duration::from_millis(500);
+/// The longest wait.
+const LONGEST: Duration = Duration::from_secs(122);
+/// After so long without its volumes the pod as a whole is said to wait for them, and again each time.
+const PATIENCE: Duration = Duration::from_secs(123);
+
+/// One pod that waits for its volumes.
+#[derive(Debug, Clone)]
+pub struct MountBackOff {
+    wait: Duration,
+    until: Instant,
+    said: Vec<String>,
+    patience: Instant,
+}
+
+/// What is to be done about a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Until the next try.
+    pub wait: Duration,
+    /// The failures are news.
+    pub say: bool,
+    /// The pod has waited too long.
+    pub impatient: bool,
+}
+
+impl MountBackOff {
+    pub fn new(now: Instant) -> Self {
+        MountBackOff { wait: Duration::ZERO, until: now, said: Vec::new(), patience: now + PATIENCE }
+    }
+
+    /// The volumes could not be had, for these reasons. A look that came before its time, with the same result, changes
+    /// nothing and is no news.
+    pub fn failed(&mut self, reasons: &[String], now: Instant) -> Verdict {
+        let early = now < self.until && self.said == reasons;
+        if !early {
+            self.wait = (self.wait * 2).clamp(FIRST, LONGEST);
+            self.until = now + self.wait;
+            self.said = reasons.to_vec();
+        }
+        let impatient = now >= self.patience;
+        if impatient {
+            self.patience = now + PATIENCE;
+        }
+        Verdict { wait: self.until.saturating_duration_since(now), say: !early, impatient }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_and_early_looks_are_silent() {
+        let start = Instant::now();
+        let mut back_off = MountBackOff::new(start);
+        let why = ["secret \"x\" not found".to_owned()];
+        let mut now = start;
+        for expected in [500, 1000, 2000, 4000, 8000, 16_000, 32_000] {
+            let verdict = back_off.failed(&why, now);
+            assert_eq!(verdict, Verdict { wait: Duration::from_millis(expected), say: true, impatient: false });
+            let early = back_off.failed(&why, now + verdict.wait / 2);
+            assert_eq!(early, Verdict { wait: verdict.wait / 2, say: false, impatient: false });
+            now += verdict.wait;
+        }
+        // Another reason is news at any time.
+        assert!(back_off.failed(&["other".to_owned()], now).say);
+        let verdict = back_off.failed(&["third".to_owned()], now);
+        assert_eq!((verdict.wait, verdict.say, verdict.impatient), (LONGEST, true, false));
+        let late = back_off.failed(&why, start + PATIENCE);
+        assert!(late.impatient);
+        assert!(!back_off.failed(&why, start + PATIENCE + Duration::from_secs(1)).impatient);
+    }
+}
