@@ -25,7 +25,7 @@ impl Features {
             pod_level_resources: gates.enabled("PodLevelResources"),
             declared: gates.enabled("NodeDeclaredFeatures"),
             restart_all_containers: gates.enabled("RestartAllContainersOnContainerExits"),
-            // No runtime says yet that it can.
+            // Alpha and off; the gate alone does not do without a runtime that says that it can.
             user_namespaces_host_network: false,
             comparing_tolerations: gates.enabled("TaintTolerationComparisonOperators"),
         }

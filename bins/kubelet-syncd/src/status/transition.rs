@@ -4,7 +4,6 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::containers::terminated_of;
-use super::phase::Phase;
 use crate::runtime::podspec::{find_container, init_containers, is_sidecar, restart_policy};
 use crate::runtime::restart::{may_restart, may_restart_all};
 
@@ -35,40 +34,9 @@ fn ended_for_good(pod: &Pod, status: &ContainerStatus) -> bool {
     !may_restart(&container, pod, terminated.exit_code)
 }
 
-/// What may be shown of `new` while containers of the pod may still run: an end only counts once they cannot, so until
-/// then phase, reason and message stay as they were (upstream status manager, mergePodStatus). Conditions and container
-/// statuses are shown as they are.
-pub fn publishable(old: Option<&PodStatus>, new: &PodStatus, containers_may_run: bool) -> PodStatus {
-    let mut shown = new.clone();
-    let phase = |status: &PodStatus| status.phase.as_deref().and_then(Phase::parse);
-    let ends = phase(new).is_some_and(Phase::is_terminal);
-    let was_over = old.and_then(phase).is_some_and(Phase::is_terminal);
-    if containers_may_run && ends && !was_over {
-        shown.phase = old.and_then(|o| o.phase.clone()).or_else(|| Some(Phase::Pending.as_str().to_owned()));
-        shown.reason = old.and_then(|o| o.reason.clone());
-        shown.message = old.and_then(|o| o.message.clone());
-    }
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_end_is_shown_when_it_is_one() {
-        let status = |phase: &str| PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
-        for (old, new, may_run, shown) in [
-            (Some("Running"), "Failed", true, "Running"),
-            (Some("Running"), "Failed", false, "Failed"),
-            (Some("Failed"), "Failed", true, "Failed"),
-            (Some("Pending"), "Running", true, "Running"),
-            (None, "Failed", true, "Pending"),
-        ] {
-            let old = old.map(status);
-            assert_eq!(publishable(old.as_ref(), &status(new), may_run).phase.as_deref(), Some(shown));
-        }
-    }
 
     fn check(policy: &str, old: &str, new: &str) -> bool {
         let pod: Pod = serde_json::from_value(serde_json::json!(
