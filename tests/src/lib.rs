@@ -1,6 +1,7 @@
 //! What the tests of this folder share: the decision to run at all.
 
 pub mod golden;
+pub mod registry;
 
 use anyhow::Result;
 use bulkhead_testkit::{Lab, machine};

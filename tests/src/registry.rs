@@ -1,0 +1,123 @@
+//! A real registry with a password, for tests of image pulls.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::wait::{SHORT, eventually};
+use bulkhead_testkit::{Lab, image, netns};
+use nix::sys::signal::Signal;
+
+/// Who may pull.
+pub const USER: &str = "puller";
+pub const PASSWORD: &str = "secret";
+/// bcrypt of the password, which is all that the registry takes.
+const PASSWORD_HASH: &str = "$2b$04$GO.Ip7SWT8HSuvA.lc1xQuGiboTX5JbMmvY9WUga8AMiyOCFgL4Zq";
+const PROGRAM: &str = "/usr/bin/docker-registry";
+/// The runtime takes plain HTTP from a loopback address alone.
+const ADDRESS: &str = "127.0.0.1:5000";
+
+/// A registry in the lab's network namespace, with one image in it.
+#[derive(Debug)]
+pub struct Registry {
+    child: Child,
+    lab: Lab,
+}
+
+impl Registry {
+    /// Starts it and pushes the lab's busybox to it.
+    ///
+    /// # Errors
+    /// It cannot be installed, did not come up, or did not take the image.
+    pub fn start(lab: &Lab) -> Result<Self> {
+        install()?;
+        let folder = lab.folder().join("registry");
+        std::fs::create_dir_all(&folder)?;
+        let passwords = folder.join("htpasswd");
+        std::fs::write(&passwords, format!("{USER}:{PASSWORD_HASH}\n"))?;
+        let config = folder.join("config.yml");
+        let text = format!(
+            "version: 0.1\nstorage: {{filesystem: {{rootdirectory: {0}/data}}}}\nhttp: {{addr: \"{ADDRESS}\"}}\n\
+             auth: {{htpasswd: {{realm: test, path: {1}}}}}\n",
+            folder.display(),
+            passwords.display()
+        );
+        std::fs::write(&config, text)?;
+        let log = std::fs::File::create(folder.join("log"))?;
+        let child = Command::new("nsenter")
+            .arg(format!("--net={}", lab.netns().path().display()))
+            .arg(PROGRAM)
+            .arg("serve")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("starting the registry")?;
+        let registry = Self { child, lab: lab.clone() };
+        let namespace: PathBuf = lab.netns().path();
+        eventually("the registry answers", SHORT, || {
+            let address = ADDRESS.parse()?;
+            let (status, _) = netns::run_in(&namespace, || netns::http_get(address, "/v2/"))?;
+            ensure!(status == 401, "it answers {status} without a password");
+            Ok(())
+        })?;
+        registry.push()?;
+        Ok(registry)
+    }
+
+    /// The image that only those who know the password can pull.
+    pub fn image(&self) -> String {
+        format!("{ADDRESS}/private/busybox:1")
+    }
+
+    fn push(&self) -> Result<()> {
+        let (image, login) = (self.image(), format!("{USER}:{PASSWORD}"));
+        let containerd = self.lab.containerd();
+        containerd.ctr(&["images", "tag", image::BUSYBOX, &image])?;
+        // It is ctr that talks to the registry here: so it has to be where the registry is.
+        let output = Command::new("nsenter")
+            .arg(format!("--net={}", self.lab.netns().path().display()))
+            .args(["ctr", "--namespace", "k8s.io", "--address"])
+            .arg(containerd.socket())
+            .args(["images", "push", "--plain-http", "--user", &login, &image])
+            .output()?;
+        ensure!(output.status.success(), "pushing {image}: {}", String::from_utf8_lossy(&output.stderr));
+        self.forget()
+    }
+
+    /// Takes the image off the node, so that the next pod pulls it.
+    ///
+    /// # Errors
+    /// The runtime did not do it.
+    pub fn forget(&self) -> Result<()> {
+        self.lab.containerd().ctr(&["images", "remove", "--sync", &self.image()])?;
+        Ok(())
+    }
+
+    /// A secret's `.dockerconfigjson` with this password.
+    pub fn docker_config(password: &str) -> String {
+        format!(r#"{{"auths":{{"{ADDRESS}":{{"username":"{USER}","password":"{password}"}}}}}}"#)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            bulkhead_testkit::processes::signal(pid, Signal::SIGTERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+fn install() -> Result<()> {
+    if std::path::Path::new(PROGRAM).exists() {
+        return Ok(());
+    }
+    for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "docker-registry"]] {
+        let output =
+            Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1").output()?;
+        ensure!(output.status.success(), "apt-get: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
