@@ -11,10 +11,14 @@ use super::proxy::Call;
 #[derive(Debug, Clone)]
 pub struct Recording {
     pub name: String,
+    pub uid: String,
+    pub pod_ips: Vec<String>,
     /// The pod to create; None for the static pod, which comes from a file.
     pub pod: Option<Value>,
     /// The static pod's mirror.
     pub mirror: Option<Value>,
+    /// Put in after the pod ran.
+    pub ephemeral: Option<Value>,
     /// Distinct statuses in order, normalised as [`super::normal::status`] does.
     pub statuses: Vec<Value>,
     pub calls: Vec<Call>,
@@ -51,6 +55,9 @@ fn load(path: &Path) -> Result<Recording> {
         .collect::<Result<_>>()?;
     Ok(Recording {
         name: value["name"].as_str().context("no name")?.to_owned(),
+        uid: value["uid"].as_str().context("no uid")?.to_owned(),
+        pod_ips: list("podIPs")?.iter().filter_map(|ip| Some(ip.as_str()?.to_owned())).collect(),
+        ephemeral: value.get("ephemeralContainers").cloned(),
         pod: value.get("pod").cloned(),
         mirror: value.get("mirror").cloned(),
         statuses: list("statuses")?,
