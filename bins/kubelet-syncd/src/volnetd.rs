@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::client::{Link, PeerState, is_unknown};
 use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::context::CallContext;
@@ -16,6 +17,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
+use bulkhead_sys::memfd;
 use bulkhead_types::{Epoch, PodUid};
 use tonic::transport::Channel;
 
@@ -89,6 +91,7 @@ impl Authority {
 #[derive(Debug, Clone)]
 pub struct Volnetd {
     link: Link,
+    broker: BrokerClient,
     authority: Arc<Authority>,
 }
 
@@ -116,6 +119,8 @@ verbs! {
     prepare_pod(VolumesClient, PreparePodRequest) -> PreparePodReply, QUICK;
     set_up_empty_dir(VolumesClient, SetUpEmptyDirRequest) -> SetUpVolumeReply, QUICK;
     check_host_path(VolumesClient, CheckHostPathRequest) -> SetUpVolumeReply, QUICK;
+    set_up_content(VolumesClient, SetUpContentRequest) -> SetUpVolumeReply, QUICK;
+    prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
     write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;
     create_termination_file(FilesClient, CreateTerminationFileRequest) -> HostFileReply, QUICK;
@@ -129,9 +134,17 @@ verbs! {
     remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;
 }
 
+/// volnetd's own words where there are some.
+fn refusal(error: BrokerError) -> String {
+    match error {
+        BrokerError::Refused { message, .. } => message,
+        error => error.to_string(),
+    }
+}
+
 impl Volnetd {
-    pub fn new(link: Link, authority: Arc<Authority>) -> Self {
-        Volnetd { link, authority }
+    pub fn new(link: Link, broker: BrokerClient, authority: Arc<Authority>) -> Self {
+        Volnetd { link, broker, authority }
     }
 
     pub fn link(&self) -> &Link {
@@ -159,6 +172,21 @@ impl Volnetd {
             generation: self.authority.generation(),
             sources_ready: true,
         })
+    }
+
+    /// Replaces all files of a volume that `set_up_content` made. `content`: an encoded `VolumeContent`.
+    ///
+    /// # Errors
+    /// See [`VolnetdError`].
+    pub async fn put_content(&self, volume: api::PutContent, content: &[u8]) -> Result<(), VolnetdError> {
+        const VERB: &str = "put_content";
+        let memfd = memfd::sealed("volume", content).map_err(|error| {
+            VolnetdError::from(VERB, tonic::Status::unavailable(format!("no memory file could be made: {error}")))
+        })?;
+        self.broker
+            .put_content(volume, memfd)
+            .await
+            .map_err(|error| VolnetdError::from(VERB, tonic::Status::new(error.code(), refusal(error))))
     }
 
     /// Removes what belongs to pods that are not named. Answers the steps taken.
