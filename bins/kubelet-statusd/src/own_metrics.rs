@@ -83,7 +83,7 @@ impl OwnMetrics {
 }
 
 /// The architecture as Go names it.
-fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -1,8 +1,135 @@
-//! The Node object: registration, status, lease.
+//! The Node object: registration, status, lease, CSINode. Decisions are in pure modules; this one starts the tasks.
+//!
+//! | module | decides |
+//! |---|---|
+//! | `object` | what a new Node has beside its status, and what is put right on one that stands |
+//! | `status`, `conditions`, `ready`, `addresses`, `declared` | what the status says |
+//! | `patch`, `cadence` | what is sent of it, and when |
+//! | `lease`, `csinode` | the two objects beside it |
+//! | `syncd_view`, `facts`, `probe` | what is known: of the pods' side, the machine, its network |
+//! | `server`, `reporter`, `metrics` | the shells |
 
+pub mod addresses;
+pub mod cadence;
+pub mod conditions;
+pub mod csinode;
+pub mod declared;
+pub mod facts;
+pub mod lease;
+pub mod metrics;
+pub mod object;
+pub mod patch;
+pub mod probe;
+pub mod ready;
+pub mod reporter;
+pub mod server;
+pub mod status;
+pub mod syncd_view;
+
+use std::sync::Arc;
+
+use bulkhead_config::NodeConfig;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::events::{EventQueue, Involved, Record};
 use crate::outward::Outward;
+use csinode::Progress;
+use facts::Facts;
+use metrics::Metrics;
+use reporter::{Clock, Reporter};
+use server::Server;
+use status::Fixed;
+use syncd_view::View;
+
+const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please \
+     migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
 /// Keeps the Node and its lease until the daemon is to stop.
 pub async fn run(outward: Outward) {
-    outward.stop.cancelled().await;
+    let metrics = match Metrics::register(&outward.registry) {
+        Ok(metrics) => metrics,
+        Err(error) => {
+            // Only a second instance in one process can meet this.
+            tracing::error!(%error, "the node is not kept");
+            return;
+        }
+    };
+    let (sender, view) = watch::channel(View::new(Instant::now()));
+    let stop = outward.stop.clone();
+    let keep = async {
+        let follow = syncd_view::follow(outward.syncd.clone(), sender);
+        let keep = async {
+            let facts = Facts::read(&outward.broker).await;
+            outward.api.ready().await;
+            let server = Server::new(&outward.config, &outward.api);
+            let start =
+                Start { config: outward.config.clone(), server, facts, metrics, events: outward.events.clone(), view };
+            keep(start, Timestamp::now).await;
+        };
+        tokio::join!(follow, keep);
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = keep => {}
+    }
+}
+
+/// What the tasks are given.
+#[derive(Debug)]
+pub struct Start {
+    pub config: Arc<NodeConfig>,
+    pub server: Server,
+    pub facts: Facts,
+    pub metrics: Metrics,
+    pub events: EventQueue,
+    pub view: watch::Receiver<View>,
+}
+
+/// The tasks over one connection to the API server. Ends only with its future.
+pub async fn keep(start: Start, clock: Clock) {
+    let Start { config, server, facts, metrics, events, view } = start;
+    let event = |kind, reason: &str, message: &str| {
+        events.record(Record {
+            involved: Involved::Node,
+            kind,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        });
+    };
+    event("Normal", "Starting", "Starting kubelet.");
+    if facts.cgroup_v1 {
+        event("Warning", "CgroupV1", CGROUP_V1);
+    }
+    let fixed = Fixed {
+        facts,
+        kubelet_version: config.version.clone(),
+        port: config.kubelet.port,
+        declared_features: declared::declared(&config.feature_gates()),
+        local_storage_isolation: config.kubelet.local_storage_capacity_isolation.unwrap_or(true),
+        sync_frequency: config.sync_frequency(),
+    };
+    let (uid_sender, node_uid) = watch::channel(None);
+    let (progress, storage) = watch::channel(Progress::NotYet);
+    let leaser = lease::Leaser::new(&config, server.clone(), metrics.clone(), node_uid.clone(), clock);
+    let csi_node = first_csi_node(server.clone(), metrics.clone(), node_uid, progress);
+    let reporter = Reporter { config, server, fixed, metrics, events, view, storage, clock, node_uid: uid_sender };
+    tokio::join!(reporter.run(), leaser.run(), csi_node);
+}
+
+/// The CSINode belongs to the Node: it is made when that stands.
+async fn first_csi_node(
+    server: Server,
+    metrics: Metrics,
+    mut node_uid: watch::Receiver<Option<String>>,
+    progress: watch::Sender<Progress>,
+) {
+    let uid = match node_uid.wait_for(Option::is_some).await {
+        Ok(uid) => uid.clone(),
+        Err(_) => None,
+    };
+    if let Some(uid) = uid {
+        csinode::run(server, metrics, uid, progress).await;
+    }
 }

@@ -1,0 +1,420 @@
+//! Keeps the Node: registers it, then writes its status when that changes or is due.
+//!
+//! As upstream's syncNodeStatus it computes every nodeStatusUpdateFrequency and tries a write up to five times; unlike it,
+//! it also computes at once when kubelet-syncd says something new, so a node is Ready, or not, when it is and not ten
+//! seconds later. A Node that is deleted while we run is not made again before a restart, as upstream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::syncd::NodeState;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::addresses::{Decision, Wanted, decide};
+use super::cadence::{Cadence, jittered, random};
+use super::conditions::{Pressure, Told};
+use super::csinode::Progress;
+use super::metrics::Metrics;
+use super::probe::Prober;
+use super::server::{RequestError, Server};
+use super::status::{self, Change, Fixed, Now};
+use super::syncd_view::{GRACE, View};
+use super::{object, patch};
+use crate::events::{EventQueue, Involved, Record};
+
+const REGISTER_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(7));
+const TRIES: u32 = 5;
+const JITTER: f64 = 0.04;
+/// Changes that come together are written together.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// So many changes in a period are looked at without delay, further ones no faster than this.
+const HURRIES: u32 = 5;
+const HURRY: Duration = Duration::from_secs(1);
+/// With a Node that does not stand yet the CSINode is made at once; its success belongs into the first status.
+const FIRST_CSI_NODE: Duration = Duration::from_secs(2);
+
+/// The wall clock.
+pub type Clock = fn() -> Timestamp;
+
+/// Everything that the reporter uses.
+#[derive(Debug)]
+pub struct Reporter {
+    pub config: Arc<NodeConfig>,
+    pub server: Server,
+    pub fixed: Fixed,
+    pub metrics: Metrics,
+    pub events: EventQueue,
+    pub view: watch::Receiver<View>,
+    pub storage: watch::Receiver<Progress>,
+    pub clock: Clock,
+    /// Tells the others that the Node stands.
+    pub node_uid: watch::Sender<Option<String>>,
+}
+
+/// Why a status was not written.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("the status cannot be encoded: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+/// Why a status is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Period,
+    News,
+}
+
+/// What is remembered from one computation to the next.
+struct Memory {
+    /// The Node as an answer of the API server showed it last.
+    node: Option<Node>,
+    addresses: Option<Decision>,
+    prober: Prober,
+    told: Told,
+    rebooted: bool,
+    unschedulable: bool,
+    enforced: bool,
+    cadence: Cadence,
+}
+
+impl Reporter {
+    /// Never ends.
+    pub async fn run(mut self) {
+        let mut memory = Memory {
+            node: None,
+            addresses: None,
+            prober: Prober::default(),
+            told: Told::default(),
+            rebooted: false,
+            unschedulable: false,
+            enforced: false,
+            cadence: Cadence::new(self.config.kubelet.node_status_report_frequency.to_std()),
+        };
+        self.first_state().await;
+        if self.config.kubelet.register_node.unwrap_or(true) {
+            self.register(&mut memory).await;
+            self.first_csi_node().await;
+        }
+        let frequency = self.config.kubelet.node_status_update_frequency.to_std();
+        loop {
+            self.report(&mut memory, Occasion::Period).await;
+            let next = Instant::now() + jittered(frequency, JITTER, random());
+            for hurried in 0_u32.. {
+                tokio::select! {
+                    () = tokio::time::sleep_until(next) => break,
+                    () = news(&mut self.view, &mut self.storage) => {}
+                }
+                tokio::time::sleep(if hurried < HURRIES { DEBOUNCE } else { HURRY.min(frequency) }).await;
+                self.report(&mut memory, Occasion::News).await;
+            }
+        }
+    }
+
+    /// Waits until kubelet-syncd has said something of the node, for as long as a start may take.
+    async fn first_state(&mut self) {
+        let known = self.view.wait_for(|view| view.state.is_some());
+        if tokio::time::timeout(GRACE, known).await.is_err() {
+            tracing::warn!("kubelet-syncd has said nothing of the node yet");
+        }
+    }
+
+    async fn first_csi_node(&mut self) {
+        let settled = self.storage.wait_for(|progress| *progress != Progress::NotYet);
+        // Late is no error: the status says so, and is written anew when it stands.
+        let _ = tokio::time::timeout(FIRST_CSI_NODE, settled).await;
+    }
+
+    /// The Node is created, or the one that stands is put right; tried until it works.
+    async fn register(&mut self, memory: &mut Memory) {
+        self.metrics.registering();
+        let mut retry = REGISTER_RETRY.0;
+        loop {
+            tokio::time::sleep(retry).await;
+            retry = (retry * 2).min(REGISTER_RETRY.1);
+            let empty = object::initial(&self.config, self.fixed.facts.architecture);
+            let initial = self.compute(&empty, memory, Occasion::Period).await;
+            match self.try_register(&initial).await {
+                Ok(node) => {
+                    tracing::info!(node = self.server.name(), "the Node stands");
+                    self.tell_uid(&node);
+                    memory.node = Some(node);
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, ?retry, "the Node could not be registered"),
+            }
+        }
+    }
+
+    async fn try_register(&self, initial: &Node) -> Result<Node, WriteError> {
+        let created = self.server.create_node(initial).await;
+        self.metrics.node_write(created.is_ok());
+        let refused = match created {
+            Ok(node) => {
+                self.metrics.registered();
+                return Ok(node);
+            }
+            Err(error) => error,
+        };
+        let get_on_exists_only = self.config.feature_gates().enabled("KubeletRegistrationGetOnExistsOnly");
+        if !refused.already_exists() && (!refused.is_forbidden() || get_on_exists_only) {
+            return Err(refused.into());
+        }
+        let existing = self.server.get_node().await?;
+        let wanted = object::reconciled(&existing, initial);
+        match patch::node_patch(&existing, &wanted)? {
+            None => Ok(existing),
+            Some(patch) => {
+                let written = self.server.patch_node_status(&patch).await;
+                self.metrics.node_write(written.is_ok());
+                Ok(written?)
+            }
+        }
+    }
+
+    fn tell_uid(&self, node: &Node) {
+        self.node_uid.send_if_modified(|known| {
+            let changed = *known != node.metadata.uid;
+            known.clone_from(&node.metadata.uid);
+            changed
+        });
+    }
+
+    /// One period's work: computes, and writes where that is worth it.
+    async fn report(&mut self, memory: &mut Memory, occasion: Occasion) {
+        let mut pause = Duration::from_millis(100);
+        for attempt in 0..TRIES {
+            match self.try_report(memory, occasion, attempt).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(%error, attempt, "the node's status was not written");
+                    if matches!(&error, WriteError::Request(error) if error.is_not_found()) {
+                        memory.node = None;
+                    }
+                    let final_here = match &error {
+                        WriteError::Request(error) => error.is_not_found() || error.is_overload(),
+                        WriteError::Encode(_) => true,
+                    };
+                    if final_here {
+                        return;
+                    }
+                    if attempt > 0 {
+                        self.server.reconnect();
+                    }
+                }
+            }
+            tokio::time::sleep(jittered(pause, 0.5, random())).await;
+            pause *= 2;
+        }
+        tracing::error!("the node's status was not written in this period");
+    }
+
+    async fn try_report(&mut self, memory: &mut Memory, occasion: Occasion, attempt: u32) -> Result<(), WriteError> {
+        let old = self.current(memory, attempt).await?;
+        self.tell_uid(&old);
+        let new = self.compute(&old, memory, occasion).await;
+        let change = status::change(&old, &new);
+        let due = memory.cadence.due(Instant::now());
+        let worth = match change {
+            Change::Other => true,
+            Change::Images => occasion == Occasion::Period,
+            Change::Nothing => false,
+        };
+        memory.node = Some(old);
+        if !worth && !due {
+            return Ok(());
+        }
+        let Some(patch) = memory.node.as_ref().map(|old| patch::node_patch(old, &new)).transpose()?.flatten() else {
+            return Ok(());
+        };
+        let written = self.server.patch_node_status(&patch).await;
+        self.metrics.status_write(written.is_ok());
+        let node = written?;
+        memory.cadence.written(Instant::now(), change != Change::Nothing, random());
+        if is_ready(&node) {
+            self.metrics.ready();
+        }
+        memory.node = Some(node);
+        Ok(())
+    }
+
+    /// The Node as it stands: the newer of our last answer and of what kubelet-syncd's watch saw; after a failure, or where
+    /// neither is there, the API server's word.
+    async fn current(&self, memory: &Memory, attempt: u32) -> Result<Node, RequestError> {
+        if attempt == 0 {
+            let view = self.view.borrow().clone();
+            let seen = view.state.as_deref().and_then(seen_by_watch);
+            if let Some(node) = newer(memory.node.clone(), seen) {
+                return Ok(node);
+            }
+        }
+        self.server.get_node().await
+    }
+
+    async fn compute(&mut self, old: &Node, memory: &mut Memory, occasion: Occasion) -> Node {
+        if occasion == Occasion::Period || memory.addresses.is_none() {
+            self.look_at_addresses(old, memory).await;
+        }
+        let view = self.view.borrow_and_update().clone();
+        let storage = self.storage.borrow_and_update().problem();
+        let now = Now {
+            time: whole_second((self.clock)()),
+            known: view.state.as_deref(),
+            silent: view.is_silent(Instant::now()) || view.state.is_none(),
+            addresses: memory.addresses.as_ref(),
+            pressure: Pressure::default(),
+            storage: storage.as_deref(),
+            shutting_down: false,
+        };
+        let (new, events) = status::next(old, &self.fixed, &now);
+        self.record_changes(old, &new, events, memory, &view);
+        new
+    }
+
+    async fn look_at_addresses(&self, old: &Node, memory: &mut Memory) {
+        let wanted = Wanted {
+            node_ips: &self.config.node_ips,
+            name: self.config.node_name.as_str(),
+            external_cloud_provider: object::is_external(&self.config),
+        };
+        let addresses = old.status.as_ref().and_then(|status| status.addresses.as_ref());
+        let has_addresses = addresses.is_some_and(|list| !list.is_empty());
+        let probed = memory.prober.probe(&wanted, has_addresses).await;
+        memory.addresses = match decide(&wanted, has_addresses, &probed) {
+            Ok(decision) => Some(decision),
+            Err(error) => {
+                tracing::error!(%error, "the node's addresses stay as they are");
+                None
+            }
+        };
+    }
+
+    fn record_changes(&self, old: &Node, new: &Node, events: Vec<&'static str>, memory: &mut Memory, view: &View) {
+        let name = self.server.name();
+        let about_status = |reason: &str| self.event("Normal", reason, format!("Node {name} status is now: {reason}"));
+        let boot_id = &self.fixed.facts.boot_id;
+        let boot_of = |node: &Node| node.status.as_ref()?.node_info.as_ref().map(|info| info.boot_id.clone());
+        let old_boot = boot_of(old).unwrap_or_default();
+        if !memory.rebooted && !old_boot.is_empty() && old_boot != *boot_id {
+            memory.rebooted = true;
+            self.event("Warning", "Rebooted", format!("Node {name} has been rebooted, boot id: {boot_id}"));
+        }
+        for reason in memory.told.fresh(events) {
+            about_status(reason);
+        }
+        let unschedulable = new.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+        if unschedulable != memory.unschedulable {
+            memory.unschedulable = unschedulable;
+            about_status(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
+        }
+        let enforces = self.config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods");
+        // kubelet-syncd has measured the machine and works: it has set the limit on the pods' cgroup before its first pod.
+        if enforces && !memory.enforced && view.state.as_deref().is_some_and(limits_are_set) {
+            memory.enforced = true;
+            self.event("Normal", "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods".to_owned());
+        }
+    }
+
+    fn event(&self, kind: &'static str, reason: &str, message: String) {
+        self.events.record(Record { involved: Involved::Node, kind, reason: reason.to_owned(), message });
+    }
+}
+
+/// Something worth a computation has come. Ends with neither sender while one of them is there.
+async fn news(view: &mut watch::Receiver<View>, storage: &mut watch::Receiver<Progress>) {
+    let changed = tokio::select! {
+        changed = view.changed() => changed,
+        changed = storage.changed() => match changed {
+            Ok(()) => Ok(()),
+            // The CSINode stands and its task has ended.
+            Err(_) => view.changed().await,
+        },
+    };
+    if changed.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn limits_are_set(state: &NodeState) -> bool {
+    super::syncd_view::is_complete(state) && !state.problems.iter().any(|text| text.starts_with("waits for"))
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|list| list.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+}
+
+/// kubelet-syncd's copy of our Node, if it has one that can be read.
+fn seen_by_watch(state: &NodeState) -> Option<Node> {
+    if state.api_node_json.is_empty() {
+        return None;
+    }
+    serde_json::from_slice(&state.api_node_json)
+        .inspect_err(|error| tracing::warn!(%error, "the Node that kubelet-syncd saw cannot be read"))
+        .ok()
+}
+
+/// The newer of two copies. Resource versions grow; where they cannot be compared the watch's copy is taken.
+fn newer(answered: Option<Node>, seen: Option<Node>) -> Option<Node> {
+    let version = |node: &Node| node.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    match (answered, seen) {
+        (Some(answered), Some(seen)) => match (version(&answered), version(&seen)) {
+            (Some(a), Some(s)) if a >= s => Some(answered),
+            _ => Some(seen),
+        },
+        (answered, seen) => seen.or(answered),
+    }
+}
+
+/// The API has whole seconds; what is compared with its answers should too.
+fn whole_second(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(version: &str) -> Node {
+        serde_json::from_value(json!({"metadata": {"name": "n", "resourceVersion": version}})).unwrap()
+    }
+
+    #[test]
+    fn the_newer_copy_counts() {
+        let version = |node: Option<Node>| node.and_then(|node| node.metadata.resource_version);
+        assert_eq!(version(newer(Some(node("9")), Some(node("10")))).unwrap(), "10");
+        assert_eq!(version(newer(Some(node("10")), Some(node("9")))).unwrap(), "10");
+        assert_eq!(version(newer(Some(node("x")), Some(node("9")))).unwrap(), "9");
+        assert_eq!(version(newer(None, Some(node("9")))).unwrap(), "9");
+        assert_eq!(version(newer(Some(node("9")), None)).unwrap(), "9");
+        assert_eq!(newer(None, None), None);
+    }
+
+    #[test]
+    fn the_watchs_copy_is_read_or_ignored() {
+        let state = |json: &str| NodeState { api_node_json: json.as_bytes().to_vec(), ..NodeState::default() };
+        assert_eq!(seen_by_watch(&state("")), None);
+        assert_eq!(seen_by_watch(&state("{")), None);
+        assert!(seen_by_watch(&state(r#"{"metadata":{"name":"n"}}"#)).is_some());
+    }
+
+    #[test]
+    fn limits_wait_for_a_working_syncd() {
+        let mut state = NodeState {
+            capacity: [("cpu".to_owned(), "1".to_owned())].into(),
+            runtime_status_age_seconds: Some(0.0),
+            problems: vec!["waits for kubelet-volnetd".into()],
+            ..NodeState::default()
+        };
+        assert!(!limits_are_set(&state));
+        state.problems.clear();
+        assert!(limits_are_set(&state));
+    }
+}

@@ -1,0 +1,181 @@
+//! The requests about the node that go to the API server, each with a deadline, and what their refusals mean.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_config::NodeConfig;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::Value;
+
+/// Leases of nodes.
+const LEASES: &str = "kube-node-lease";
+
+/// The two ways to the API server: with the limits that all share, and without for what must not wait.
+#[derive(Clone)]
+pub struct Server {
+    name: Arc<str>,
+    main: kube::Client,
+    heartbeat: kube::Client,
+    reconnect: Arc<dyn Fn() + Send + Sync>,
+    deadline: Duration,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("{what} was not answered within {after:?}")]
+    Silent { what: &'static str, after: Duration },
+    #[error("{what}: {source}")]
+    Refused { what: &'static str, source: kube::Error },
+}
+
+impl RequestError {
+    fn status(&self) -> Option<&kube::core::Status> {
+        match self {
+            RequestError::Refused { source: kube::Error::Api(status), .. } => Some(status),
+            _ => None,
+        }
+    }
+
+    fn is_code(&self, code: u16) -> bool {
+        self.status().is_some_and(|status| status.code == code)
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.is_code(404)
+    }
+
+    /// There is an object of this name.
+    pub fn already_exists(&self) -> bool {
+        self.status().is_some_and(|status| status.reason == "AlreadyExists")
+    }
+
+    pub fn is_forbidden(&self) -> bool {
+        self.is_code(403)
+    }
+
+    /// Somebody else has written since.
+    pub fn is_conflict(&self) -> bool {
+        self.is_code(409) && !self.already_exists()
+    }
+
+    /// Too many requests: to ask again at once is no help.
+    pub fn is_overload(&self) -> bool {
+        self.is_code(429)
+    }
+}
+
+impl Server {
+    pub fn new(config: &NodeConfig, api: &ApiClient) -> Self {
+        let for_reconnect = api.clone();
+        Server::with_clients(
+            config,
+            api.client(Lane::Main),
+            api.client(Lane::Heartbeat),
+            Arc::new(move || for_reconnect.reconnect(Lane::Heartbeat)),
+        )
+    }
+
+    /// The same over any two clients.
+    pub fn with_clients(
+        config: &NodeConfig,
+        main: kube::Client,
+        heartbeat: kube::Client,
+        reconnect: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        // As upstream: a heartbeat that takes longer than its period is worth nothing.
+        let lease = Duration::from_secs(u64::try_from(config.kubelet.node_lease_duration_seconds).unwrap_or(40));
+        let period = config.kubelet.node_status_update_frequency.to_std();
+        let deadline = period.min(lease).max(Duration::from_secs(1));
+        Server { name: config.node_name.as_str().into(), main, heartbeat, reconnect, deadline }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Heartbeats fail one after the other: their connections may be dead without knowing it.
+    pub fn reconnect(&self) {
+        (self.reconnect)();
+    }
+
+    async fn within<T>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, RequestError> {
+        match tokio::time::timeout(self.deadline, call).await {
+            Ok(answer) => answer.map_err(|source| RequestError::Refused { what, source }),
+            Err(_) => Err(RequestError::Silent { what, after: self.deadline }),
+        }
+    }
+
+    /// # Errors
+    /// See [`RequestError`], as for all the others.
+    pub async fn create_node(&self, node: &Node) -> Result<Node, RequestError> {
+        let nodes: Api<Node> = Api::all(self.main.clone());
+        self.within("creating the Node", nodes.create(&PostParams::default(), node)).await
+    }
+
+    pub async fn get_node(&self) -> Result<Node, RequestError> {
+        let nodes: Api<Node> = Api::all(self.heartbeat.clone());
+        self.within("reading the Node", nodes.get(&self.name)).await
+    }
+
+    pub async fn patch_node_status(&self, patch: &Value) -> Result<Node, RequestError> {
+        let nodes: Api<Node> = Api::all(self.heartbeat.clone());
+        let params = PatchParams::default();
+        self.within("patching the Node's status", nodes.patch_status(&self.name, &params, &Patch::Strategic(patch)))
+            .await
+    }
+
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.heartbeat.clone(), LEASES)
+    }
+
+    pub async fn get_lease(&self) -> Result<Lease, RequestError> {
+        self.within("reading the lease", self.leases().get(&self.name)).await
+    }
+
+    pub async fn create_lease(&self, lease: &Lease) -> Result<Lease, RequestError> {
+        self.within("creating the lease", self.leases().create(&PostParams::default(), lease)).await
+    }
+
+    pub async fn replace_lease(&self, lease: &Lease) -> Result<Lease, RequestError> {
+        self.within("renewing the lease", self.leases().replace(&self.name, &PostParams::default(), lease)).await
+    }
+
+    fn csi_nodes(&self) -> Api<CSINode> {
+        Api::all(self.main.clone())
+    }
+
+    pub async fn get_csi_node(&self) -> Result<CSINode, RequestError> {
+        self.within("reading the CSINode", self.csi_nodes().get(&self.name)).await
+    }
+
+    pub async fn create_csi_node(&self, node: &CSINode) -> Result<CSINode, RequestError> {
+        self.within("creating the CSINode", self.csi_nodes().create(&PostParams::default(), node)).await
+    }
+
+    pub async fn patch_csi_node(&self, patch: &Value) -> Result<CSINode, RequestError> {
+        let params = PatchParams::default();
+        self.within("patching the CSINode", self.csi_nodes().patch(&self.name, &params, &Patch::Merge(patch))).await
+    }
+
+    /// Deletes the CSINode of this uid, and no other.
+    pub async fn delete_csi_node(&self, uid: Option<String>) -> Result<(), RequestError> {
+        let preconditions = Some(Preconditions { uid, resource_version: None });
+        let params = DeleteParams { preconditions, ..DeleteParams::default() };
+        self.within("deleting the CSINode", self.csi_nodes().delete(&self.name, &params)).await.map(|_| ())
+    }
+}

@@ -1,0 +1,197 @@
+//! What kubelet-syncd says of the node: followed by a stream, asked again now and then, and remembered while it is away.
+//!
+//! A restart takes seconds and says nothing about the node, so what was known holds for [`GRACE`]; silence for longer is
+//! told as what it is. The same holds for the first words of a new syncd, which has not looked at the runtime yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::node_client::NodeClient;
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, WatchNodeRequest};
+use bulkhead_types::Epoch;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Code;
+use tonic::transport::Channel;
+
+/// For so long a silent or new kubelet-syncd counts as being restarted.
+pub const GRACE: Duration = Duration::from_secs(20);
+/// Ages do not come by the stream: they are asked for. Also proves that the process answers.
+const REFRESH: Duration = Duration::from_secs(5);
+/// The same where there is no stream.
+const POLL: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(3);
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// What is known, and since when.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The newest state that says something of the node.
+    pub state: Option<Arc<NodeState>>,
+    /// When it answered last; the start of this process when it never did.
+    pub answered: Instant,
+}
+
+impl View {
+    pub fn new(now: Instant) -> Self {
+        View { state: None, answered: now }
+    }
+
+    /// It has not answered for longer than a restart takes.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        now.duration_since(self.answered) > GRACE
+    }
+}
+
+/// Whether a state speaks of the node or of a start that goes on: the machine is measured, the runtime was asked.
+pub fn is_complete(state: &NodeState) -> bool {
+    !state.capacity.is_empty() && state.runtime_status_age_seconds.is_some()
+}
+
+/// Whether a new state replaces the known one: the first words of a new process do only when it stays with them.
+pub fn accepts(known: Option<&NodeState>, incoming: &NodeState, process_age: Duration) -> bool {
+    is_complete(incoming) || process_age > GRACE || known.is_some_and(|known| !is_complete(known))
+}
+
+/// Whether two states differ in more than ages and counters that nobody outside looks at.
+pub fn differs(old: &NodeState, new: &NodeState) -> bool {
+    let essence = |state: &NodeState| NodeState {
+        relist_age_seconds: 0.0,
+        sync_loop_age_seconds: 0.0,
+        runtime_status_age_seconds: state.runtime_status_age_seconds.map(|_| 0.0),
+        events_received: 0,
+        events_missed: 0,
+        generation: 0,
+        ..state.clone()
+    };
+    essence(old) != essence(new)
+}
+
+/// Follows kubelet-syncd until nobody looks any more.
+pub async fn follow(link: Link, view: watch::Sender<View>) {
+    tokio::select! {
+        () = connect(link, &view) => {}
+        () = view.closed() => {}
+    }
+}
+
+async fn connect(link: Link, view: &watch::Sender<View>) {
+    let mut last: Option<(Epoch, Instant)> = None;
+    let mut retry = RETRY.0;
+    loop {
+        let epoch = link.ready().await;
+        let since = match last {
+            Some((known, since)) if known == epoch => since,
+            _ => Instant::now(),
+        };
+        last = Some((epoch, since));
+        let began = Instant::now();
+        if let Err(status) = converse(link.channel(), view, since).await {
+            tracing::debug!(code = ?status.code(), "kubelet-syncd's node state: {}", status.message());
+        }
+        if began.elapsed() > RETRY.1 {
+            retry = RETRY.0;
+        }
+        tokio::time::sleep(retry).await;
+        retry = (retry * 2).min(RETRY.1);
+    }
+}
+
+/// Until the stream or an answer fails.
+async fn converse(channel: Channel, view: &watch::Sender<View>, since: Instant) -> Result<(), tonic::Status> {
+    let mut client = NodeClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    take(view, get(&mut client).await?, since);
+    let request = CallContext::new().streaming_request(WatchNodeRequest {});
+    let mut stream = match tokio::time::timeout(DEADLINE, client.watch(request)).await {
+        Ok(Ok(stream)) => stream.into_inner(),
+        Ok(Err(status)) if status.code() == Code::Unimplemented => loop {
+            tokio::time::sleep(POLL).await;
+            take(view, get(&mut client).await?, since);
+        },
+        Ok(Err(status)) => return Err(status),
+        Err(_) => return Err(tonic::Status::deadline_exceeded("the stream did not start")),
+    };
+    let mut refresh = tokio::time::interval(REFRESH);
+    refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            message = stream.message() => match message? {
+                Some(state) => take(view, state, since),
+                None => return Ok(()),
+            },
+            _ = refresh.tick() => take(view, get(&mut client).await?, since),
+        }
+    }
+}
+
+async fn get(client: &mut NodeClient<Channel>) -> Result<NodeState, tonic::Status> {
+    let call = client.get(CallContext::new().request(GetNodeRequest {}, DEADLINE));
+    let answer = tokio::time::timeout(DEADLINE, call).await;
+    Ok(answer.map_err(|_| tonic::Status::deadline_exceeded("no answer"))??.into_inner())
+}
+
+fn take(view: &watch::Sender<View>, state: NodeState, since: Instant) {
+    let now = Instant::now();
+    view.send_if_modified(|view| {
+        let was_silent = view.is_silent(now);
+        view.answered = now;
+        if !accepts(view.state.as_deref(), &state, now.duration_since(since)) {
+            return was_silent;
+        }
+        let tell = was_silent || view.state.as_ref().is_none_or(|old| differs(old, &state));
+        view.state = Some(Arc::new(state));
+        tell
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complete() -> NodeState {
+        NodeState {
+            capacity: [("cpu".to_owned(), "2".to_owned())].into(),
+            runtime_status_age_seconds: Some(1.0),
+            runtime_ready: true,
+            ..NodeState::default()
+        }
+    }
+
+    #[test]
+    fn a_new_process_is_given_time() {
+        let (fresh, first) = (NodeState::default(), Duration::from_secs(1));
+        let later = GRACE + Duration::from_secs(1);
+        assert!(accepts(None, &complete(), first));
+        assert!(accepts(Some(&complete()), &complete(), first));
+        assert!(!accepts(Some(&complete()), &fresh, first), "a restart takes nothing away");
+        assert!(!accepts(None, &fresh, first), "nor does a start say that the node does not work");
+        assert!(accepts(Some(&complete()), &fresh, later), "but who stays blind is believed");
+        assert!(accepts(None, &fresh, later));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ages_wake_nobody_and_silence_is_long() {
+        let (sender, mut receiver) = watch::channel(View::new(Instant::now()));
+        let since = Instant::now();
+        take(&sender, complete(), since);
+        assert!(receiver.has_changed().unwrap());
+        receiver.mark_unchanged();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let older = NodeState { runtime_status_age_seconds: Some(9.0), relist_age_seconds: 3.0, ..complete() };
+        take(&sender, older.clone(), since);
+        assert!(!receiver.has_changed().unwrap());
+        assert_eq!(receiver.borrow().state.as_deref(), Some(&older), "but they are known");
+        take(&sender, NodeState { runtime_ready: false, ..older.clone() }, since);
+        assert!(receiver.has_changed().unwrap());
+        receiver.mark_unchanged();
+        tokio::time::advance(GRACE).await;
+        assert!(!receiver.borrow().is_silent(Instant::now()));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(receiver.borrow().is_silent(Instant::now()));
+        take(&sender, NodeState { runtime_ready: false, ..older }, since);
+        assert!(receiver.has_changed().unwrap(), "the end of a silence is news");
+    }
+}
