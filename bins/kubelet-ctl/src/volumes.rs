@@ -118,7 +118,10 @@ fn join(pods: Vec<PodState>, found: Vec<VolumeState>) -> Vec<Volume> {
         row.present = true;
         row.mounted = state.mounted;
         row.fs_type = state.fs_type;
-        row.host_path = state.host_path;
+        // Of a hostPath only its subPaths are listed.
+        if !state.host_path.is_empty() {
+            row.host_path = state.host_path;
+        }
         if state.uncertain {
             row.problem = "set-up was broken off".into();
         }
@@ -181,7 +184,7 @@ mod tests {
             host_path: format!("/p/{uid}/{volume}"),
             mounted: !fs.is_empty(),
             fs_type: fs.into(),
-            uncertain: false,
+            ..Default::default()
         };
         let volumes = join(vec![pod], vec![found("u1", "cache", "tmpfs"), found("u9", "old", "")]);
         assert_eq!(

@@ -154,7 +154,7 @@ impl Volumes for Fake {
             host_path: "/p".into(),
             mounted: true,
             fs_type: "tmpfs".into(),
-            uncertain: false,
+            ..Default::default()
         }])
     }
     async fn prepare_pod(&self, _: Request<volnetd::PreparePodRequest>) -> Answer<volnetd::PreparePodReply> {

@@ -121,6 +121,20 @@ pub fn relative_path(text: &str) -> Result<&str, InvalidRequest> {
     if ok { Ok(text) } else { Err(bad("relative", text, "a relative path without empty, '.' or '..' components")) }
 }
 
+/// subPath of a volumeMount, without its empty and "." components; nothing left is the volume's root. Links in it are
+/// the volume's business (rule 3).
+pub fn sub_path(text: &str) -> Result<PathBuf, InvalidRequest> {
+    let ok = !text.is_empty()
+        && text.len() <= 4096
+        && !text.starts_with('/')
+        && !text.contains('\0')
+        && text.split('/').all(|component| component != ".." && component.len() <= 255);
+    if !ok {
+        return Err(bad("sub_path", text, "a relative path of at most 4096 bytes without '..' or NUL"));
+    }
+    Ok(text.split('/').filter(|component| !component.is_empty() && *component != ".").collect())
+}
+
 /// A user or group of the API (runAsUser, fsGroup): never the one that means "leave it".
 pub fn id(field: &'static str, value: i64) -> Result<u32, InvalidRequest> {
     match u32::try_from(value) {
@@ -200,6 +214,12 @@ mod tests {
             assert!(host_path(bad).is_err(), "{bad:?}");
         }
         assert!(host_path("/var//log/./..x").is_ok());
+        for bad in ["", "/", "/x", "..", "a/..", "../a", "a/../b", "x\0", &"x".repeat(256)] {
+            assert!(sub_path(bad).is_err(), "{bad:?}");
+        }
+        for (good, clean) in [("a//b/./", "a/b"), ("..data/key", "..data/key"), ("./", "")] {
+            assert_eq!(sub_path(good).unwrap(), std::path::Path::new(clean));
+        }
         assert!(suffix("0123abcd").is_ok() && suffix("0123ABCD").is_err());
     }
 
@@ -231,6 +251,9 @@ mod tests {
         fn nothing_valid_leaves_its_directory(text in "[a-z./\\x00]{0,20}") {
             if relative_path(&text).is_ok() {
                 prop_assert!(std::path::Path::new(&text).components().all(|c| matches!(c, std::path::Component::Normal(_))));
+            }
+            if let Ok(path) = sub_path(&text) {
+                prop_assert!(path.components().all(|c| matches!(c, std::path::Component::Normal(_))));
             }
             if let Ok(path) = host_path(&text) {
                 prop_assert!(path.is_absolute() && path.components().all(|c| c != std::path::Component::ParentDir));

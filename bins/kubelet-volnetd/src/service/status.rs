@@ -18,6 +18,7 @@ use crate::volumes::VolumeError;
 use crate::volumes::content::WriteError;
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::ownership::OwnershipError;
+use crate::volumes::sub_path::SubPathError;
 use crate::volumes::teardown::chain;
 
 /// A status with the whole chain of causes; only root's own processes read it.
@@ -75,6 +76,7 @@ impl From<VolumeError> for Status {
     fn from(error: VolumeError) -> Self {
         let code = match &error {
             VolumeError::UnknownPod { .. } | VolumeError::NotSetUp { .. } => Code::NotFound,
+            VolumeError::SubPath { source, .. } => code_of_sub_path(source),
             VolumeError::Content { source, .. } => code_of_write(source),
             VolumeError::Ownership { source, .. } => code_of_ownership(source),
             VolumeError::PodDir { source, .. } | VolumeError::Open { source, .. } => code_in_our_tree(source),
@@ -96,6 +98,18 @@ fn code_of_write(error: &WriteError) -> Code {
         WriteError::Open(source) => code_in_our_tree(source),
         WriteError::Remove(_) => Code::Internal,
         WriteError::Ownership(source) => code_of_ownership(source),
+    }
+}
+
+fn code_of_sub_path(error: &SubPathError) -> Code {
+    match error {
+        // The pod's own word, or a link of its own: its event says so, asking again may help.
+        SubPathError::LeadsOut | SubPathError::Root { .. } => Code::InvalidArgument,
+        SubPathError::Missing => Code::NotFound,
+        SubPathError::Source(source) => code_of_open(source),
+        SubPathError::Target(source) => code_in_our_tree(source),
+        SubPathError::Io { source, .. } => code_of_io(source),
+        SubPathError::Mount(_) | SubPathError::Remove(_) => Code::Internal,
     }
 }
 

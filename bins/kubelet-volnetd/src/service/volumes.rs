@@ -16,8 +16,9 @@ use crate::validate;
 use crate::volumes::empty_dir::{self, Group, Medium, Place};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::prune::Action;
+use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, content, list, prepare_pod, prune, teardown};
+use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod, prune, teardown};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
 /// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
@@ -55,8 +56,28 @@ impl Volumes for Verbs {
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
-    async fn prepare_sub_path(&self, _: Request<PrepareSubPathRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
-        Err(Status::unimplemented("not served yet"))
+    async fn prepare_sub_path(
+        &self,
+        request: Request<PrepareSubPathRequest>,
+    ) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let root = match request.root {
+            Some(prepare_sub_path_request::Root::Plugin(plugin)) => Root::Plugin(sub_path::plugin(&plugin)?),
+            Some(prepare_sub_path_request::Root::HostPath(path)) => Root::HostPath(validate::host_path(&path)?),
+            None => return Err(validate::InvalidRequest::Missing { field: "root" }.into()),
+        };
+        let wanted = SubPath {
+            volume: validate::volume(&request.volume)?,
+            container: validate::container(&request.container)?,
+            index: request.index,
+            path: validate::sub_path(&request.sub_path)?,
+            root,
+            create: !request.read_only,
+        };
+        let lock = self.node.lock_pod(&pod).await;
+        let path = self.run(Some(lock), move |node| sub_path::prepare(node, &pod, &wanted)).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
     async fn set_up_empty_dir(
@@ -114,7 +135,7 @@ impl Volumes for Verbs {
             crate::volumes::pod_dir(node, &pod)?;
             let started = Instant::now();
             let result = host_path::check(&path, wanted);
-            node.metrics.storage("kubernetes.io/host-path", StorageOperation::Mount, started, result.is_ok());
+            node.metrics.storage(HOST_PATH, StorageOperation::Mount, started, result.is_ok());
             Ok::<_, crate::volumes::VolumeError>(result?)
         })
         .await?;
@@ -149,6 +170,7 @@ impl Volumes for Verbs {
                 mounted: volume.fs_type.is_some(),
                 fs_type: volume.fs_type.unwrap_or_default(),
                 uncertain: volume.uncertain,
+                sub_paths: volume.sub_paths,
             })
         });
         Ok(Response::new(Box::pin(tokio_stream::iter(states))))

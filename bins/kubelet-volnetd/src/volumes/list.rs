@@ -8,7 +8,7 @@ use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
 
-use super::VolumeError;
+use super::{HOST_PATH, VolumeError, sub_path};
 use crate::journal::Intent;
 use crate::node::Node;
 
@@ -26,6 +26,8 @@ pub struct Volume {
     /// File system type, when something is mounted there.
     pub fs_type: Option<String>,
     pub uncertain: bool,
+    /// subPaths that are bound, "<container>/<index>".
+    pub sub_paths: Vec<String>,
 }
 
 /// Pods that have a directory. Names that are no pod uid are left out.
@@ -48,12 +50,14 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
         None => pods_on_disk(node)?,
     };
     let mounts = mounts_below(&node.settings.paths.pods())?;
+    let mut binds = sub_path::among(&node.settings.paths.pods(), mounts.keys().map(PathBuf::as_path));
     let base = node
         .pods_dir()
         .map_err(|e| VolumeError::List { path: node.settings.paths.pods(), source: std::io::Error::other(e) })?;
     let mut volumes = Vec::new();
     for pod in pods {
         let intents = node.journal.of_pod(&pod);
+        let mut binds = binds.remove(pod.as_str()).unwrap_or_default();
         // A pod that goes away while we look has no volumes.
         let Ok(dir) = open::dir_beneath(base.as_fd(), Path::new(pod.as_str()).join("volumes")) else { continue };
         for plugin in tree::list(dir.as_fd(), MAX_ENTRIES).unwrap_or_default() {
@@ -69,6 +73,8 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
                     Intent::TearDown => true,
                     Intent::Mount { plugin: p, volume: v } => *p == plugin && v.as_str() == name,
                 });
+                // Names of volumes are the pod's and stand once.
+                let sub_paths = binds.remove(&name).unwrap_or_default().into_iter().collect();
                 volumes.push(Volume {
                     pod: pod.clone(),
                     volume: name,
@@ -76,9 +82,20 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
                     path,
                     fs_type,
                     uncertain,
+                    sub_paths,
                 });
             }
         }
+        // Nothing of a hostPath is on our disk but the binds of its subPaths.
+        volumes.extend(binds.into_iter().map(|(volume, sub_paths)| Volume {
+            pod: pod.clone(),
+            volume,
+            plugin: HOST_PATH.to_owned(),
+            path: PathBuf::new(),
+            fs_type: None,
+            uncertain: false,
+            sub_paths: sub_paths.into_iter().collect(),
+        }));
     }
     Ok(volumes)
 }

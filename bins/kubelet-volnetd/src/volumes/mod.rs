@@ -23,6 +23,9 @@ use crate::node::Node;
 /// The plugin that others are built on.
 pub const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
 
+/// Volumes that are the host's own.
+pub const HOST_PATH: &str = "kubernetes.io/host-path";
+
 /// Why a volume verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -42,6 +45,8 @@ pub enum VolumeError {
     Content { pod: PodUid, volume: VolumeName, source: content::WriteError },
     #[error("giving volume {volume} of pod {pod} to its group")]
     Ownership { pod: PodUid, volume: VolumeName, source: ownership::OwnershipError },
+    #[error("preparing the subPath {path} of volume {volume} of pod {pod}")]
+    SubPath { pod: PodUid, volume: VolumeName, path: PathBuf, source: sub_path::SubPathError },
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]

@@ -1,13 +1,238 @@
-//! subPath.
+//! subPath: one file or directory of a volume, bound to `volume-subpaths/<volume>/<container>/<index>` below the pod's
+//! directory, so that the runtime is given a path that no pod can change (upstream `pkg/volume/util/subpath`).
+//!
+//! The pod writes in its volume while we look: so the path is resolved once, by the kernel, under rule 3 (links inside
+//! the volume are followed, what leads out is refused), and the handle that comes out of it is what is bound. Nothing is
+//! opened but the handle, so a FIFO or a device in its place is waited for by nobody. Directories that are missing are
+//! made through handles in the same way.
+//!
+//! The disk and the mounts say what was done: a bind of the very object is used again, another one is replaced.
 
-use std::os::fd::BorrowedFd;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
+use bulkhead_sys::mount::{self, MountError};
+use bulkhead_sys::open::{self, OpenError};
 use bulkhead_sys::tree::{self, TreeError};
+use bulkhead_types::{ContainerName, PodUid, VolumeName, escape_qualified_name};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::{EMPTY_DIR, VolumeError, content, pod_dir};
+use crate::node::Node;
+use crate::validate::{self, InvalidRequest};
 
 /// Below the pod's directory.
 pub const FOLDER: &str = "volume-subpaths";
 
-/// Removes the targets of a pod whose binds are gone. They are empty; one with a mount on it stops this.
+/// Why a subPath was not prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum SubPathError {
+    #[error("it leads out of the volume, or through a link where none may be")]
+    LeadsOut,
+    #[error("it is not there, and nothing is created in a read-only mount")]
+    Missing,
+    #[error("the volume's root {path} is not a directory that can be opened")]
+    Root { path: PathBuf, source: std::io::Error },
+    #[error("resolving it")]
+    Source(#[source] OpenError),
+    #[error("preparing the mount point")]
+    Target(#[source] OpenError),
+    #[error("{doing}")]
+    Io { doing: &'static str, source: std::io::Error },
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("removing a former mount point")]
+    Remove(#[from] TreeError),
+}
+
+fn io_error(doing: &'static str) -> impl Fn(Errno) -> SubPathError {
+    move |errno| SubPathError::Io { doing, source: errno.into() }
+}
+
+/// Where a volume begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    /// A volume below the pod's directory, by its plugin's name.
+    Plugin(&'static str),
+    /// Anywhere on the host, as [`validate::host_path`] takes it.
+    HostPath(PathBuf),
+}
+
+/// One volumeMount with a subPath.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubPath {
+    pub volume: VolumeName,
+    pub container: ContainerName,
+    pub index: u32,
+    /// Without ".." and not absolute; empty is the root of the volume.
+    pub path: PathBuf,
+    pub root: Root,
+    /// Make directories that are missing.
+    pub create: bool,
+}
+
+/// The plugins whose volumes lie directly below the pod's directory.
+pub fn plugin(name: &str) -> Result<&'static str, InvalidRequest> {
+    std::iter::once(EMPTY_DIR)
+        .chain(content::Plugin::ALL.map(content::Plugin::name))
+        .find(|known| *known == name)
+        .ok_or_else(|| {
+            validate::bad("plugin", name, "kubernetes.io/ and empty-dir, configmap, secret, projected or downward-api")
+        })
+}
+
+/// Resolves the path and binds what it leads to; gives the bind's path.
+pub fn prepare(node: &Node, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, VolumeError> {
+    let pod_dir = pod_dir(node, pod)?;
+    let root = match &wanted.root {
+        Root::Plugin(plugin) => {
+            let relative = Path::new("volumes").join(escape_qualified_name(plugin)).join(wanted.volume.as_str());
+            match open::dir_beneath(pod_dir.as_fd(), relative) {
+                Ok(root) => root,
+                Err(error) if error.is_not_found() => {
+                    return Err(VolumeError::NotSetUp { pod: pod.clone(), volume: wanted.volume.clone() });
+                }
+                Err(source) => {
+                    return Err(VolumeError::Open { pod: pod.clone(), volume: wanted.volume.clone(), source });
+                }
+            }
+        }
+        Root::HostPath(path) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|errno| failed(pod, wanted, SubPathError::Root { path: path.clone(), source: errno.into() }))?
+        }
+    };
+    bind(pod_dir.as_fd(), root.as_fd(), wanted).map_err(|error| failed(pod, wanted, error))?;
+    Ok(node.settings.paths.pod(pod).join(target(wanted)).join(wanted.index.to_string()))
+}
+
+fn failed(pod: &PodUid, wanted: &SubPath, source: SubPathError) -> VolumeError {
+    VolumeError::SubPath { pod: pod.clone(), volume: wanted.volume.clone(), path: wanted.path.clone(), source }
+}
+
+/// The folder of a container's mount points, below the pod's directory.
+fn target(wanted: &SubPath) -> PathBuf {
+    Path::new(FOLDER).join(wanted.volume.as_str()).join(wanted.container.as_str())
+}
+
+fn bind(pod_dir: BorrowedFd<'_>, root: BorrowedFd<'_>, wanted: &SubPath) -> Result<(), SubPathError> {
+    let source = resolve(root, wanted)?;
+    let is_dir = is_dir(&stat(source.as_fd())?);
+    let parent = open::create_dirs_beneath(pod_dir, target(wanted), 0o750).map_err(SubPathError::Target)?;
+    let name = wanted.index.to_string();
+    if mount::is_mount_point(parent.as_fd(), &name)
+        .map_err(|source| SubPathError::Io { doing: "looking for a mount", source })?
+    {
+        if is_same(&source, &parent, &name)? {
+            return Ok(());
+        }
+        mount::unmount(parent.as_fd(), &name)?;
+    }
+    let point = mount_point(&parent, &name, is_dir)?;
+    Ok(mount::bind(source.as_fd(), point.as_fd())?)
+}
+
+/// A handle to what is to be bound.
+fn resolve(root: BorrowedFd<'_>, wanted: &SubPath) -> Result<OwnedFd, SubPathError> {
+    let result = if wanted.create {
+        // As upstream: what is missing gets the permissions of the volume's root.
+        let mode = stat(root)?.st_mode & 0o777;
+        open::create_inside_volume(root, &wanted.path, mode)
+    } else {
+        open::inside_volume(root, Path::new(".").join(&wanted.path))
+    };
+    result.map_err(|error| match error.errno() {
+        Some(Errno::XDEV | Errno::LOOP) => SubPathError::LeadsOut,
+        Some(Errno::NOENT) if !wanted.create => SubPathError::Missing,
+        _ => SubPathError::Source(error),
+    })
+}
+
+/// Whether the object itself is bound already (upstream `checkSubPathFileEqual`).
+fn is_same(source: &OwnedFd, parent: &OwnedFd, name: &str) -> Result<bool, SubPathError> {
+    let bound = open::beneath(parent.as_fd(), name, OFlags::PATH, 0).map_err(SubPathError::Target)?;
+    let (there, wanted) = (stat(bound.as_fd())?, stat(source.as_fd())?);
+    Ok((there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino))
+}
+
+/// An empty directory or file to mount on. One of the other kind, of a former container, gives way.
+fn mount_point(parent: &OwnedFd, name: &str, is_dir: bool) -> Result<OwnedFd, SubPathError> {
+    let there = open::lstat_at(parent.as_fd(), name).map_err(SubPathError::Target)?;
+    let fits = |stat: &Stat| match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => is_dir,
+        FileType::RegularFile => !is_dir,
+        _ => false,
+    };
+    if there.is_some_and(|stat| !fits(&stat)) {
+        tree::remove(parent.as_fd(), name)?;
+    }
+    if is_dir {
+        return open::create_dirs_beneath(parent.as_fd(), name, 0o750).map_err(SubPathError::Target);
+    }
+    open::beneath(parent.as_fd(), name, OFlags::WRONLY | OFlags::CREATE, 0o640).map_err(SubPathError::Target)?;
+    open::beneath(parent.as_fd(), name, OFlags::PATH, 0).map_err(SubPathError::Target)
+}
+
+fn stat(fd: BorrowedFd<'_>) -> Result<Stat, SubPathError> {
+    rustix::fs::fstat(fd).map_err(io_error("examining it"))
+}
+
+fn is_dir(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+/// The binds among mount points: pod to volume to "<container>/<index>". Pure.
+pub fn among<'a>(pods_dir: &Path, points: impl Iterator<Item = &'a Path>) -> Binds {
+    let mut found = Binds::default();
+    for point in points {
+        let Ok(relative) = point.strip_prefix(pods_dir) else { continue };
+        let names: Vec<&str> = relative.iter().filter_map(|name| name.to_str()).collect();
+        // What is mounted further down belongs to the pod.
+        if let [pod, FOLDER, volume, container, index] = names[..] {
+            let volumes = found.entry(pod.to_owned()).or_default();
+            volumes.entry(volume.to_owned()).or_default().insert(format!("{container}/{index}"));
+        }
+    }
+    found
+}
+
+/// Pod to volume to binds.
+pub type Binds = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Removes the mount points of a pod, whose binds are gone. They are empty; one with a mount on it stops this.
 pub fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), TreeError> {
     tree::remove(pod_dir, FOLDER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_are_a_closed_list() {
+        assert_eq!(plugin("kubernetes.io/empty-dir").unwrap(), EMPTY_DIR);
+        assert!(plugin("kubernetes.io/secret").is_ok());
+        for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path"] {
+            assert!(plugin(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn binds_by_volume() {
+        let points = [
+            "/p/u/volume-subpaths/v/c/1",
+            "/p/u/volume-subpaths/v/c/0",
+            "/p/u/volume-subpaths/v/c/0",
+            "/p/u/volume-subpaths/v/c/0/inside",
+            "/p/u/volumes/kubernetes.io~empty-dir/v",
+            "/p/x/volume-subpaths/v/c/7",
+        ];
+        let mut found = among(Path::new("/p"), points.iter().map(Path::new));
+        assert_eq!(found.len(), 2);
+        let of_u = found.remove("u").unwrap();
+        assert_eq!(of_u, [("v".to_owned(), ["c/0".to_owned(), "c/1".to_owned()].into())].into());
+    }
 }
