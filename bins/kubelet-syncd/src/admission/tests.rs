@@ -364,7 +364,10 @@ fn critical_pods_make_room() {
     // Guaranteed pods go only when the others do not suffice.
     let strong = guaranteed("strong", "1");
     assert_eq!(text(&decide(&wanted, &[strong.clone(), fit])), "cpu: fit");
-    assert_eq!(text(&decide(&wanted, &[guaranteed("huge", "1700m"), small])), "cpu: small huge");
+    let huge = guaranteed("huge", "1700m");
+    assert_eq!(text(&decide(&wanted, &[huge.clone(), small.clone()])), "cpu: huge");
+    let everything = critical(&wanting("p", json!({"cpu": "2"})));
+    assert_eq!(text(&decide(&everything, &[huge, small])), "cpu: small huge");
     // One is one for the number of pods: a best-effort one.
     let mut four: Vec<_> = (0..3).map(|i| wanting(&format!("o{i}"), json!({"cpu": "1m"}))).collect();
     four.push(pod("idle", json!({})));
