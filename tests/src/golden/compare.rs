@@ -220,7 +220,11 @@ mod tests {
 
     #[test]
     fn requests_are_compared_to_the_leaf() {
-        let call = |value: Value| Call { method: "RunPodSandbox".into(), request: json!({"config": value}) };
+        let call = |value: Value| Call {
+            method: "RunPodSandbox".into(),
+            request: json!({"config": value}),
+            pod_uid: String::new(),
+        };
         let none = Names::default();
         let (a, b) = (call(json!({"hostname": "a", "x": [1]})), call(json!({"hostname": "b", "x": [1]})));
         let found = calls("p", &[a], &none, &[b], &none);

@@ -1,12 +1,13 @@
 //! Stands between the node and the runtime, passes everything on untouched and keeps what was asked.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
@@ -20,6 +21,8 @@ pub struct Call {
     pub method: String,
     /// The request as protobuf's JSON with the names of the definition, defaults left out.
     pub request: Value,
+    /// The pod that it is about; empty where that is not known.
+    pub pod_uid: String,
 }
 
 /// Calls that change nothing are not kept: how often they are made is no part of the comparison.
@@ -35,11 +38,18 @@ const KEPT: [&str; 9] = [
     "ExecSync",
 ];
 
+#[derive(Debug, Default)]
+struct Kept {
+    calls: Vec<Call>,
+    /// Ids of sandboxes and containers, and the pod of each.
+    pods: HashMap<String, String>,
+}
+
 /// The proxy; ends when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     socket: PathBuf,
-    calls: Arc<Mutex<Vec<Call>>>,
+    kept: Arc<Mutex<Kept>>,
     // Dropping it ends the tasks.
     _runtime: tokio::runtime::Runtime,
 }
@@ -51,16 +61,16 @@ impl Proxy {
     /// The socket cannot be made, or the definitions of the CRI do not compile.
     pub fn start(socket: &Path, runtime: &Path) -> Result<Self> {
         let pool = definitions()?;
-        let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+        let kept: Arc<Mutex<Kept>> = Arc::default();
         let tasks = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = {
             let _inside = tasks.enter();
             UnixListener::bind(socket).with_context(|| format!("listening on {}", socket.display()))?
         };
-        let (kept, runtime) = (calls.clone(), runtime.to_owned());
+        let (shared, runtime) = (kept.clone(), runtime.to_owned());
         tasks.spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (pool, kept, runtime) = (pool.clone(), kept.clone(), runtime.clone());
+                let (pool, kept, runtime) = (pool.clone(), shared.clone(), runtime.clone());
                 tokio::spawn(async move {
                     if let Err(error) = connection(client, &runtime, pool, kept).await {
                         eprintln!("CRI proxy: {error:#}");
@@ -68,7 +78,7 @@ impl Proxy {
                 });
             }
         });
-        Ok(Self { socket: socket.to_owned(), calls, _runtime: tasks })
+        Ok(Self { socket: socket.to_owned(), kept, _runtime: tasks })
     }
 
     /// For `containerRuntimeEndpoint`.
@@ -78,7 +88,7 @@ impl Proxy {
 
     /// Everything that was asked so far, in order.
     pub fn calls(&self) -> Vec<Call> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
     }
 }
 
@@ -88,20 +98,15 @@ fn definitions() -> Result<DescriptorPool> {
     DescriptorPool::from_file_descriptor_set(files).context("reading the CRI's definitions")
 }
 
-async fn connection(
-    client: UnixStream,
-    runtime: &Path,
-    pool: DescriptorPool,
-    calls: Arc<Mutex<Vec<Call>>>,
-) -> Result<()> {
+async fn connection(client: UnixStream, runtime: &Path, pool: DescriptorPool, kept: Arc<Mutex<Kept>>) -> Result<()> {
     let stream = UnixStream::connect(runtime).await.context("connecting to the runtime")?;
     let (sender, upstream) =
         hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream)).await?;
     tokio::spawn(upstream);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (sender, pool, calls) = (sender.clone(), pool.clone(), calls.clone());
+        let (sender, pool, kept) = (sender.clone(), pool.clone(), kept.clone());
         async move {
-            let answer = pass_on(request, sender, &pool, &calls).await;
+            let answer = pass_on(request, sender, &pool, &kept).await;
             Ok::<_, Infallible>(answer.unwrap_or_else(|error| {
                 // What a broken connection to the runtime looks like to a client of it.
                 eprintln!("CRI proxy: {error:#}");
@@ -125,21 +130,63 @@ async fn pass_on(
     request: Request<Incoming>,
     mut sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
     pool: &DescriptorPool,
-    calls: &Mutex<Vec<Call>>,
+    kept: &Mutex<Kept>,
 ) -> Result<Answer> {
     let (mut head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
-    if let Some(call) = decode(head.uri.path(), &body, pool) {
-        calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
-    }
+    let path = head.uri.path().to_owned();
+    let call = decode(&path, &body, pool);
     head.uri = Uri::builder()
         .scheme("http")
         .authority("localhost")
         .path_and_query(head.uri.path_and_query().context("a request without a path")?.clone())
         .build()?;
     sender.ready().await?;
+    let asks_for_id =
+        call.as_ref().is_some_and(|call| matches!(call.method.as_str(), "RunPodSandbox" | "CreateContainer"));
+    let uid = call.map(|call| note(kept, call)).unwrap_or_default();
     let answer = sender.send_request(Request::from_parts(head, Full::new(body))).await?;
-    Ok(answer.map(BodyExt::boxed))
+    if !asks_for_id {
+        return Ok(answer.map(BodyExt::boxed));
+    }
+    // The id that the runtime gave tells later which pod a call is about.
+    let (head, body) = answer.into_parts();
+    let collected = body.collect().await?;
+    let trailers = collected.trailers().cloned();
+    let bytes = collected.to_bytes();
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(id) = given_id(&path, &bytes, pool) {
+        kept.pods.insert(id, uid);
+    }
+    drop(kept);
+    let frames = [Some(Frame::data(bytes)), trailers.map(Frame::trailers)];
+    let frames = frames.into_iter().flatten().map(Ok::<_, hyper::Error>).collect::<Vec<_>>();
+    let body = StreamBody::new(futures_util::stream::iter(frames));
+    Ok(Response::from_parts(head, BodyExt::boxed(body)))
+}
+
+/// Keeps the call; answers the pod that it is about.
+fn note(kept: &Mutex<Kept>, mut call: Call) -> String {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = |pointer: &str| call.request.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+    let uid = match call.method.as_str() {
+        "RunPodSandbox" => text("/config/metadata/uid"),
+        "CreateContainer" | "PullImage" => text("/sandbox_config/metadata/uid"),
+        _ => text("/container_id").or_else(|| text("/pod_sandbox_id")).and_then(|id| kept.pods.get(&id).cloned()),
+    };
+    call.pod_uid = uid.unwrap_or_default();
+    let uid = call.pod_uid.clone();
+    kept.calls.push(call);
+    uid
+}
+
+fn given_id(path: &str, body: &[u8], pool: &DescriptorPool) -> Option<String> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let output = pool.get_service_by_name(service)?.methods().find(|m| m.name() == method)?.output();
+    let message = DynamicMessage::decode(output, body.get(5..)?).ok()?;
+    ["pod_sandbox_id", "container_id"]
+        .iter()
+        .find_map(|field| Some(message.get_field_by_name(field)?.as_str()?.to_owned()))
 }
 
 /// A request that changes something; `body` is one gRPC message with its five bytes of head.
@@ -152,5 +199,5 @@ fn decode(path: &str, body: &[u8], pool: &DescriptorPool) -> Option<Call> {
     let message = DynamicMessage::decode(input, body.get(5..)?).ok()?;
     let options = SerializeOptions::new().use_proto_field_name(true).skip_default_fields(true);
     let request = message.serialize_with_options(serde_json::value::Serializer, &options).ok()?;
-    Some(Call { method: method.to_owned(), request })
+    Some(Call { method: method.to_owned(), request, pod_uid: String::new() })
 }

@@ -50,7 +50,7 @@ fn load(path: &Path) -> Result<Recording> {
         .into_iter()
         .map(|call| {
             let method = call["method"].as_str().context("no method")?.to_owned();
-            Ok(Call { method, request: call["request"].clone() })
+            Ok(Call { method, request: call["request"].clone(), pod_uid: String::new() })
         })
         .collect::<Result<_>>()?;
     Ok(Recording {
