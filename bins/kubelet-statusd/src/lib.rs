@@ -3,7 +3,10 @@
 //! # Serves / calls
 //! HTTP on healthzBindAddress:healthzPort (`/healthz`, `/metrics`, `/metrics/resource`) and, when readOnlyPort is not 0,
 //! on address:readOnlyPort (the same and `/stats/summary`); `kubelet.statusd.v1.Status` on its socket. Calls
-//! kubelet-syncd, kubelet-evictiond and, for metrics and its state folder, kubelet-volnetd.
+//! kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
+//! (credentials, the product UUID, metrics, its state folder) and, unless the node is standalone, the API server: it is
+//! the only process that writes there. [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status,
+//! mirror pods and the last DELETE; [`events`] sends what was recorded.
 //!
 //! # Privileges
 //! Its own user and no capability.
@@ -11,18 +14,21 @@
 //! # Security
 //! Everybody on the machine (readOnlyPort: on the network) may connect: requests are bounded in header size and time,
 //! connections in number and life, bodies are never read, and nothing that a request says reaches another process.
-//! Answers of the peers are read strictly and never relayed unread.
+//! Answers of the peers are read strictly and never relayed unread. Of objects that the API server has only the fields
+//! that are ours are patched.
 //!
 //! # State
-//! None yet. The state folder is held locked for the life of the process, so that no older instance runs beside it.
+//! How far kubelet-syncd's events were sent; all else is computed anew and compared with what the API server has. The state
+//! folder is held locked for the life of the process, so that no older instance runs beside it.
 //!
 //! # When it fails
 //! A port that is taken is tried again; everything else goes on. A peer that does not answer within a second costs its
-//! own series and, after a grace for restarts, its health check.
+//! own series and, after a grace for restarts, its health check. While the API server is away nothing is lost but time:
+//! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
 //! # Known gaps
-//! Node object, lease, pod status, events, certificates and the HTTPS server on 10250 come with later issues;
-//! `/metrics/cadvisor`, `/metrics/probes` and `/pods` with them.
+//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. Certificates and the HTTPS server
+//! on 10250 come with later issues; `/metrics/cadvisor`, `/metrics/probes` and `/pods` with them.
 
 mod app;
 pub mod events;
