@@ -51,7 +51,7 @@ pub async fn follow(
             Change::Deleted(node) if is(&node, &name) => None,
             Change::Applied(_) | Change::Deleted(_) => continue,
             Change::Failed(error) => {
-                tracing::warn!("the Node could not be watched on the API server: {error}");
+                tracing::debug!("the Node could not be watched on the API server: {error}");
                 continue;
             }
         };

@@ -124,7 +124,7 @@ impl Source {
                 Seen::Nothing => true,
             },
             Change::Failed(error) => {
-                tracing::warn!("pods could not be watched on the API server: {error}");
+                tracing::debug!("pods could not be watched on the API server: {error}");
                 self.parts.sender.errors(vec![error]);
                 true
             }

@@ -52,7 +52,7 @@ impl RuntimeClasses {
                     classes.get_or_insert_default().remove(&entry(class).0);
                 }
                 Change::Failed(error) => {
-                    tracing::warn!("runtime classes could not be watched on the API server: {error}");
+                    tracing::debug!("runtime classes could not be watched on the API server: {error}");
                 }
             }
         }

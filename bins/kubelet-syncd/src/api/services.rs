@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bulkhead_apiclient::watch::{Change, Scope, watch};
+use bulkhead_apiclient::watch::{Change, Scope, watch_with};
 use bulkhead_apiclient::{ApiClient, Lane};
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -18,7 +18,12 @@ const BATCH: usize = 256;
 
 /// Every service but headless ones, which have no variables (upstream filters alike).
 pub fn changes(client: &ApiClient) -> BoxStream<'static, Change<k8s::Service>> {
-    watch(client, Lane::Main, Scope { field_selector: "spec.clusterIP!=None".to_owned(), ..Scope::default() })
+    let scope = Scope { field_selector: "spec.clusterIP!=None".to_owned(), ..Scope::default() };
+    watch_with(client, Lane::Main, scope, |service: &mut k8s::Service| {
+        service.metadata.annotations = None;
+        service.metadata.labels = None;
+        service.status = None;
+    })
 }
 
 fn compact(service: &k8s::Service) -> Service {
@@ -67,7 +72,7 @@ fn take(known: &mut Sorted, change: Change<k8s::Service>) -> bool {
             found.map(|at| known.remove(at)).is_ok()
         }
         Change::Failed(error) => {
-            tracing::warn!("services could not be watched on the API server: {error}");
+            tracing::debug!("services could not be watched on the API server: {error}");
             false
         }
     }

@@ -223,7 +223,10 @@ mod tests {
             let got = needs_renewal(&issued(lifetime), at(now), SignedDuration::from_secs(jitter));
             assert_eq!(got, expected, "{name}");
         }
-        assert!(needs_renewal(&issued(i64::MAX / 1000), Timestamp::MAX, SignedDuration::ZERO), "no overflow");
+        for lifetime_seconds in [i64::MAX, i64::MIN] {
+            let odd = Issued { lifetime_seconds, ..issued(600) };
+            assert!(needs_renewal(&odd, Timestamp::MAX, jitter()), "no overflow");
+        }
     }
 
     #[derive(Default)]

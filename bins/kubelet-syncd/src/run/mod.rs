@@ -157,11 +157,14 @@ async fn work(
 
     // The API server need not be there: static pods do not wait for it.
     let initial = initial_node(&config, &texts(&resources.capacity), &texts(&resources.allocatable));
-    let server = (!config.is_standalone()).then(|| {
+    let server = if config.is_standalone() {
+        None
+    } else {
         let client = ApiClient::start("kubelet-syncd", config.clone(), daemon.broker.clone(), link.clone());
+        let client = client.with_metrics(&daemon.registry)?;
         let objects = ApiObjects::start(&client, &config, initial.clone());
-        (client, objects)
-    });
+        Some((client, objects))
+    };
     let objects: Arc<dyn Objects> = match &server {
         Some((_, objects)) => objects.clone(),
         None => Arc::new(NoObjects::with_node(initial)),

@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -135,14 +135,17 @@ impl Merge {
         let mut dropped = Vec::new();
         let mut old = std::mem::take(&mut source.pods);
         source.names.clear();
+        let mut given = BTreeSet::new();
         let (mut adds, mut updates, mut deletes, mut reconciles) = (vec![], vec![], vec![], vec![]);
         for pod in pods {
             let uid = text(&pod.metadata.uid).to_owned();
-            let duplicate_name = source.names.contains_key(&full_name(&pod));
+            let name = full_name(&pod);
+            let duplicate_name = given.contains(&name);
             if duplicate_name || source.pods.contains_key(&uid) {
                 dropped.push(drop_duplicate(pod, kind, &uid, duplicate_name));
                 continue;
             }
+            given.insert(name);
             let (op, kept) = take(old.remove(&uid), pod, kind, now);
             match op {
                 Some(PodOp::Add) => adds.push(kept.clone()),
