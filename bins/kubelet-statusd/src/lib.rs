@@ -72,11 +72,12 @@ pub const RULES: &[MethodRule] = &[MethodRule { method: "/kubelet.statusd.v1.Sta
 /// First and longest pause before a taken port is tried again; upstream waits 5 s.
 const BIND_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// The daemon's own filter: it starts nothing, mounts nothing, and talks Unix and IP.
+/// The daemon's own filter: it mounts nothing, talks Unix and IP, and starts nothing but the program that a kubeconfig may
+/// name for its credentials.
 ///
 /// # Errors
 /// The kernel refuses the filter.
-pub fn confine(_: &NodeConfig) -> std::io::Result<Vec<String>> {
+pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
     use bulkhead_sys::seccomp::{Deny, Family, restrict};
     const DENIED: &[Deny] = &[
         Deny::OpenByHandle,
@@ -91,7 +92,9 @@ pub fn confine(_: &NodeConfig) -> std::io::Result<Vec<String>> {
         Deny::Userfault,
         Deny::RawIo,
     ];
-    restrict(DENIED, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
+    let allowed = |deny: &Deny| *deny == Deny::Exec && config.kubeconfig_runs_program;
+    let denied: Vec<Deny> = DENIED.iter().copied().filter(|deny| !allowed(deny)).collect();
+    restrict(&denied, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
     Ok(Vec::new())
 }
 

@@ -1,6 +1,7 @@
 //! `kubelet`: the drop-in command. Takes upstream's command line and configuration file, checks all of it, renders the
 //! effective configuration and hands over to the launcher, which starts and supervises the four daemons.
 
+mod kubeconfig;
 mod launch;
 mod lock_file;
 mod machine;

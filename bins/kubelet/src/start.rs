@@ -120,6 +120,10 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
         );
     }
 
+    if !config.is_standalone() {
+        config.kubeconfig_runs_program = crate::kubeconfig::runs_program(config.flags.kubeconfig.as_ref());
+    }
+
     let _lock = match config.flags.lock_file.as_str() {
         "" => None,
         path => Some(lock_file::acquire(path.as_ref(), config.flags.exit_on_lock_contention)?),
@@ -139,7 +143,7 @@ fn check_watchdog(interval_us: Option<String>) -> Result<(), StartError> {
 }
 
 /// An error with its causes.
-fn chain(error: &dyn Error) -> String {
+pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// How long a program may take. It may have to ask a cloud's service.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Where bare names are looked for when the process was started without PATH, as a daemon's environment is.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Largest answer, bytes.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// How much of its complaints is kept, bytes.
@@ -108,6 +110,7 @@ pub async fn run(
     let command = || exec.command.clone();
     let mut child = tokio::process::Command::new(command_path(&exec.command, folder))
         .args(&exec.args)
+        .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| PATH.into()))
         .envs(exec.env.iter().map(|(name, value)| (name, value)))
         .env("KUBERNETES_EXEC_INFO", exec_info(exec, cluster, authority))
         .stdin(Stdio::null())

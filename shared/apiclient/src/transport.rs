@@ -92,6 +92,10 @@ impl Slot {
         self.abandoned.clone()
     }
 
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.is_cancelled()
+    }
+
     /// No new request goes here, and its watches end.
     pub fn abandon(&self) {
         self.abandoned.cancel();

@@ -6,8 +6,6 @@
 
 mod decide;
 mod lines;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -160,7 +158,7 @@ where
         {
             self.state = State::At(at);
         }
-        if failure.is_ordinary() && lived >= LIVED {
+        if failure == Failure::GivenUp || (failure.is_ordinary() && lived >= LIVED) {
             self.pause = Duration::ZERO;
             return None;
         }

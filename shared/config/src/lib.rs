@@ -5,8 +5,8 @@
 
 pub mod command_line;
 pub mod cpu_set;
-pub mod defaults;
 pub mod credential_providers;
+pub mod defaults;
 pub mod document;
 pub mod endpoint;
 pub mod eviction;

@@ -9,9 +9,6 @@ use crate::kubelet_flags::KubeletFlags;
 /// Flags: name, and whether it is set.
 #[expect(clippy::type_complexity, reason = "a table of names and predicates")]
 const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
-    ("--kubeconfig (the API server comes with the next issue: running standalone from static pods)", |f| {
-        !f.kubeconfig.is_empty()
-    }),
     ("--bootstrap-kubeconfig", |f| !f.bootstrap_kubeconfig.is_empty()),
     ("--cert-dir", |f| f.cert_dir != KubeletFlags::default().cert_dir),
     ("--runtime-cgroups", |f| !f.runtime_cgroups.is_empty()),
@@ -47,9 +44,6 @@ const FIELDS: &[&str] = &[
     "enableSystemLogHandler",
     "enableContentionProfiling",
     "enableSystemLogQuery",
-    "contentType",
-    "kubeAPIQPS",
-    "kubeAPIBurst",
     "configMapAndSecretChangeDetectionStrategy",
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
@@ -143,18 +137,22 @@ mod tests {
 
     #[test]
     fn what_is_set_is_named() {
-        let flags = KubeletFlags { kubeconfig: "/etc/kubernetes/kubelet.conf".into(), ..KubeletFlags::default() };
+        let flags = KubeletFlags { bootstrap_kubeconfig: "/etc/bootstrap.conf".into(), ..KubeletFlags::default() };
         let mut config = flag_defaults();
         config.cpu_manager_policy = "static".into();
         config.image_gc_high_threshold_percent = Some(90);
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.eviction_hard.insert("memory.available".into(), "1Gi".into());
-        let names = named(&flags, &config);
-        assert!(names[0].starts_with("--kubeconfig") && names[0].contains("standalone"));
         assert_eq!(
-            names[1..],
-            ["imageGCHighThresholdPercent", "evictionHard", "cpuManagerPolicy", "featureGates[EventedPLEG]"]
+            named(&flags, &config),
+            [
+                "--bootstrap-kubeconfig",
+                "imageGCHighThresholdPercent",
+                "evictionHard",
+                "cpuManagerPolicy",
+                "featureGates[EventedPLEG]"
+            ]
         );
     }
 }

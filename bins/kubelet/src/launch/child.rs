@@ -23,8 +23,10 @@ const WATCHDOG: Duration = Duration::from_secs(30);
 /// From SIGTERM to SIGKILL.
 const STOP_PATIENCE: Duration = Duration::from_secs(8);
 /// Passed on from the launcher's own environment, where set.
-const ENVIRONMENT: [&str; 10] = [
+const ENVIRONMENT: [&str; 11] = [
     "PATH",
+    // Where docker's credentials for registries are looked for.
+    "HOME",
     "TZ",
     "HTTP_PROXY",
     "HTTPS_PROXY",

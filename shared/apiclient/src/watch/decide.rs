@@ -28,6 +28,9 @@ pub(super) enum Failure {
     Undecodable(String),
     #[error("{0}")]
     Broken(String),
+    /// By ourselves: there is a new connection to go on with.
+    #[error("the connection was given up")]
+    GivenUp,
     #[error("the server ended the watch")]
     Ended,
     #[error("nothing came for {seconds} s: the connection is given up")]
@@ -54,13 +57,15 @@ impl Failure {
             Failure::Expired | Failure::Undecodable(_) | Failure::NoInitialEvents => true,
             // The version we go on from is not one for this server.
             Failure::Refused { code, .. } => matches!(code, 400 | 404 | 405 | 422),
-            Failure::NoAnswer(_) | Failure::Broken(_) | Failure::Ended | Failure::Stalled { .. } => false,
+            Failure::NoAnswer(_) | Failure::Broken(_) | Failure::GivenUp | Failure::Ended | Failure::Stalled { .. } => {
+                false
+            }
         }
     }
 
     /// Nobody has to hear of it when the watch was a good one.
     pub(super) fn is_ordinary(&self) -> bool {
-        matches!(self, Failure::Ended | Failure::Expired)
+        matches!(self, Failure::Ended | Failure::Expired | Failure::GivenUp)
     }
 
     /// An answer to a streamed list that a plain list may not get.
@@ -76,6 +81,7 @@ impl Failure {
 impl From<LineError> for Failure {
     fn from(error: LineError) -> Self {
         match error {
+            LineError::GivenUp => Failure::GivenUp,
             LineError::Stalled(after) => Failure::Stalled { seconds: after.as_secs() },
             error => Failure::Broken(error.to_string()),
         }
@@ -207,6 +213,7 @@ mod tests {
             (Failure::Undecodable(String::new()), true, false, false),
             (Failure::Expired, true, true, false),
             (Failure::Ended, false, true, false),
+            (Failure::GivenUp, false, true, false),
             (stalled, false, false, false),
             (Failure::NoInitialEvents, true, false, true),
             (refused(400), true, false, true),

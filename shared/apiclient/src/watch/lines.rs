@@ -21,6 +21,9 @@ pub(super) enum LineError {
     Stalled(Duration),
     #[error("the watch broke off: {0}")]
     Broken(String),
+    /// Credentials were replaced, or another watch found the connection dead.
+    #[error("the connection was given up")]
+    GivenUp,
     #[error("an event is larger than {MAX_LINE_BYTES} bytes")]
     TooLong,
 }
@@ -64,6 +67,9 @@ impl Lines {
                     if let Some(data) = frame.data_ref() {
                         self.buffer.extend_from_slice(data);
                     }
+                }
+                Ok(Some(Err(_))) if self.slot.as_ref().is_some_and(|slot| slot.is_abandoned()) => {
+                    return Err(LineError::GivenUp);
                 }
                 Ok(Some(Err(error))) => return Err(LineError::Broken(crate::chain(&error))),
                 // What has no line end was cut off.

@@ -1,0 +1,248 @@
+//! Watches: how they begin, go on, break, and what their user sees of it.
+
+use std::time::Duration;
+
+use bulkhead_apiclient::watch::{Change, Scope, watch, watch_with};
+use bulkhead_apiclient::{ApiClient, Lane};
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::world::{self, Dialogue, Secure, answer, bookmark, event, list, pod, soon, status};
+
+type Watch = BoxStream<'static, Change<Pod>>;
+
+fn scope() -> Scope {
+    Scope { field_selector: "spec.nodeName=node-a".into(), ..Scope::default() }
+}
+
+fn pods(api: &ApiClient) -> Watch {
+    watch(api, Lane::Main, scope())
+}
+
+async fn next(watch: &mut Watch) -> Change<Pod> {
+    soon(watch.next()).await.unwrap()
+}
+
+/// Names with versions, to compare by.
+fn show(change: &Change<Pod>) -> String {
+    let one = |pod: &Pod| {
+        let metadata = &pod.metadata;
+        assert!(metadata.managed_fields.is_none());
+        format!("{}@{}", metadata.name.as_deref().unwrap(), metadata.resource_version.as_deref().unwrap())
+    };
+    match change {
+        Change::Restarted(all) => format!("all {}", all.iter().map(one).collect::<Vec<_>>().join(" ")),
+        Change::Applied(pod) => format!("applied {}", one(pod)),
+        Change::Deleted(pod) => format!("deleted {}", one(pod)),
+        Change::Failed(text) => format!("failed {text}"),
+    }
+}
+
+/// The beginning that most tests need: pod a at version 5.
+async fn begin(dialogue: &mut Dialogue, watch: &mut Watch) -> tokio::sync::mpsc::UnboundedSender<String> {
+    let (change, (seen, events)) = tokio::join!(next(watch), async {
+        let (seen, events) = dialogue.stream().await;
+        events.send(event("ADDED", pod("a", 5))).unwrap();
+        events.send(bookmark(5, true)).unwrap();
+        (seen, events)
+    });
+    assert_eq!(show(&change), "all a@5");
+    assert!(seen.query().contains("sendInitialEvents=true"));
+    events
+}
+
+#[tokio::test]
+async fn a_streamed_list_and_its_watch() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let (first, (seen, events)) = tokio::join!(next(&mut watch), async {
+        let (seen, events) = dialogue.stream().await;
+        for line in [
+            event("ADDED", pod("a", 5)),
+            event("ADDED", pod("b", 6)),
+            bookmark(6, false),
+            event("MODIFIED", pod("a", 7)),
+            event("DELETED", pod("b", 8)),
+            bookmark(8, true),
+        ] {
+            events.send(line).unwrap();
+        }
+        (seen, events)
+    });
+    assert_eq!(show(&first), "all a@7");
+    assert_eq!(seen.uri.path(), "/api/v1/pods");
+    assert!(seen.query().starts_with("fieldSelector=spec.nodeName%3Dnode-a&watch=true&sendInitialEvents=true&"));
+    // An event may come in pieces, and several in one.
+    let line = event("MODIFIED", pod("a", 9));
+    events.send(line[..30].to_owned()).unwrap();
+    events.send(format!("{}{}\n", &line[30..], event("DELETED", pod("a", 10)))).unwrap();
+    assert_eq!(show(&next(&mut watch).await), "applied a@9");
+    assert_eq!(show(&next(&mut watch).await), "deleted a@10");
+    events.send(bookmark(20, false)).unwrap();
+    drop(events);
+    // It goes on from the bookmark.
+    let ((seen, events), _) =
+        tokio::join!(dialogue.stream(), tokio::time::timeout(Duration::from_secs(2), watch.next()));
+    assert!(seen.query().contains("&resourceVersion=20&allowWatchBookmarks=true&timeoutSeconds="), "{seen:?}");
+    assert!(!seen.query().contains("sendInitialEvents"));
+    events.send(event("ADDED", pod("c", 21))).unwrap();
+    assert_eq!(show(&next(&mut watch).await), "applied c@21");
+}
+
+#[tokio::test]
+async fn a_server_that_streams_no_lists_is_asked_for_pages() {
+    for streams_badly in [false, true] {
+        let mut dialogue = Dialogue::start().await;
+        let api = dialogue.client();
+        let mut watch =
+            watch_with(&api, Lane::Main, Scope { namespace: Some("ns".into()), ..scope() }, |pod: &mut Pod| {
+                pod.metadata.uid = None;
+            });
+        let (first, seen) = tokio::join!(next(&mut watch), async {
+            if streams_badly {
+                // It does not know the parameter, and ends the watch without what ends a list.
+                let (_, events) = dialogue.stream().await;
+                events.send(event("ADDED", pod("a", 5))).unwrap();
+            } else {
+                dialogue.reply(answer(422, status(422, "Invalid").to_string())).await;
+            }
+            let first = dialogue.reply(list(9, &[pod("a", 5)], "more")).await;
+            let second = dialogue.reply(list(9, &[pod("b", 6)], "")).await;
+            (first, second)
+        });
+        assert_eq!(show(&first), "all a@5 b@6");
+        let Change::Restarted(all) = &first else { panic!("{first:?}") };
+        assert!(all.iter().all(|pod| pod.metadata.uid.is_none()), "stripped");
+        assert_eq!(seen.0.uri.path(), "/api/v1/namespaces/ns/pods");
+        assert!(seen.0.query().ends_with("&limit=500") && seen.1.query().ends_with("&limit=500&continue=more"));
+        let (_, (seen, events)) =
+            tokio::join!(tokio::time::timeout(Duration::from_secs(1), watch.next()), dialogue.stream());
+        assert!(seen.query().contains("&resourceVersion=9&"));
+        events.send(event("ADDED", pod("c", 10))).unwrap();
+        assert_eq!(show(&next(&mut watch).await), "applied c@10");
+        // The next watch of the same client knows.
+        let mut other = pods(&api);
+        let (first, seen) = tokio::join!(next(&mut other), dialogue.reply(list(11, &[], "")));
+        assert_eq!((show(&first).as_str(), seen.is_watch()), ("all ", false));
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_old_is_listed_anew() {
+    // As an event, as an answer, and as a server that was put back.
+    for way in 0..3 {
+        let mut dialogue = Dialogue::start().await;
+        let api = dialogue.client();
+        let mut watch = pods(&api);
+        let events = begin(&mut dialogue, &mut watch).await;
+        let (change, ()) = tokio::join!(next(&mut watch), async {
+            match way {
+                0 => events.send(event("ERROR", status(410, "Expired"))).unwrap(),
+                1 => {
+                    drop(events);
+                    dialogue.reply(answer(410, status(410, "Expired").to_string())).await;
+                }
+                _ => events.send(bookmark(3, false)).unwrap(),
+            }
+            let (seen, events) = dialogue.stream().await;
+            assert!(seen.query().contains("sendInitialEvents=true"), "{seen:?}");
+            events.send(event("ADDED", pod("b", 30))).unwrap();
+            events.send(bookmark(30, true)).unwrap();
+        });
+        assert_eq!(show(&change), "all b@30", "way {way}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_on_which_nothing_comes_goes_to_another_connection() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = watch(&api, Lane::Main, Scope { stall_after: Some(Duration::from_millis(300)), ..scope() });
+    let events = begin(&mut dialogue, &mut watch).await;
+    let stalled = next(&mut watch).await;
+    assert!(matches!(&stalled, Change::Failed(text) if text.contains("nothing came")), "{stalled:?}");
+    let (change, seen) = tokio::join!(next(&mut watch), async {
+        let (seen, events) = dialogue.stream().await;
+        events.send(event("MODIFIED", pod("a", 6))).unwrap();
+        seen
+    });
+    assert_eq!(show(&change), "applied a@6");
+    assert!(seen.query().contains("&resourceVersion=5&"), "resumed, not listed: {seen:?}");
+    assert_eq!(seen.connection, 2);
+    drop(events);
+}
+
+#[tokio::test]
+async fn refusals_are_told_and_survived() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let (change, _) = tokio::join!(next(&mut watch), dialogue.reply(answer(403, status(403, "Forbidden").to_string())));
+    assert_eq!(show(&change), "failed the server answered 403 Forbidden: made up: Forbidden");
+    let (change, _) = tokio::join!(next(&mut watch), dialogue.reply(answer(502, "<html>bad gateway</html>")));
+    assert_eq!(show(&change), "failed the server answered 502 : <html>bad gateway</html>");
+    begin(&mut dialogue, &mut watch).await;
+}
+
+#[tokio::test]
+async fn broken_events_are_told_and_nothing_is_passed_over() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let events = begin(&mut dialogue, &mut watch).await;
+    events.send("{\"type\":\"ADDED\",\"object\":7}\n".to_owned()).unwrap();
+    let change = next(&mut watch).await;
+    assert!(matches!(&change, Change::Failed(text) if text.contains("cannot be decoded")), "{change:?}");
+    // What could not be read is not passed over: everything is asked for again.
+    let events = begin(&mut dialogue, &mut watch).await;
+    events.send(event("ERROR", status(500, "InternalError"))).unwrap();
+    let change = next(&mut watch).await;
+    assert!(show(&change).contains("InternalError"));
+    let (change, _) = tokio::join!(next(&mut watch), async {
+        let (seen, events) = dialogue.stream().await;
+        assert!(seen.query().contains("&resourceVersion=5&"));
+        events.send(event("MODIFIED", pod("a", 6))).unwrap();
+    });
+    assert_eq!(show(&change), "applied a@6");
+}
+
+#[tokio::test]
+async fn a_watch_outlives_its_credentials() {
+    let open = std::sync::Mutex::new(Vec::new());
+    let secure = Secure::start(&["h2"], move |seen| {
+        let (events, response) = world::stream();
+        if seen.query().contains("sendInitialEvents") {
+            events.send(event("ADDED", pod("a", 5))).unwrap();
+            events.send(bookmark(5, true)).unwrap();
+        } else {
+            events.send(event("MODIFIED", pod("a", 6))).unwrap();
+        }
+        open.lock().unwrap().push(events);
+        response
+    })
+    .await;
+    let api = world::client(&secure.source);
+    let mut watch = pods(&api);
+    assert_eq!(show(&next(&mut watch).await), "all a@5");
+    secure.issue("node-2");
+    assert_eq!(show(&next(&mut watch).await), "applied a@6");
+    let seen = secure.server.seen();
+    assert_eq!(seen.len(), 2);
+    assert_eq!((seen[1].connection, seen[1].client.as_deref()), (2, Some("node-2")));
+    assert!(seen[1].query().contains("&resourceVersion=5&"));
+}
+
+#[tokio::test]
+async fn it_waits_for_a_kubeconfig() {
+    let mut dialogue = Dialogue::start().await;
+    let source = bulkhead_apiclient::MemorySource::new("");
+    let api = world::client(&source);
+    let mut watch = pods(&api);
+    source.put(
+        bulkhead_apiclient::CredentialFile::Kubeconfig,
+        world::kubeconfig(&format!("server: \"{}\"", dialogue.server.url()), ""),
+    );
+    begin(&mut dialogue, &mut watch).await;
+}
