@@ -37,7 +37,7 @@ fn signed(n: u64) -> i64 {
 
 fn less(from: Quantity, amount: Quantity) -> Quantity {
     let rest = from - amount;
-    if rest.is_negative() { from - from } else { rest }
+    if rest.is_negative() { Quantity::ZERO } else { rest }
 }
 
 /// `ephemeral_storage`: bytes of the root directory's file system. `pods`: `maxPods` and `podsPerCore` put together.

@@ -47,12 +47,12 @@ pub struct ApiObjects {
 }
 
 impl ApiObjects {
-    /// Starts what is always watched. `initial` stands for our Node until the server has one. Must be called within a
+    /// Starts what is always watched. `initial` stands for our Node while the server says that it has none. Must be called within a
     /// tokio runtime.
     pub fn start(client: &ApiClient, config: &NodeConfig, initial: Node) -> Arc<Self> {
         let initial = Arc::new(initial);
         let (seen_sender, seen) = watch::channel(NodeSeen::default());
-        let (node_sender, node) = watch::channel(Some(initial.clone()));
+        let (node_sender, node) = watch::channel(None);
         let name = config.node_name.clone();
         tokio::spawn(node::follow(node::changes(client, &name), name, initial, seen_sender, node_sender));
         let (services_sender, services) = watch::channel(KnownServices::default());

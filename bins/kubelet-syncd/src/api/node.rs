@@ -36,7 +36,7 @@ pub fn changes(client: &ApiClient, name: &NodeName) -> BoxStream<'static, Change
     watch(client, Lane::Main, scope)
 }
 
-/// Follows the Node for ever. `current` is always a Node: while there is none on the server, `initial`.
+/// Follows the Node for ever. `current` is `initial` while the server says that it has none.
 pub async fn follow(
     mut changes: BoxStream<'static, Change<Node>>,
     name: NodeName,

@@ -85,8 +85,8 @@ pub trait Objects: Send + Sync + Debug {
     /// The CRI handler of a RuntimeClass. Empty name: the empty handler.
     fn runtime_handler(&self, class: &str) -> Got<String>;
     fn services(&self) -> KnownServices;
-    /// Our Node as last seen, without its list of images. While the API server has none, or there is no API server, one
-    /// that is built from flags and the machine: there always is one.
+    /// Our Node as last seen, without its list of images. None until the API server has said whether it has one; while it
+    /// has none, or there is no API server, a Node that is built from flags and the machine.
     fn node(&self) -> watch::Receiver<Option<Arc<Node>>>;
     /// Names a pod whenever an object that it refers to has changed. Who falls behind looks at every pod.
     fn changes(&self) -> broadcast::Receiver<PodUid>;

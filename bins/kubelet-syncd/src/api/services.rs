@@ -125,7 +125,7 @@ mod tests {
         assert!(!known.borrow().synced);
         sender.send(Change::Failed("away".into())).unwrap();
         sender.send(Change::Restarted(vec![service("b", "x", "2"), service("a", "y", "1")])).unwrap();
-        assert_eq!(shown(&*known.wait_for(|k| k.synced).await.unwrap()), ["a/y=1", "b/x=2"]);
+        assert_eq!(shown(&known.wait_for(|k| k.synced).await.unwrap()), ["a/y=1", "b/x=2"]);
         sender.send(Change::Applied(service("a", "z", "3"))).unwrap();
         sender.send(Change::Applied(service("a", "y", "4"))).unwrap();
         sender.send(Change::Deleted(service("b", "x", "2"))).unwrap();

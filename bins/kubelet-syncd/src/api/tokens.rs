@@ -21,6 +21,8 @@ use super::server::{Got, object_error};
 const AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
 /// Renewals are spread over so many seconds.
 const JITTER_SECONDS: f64 = 10.0;
+/// A hundred years.
+const LIFETIME_MAX_SECONDS: i64 = 100 * 366 * 24 * 3600;
 /// Expired tokens are dropped in this period.
 const GC_PERIOD: Duration = Duration::from_secs(60);
 
@@ -81,8 +83,10 @@ fn request(wanted: &TokenWanted) -> TokenRequest {
 /// makes it earlier.
 pub fn needs_renewal(issued: &Issued, now: Timestamp, jitter: SignedDuration) -> bool {
     let expires = issued.token.expires;
-    let lifetime = SignedDuration::from_secs(issued.lifetime_seconds);
-    let last_fifth = SignedDuration::from_secs(issued.lifetime_seconds.saturating_mul(20) / 100);
+    // What a server grants is bounded, so that no sum overflows.
+    let seconds = issued.lifetime_seconds.clamp(0, LIFETIME_MAX_SECONDS);
+    let lifetime = SignedDuration::from_secs(seconds);
+    let last_fifth = SignedDuration::from_secs(seconds * 20 / 100);
     let before = |by: SignedDuration| expires.saturating_sub(by).unwrap_or(Timestamp::MIN);
     let born = before(lifetime);
     let old = born.saturating_add(AGE_MAX - jitter).unwrap_or(Timestamp::MAX);
