@@ -191,6 +191,9 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
         let world = served.clone();
         async move {
             let (parts, body) = request.into_parts();
+            if parts.method == http::Method::PATCH {
+                assert_eq!(parts.headers[http::header::CONTENT_TYPE], "application/strategic-merge-patch+json");
+            }
             let bytes = body.collect().await.map_err(|error| std::io::Error::other(error.to_string()))?.to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
             if world.lock().unwrap().silent {

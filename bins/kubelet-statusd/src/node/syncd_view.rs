@@ -114,7 +114,7 @@ async fn converse(channel: Channel, view: &watch::Sender<View>, since: Instant) 
         Ok(Err(status)) => return Err(status),
         Err(_) => return Err(tonic::Status::deadline_exceeded("the stream did not start")),
     };
-    let mut refresh = tokio::time::interval(REFRESH);
+    let mut refresh = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
     refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
