@@ -57,7 +57,6 @@ pub async fn run(outward: Outward, own: OwnEvents) {
             client: outward.api.client(Lane::Events),
             syncd: outward.syncd.clone(),
             node: outward.config.node_name.to_string(),
-            rate: limit::Rate::of(outward.config.kubelet.event_record_qps(), outward.config.kubelet.event_burst),
             queue: outward.events.clone(),
             position: position.clone(),
             metrics,

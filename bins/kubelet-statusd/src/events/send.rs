@@ -3,7 +3,7 @@
 //! Upstream gives an event up after 12 attempts; here one that the server has not answered is kept, and those behind it
 //! with it, up to the bounds of the queues. What the server refuses is dropped.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd;
@@ -14,7 +14,6 @@ use tokio::sync::mpsc::channel;
 use super::Involved;
 use super::correlate::{Correlator, Verdict};
 use super::feed;
-use super::limit::{Bucket, Rate};
 use super::metrics::EventMetrics;
 use super::object::{EventObject, Occurrence};
 use super::position::Position;
@@ -23,8 +22,8 @@ use crate::pods::gate::{Jitter, SILENT};
 
 /// Events of kubelet-syncd kept here while the API server is away.
 const WAITING: usize = 1000;
-/// A request that is not answered by then is not answered.
-const DEADLINE: Duration = Duration::from_secs(15);
+/// A request that is not answered by then is not answered: more than the client's own deadline and its rate limit take.
+const DEADLINE: Duration = Duration::from_secs(75);
 /// Attempts at an event that the server fails over, as upstream's.
 const FAILURES: u32 = 12;
 
@@ -35,7 +34,6 @@ pub struct Sender {
     pub syncd: Link,
     /// This node's name.
     pub node: String,
-    pub rate: Rate,
     /// Knows pods' resource versions.
     pub queue: EventQueue,
     pub position: Position,
@@ -51,8 +49,6 @@ impl std::fmt::Debug for Sender {
 /// Memory of one run.
 struct Run {
     correlator: Correlator,
-    bucket: Bucket,
-    began: Instant,
     jitter: Jitter,
 }
 
@@ -60,12 +56,7 @@ impl Sender {
     /// Sends for ever.
     pub async fn run(self, mut own: OwnEvents) {
         let (sender, mut events) = channel(WAITING);
-        let mut run = Run {
-            correlator: Correlator::default(),
-            bucket: Bucket::new(self.rate, Duration::ZERO),
-            began: Instant::now(),
-            jitter: Jitter::new(getrandom::u64().unwrap_or(1)),
-        };
+        let mut run = Run { correlator: Correlator::default(), jitter: Jitter::new(getrandom::u64().unwrap_or(1)) };
         let work = async {
             loop {
                 tokio::select! {
@@ -118,7 +109,6 @@ impl Sender {
     async fn deliver(&self, run: &mut Run, event: &EventObject, mut count: bool) {
         let (mut attempts, mut failures) = (0_u32, 0_u32);
         loop {
-            tokio::time::sleep(run.bucket.take(run.began.elapsed())).await;
             let request = match request(event, count) {
                 Ok(request) => request,
                 Err(error) => {

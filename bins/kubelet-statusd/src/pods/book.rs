@@ -137,12 +137,7 @@ impl Book {
         let pod = self.due.first().map(|(at, _)| *at);
         let orphan = self.orphans_allowed().then(|| self.orphans.due()).flatten();
         let work = pod.into_iter().chain(orphan).min()?;
-        match self.gate.opens_at() {
-            _ if self.in_flight >= IN_FLIGHT => None,
-            Some(_) if self.in_flight > 0 => None,
-            Some(opens) => Some(work.max(opens)),
-            None => Some(work),
-        }
+        self.gate.opens_at(work, self.in_flight, IN_FLIGHT).map(|opens| opens.max(work))
     }
 
     /// The next request that is due, if one may start.
@@ -153,7 +148,7 @@ impl Book {
                 _ => return self.next_orphan(now),
             };
             if let Some(job) = self.look_at(&uid, now, wall) {
-                self.in_flight += 1;
+                self.start();
                 return Some(job);
             }
         }
@@ -169,8 +164,13 @@ impl Book {
             pods.values().any(|e| is_named(&e.desired, namespace, name) && !e.desired.finished)
         };
         let job = self.orphans.next(now, busy)?;
-        self.in_flight += 1;
+        self.start();
         Some(job)
+    }
+
+    fn start(&mut self) {
+        self.in_flight += 1;
+        self.gate.starts();
     }
 
     fn orphans_allowed(&self) -> bool {

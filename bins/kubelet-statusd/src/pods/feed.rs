@@ -35,35 +35,33 @@ pub async fn pods(link: Link, news: Sender<News>) {
     let mut cursor: Option<Cursor> = None;
     let mut pause = RETRY.0;
     loop {
-        let epoch = link.ready().await.get();
-        if cursor.is_some_and(|at| at.epoch != epoch) {
-            cursor = None;
-        }
+        link.ready().await;
         let mut client = PodsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let request = CallContext::new().streaming_request(WatchPodsRequest { cursor });
         match tokio::time::timeout(START, client.watch(request)).await {
             Ok(Ok(answer)) => {
                 let mut stream = answer.into_inner();
-                let mut whole = cursor.is_some();
-                if news.send(News::Connected(epoch)).await.is_err() {
-                    return;
-                }
+                let mut connected = None;
+                let mut whole = false;
                 while let Ok(Some(update)) = stream.message().await {
                     pause = RETRY.0;
-                    // The stream of another life than was expected: begin again, with its name.
-                    if update.cursor.is_some_and(|at| at.epoch != epoch) {
-                        break;
+                    let Some(at) = update.cursor else { continue };
+                    if connected != Some(at.epoch) {
+                        // One resumes where everything before is known: after a snapshot, or where we resumed ourselves.
+                        whole = cursor.is_some_and(|cursor| cursor.epoch == at.epoch);
+                        connected = Some(at.epoch);
+                        if news.send(News::Connected(at.epoch)).await.is_err() {
+                            return;
+                        }
                     }
-                    // One resumes where everything before is known; amid a snapshot it is not.
                     whole |= matches!(update.update, Some(Update::SnapshotDone(_)));
-                    let at = update.cursor;
                     if let Some(one) = read(update)
                         && news.send(one).await.is_err()
                     {
                         return;
                     }
                     if whole {
-                        cursor = at;
+                        cursor = Some(at);
                     }
                 }
             }
@@ -93,7 +91,14 @@ pub async fn node(link: Link, news: Sender<News>) {
         let request = CallContext::new().streaming_request(WatchNodeRequest {});
         if let Ok(Ok(answer)) = tokio::time::timeout(START, client.watch(request)).await {
             let mut stream = answer.into_inner();
-            while let Ok(Some(state)) = stream.message().await {
+            let mut link_state = link.watch();
+            loop {
+                let message = tokio::select! {
+                    message = stream.message() => message,
+                    // The stream does not say whose it is: of another life than was thought, it is opened anew.
+                    _ = link_state.wait_for(|state| state.ready_epoch().is_some_and(|now| now.get() != epoch)) => break,
+                };
+                let Ok(Some(state)) = message else { break };
                 pause = RETRY.0;
                 if news.send(News::Node(Facts::of(state, epoch))).await.is_err() {
                     return;

@@ -40,24 +40,31 @@ impl Jitter {
 pub struct Gate {
     failures: u32,
     closed_until: Option<Instant>,
+    /// A request is under way that tells whether to open. Older ones may hang as long as they like.
+    probing: bool,
 }
 
 impl Gate {
     /// Whether one more request may start beside so many others.
     pub fn admits(&self, now: Instant, in_flight: usize, limit: usize) -> bool {
-        match self.closed_until {
-            None => in_flight < limit,
-            // A probe: the first to be answered opens the gate for the rest.
-            Some(until) => in_flight == 0 && now >= until,
+        // A probe while it is closed: the first to be answered opens the gate for the rest.
+        in_flight < limit && self.closed_until.is_none_or(|until| !self.probing && now >= until)
+    }
+
+    /// From when on it may admit the next; `None`: a request has to end first.
+    pub fn opens_at(&self, now: Instant, in_flight: usize, limit: usize) -> Option<Instant> {
+        if in_flight >= limit || self.probing {
+            return None;
         }
+        Some(self.closed_until.unwrap_or(now))
     }
 
-    /// When it may admit the next, if that is a matter of time.
-    pub fn opens_at(&self) -> Option<Instant> {
-        self.closed_until
+    /// A request starts.
+    pub fn starts(&mut self) {
+        self.probing = self.closed_until.is_some();
     }
 
-    /// An answer came, whatever it said.
+    /// An answer came, whatever it said. True: none had come before.
     pub fn answered(&mut self) -> bool {
         let was_closed = self.closed_until.is_some();
         *self = Gate::default();
@@ -68,6 +75,7 @@ impl Gate {
     pub fn silent(&mut self, now: Instant, jitter: &mut Jitter) -> bool {
         self.failures = self.failures.saturating_add(1);
         self.closed_until = Some(now + jitter.pause(SILENT, self.failures));
+        self.probing = false;
         self.failures == 1
     }
 }
@@ -92,8 +100,10 @@ mod tests {
         assert!(gate.admits(now, 7, 8) && !gate.admits(now, 8, 8));
         assert!(gate.silent(now, &mut jitter) && !gate.silent(now, &mut jitter));
         assert!(!gate.admits(now, 0, 8));
-        let later = gate.opens_at().unwrap();
-        assert!(gate.admits(later, 0, 8) && !gate.admits(later, 1, 8));
+        let later = gate.opens_at(now, 3, 8).unwrap();
+        assert!(gate.admits(later, 0, 8) && gate.admits(later, 3, 8) && !gate.admits(later, 8, 8));
+        gate.starts();
+        assert!(!gate.admits(later, 1, 8) && gate.opens_at(later, 1, 8).is_none());
         assert!(gate.answered() && !gate.answered());
         assert!(gate.admits(now, 7, 8));
     }

@@ -20,8 +20,6 @@ pub mod normal;
 pub mod requests;
 pub mod writer;
 
-use std::sync::Arc;
-
 use bulkhead_apiclient::Lane;
 
 use crate::outward::Outward;
@@ -47,13 +45,11 @@ async fn write(outward: Outward) {
         }
     };
     outward.api.ready().await;
-    let api = outward.api.clone();
     let writer = Writer {
         client: outward.api.client(Lane::Main),
         syncd: outward.syncd.clone(),
         metrics,
         events: outward.events.clone(),
-        on_silence: Arc::new(move || api.reconnect(Lane::Main)),
     };
     writer.run().await;
 }

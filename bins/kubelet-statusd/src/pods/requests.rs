@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::copies::ApiCopy;
 
-/// A request that is not answered by then is not answered.
-pub const DEADLINE: Duration = Duration::from_secs(15);
+/// A request that is not answered by then is not answered: more than the client's own deadline and its rate limit take.
+const DEADLINE: Duration = Duration::from_secs(75);
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

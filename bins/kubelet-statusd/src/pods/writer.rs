@@ -1,6 +1,5 @@
 //! The loop around the book: news in, requests out, answers in. Decides nothing.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::client::Link;
@@ -14,7 +13,7 @@ use tokio::sync::mpsc::{Receiver, channel};
 use super::book::Book;
 use super::feed::{self, News};
 use super::metrics::PodMetrics;
-use super::requests::{DEADLINE, Job, Outcome, send};
+use super::requests::{Job, Outcome, send};
 use crate::events::EventQueue;
 
 /// News that wait; kubelet-syncd keeps the newest state of each pod itself, so few do.
@@ -28,8 +27,6 @@ pub struct Writer {
     pub metrics: PodMetrics,
     /// Learns pods' resource versions, which events name.
     pub events: EventQueue,
-    /// Called when a request was not answered in time: the connection may be half dead.
-    pub on_silence: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -55,13 +52,8 @@ impl Writer {
             while let Some(job) = book.next(Instant::now(), Timestamp::now()) {
                 tracing::debug!(pod = %job.pod, name = %job.name, action = job.action.name(), "request");
                 let client = self.client.clone();
-                let on_silence = self.on_silence.clone();
                 in_flight.push(Box::pin(async move {
-                    let began = Instant::now();
                     let outcome = send(&client, &job).await;
-                    if outcome == Outcome::Silent && began.elapsed() >= DEADLINE {
-                        on_silence();
-                    }
                     (job, outcome)
                 }));
             }
