@@ -44,7 +44,6 @@ const FIELDS: &[&str] = &[
     "enableSystemLogHandler",
     "enableContentionProfiling",
     "enableSystemLogQuery",
-    "configMapAndSecretChangeDetectionStrategy",
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
     "imageMinimumGCAge",
