@@ -18,8 +18,12 @@
 
 #[cfg(feature = "grpc")]
 pub mod agent;
+#[cfg(feature = "apiserver")]
+pub mod apiserver;
 pub mod build;
 pub mod cgroups;
+#[cfg(feature = "apiserver")]
+pub mod cluster;
 pub mod containerd;
 #[cfg(feature = "grpc")]
 pub mod cri;
@@ -36,6 +40,8 @@ mod pod;
 pub mod processes;
 pub mod wait;
 
+#[cfg(feature = "apiserver")]
+pub use cluster::Cluster;
 pub use lab::{Claim, Lab, exclusive};
 pub use node::{Node, NodeBuilder};
 pub use pod::{IDLE, Pod};

@@ -68,7 +68,20 @@ pub fn ensure_installed(say: &dyn Fn(&str)) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let wanted = missing.join(" ");
+    install(&missing, say)?;
+    let still = missing_packages();
+    if !still.is_empty() {
+        bail!("apt-get reported success, yet these are still missing: {}", still.join(" "));
+    }
+    Ok(())
+}
+
+/// Installs packages with apt.
+///
+/// # Errors
+/// Not root, no apt here, or apt failed: the message names the packages.
+pub fn install(packages: &[&str], say: &dyn Fn(&str)) -> Result<()> {
+    let wanted = packages.join(" ");
     if !is_root() {
         bail!("this machine lacks {wanted}; as root: apt-get install -y {wanted}");
     }
@@ -78,14 +91,7 @@ pub fn ensure_installed(say: &dyn Fn(&str)) -> Result<()> {
     say(&format!("installing {wanted}"));
     // The package lists of a fresh image are empty or old; an update costs seconds and only happens when something is missing.
     apt(&["update", "-qq"])?;
-    let mut install = vec!["install", "-y", "-qq", "--no-install-recommends"];
-    install.extend(&missing);
-    apt(&install)?;
-    let still = missing_packages();
-    if !still.is_empty() {
-        bail!("apt-get reported success, yet these are still missing: {}", still.join(" "));
-    }
-    Ok(())
+    apt(&[&["install", "-y", "-qq", "--no-install-recommends"], packages].concat())
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {

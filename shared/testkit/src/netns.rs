@@ -57,7 +57,8 @@ impl NetNs {
         format!("bulkhead{}", self.number)
     }
 
-    fn gateway(&self) -> Ipv4Addr {
+    /// The host's end of the way out: what listens there is reached from inside and from the host.
+    pub fn gateway(&self) -> Ipv4Addr {
         Ipv4Addr::new(198, 18, self.number, 1)
     }
 

@@ -30,6 +30,8 @@ pub struct NodeBuilder {
     arguments: Vec<String>,
     /// Everything of the node on disk; its root directory is below.
     folder: PathBuf,
+    #[cfg(feature = "apiserver")]
+    cluster: Option<crate::Cluster>,
 }
 
 impl NodeBuilder {
@@ -49,7 +51,15 @@ impl NodeBuilder {
             // A developer's full disk is no reason for this node to evict.
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         });
-        let builder = Self { folder, lab, name: name.to_owned(), config, arguments: Vec::new() };
+        let builder = Self {
+            folder,
+            lab,
+            name: name.to_owned(),
+            config,
+            arguments: Vec::new(),
+            #[cfg(feature = "apiserver")]
+            cluster: None,
+        };
         builder.with_paths()
     }
 
@@ -72,6 +82,37 @@ impl NodeBuilder {
             object.retain(|_, value| !value.is_null());
         }
         self
+    }
+
+    /// Makes the node a member of a cluster, with a client certificate of its own in a kubeconfig.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be written.
+    #[cfg(feature = "apiserver")]
+    pub fn joins(self, cluster: &crate::Cluster) -> Result<Self> {
+        let kubeconfig = cluster.kubeconfig_for_node(&self.name)?;
+        let address = self.lab.netns().address();
+        let mut builder =
+            self.argument(&format!("--kubeconfig={}", kubeconfig.display())).argument(&format!("--node-ip={address}"));
+        builder.cluster = Some(cluster.clone());
+        Ok(builder)
+    }
+
+    /// As [`NodeBuilder::joins`], but the node has to ask for its certificate with a token first.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be written.
+    #[cfg(feature = "apiserver")]
+    pub fn bootstraps_into(self, cluster: &crate::Cluster) -> Result<Self> {
+        let bootstrap = cluster.bootstrap_kubeconfig(&self.name)?;
+        let address = self.lab.netns().address();
+        let kubeconfig = self.folder.join("kubeconfig");
+        let mut builder = self
+            .argument(&format!("--bootstrap-kubeconfig={}", bootstrap.display()))
+            .argument(&format!("--kubeconfig={}", kubeconfig.display()))
+            .argument(&format!("--node-ip={address}"));
+        builder.cluster = Some(cluster.clone());
+        Ok(builder)
     }
 
     /// One more argument of the command line.
@@ -122,6 +163,8 @@ impl NodeBuilder {
             child: None,
             user_block: None,
             finished: false,
+            #[cfg(feature = "apiserver")]
+            cluster: self.cluster,
         };
         let register = node.lab.folder().join(NODES).join(&node.name);
         for folder in [node.manifests(), node.root_dir.clone(), node.pod_logs(), register.clone()] {
@@ -154,6 +197,8 @@ pub struct Node {
     /// First id of the block of users, as the socket folder's group shows it.
     user_block: Option<u32>,
     finished: bool,
+    #[cfg(feature = "apiserver")]
+    cluster: Option<crate::Cluster>,
 }
 
 impl Node {
@@ -484,11 +529,55 @@ impl Node {
         }
         self.wait_healthy()?;
         self.remove_all()?;
+        #[cfg(feature = "apiserver")]
+        self.delete_cluster_pods()?;
         crate::leaks::wait_no_pods(&self, LONG)?;
         self.stop()?;
         crate::leaks::check(&self)?;
         self.finished = true;
         Ok(())
+    }
+
+    /// Deletes the pods that came from the cluster, as their owner would.
+    #[cfg(feature = "apiserver")]
+    fn delete_cluster_pods(&self) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        for pod in cluster.list("pods", None)? {
+            let metadata = &pod["metadata"];
+            let here = pod["spec"]["nodeName"] == self.name.as_str();
+            if !here || crate::apiserver::pods::is_mirror(&pod) || metadata["deletionTimestamp"].is_string() {
+                continue;
+            }
+            let text = |field: &str| metadata[field].as_str().unwrap_or_default();
+            cluster.delete("pods", text("namespace"), text("name"), Some(1))?;
+        }
+        Ok(())
+    }
+
+    /// The log folder of a pod from the cluster, known by its object.
+    #[cfg(feature = "apiserver")]
+    pub fn log_folder_of(&self, pod: &Value) -> PathBuf {
+        let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+        self.pod_logs().join(format!("{}_{}_{}", text("namespace"), text("name"), text("uid")))
+    }
+
+    /// Waits until the newest log of a container of a pod from the cluster holds `text`; gives the whole log.
+    ///
+    /// # Errors
+    /// The log as it is.
+    #[cfg(feature = "apiserver")]
+    pub fn wait_for_log_of(&self, pod: &Value, container: &str, text: &str) -> Result<String> {
+        let folder = self.log_folder_of(pod).join(container);
+        eventually(&format!("the log in {} says {text:?}", folder.display()), LONG, || {
+            let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)?
+                .flatten()
+                .map(|entry| entry.path())
+                .filter(|path| path.extension().is_some())
+                .collect();
+            files.sort();
+            let log = files.last().map(std::fs::read_to_string).transpose()?.unwrap_or_default();
+            if log.contains(text) { Ok(log) } else { bail!("{log:?}") }
+        })
     }
 
     /// The story ends well although the node still runs (its owner takes it down roughly).

@@ -1,0 +1,550 @@
+//! A cluster for tests: the stand-in API server (or a real control plane, where `KUBEBUILDER_ASSETS` says where one
+//! is), a client for the test itself, and credentials for nodes and people.
+
+pub mod client;
+mod control_plane;
+pub mod kubeconfig;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use self::client::{Client, Credential, Event, Events};
+use self::control_plane::ControlPlane;
+use crate::apiserver::authority::{Authority, Pair};
+use crate::apiserver::faults::Faults;
+use crate::apiserver::identity::{MASTERS, NODES, User};
+use crate::apiserver::request_log::{Record, RequestLog};
+use crate::apiserver::resources::{named, of_object};
+use crate::apiserver::{ApiServer, Config, StaticToken};
+use crate::wait::LONG;
+use crate::{Lab, machine};
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The folder of programs of a real control plane: kube-apiserver, etcd, kubectl.
+pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
+
+/// A cluster; clones share it, the last one to go ends it.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    // Order of fields is order of drop: connections, servers, the runtime they ran on, then the place.
+    client: Client,
+    backend: Backend,
+    runtime: Option<Runtime>,
+    folder: PathBuf,
+    _lab: Option<Lab>,
+}
+
+#[derive(Debug)]
+enum Backend {
+    StandIn(Box<ApiServer>),
+    Real(Box<ControlPlane>),
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Connections that hang on purpose must not keep the test.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Lab {
+    /// A cluster that this lab's nodes can reach. With `KUBEBUILDER_ASSETS` a real control plane, else the stand-in.
+    ///
+    /// # Errors
+    /// A server did not start.
+    pub fn cluster(&self) -> Result<Cluster> {
+        self.cluster_with(Config::default())
+    }
+
+    /// The same with a configuration, of which a real control plane takes nothing but the address.
+    ///
+    /// # Errors
+    /// A server did not start.
+    pub fn cluster_with(&self, mut config: Config) -> Result<Cluster> {
+        config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
+        let folder = self.folder().join("cluster");
+        Cluster::start_in(&folder, config, Some(self.clone()), std::env::var_os(ASSETS).map(PathBuf::from))
+    }
+
+    /// The stand-in, whatever the environment says: for tests that inject faults or look behind the API.
+    ///
+    /// # Errors
+    /// It did not start.
+    pub fn stand_in(&self, mut config: Config) -> Result<Cluster> {
+        config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
+        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), None)
+    }
+}
+
+impl Cluster {
+    /// A cluster without a lab; its files go to `folder`. With `KUBEBUILDER_ASSETS` a real control plane.
+    ///
+    /// # Errors
+    /// A server did not start.
+    pub fn start(folder: &Path, config: Config) -> Result<Self> {
+        Self::start_in(folder, config, None, std::env::var_os(ASSETS).map(PathBuf::from))
+    }
+
+    /// The stand-in without a lab.
+    ///
+    /// # Errors
+    /// It did not start.
+    pub fn stand_in(folder: &Path, config: Config) -> Result<Self> {
+        Self::start_in(folder, config, None, None)
+    }
+
+    fn start_in(folder: &Path, config: Config, lab: Option<Lab>, assets: Option<PathBuf>) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+        // One thread is enough for a server that waits; what else runs on this machine is being measured.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("apiserver")
+            .enable_all()
+            .build()
+            .context("starting the server's runtime")?;
+        let backend = match assets {
+            None => Backend::StandIn(Box::new(ApiServer::start(config, runtime.handle())?)),
+            Some(assets) => Backend::Real(Box::new(ControlPlane::start(&assets, folder, config.listen.ip())?)),
+        };
+        let (address, authority) = match &backend {
+            Backend::StandIn(server) => (server.address(), server.authority()),
+            Backend::Real(plane) => (plane.address(), plane.authority()),
+        };
+        let admin = Credential::Certificate(authority.client("bulkhead-testkit", MASTERS, YEAR)?);
+        let client = Client::new(runtime.handle(), address, &authority.pem(), &admin)?;
+        let inner = Inner { client, backend, runtime: Some(runtime), folder: folder.to_owned(), _lab: lab };
+        let cluster = Self { inner: Arc::new(inner) };
+        cluster.wait_ready()?;
+        Ok(cluster)
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        let account = named("serviceaccounts").path(Some("default"), Some("default"));
+        crate::wait::eventually("the API server is ready", LONG, || {
+            let ready = self.inner.client.get("/readyz")?;
+            if ready.status != 200 {
+                bail!("{}: {}", ready.status, String::from_utf8_lossy(&ready.body));
+            }
+            if self.is_stand_in() {
+                self.inner.client.get(&account)?.success()?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether this is the stand-in, of which more can be asked than of a real server.
+    pub fn is_stand_in(&self) -> bool {
+        matches!(self.inner.backend, Backend::StandIn(_))
+    }
+
+    /// The stand-in itself.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn server(&self) -> Result<&ApiServer> {
+        match &self.inner.backend {
+            Backend::StandIn(server) => Ok(server),
+            Backend::Real(_) => bail!("a real control plane does not show its inside"),
+        }
+    }
+
+    fn authority(&self) -> &Authority {
+        match &self.inner.backend {
+            Backend::StandIn(server) => server.authority(),
+            Backend::Real(plane) => plane.authority(),
+        }
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> SocketAddr {
+        match &self.inner.backend {
+            Backend::StandIn(server) => server.address(),
+            Backend::Real(plane) => plane.address(),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address())
+    }
+
+    /// The authority's certificate in PEM.
+    pub fn ca(&self) -> String {
+        self.authority().pem()
+    }
+
+    // === Objects, as the administrator ===
+
+    /// The administrator's client, for whatever the methods below do not offer.
+    pub fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
+    /// A client for somebody else.
+    ///
+    /// # Errors
+    /// A credential that cannot be read.
+    pub fn client_as(&self, credential: &Credential) -> Result<Client> {
+        let runtime = self.inner.runtime.as_ref().context("the cluster has ended")?;
+        Client::new(runtime.handle(), self.address(), &self.ca(), credential)
+    }
+
+    /// A client with a node's certificate.
+    ///
+    /// # Errors
+    /// No randomness.
+    pub fn client_as_node(&self, node: &str) -> Result<Client> {
+        self.client_as(&Credential::Certificate(self.node_certificate(node, YEAR)?))
+    }
+
+    /// Creates an object by its own `apiVersion` and `kind` (namespace `default` where it names none).
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn create(&self, object: &Value) -> Result<Value> {
+        let (kind, version) =
+            (object["kind"].as_str().unwrap_or_default(), object["apiVersion"].as_str().unwrap_or_default());
+        let resource = of_object(version, kind).with_context(|| format!("{version} {kind} is not served"))?;
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+        let created = self.inner.client.send_json("POST", &resource.path(Some(namespace), None), object)?.success();
+        created.with_context(|| format!("creating {kind} {}", object["metadata"]["name"]))
+    }
+
+    /// An object; `kind` is a kind or a plural, `namespace` is ignored where there is none.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Value> {
+        let answer = self.inner.client.get(&named(kind).path(Some(namespace), Some(name)))?;
+        answer.success().with_context(|| format!("getting {kind} {namespace}/{name}"))
+    }
+
+    /// An object, if it exists.
+    ///
+    /// # Errors
+    /// The server did not say.
+    pub fn find(&self, kind: &str, namespace: &str, name: &str) -> Result<Option<Value>> {
+        let answer = self.inner.client.get(&named(kind).path(Some(namespace), Some(name)))?;
+        if answer.status == 404 { Ok(None) } else { answer.success().map(Some) }
+    }
+
+    /// All objects of a kind, in one namespace or in all.
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn list(&self, kind: &str, namespace: Option<&str>) -> Result<Vec<Value>> {
+        let list = self.inner.client.get(&named(kind).path(namespace, None))?.success()?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// A merge patch of an object.
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn patch(&self, kind: &str, namespace: &str, name: &str, patch: &Value) -> Result<Value> {
+        let path = named(kind).path(Some(namespace), Some(name));
+        let answer = self.inner.client.patch(&path, "merge-patch", patch)?;
+        answer.success().with_context(|| format!("patching {kind} {namespace}/{name}"))
+    }
+
+    /// A merge patch of an object's status.
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn patch_status(&self, kind: &str, namespace: &str, name: &str, patch: &Value) -> Result<Value> {
+        let path = format!("{}/status", named(kind).path(Some(namespace), Some(name)));
+        let answer = self.inner.client.patch(&path, "merge-patch", patch)?;
+        answer.success().with_context(|| format!("patching the status of {kind} {namespace}/{name}"))
+    }
+
+    /// Deletes an object, with the grace period that it has or this one, in seconds.
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn delete(&self, kind: &str, namespace: &str, name: &str, grace_period: Option<i64>) -> Result<()> {
+        let path = named(kind).path(Some(namespace), Some(name));
+        let mut options = json!({"kind": "DeleteOptions", "apiVersion": "v1"});
+        if let Some(seconds) = grace_period {
+            options["gracePeriodSeconds"] = json!(seconds);
+        }
+        let answer = self.inner.client.send_json("DELETE", &path, &options)?;
+        answer.success().map(drop).with_context(|| format!("deleting {kind} {namespace}/{name}"))
+    }
+
+    /// Watches a kind from now on, what is there first; `query` is added (`fieldSelector=...`).
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn watch(&self, kind: &str, namespace: Option<&str>, query: &str) -> Result<Events> {
+        let path = named(kind).path(namespace, None);
+        self.inner.client.watch(&if query.is_empty() { path } else { format!("{path}?{query}") })
+    }
+
+    /// Waits, woken by the server, until an object is as wanted.
+    ///
+    /// # Errors
+    /// It was not in time: what it was like at the end.
+    pub fn wait_for(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        what: &str,
+        mut wanted: impl FnMut(&Value) -> bool,
+    ) -> Result<Value> {
+        let mut last = Value::Null;
+        self.wait_event(kind, namespace, name, what, |event| {
+            last = event.object.clone();
+            event.kind != "DELETED" && wanted(&event.object)
+        })
+        .map(|event| event.object)
+        .with_context(|| format!("{kind} {namespace}/{name} was at last {}", summary(&last)))
+    }
+
+    /// Waits until an object is gone.
+    ///
+    /// # Errors
+    /// It was still there in the end.
+    pub fn wait_gone(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
+        if self.find(kind, namespace, name)?.is_none() {
+            return Ok(());
+        }
+        let mut last = Value::Null;
+        let gone = self.wait_event(kind, namespace, name, "it is gone", |event| {
+            last = event.object.clone();
+            event.kind == "DELETED"
+        });
+        match gone {
+            Ok(_) => Ok(()),
+            // It went before the watch began.
+            Err(_) if self.find(kind, namespace, name)?.is_none() => Ok(()),
+            Err(error) => Err(error.context(format!("{kind} {namespace}/{name} is {}", summary(&last)))),
+        }
+    }
+
+    fn wait_event(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        what: &str,
+        mut wanted: impl FnMut(&Event) -> bool,
+    ) -> Result<Event> {
+        let began = Instant::now();
+        loop {
+            let mut events = self.watch(kind, Some(namespace), &format!("fieldSelector=metadata.name%3D{name}"))?;
+            loop {
+                if crate::wait::interrupted() {
+                    bail!("{what}: interrupted");
+                }
+                let left = LONG.checked_sub(began.elapsed()).with_context(|| format!("{what}: not in time"))?;
+                // In slices, so that an interrupt is noticed.
+                let Ok(next) = events.next(left.min(Duration::from_secs(1))) else { continue };
+                match next {
+                    Some(event) if wanted(&event) => return Ok(event),
+                    Some(event) if event.kind == "ERROR" => break,
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        }
+    }
+
+    /// All versions of an object that there were, oldest first; the last of a deleted one is what watchers saw.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn history(&self, kind: &str, namespace: &str, name: &str) -> Result<Vec<Value>> {
+        let resource = named(kind);
+        let namespace = if resource.namespaced { namespace } else { "" };
+        let versions = self.server()?.with_store(|store| store.versions(resource, namespace, name));
+        Ok(versions.into_iter().map(|(_, object)| object.value.clone()).collect())
+    }
+
+    /// The distinct statuses that an object had, oldest first.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn statuses(&self, kind: &str, namespace: &str, name: &str) -> Result<Vec<Value>> {
+        let mut statuses: Vec<Value> =
+            self.history(kind, namespace, name)?.into_iter().map(|mut object| object["status"].take()).collect();
+        statuses.dedup();
+        Ok(statuses)
+    }
+
+    // === Looking behind, misbehaving (stand-in only) ===
+
+    /// The log of requests.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn log(&self) -> Result<&RequestLog> {
+        Ok(self.server()?.log())
+    }
+
+    /// Requests of others than the kit, oldest first.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn requests(&self) -> Result<Vec<Record>> {
+        Ok(self.log()?.after(0))
+    }
+
+    /// Misbehaviour on request.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn faults(&self) -> Result<&Faults> {
+        Ok(self.server()?.faults())
+    }
+
+    /// Breaks all connections and refuses new ones; what is stored stays.
+    ///
+    /// # Errors
+    /// The control plane is a real one.
+    pub fn stop(&self) -> Result<()> {
+        self.server()?.stop();
+        Ok(())
+    }
+
+    /// Listens again, on the same port.
+    ///
+    /// # Errors
+    /// The port is taken, or the control plane is a real one.
+    pub fn resume(&self) -> Result<()> {
+        self.server()?.resume()
+    }
+
+    // === Credentials ===
+
+    /// A node's client certificate.
+    ///
+    /// # Errors
+    /// No randomness.
+    pub fn node_certificate(&self, node: &str, lifetime: Duration) -> Result<Pair> {
+        self.authority().client(&format!("system:node:{node}"), NODES, lifetime)
+    }
+
+    /// Writes a kubeconfig with which a node speaks as itself.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn kubeconfig_for_node(&self, node: &str) -> Result<PathBuf> {
+        let credential = Credential::Certificate(self.node_certificate(node, YEAR)?);
+        self.write_kubeconfig(&format!("node-{node}"), &format!("system:node:{node}"), &credential)
+    }
+
+    /// Writes a kubeconfig for a node that has yet to ask for its certificate, with a token of its own.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or the control plane is a real one (whose tokens are fixed at its start).
+    pub fn bootstrap_kubeconfig(&self, node: &str) -> Result<PathBuf> {
+        let token = format!("bootstrap-{}", uuid::Uuid::new_v4());
+        let user = User::new(&format!("system:bootstrap:{node}"), &["system:bootstrappers"]);
+        self.server()?.add_token(StaticToken { token: token.clone(), user });
+        self.write_kubeconfig(&format!("bootstrap-{node}"), "bootstrap", &Credential::Token(token))
+    }
+
+    /// Writes a kubeconfig for people.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn admin_kubeconfig(&self) -> Result<PathBuf> {
+        let path = self.inner.folder.join("admin.kubeconfig");
+        if path.exists() {
+            return Ok(path);
+        }
+        let pair = self.authority().client("kubernetes-admin", MASTERS, YEAR)?;
+        self.write_kubeconfig("admin", "kubernetes-admin", &Credential::Certificate(pair))
+    }
+
+    /// Writes a kubeconfig with any credential; gives its path.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn write_kubeconfig(&self, file: &str, user: &str, credential: &Credential) -> Result<PathBuf> {
+        let path = self.inner.folder.join(format!("{file}.kubeconfig"));
+        kubeconfig::write(&path, &format!("{:#}", kubeconfig::content(&self.url(), &self.ca(), user, credential)))?;
+        Ok(path)
+    }
+
+    /// Where the cluster's files are.
+    pub fn folder(&self) -> &Path {
+        &self.inner.folder
+    }
+
+    /// What `kubectl` prints, as the administrator.
+    ///
+    /// # Errors
+    /// There is none, or it ended with another code than 0.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.kubectl_command(arguments)?.output().context("starting kubectl")?;
+        if !output.status.success() {
+            bail!("kubectl {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// `kubectl`, told which cluster it is about.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn kubectl_command(&self, arguments: &[&str]) -> Result<Command> {
+        let program = kubectl().context("there is no kubectl (Debian: kubernetes-client)")?;
+        let mut command = Command::new(program);
+        command
+            .arg("--kubeconfig")
+            .arg(self.admin_kubeconfig()?)
+            .arg("--cache-dir")
+            .arg(self.inner.folder.join("kubectl-cache"))
+            .args(arguments)
+            .env("HOME", &self.inner.folder)
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+}
+
+/// `kubectl`: that of the real control plane, or the machine's.
+pub fn kubectl() -> Option<PathBuf> {
+    let own = std::env::var_os(ASSETS).map(|folder| Path::new(&folder).join("kubectl"));
+    let machines = ["/usr/bin/kubectl", "/usr/local/bin/kubectl"].map(PathBuf::from);
+    own.into_iter().chain(machines).find(|path| path.is_file())
+}
+
+/// Installs Debian's kubectl where there is none.
+///
+/// # Errors
+/// As [`machine::install`].
+pub fn ensure_kubectl(say: &dyn Fn(&str)) -> Result<()> {
+    if kubectl().is_some() { Ok(()) } else { machine::install(&["kubernetes-client"], say) }
+}
+
+/// An object in few words, for messages.
+fn summary(object: &Value) -> String {
+    if object.is_null() {
+        return "not there".to_owned();
+    }
+    let mut shown = json!({"metadata": {}, "status": object["status"]});
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "resourceVersion"] {
+        if !object["metadata"][field].is_null() {
+            shown["metadata"][field] = object["metadata"][field].clone();
+        }
+    }
+    shown.to_string()
+}
+
+/// The loopback address, for clusters without a lab.
+pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
