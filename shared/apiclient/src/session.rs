@@ -192,15 +192,17 @@ impl Follower {
 
     /// Puts credentials into force. Connections live on when nothing that they were made with changed.
     fn apply(&mut self, material: Material) -> Result<(), MaterialError> {
-        if self.problem.take().is_some() {
-            tracing::info!("the kubeconfig can be used again");
-        }
         let old = self.sender.borrow().clone();
         let connections = match &old {
-            Some(old) if old.material == material => return Ok(()),
             Some(old) if old.material.wire == material.wire => old.connections.clone(),
             _ => Arc::new(Connections::new(&material.wire)?),
         };
+        if self.problem.take().is_some() {
+            tracing::info!("the kubeconfig can be used again");
+        }
+        if old.as_ref().is_some_and(|old| old.material == material) {
+            return Ok(());
+        }
         let expires = material.certificate_expires;
         tracing::info!(
             server = material.wire.server.url(),

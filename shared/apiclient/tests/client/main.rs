@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its message")]
 
+mod broker;
 mod connections;
 mod credentials;
 mod requests;
