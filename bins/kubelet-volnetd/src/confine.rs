@@ -10,9 +10,9 @@ use bulkhead_sys::seccomp::{self, Deny, Family};
 /// Held for life.
 pub const CAPABILITIES: &[Capability] = &[
     Capability::CAP_SYS_ADMIN,    // mount, umount, sysctls of the machine
-    Capability::CAP_CHOWN,        // private state folders; fsGroup later
-    Capability::CAP_FOWNER,       // chmod and unlink in directories that a pod's user owns
-    Capability::CAP_FSETID,       // keeps setgid when the mode of a volume changes
+    Capability::CAP_CHOWN,        // private state folders, fsGroup, owners of files in volumes
+    Capability::CAP_FOWNER,       // chmod and unlink of what a pod's user owns
+    Capability::CAP_FSETID,       // keeps setgid when a volume is given to its group
     Capability::CAP_DAC_OVERRIDE, // reads and removes what a pod's user made private
     Capability::CAP_KILL,         // what is left in a pod's cgroup
     Capability::CAP_NET_ADMIN,    // utility chains, later

@@ -14,7 +14,8 @@
 //! The whole surface is one page: [`verbs`]. Hostile input is every byte of every request (a compromised syncd), and
 //! everything that pods can write: contents of volumes, termination files, logs. Requests are ids, parsed into types in
 //! [`validate`]; paths are built here and opened by the three rules of `bulkhead_sys::open`; nothing is unmounted,
-//! removed or killed without the [`guard`]. It never parses a pod spec, starts a program, or acts by itself.
+//! removed or killed without the [`guard`]. It never parses a pod spec, starts a program, or acts by itself. Of the
+//! kubeconfig it reads the names of four files ([`kubeconfig`]), of a volume's files their paths, modes and owners.
 //!
 //! # State
 //! Disk and mountinfo are the truth. The [`journal`] adds intents, in `<root-dir>/bulkhead/volnetd/`. Everything else is
@@ -28,7 +29,7 @@
 //! # Known gaps
 //! Limits under the systemd driver are written to the cgroup files only, so `systemctl daemon-reload` may reset them.
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
-//! hung mounts use up the pool of threads.
+//! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.
 
 pub mod broker;
 pub mod cgroups;

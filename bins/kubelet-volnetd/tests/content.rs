@@ -106,6 +106,16 @@ async fn a_volume_of_each_kind() {
         if in_memory {
             rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
             assert_eq!(put(&world, plugin, &content(vec![])).await.unwrap_err().0, Code::NotFound);
+            let sub_path = PrepareSubPathRequest {
+                pod_uid: "p".into(),
+                volume: "v".into(),
+                container: "c".into(),
+                sub_path: "a".into(),
+                root: Some(prepare_sub_path_request::Root::Plugin(format!("kubernetes.io/{name}"))),
+                ..Default::default()
+            };
+            assert_eq!(volumes.prepare_sub_path(sub_path).await.unwrap_err().code(), Code::NotFound);
+            assert_eq!(names(&dir), Vec::<String>::new());
             set_up(&mut volumes, plugin).await;
             put(&world, plugin, &content(vec![file("a", "3")])).await.unwrap();
             assert_eq!(world.mounts(&dir).len(), 1);

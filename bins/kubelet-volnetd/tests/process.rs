@@ -5,7 +5,7 @@
 
 mod world;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Child;
@@ -19,6 +19,7 @@ use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::spawn::Spec;
+use prost::Message;
 use world::*;
 
 fn start(run_dir: &Path, grpc: &OwnedFd, broker: &OwnedFd) -> Child {
@@ -43,32 +44,72 @@ async fn ready(remote: &Remote) -> u64 {
     panic!("volnetd did not get ready");
 }
 
+/// The built program on sockets that outlive it.
+struct Program {
+    remote: Remote,
+    child: Child,
+    grpc: OwnedFd,
+    broker: OwnedFd,
+    cleaner: Cleaner,
+    hierarchies: Hierarchies,
+    /// Dropped after the cleaner.
+    _temp: tempfile::TempDir,
+}
+
+impl Program {
+    fn new(name: &str) -> Option<Self> {
+        if !rustix::process::getuid().is_root() {
+            eprintln!("skipped: needs root");
+            return None;
+        }
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().canonicalize().unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["run", "manifests"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+        let cgroup_root = CgroupPath::parse(&format!("/bulkhead-c-test-{name}-{}", std::process::id())).unwrap();
+        let hierarchies = Hierarchies::detect().unwrap();
+        hierarchies.ensure(&cgroup_root).unwrap();
+        let mut config = NodeConfig::for_tests(&dir);
+        config.cgroup_root = cgroup_root.to_string();
+        (config.users.syncd, config.users.evictiond, config.users.statusd) = (SYNCD, EVICTIOND, STATUSD);
+        config.save(&config.paths.rendered_config()).unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(dir.join("run/grpc.sock")).unwrap();
+        std::fs::set_permissions(dir.join("run/grpc.sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
+        let grpc = OwnedFd::from(listener);
+        let broker = bulkhead_sys::scm::listen(&dir.join("run/broker.sock"), 0o666).unwrap();
+        let child = start(&dir.join("run"), &grpc, &broker);
+        let cleaner = Cleaner { dir: dir.clone(), cgroup_root, pid: std::cell::Cell::new(child.id()) };
+        Some(Program { remote: Remote { dir }, child, grpc, broker, cleaner, hierarchies, _temp: temp })
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn start_again(&mut self) {
+        self.child = start(&self.remote.dir.join("run"), &self.grpc, &self.broker);
+        self.cleaner.pid.set(self.child.id());
+    }
+
+    /// SIGTERM: it leaves by itself.
+    async fn stop(self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let mut child = self.child;
+        let status = tokio::task::spawn_blocking(move || child.wait().unwrap()).await.unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn confined_and_restarted() {
-    if !rustix::process::getuid().is_root() {
-        return eprintln!("skipped: needs root");
-    }
-    let temp = tempfile::tempdir().unwrap();
-    let dir = temp.path().canonicalize().unwrap();
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    for name in ["run", "manifests"] {
-        std::fs::create_dir(dir.join(name)).unwrap();
-    }
-    let cgroup_root = CgroupPath::parse(&format!("/bulkhead-c-test-process-{}", std::process::id())).unwrap();
-    let hierarchies = Hierarchies::detect().unwrap();
-    hierarchies.ensure(&cgroup_root).unwrap();
-    let mut config = NodeConfig::for_tests(&dir);
-    config.cgroup_root = cgroup_root.to_string();
-    (config.users.syncd, config.users.evictiond, config.users.statusd) = (SYNCD, EVICTIOND, STATUSD);
-    config.save(&config.paths.rendered_config()).unwrap();
+    let Some(mut program) = Program::new("process") else { return };
+    let dir = program.remote.dir.clone();
     let remote = Remote { dir: dir.clone() };
-    let listener = std::os::unix::net::UnixListener::bind(dir.join("run/grpc.sock")).unwrap();
-    std::fs::set_permissions(dir.join("run/grpc.sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
-    let grpc = OwnedFd::from(listener);
-    let broker = bulkhead_sys::scm::listen(&dir.join("run/broker.sock"), 0o666).unwrap();
-
-    let mut child = start(&dir.join("run"), &grpc, &broker);
-    let cleaner = Cleaner { dir: dir.clone(), cgroup_root, pid: std::cell::Cell::new(child.id()) };
     let first = ready(&remote).await;
     let privileges =
         ProcessClient::new(remote.channel(OPERATOR).await).privileges(PrivilegesRequest {}).await.unwrap().into_inner();
@@ -110,7 +151,7 @@ async fn confined_and_restarted() {
     let parent = cgroups.ensure_pod(request).await.unwrap().into_inner().cgroup_parent;
     let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let path = CgroupPath::parse(&parent).unwrap();
-    std::fs::write(hierarchies.file("cpu", &path, "cgroup.procs").unwrap(), sleeper.id().to_string()).unwrap();
+    std::fs::write(program.hierarchies.file("cpu", &path, "cgroup.procs").unwrap(), sleeper.id().to_string()).unwrap();
     let reaper = std::thread::spawn(move || sleeper.wait().unwrap().success());
     let state = remote.open(SYNCD, Kind::PrivateState(PrivateState {})).await.unwrap();
     assert_eq!(rustix::fs::fstat(&state).unwrap().st_uid, SYNCD);
@@ -119,11 +160,9 @@ async fn confined_and_restarted() {
     }
 
     // SIGKILL; a caller that connects meanwhile waits in the passed socket.
-    child.kill().unwrap();
-    child.wait().unwrap();
+    program.kill();
     let waiting = remote.channel(SYNCD).await;
-    child = start(&dir.join("run"), &grpc, &broker);
-    cleaner.pid.set(child.id());
+    program.start_again();
     ProcessClient::new(waiting).hello(HelloRequest::default()).await.unwrap();
     let second = ready(&remote).await;
     assert_ne!(first, second);
@@ -148,11 +187,109 @@ async fn confined_and_restarted() {
     assert!(reply.done, "{:?}", reply.left);
     assert!(!pod.exists());
 
-    // SIGTERM: it leaves by itself.
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let status = tokio::task::spawn_blocking(move || child.wait().unwrap()).await.unwrap();
-    assert!(status.success(), "{status}");
+    program.stop().await;
+}
+
+/// Killed again and again while it replaces the files of volumes: a reader sees old or new files, the next request
+/// finishes the work, and nothing is left behind.
+#[tokio::test(flavor = "current_thread")]
+async fn killed_while_it_writes() {
+    const FILES: usize = 20;
+    let Some(mut program) = Program::new("writer") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let first = ready(&remote).await;
+    let plugin = ContentPlugin::Secret;
+    let set_up =
+        SetUpContentRequest { pod_uid: "p".into(), volume: "v".into(), plugin: plugin.into(), ..Default::default() };
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let dir: std::path::PathBuf = volumes.set_up_content(set_up).await.unwrap().into_inner().host_path.into();
+    let request = |generation: usize| {
+        let file = |n| VolumeFile {
+            path: format!("key-{n}"),
+            data: format!("{generation:<20000}").into_bytes(),
+            mode: 0o640,
+            user: Some(1000),
+        };
+        let content = VolumeContent { files: (0..FILES).map(file).collect(), fs_group: Some(2000) };
+        let put_content = PutContent { pod_uid: "p".into(), volume: "v".into(), plugin: plugin.into() };
+        let request = OpenRequest { id: 1, kind: None, put_state: None, put_content: Some(put_content) };
+        (request, bulkhead_sys::memfd::sealed("files", &content.encode_to_vec()).unwrap())
+    };
+    let (ask, files) = request(0);
+    let (code, message, _) = remote.broker(SYNCD, ask, Some(files)).await;
+    assert_eq!(code, 0, "{message}");
+
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let reader = std::thread::spawn({
+        let (stop, dir) = (stop.clone(), dir.clone());
+        move || {
+            let mut newest = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let data = bulkhead_sys::open::base_dir(&dir.join("..data")).expect("a set is always there");
+                let set: Option<Vec<usize>> = (0..FILES)
+                    .map(|n| {
+                        let file = bulkhead_sys::open::regular_beneath(data.as_fd(), format!("key-{n}")).ok()?;
+                        let text = std::io::read_to_string(std::fs::File::from(file)).ok()?;
+                        Some(text.trim().parse().expect("a whole file"))
+                    })
+                    .collect();
+                // None: this set was removed while it was read, because a newer one is in force.
+                if let Some(set) = set {
+                    assert!(set.iter().all(|value| *value == set[0]) && set[0] >= newest, "{set:?} after {newest}");
+                    newest = set[0];
+                }
+            }
+            newest
+        }
+    });
+    const ROUNDS: usize = 16;
+    for round in 1..=ROUNDS {
+        let (ask, files) = request(round);
+        let (path, bytes) = (remote.dir.join("run/broker.sock"), ask.encode_to_vec());
+        let asked = as_user(SYNCD, move || {
+            let socket = bulkhead_sys::scm::connect(&path).unwrap();
+            bulkhead_sys::scm::send(&socket, &bytes, &[files.as_fd()]).unwrap();
+            socket
+        })
+        .await;
+        // Not to wait for something: to die in another place each time.
+        std::thread::sleep(std::time::Duration::from_micros(350 * round as u64));
+        program.kill();
+        drop(asked);
+        program.start_again();
+        ready(&remote).await;
+        let (ask, files) = request(round);
+        let (code, message, _) = remote.broker(SYNCD, ask, Some(files)).await;
+        assert_eq!(code, 0, "{message}");
+        let names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), FILES + 2, "{names:?}");
+        assert_eq!(std::fs::read_to_string(dir.join("key-7")).unwrap().trim(), round.to_string());
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(tokio::task::spawn_blocking(move || reader.join().unwrap()).await.unwrap() <= ROUNDS);
+
+    // A subPath and the end, with what is left of root.
+    let epoch = ready(&remote).await;
+    assert_ne!(epoch, first);
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    let sub_path = PrepareSubPathRequest {
+        pod_uid: "p".into(),
+        volume: "v".into(),
+        container: "c".into(),
+        index: 0,
+        sub_path: "key-7".into(),
+        root: Some(prepare_sub_path_request::Root::Plugin("kubernetes.io/secret".into())),
+        read_only: true,
+    };
+    let bound = volumes.prepare_sub_path(sub_path).await.unwrap().into_inner().host_path;
+    assert_eq!(std::fs::read_to_string(bound).unwrap().trim(), ROUNDS.to_string());
+    let guard = Some(DestructiveGuard { volnetd_epoch: epoch, syncd_epoch: 1, generation: 1, sources_ready: true });
+    let request = TearDownPodRequest { pod_uid: "p".into(), guard, volumes_only: false };
+    let reply = volumes.tear_down_pod(request).await.unwrap().into_inner();
+    assert!(reply.done, "{:?}", reply.left);
+    assert!(remote.mounts(&remote.dir.join("root/pods")).is_empty());
+    program.stop().await;
 }
 
 /// Leaves nothing behind, whatever happened.

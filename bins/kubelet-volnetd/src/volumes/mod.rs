@@ -9,13 +9,13 @@ pub mod prune;
 pub mod sub_path;
 pub mod teardown;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount::MountError;
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_sys::tree::TreeError;
-use bulkhead_types::{PodUid, VolumeName};
+use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 
 use crate::journal::JournalError;
 use crate::node::Node;
@@ -46,7 +46,7 @@ pub enum VolumeError {
     #[error("giving volume {volume} of pod {pod} to its group")]
     Ownership { pod: PodUid, volume: VolumeName, source: ownership::OwnershipError },
     #[error("preparing the subPath {path} of volume {volume} of pod {pod}")]
-    SubPath { pod: PodUid, volume: VolumeName, path: PathBuf, source: sub_path::SubPathError },
+    SubPath { pod: PodUid, volume: VolumeName, path: PathBuf, source: Box<sub_path::SubPathError> },
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
@@ -79,4 +79,25 @@ pub fn pod_dir(node: &Node, pod: &PodUid) -> Result<OwnedFd, VolumeError> {
         Err(err) if err.is_not_found() => Err(VolumeError::UnknownPod { pod: pod.clone() }),
         Err(err) => Err(error(err)),
     }
+}
+
+/// The root of a volume that is set up; of a kind that lives in memory only if it does.
+pub fn volume_root(
+    pod_dir: BorrowedFd<'_>,
+    pod: &PodUid,
+    volume: &VolumeName,
+    plugin: &'static str,
+) -> Result<OwnedFd, VolumeError> {
+    let not_set_up = || VolumeError::NotSetUp { pod: pod.clone(), volume: volume.clone() };
+    let relative = Path::new("volumes").join(escape_qualified_name(plugin)).join(volume.as_str());
+    let root = match open::dir_beneath(pod_dir, relative) {
+        Ok(root) => root,
+        Err(error) if error.is_not_found() => return Err(not_set_up()),
+        Err(source) => return Err(VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source }),
+    };
+    let in_memory = content::Plugin::ALL.iter().any(|kind| kind.name() == plugin && kind.in_memory());
+    if in_memory && !bulkhead_sys::mount::is_tmpfs(root.as_fd()).map_err(VolumeError::Mounts)? {
+        return Err(not_set_up());
+    }
+    Ok(root)
 }

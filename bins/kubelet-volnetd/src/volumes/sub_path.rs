@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::mount::{self, MountError};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_sys::tree::{self, TreeError};
-use bulkhead_types::{ContainerName, PodUid, VolumeName, escape_qualified_name};
+use bulkhead_types::{ContainerName, PodUid, VolumeName};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -87,18 +87,7 @@ pub fn plugin(name: &str) -> Result<&'static str, InvalidRequest> {
 pub fn prepare(node: &Node, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, VolumeError> {
     let pod_dir = pod_dir(node, pod)?;
     let root = match &wanted.root {
-        Root::Plugin(plugin) => {
-            let relative = Path::new("volumes").join(escape_qualified_name(plugin)).join(wanted.volume.as_str());
-            match open::dir_beneath(pod_dir.as_fd(), relative) {
-                Ok(root) => root,
-                Err(error) if error.is_not_found() => {
-                    return Err(VolumeError::NotSetUp { pod: pod.clone(), volume: wanted.volume.clone() });
-                }
-                Err(source) => {
-                    return Err(VolumeError::Open { pod: pod.clone(), volume: wanted.volume.clone(), source });
-                }
-            }
-        }
+        Root::Plugin(plugin) => super::volume_root(pod_dir.as_fd(), pod, &wanted.volume, plugin)?,
         Root::HostPath(path) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             rustix::fs::open(path, flags, Mode::empty())
@@ -110,7 +99,12 @@ pub fn prepare(node: &Node, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, V
 }
 
 fn failed(pod: &PodUid, wanted: &SubPath, source: SubPathError) -> VolumeError {
-    VolumeError::SubPath { pod: pod.clone(), volume: wanted.volume.clone(), path: wanted.path.clone(), source }
+    VolumeError::SubPath {
+        pod: pod.clone(),
+        volume: wanted.volume.clone(),
+        path: wanted.path.clone(),
+        source: source.into(),
+    }
 }
 
 /// The folder of a container's mount points, below the pod's directory.

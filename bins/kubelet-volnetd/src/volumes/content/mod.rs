@@ -9,11 +9,11 @@ mod plan;
 mod write;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bulkhead_sys::memfd;
 use bulkhead_sys::open;
-use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
+use bulkhead_types::{PodUid, VolumeName};
 use prost::Message;
 
 pub use files::{Content, FilePath};
@@ -147,21 +147,8 @@ pub fn put(
     })
 }
 
-/// The volume's directory; for a kind that lives in memory only if it does.
 fn open_volume(node: &Node, pod: &PodUid, volume: &VolumeName, plugin: Plugin) -> Result<OwnedFd, VolumeError> {
-    let not_set_up = || VolumeError::NotSetUp { pod: pod.clone(), volume: volume.clone() };
-    let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
-    let pod_dir = pod_dir(node, pod)?;
-    let relative = Path::new("volumes").join(escape_qualified_name(plugin.name())).join(volume.as_str());
-    let dir = match open::dir_beneath(pod_dir.as_fd(), relative) {
-        Ok(dir) => dir,
-        Err(error) if error.is_not_found() => return Err(not_set_up()),
-        Err(error) => return Err(open_error(error)),
-    };
-    if plugin.in_memory() && !bulkhead_sys::mount::is_tmpfs(dir.as_fd()).map_err(VolumeError::Mounts)? {
-        return Err(not_set_up());
-    }
-    Ok(dir)
+    super::volume_root(pod_dir(node, pod)?.as_fd(), pod, volume, plugin.name())
 }
 
 /// `..<UTC time>.<random digits>`, as upstream names it.
