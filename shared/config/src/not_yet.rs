@@ -74,7 +74,6 @@ const FIELDS: &[&str] = &[
     "memoryThrottlingFactor",
     "userNamespaces",
     "makeIPTablesUtilChains",
-    "podCIDR",
     "localStorageCapacityIsolation",
     "containerLogMaxSize",
     "containerLogMaxFiles",

@@ -24,6 +24,9 @@ use crate::volnetd::Authority;
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// What announces no change of its own (PLEG's health, a source's errors) is looked at in this period.
 const LOOK: Duration = Duration::from_secs(1);
+/// Of the Node's JSON and of the images; together they fit into a message.
+const NODE_JSON_MAX: usize = 144 << 10;
+const IMAGES_MAX: usize = 80 << 10;
 
 /// All parts, as far as they are there yet.
 #[derive(Debug)]
@@ -164,7 +167,7 @@ impl NodeView {
             image_fs_mountpoint: first.image_fs.borrow().clone(),
             capacity: texts(&first.resources.capacity).into_iter().collect(),
             allocatable: texts(&first.resources.allocatable).into_iter().collect(),
-            images: first.images.borrow().to_vec(),
+            images: fitting(&first.images.borrow()),
             runtime_handlers: health.handlers.into_iter().map(handler).collect(),
             supplemental_groups_policy: health.supplemental_groups_policy,
             // No volume that a controller attaches is mounted by this version.
@@ -172,7 +175,7 @@ impl NodeView {
             volumes_synced: true,
             swap_capacity_bytes: first.swap_capacity,
             runtime_status_age_seconds: first.answered.borrow().map(|at| at.elapsed().as_secs_f64()),
-            api_node_json: parts.api.as_ref().map(|api| api.node.borrow().json.to_vec()).unwrap_or_default(),
+            api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
             orphan_mirrors,
             api_synced: pods.synced,
         }
@@ -189,6 +192,26 @@ impl NodeView {
         };
         pods.unwanted_mirrors.iter().filter(|mirror| !ending(mirror)).cloned().collect()
     }
+}
+
+/// As many of the largest as one message holds, whatever `nodeStatusMaxImages` allows.
+fn fitting(images: &[api::NodeImage]) -> Vec<api::NodeImage> {
+    let mut bytes = 0;
+    let fits = |image: &&api::NodeImage| {
+        bytes += 16 + image.names.iter().map(|name| name.len() + 4).sum::<usize>();
+        bytes <= IMAGES_MAX
+    };
+    images.iter().take_while(fits).cloned().collect()
+}
+
+/// A Node that does not fit is told without its list of images; one that does not fit even so, not at all: who writes it
+/// then asks the server.
+fn node_json(seen: &NodeSeen) -> Vec<u8> {
+    if seen.json.len() <= NODE_JSON_MAX {
+        return seen.json.to_vec();
+    }
+    let smaller = seen.node.as_ref().and_then(|node| serde_json::to_vec(&**node).ok());
+    smaller.filter(|json| json.len() <= NODE_JSON_MAX).unwrap_or_default()
 }
 
 fn handler(handler: Handler) -> api::RuntimeHandler {
@@ -271,5 +294,45 @@ fn without_ages(state: api::NodeState) -> api::NodeState {
         events_missed: 0,
         generation: 0,
         ..state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_holds_what_fits() {
+        let image = |n: usize| api::NodeImage { names: vec!["n".repeat(n)], size_bytes: 1 };
+        assert_eq!(fitting(&[image(10), image(20)]).len(), 2);
+        assert_eq!(fitting(&vec![image(1000); 500]).len(), IMAGES_MAX / 1020);
+        let node = |images: usize, annotation: usize| {
+            let names: Vec<_> = (0..images).map(|_| serde_json::json!({"names": ["n".repeat(100)]})).collect();
+            let whole = serde_json::json!({"metadata": {"annotations": {"a": "x".repeat(annotation)}},
+                "status": {"images": names}});
+            let json: Arc<[u8]> = serde_json::to_vec(&whole).unwrap().into();
+            let mut node: k8s_openapi::api::core::v1::Node = serde_json::from_value(whole).unwrap();
+            node.status.as_mut().unwrap().images = None;
+            node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }).len()
+        };
+        assert!((6000..10_000).contains(&node(50, 10)), "all of it");
+        assert!((10..200).contains(&node(2000, 10)), "without images");
+        assert_eq!(node(10, 200 << 10), 0);
+    }
+
+    #[test]
+    fn ages_and_counters_are_no_news() {
+        let old = api::NodeState { runtime_status_age_seconds: Some(1.0), events_received: 1, ..Default::default() };
+        let later = api::NodeState {
+            runtime_status_age_seconds: Some(2.0),
+            events_received: 5,
+            relist_age_seconds: 3.0,
+            sync_loop_age_seconds: 1.0,
+            ..Default::default()
+        };
+        assert_eq!(without_ages(old.clone()), without_ages(later.clone()));
+        let never = api::NodeState { runtime_status_age_seconds: None, ..later.clone() };
+        assert_ne!(without_ages(old.clone()), without_ages(never));
+        assert_ne!(without_ages(old), without_ages(api::NodeState { api_synced: true, ..later }));
     }
 }
