@@ -1,0 +1,206 @@
+//! The same pods as upstream's kubelet was given, and what the runtime and the API server saw of them.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::{Cluster, Lab, Node};
+use bulkhead_tests::golden::normal::Names;
+use bulkhead_tests::golden::{Call, Difference, Proxy, Recording, compare, normal, recording};
+use bulkhead_tests::lab;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "golden";
+const NODE: &str = "node-a";
+/// Pods at once, as when they were recorded.
+const IN_FLIGHT: usize = 4;
+/// Longest time until a pod is where the recorded one was when it was deleted.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// The recorded node's address.
+const RECORDED_ADDRESS: &str = "10.240.0.2";
+
+/// What all pods of a run have in common. The node goes before its cluster, the lab last.
+struct World {
+    node: Node,
+    proxy: Proxy,
+    cluster: Cluster,
+    lab: Lab,
+}
+
+fn world() -> Result<Option<World>> {
+    let Some(lab) = lab()? else { return Ok(None) };
+    let proxy = Proxy::start(&lab.folder().join("recording.sock"), &lab.containerd().socket())?;
+    let cluster = lab.stand_in(Config::default())?;
+    prepare(&cluster)?;
+    let node = lab
+        .node(NODE)
+        .joins(&cluster)?
+        .config("containerRuntimeEndpoint", json!(proxy.endpoint()))
+        .config("clusterDNS", json!(["10.96.0.10"]))
+        .config("clusterDomain", json!("cluster.local"))
+        .config("registryPullQPS", json!(0))
+        .config("maxPods", json!(250))
+        .start()?;
+    Ok(Some(World { node, proxy, cluster, lab }))
+}
+
+/// The objects that the recorded pods name.
+fn prepare(cluster: &Cluster) -> Result<()> {
+    cluster.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))?;
+    let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
+    let data = json!({"k1": "v1", "k2": "v2"});
+    cluster.create(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("cm"), "data": data}))?;
+    let data = json!({"user": "dQ==", "password": "cA=="});
+    cluster.create(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("sec"), "data": data}))?;
+    Ok(())
+}
+
+/// One pod's life: created, brought to where the recorded one was, deleted.
+fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
+    let name = recording.name.as_str();
+    let cluster = &world.cluster;
+    let mut pod = recording.pod.clone().context("no pod")?;
+    pod["spec"]["nodeName"] = json!(NODE);
+    let created = cluster.create(&pod)?;
+    let uid = created["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+    if let Some(ephemeral) = &recording.ephemeral {
+        cluster.wait_for("pods", NAMESPACE, name, "runs", |pod| pod["status"]["phase"] == "Running")?;
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/ephemeralcontainers");
+        let patch = json!({"spec": {"ephemeralContainers": ephemeral}});
+        cluster.client().patch(&path, "strategic-merge-patch", &patch)?.success()?;
+    }
+    let expected: Vec<Value> = {
+        let theirs = recorded_names(recording);
+        recording.statuses.iter().map(|status| theirs.value(status)).collect()
+    };
+    let goal = expected.iter().rfind(|one| one["deleting"] != true).context("no status before the deletion")?;
+    let late = reach(world, name, &uid, goal)?;
+    cluster.delete("pods", NAMESPACE, name, None)?;
+    cluster.wait_gone("pods", NAMESPACE, name)?;
+
+    let history = cluster.history("pods", NAMESPACE, name)?;
+    let (ours, theirs) = (names(world, &uid, &history), recorded_names(recording));
+    let mut differences = compare::statuses(name, &expected, &statuses(&history, &ours));
+    let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
+    differences.extend(compare::calls(name, &recording.calls, &theirs, &calls, &ours));
+    differences.extend(compare::events(name, &recording.events, &theirs, &events(cluster, &uid)?, &ours));
+    if let Some(last) = late {
+        eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");
+    }
+    Ok(differences)
+}
+
+/// Waits until the pod's status is `goal`; the last one where it is not in time, which the comparison shows as well.
+fn reach(world: &World, name: &str, uid: &str, goal: &Value) -> Result<Option<Value>> {
+    let mut events = world.cluster.watch("pods", Some(NAMESPACE), &format!("fieldSelector=metadata.name%3D{name}"))?;
+    let end = Instant::now() + PATIENCE;
+    let mut last = Value::Null;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        let Ok(Some(event)) = events.next(left) else { break };
+        let history = [event.object];
+        last = statuses(&history, &names(world, uid, &history)).pop().unwrap_or_default();
+        if last == *goal {
+            return Ok(None);
+        }
+    }
+    Ok(Some(last))
+}
+
+/// Distinct statuses without what differs from run to run.
+fn statuses(history: &[Value], names: &Names) -> Vec<Value> {
+    let mut all: Vec<Value> = history
+        .iter()
+        .map(|object| {
+            let deleting = object["metadata"].get("deletionTimestamp").is_some();
+            names.value(&normal::status(&object["status"], deleting))
+        })
+        .collect();
+    all.dedup();
+    all
+}
+
+/// Events about a pod, as the recordings have them.
+fn events(cluster: &Cluster, uid: &str) -> Result<Vec<Value>> {
+    let of_pod = |event: &Value| event["involvedObject"]["uid"] == uid;
+    let short = |event: Value| {
+        json!({
+            "type": event["type"],
+            "reason": event["reason"],
+            "message": event["message"],
+            "fieldPath": event["involvedObject"].get("fieldPath").cloned().unwrap_or_else(|| json!("")),
+        })
+    };
+    Ok(cluster.list("events", Some(NAMESPACE))?.into_iter().filter(of_pod).map(short).collect())
+}
+
+fn names(world: &World, uid: &str, history: &[Value]) -> Names {
+    let ips: BTreeSet<&str> = history.iter().filter_map(|object| object["status"]["podIP"].as_str()).collect();
+    let address = world.lab.netns().address().to_string();
+    let root = world.node.root_dir().display().to_string();
+    let logs = world.node.pod_logs().display().to_string();
+    let cgroup = format!("{}/kubepods", world.lab.cgroup());
+    let mut pairs = vec![
+        (uid, "UID"),
+        (address.as_str(), "HOST-IP"),
+        (root.as_str(), "ROOT"),
+        (logs.as_str(), "LOGS"),
+        (cgroup.as_str(), "/kubepods"),
+    ];
+    // A pod on the host's network has the host's.
+    pairs.extend(ips.into_iter().filter(|ip| *ip != address).map(|ip| (ip, "POD-IP")));
+    Names::new(&pairs)
+}
+
+fn recorded_names(recording: &Recording) -> Names {
+    let mut pairs = vec![
+        (recording.uid.as_str(), "UID"),
+        (RECORDED_ADDRESS, "HOST-IP"),
+        ("/var/lib/kubelet", "ROOT"),
+        ("/var/log/pods", "LOGS"),
+    ];
+    pairs.extend(recording.pod_ips.iter().filter(|ip| *ip != RECORDED_ADDRESS).map(|ip| (ip.as_str(), "POD-IP")));
+    Names::new(&pairs)
+}
+
+/// `BULKHEAD_GOLDEN=basic,env` compares those alone.
+fn chosen() -> Result<Vec<Recording>> {
+    let only = std::env::var("BULKHEAD_GOLDEN").unwrap_or_default();
+    let mut all = recording::all()?;
+    all.retain(|one| one.pod.is_some() && (only.is_empty() || only.split(',').any(|name| name == one.name)));
+    ensure!(!all.is_empty(), "no recording is named {only:?}");
+    Ok(all)
+}
+
+#[test]
+fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
+    let (recordings, meant) = (chosen()?, compare::meant()?);
+    let Some(world) = world()? else { return Ok(()) };
+    let queue = Mutex::new(recordings.iter());
+    let found: Mutex<Vec<Difference>> = Mutex::default();
+    let failures: Mutex<Vec<String>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..IN_FLIGHT {
+            scope.spawn(|| {
+                loop {
+                    let Some(recording) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
+                    match live(&world, recording) {
+                        Ok(differences) => found.lock().map(|mut all| all.extend(differences)).unwrap_or_default(),
+                        Err(error) => {
+                            let text = format!("{}: {error:#}", recording.name);
+                            failures.lock().map(|mut all| all.push(text)).unwrap_or_default();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_default();
+    found.retain(|difference| !meant.iter().any(|one| one.covers(difference)));
+    found.sort();
+    let failures = failures.into_inner().unwrap_or_default();
+    let report: Vec<String> = failures.into_iter().chain(found.iter().map(ToString::to_string)).collect();
+    ensure!(report.is_empty(), "{} differences that nobody meant:\n{}", report.len(), report.join("\n"));
+    Ok(())
+}
