@@ -112,7 +112,7 @@ impl Entry {
 
     /// The newest copy.
     pub fn api(&self) -> Option<ApiCopy> {
-        let seen = self.seen.as_ref().filter(|seen| !self.gone.as_ref().is_some_and(|gone| gone.covers(seen)));
+        let seen = self.believed();
         let mut newest = match (&self.own, seen) {
             (Some(own), _) => own.clone(),
             (None, seen) => seen?.clone(),
@@ -120,6 +120,11 @@ impl Entry {
         // Once it is being deleted it stays so.
         newest.deleting |= seen.is_some_and(|seen| seen.uid == newest.uid && seen.deleting);
         Some(newest)
+    }
+
+    /// What the watch saw, unless the server said since that it is gone.
+    fn believed(&self) -> Option<&ApiCopy> {
+        self.seen.as_ref().filter(|seen| !self.gone.as_ref().is_some_and(|gone| gone.covers(seen)))
     }
 
     /// Our request was answered with the object.
@@ -140,7 +145,7 @@ impl Entry {
 
     /// Whether the server has anything.
     pub fn has_copy(&self) -> bool {
-        self.api().is_some()
+        self.own.is_some() || self.believed().is_some()
     }
 
     /// When a mirror pod that we made and no watch has shown was last known to be there.
