@@ -101,15 +101,18 @@ impl NamedObjects {
 /// Asks for all of them at once, within ten seconds. Without a name in `wanted` it does not wait at all.
 pub async fn fetch(objects: &dyn Objects, namespace: &str, wanted: Wanted) -> NamedObjects {
     let config_maps = wanted.config_maps.into_iter().map(|name| async move {
-        let got = in_time("configmap", &name, objects.config_map(namespace, &name)).await;
+        let got = in_time("configmap", objects.config_map(namespace, &name)).await;
+        let got = got.map_err(|error| LookupError::of("configmap", &name, error));
         (name, got)
     });
     let secrets = wanted.secrets.into_iter().map(|name| async move {
-        let got = in_time("secret", &name, objects.secret(namespace, &name)).await;
+        let got = in_time("secret", objects.secret(namespace, &name)).await;
+        let got = got.map_err(|error| LookupError::of("secret", &name, error));
         (name, got)
     });
     let tokens = wanted.tokens.into_iter().map(|token| async move {
-        let got = in_time("serviceaccount", &token.service_account, objects.token(&token)).await;
+        // What was not found is said in the server's words: it may be the service account or the pod.
+        let got = in_time("token", objects.token(&token)).await.map_err(LookupError::Other);
         (token, got)
     });
     let (config_maps, secrets, tokens) = tokio::join!(join_all(config_maps), join_all(secrets), join_all(tokens));
@@ -120,12 +123,11 @@ pub async fn fetch(objects: &dyn Objects, namespace: &str, wanted: Wanted) -> Na
     }
 }
 
-async fn in_time<T>(kind: &'static str, name: &str, call: BoxFuture<'_, Result<T, ObjectError>>) -> Lookup<T> {
-    let answer = match tokio::time::timeout(DEADLINE, call).await {
+async fn in_time<T>(kind: &'static str, call: BoxFuture<'_, Result<T, ObjectError>>) -> Result<T, ObjectError> {
+    match tokio::time::timeout(DEADLINE, call).await {
         Ok(answer) => answer,
         Err(_) => Err(ObjectError::Away(format!("failed to sync {kind} cache: timed out waiting for the condition"))),
-    };
-    answer.map_err(|error| LookupError::of(kind, name, error))
+    }
 }
 
 #[cfg(test)]
@@ -139,9 +141,21 @@ mod tests {
         objects.put_config_map("here", &[("k", "v")]);
         objects.put_secret("silent", &[]);
         objects.silence("silent");
+        objects.put_token("for p");
+        let token = TokenWanted {
+            namespace: "ns".into(),
+            service_account: "default".into(),
+            audiences: vec![],
+            expiration_seconds: 600,
+            pod_name: "p".into(),
+            pod_uid: "u".into(),
+        };
         let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect();
-        let wanted =
-            Wanted { config_maps: names(&["here", "gone"]), secrets: names(&["silent"]), tokens: BTreeSet::new() };
+        let wanted = Wanted {
+            config_maps: names(&["here", "gone"]),
+            secrets: names(&["silent"]),
+            tokens: BTreeSet::from([token.clone()]),
+        };
         let got = fetch(&objects, "ns", wanted).await;
         assert_eq!(got.config_map("here").unwrap().data.as_ref().unwrap()["k"], "v");
         let gone = got.config_map("gone").unwrap_err();
@@ -149,6 +163,7 @@ mod tests {
         let silent = got.secret("silent").unwrap_err();
         assert_eq!(silent.to_string(), "failed to sync secret cache: timed out waiting for the condition");
         assert!(silent.is_transient() && got.secret("other").unwrap_err().is_transient());
+        assert_eq!(got.token(&token).unwrap().token, "for p");
         assert!(!format!("{got:?}").contains("\"v\""));
     }
 }

@@ -71,7 +71,12 @@ fn clean(path: &str) -> String {
             part => parts.push(part),
         }
     }
-    format!("{}{}", if absolute { "/" } else { "" }, parts.join("/"))
+    match (absolute, parts.join("/")) {
+        (true, path) => format!("/{path}"),
+        // The container's own folder: nothing is below it by name.
+        (false, path) if path.is_empty() => ".".to_owned(),
+        (false, path) => path,
+    }
 }
 
 /// Folders that have to be in `volume`, relative to it: where other volumes are mounted below it in some container. The
@@ -153,6 +158,7 @@ mod tests {
         assert_eq!(nested(&mounts), Ok(vec!["deep/er".into(), "nested".into(), "nested-vol".into()]));
         assert_eq!(nested(&[("v", "../x"), ("w", "../x/y")]), Err(PathError::MountPoint("../x".into())));
         assert_eq!(nested(&[("v", "x"), ("w", "x/y")]), Ok(vec!["y".into()]));
+        assert_eq!(nested(&[("v", "."), ("w", "/"), ("w", "y"), ("w", "/y")]), Ok(vec![]));
     }
 
     proptest::proptest! {
