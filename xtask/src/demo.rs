@@ -13,11 +13,11 @@ use crate::interrupt;
 const PORT: u16 = 8080;
 const GREETING: &str = "Hello from a pod that four small processes run";
 
-/// Shows everything; with `once` it ends by itself, else on Ctrl-C.
+/// Shows everything that `show` has to show; with `once` it ends by itself, else on Ctrl-C.
 ///
 /// # Errors
 /// The step that failed and why; what was built up until then is gone again.
-pub fn run(profile: &str, once: bool) -> Result<()> {
+pub fn run(profile: &str, once: bool, show: fn(&mut Tour, &Lab) -> Result<Node>) -> Result<()> {
     if !machine::is_root() {
         bail!("the demo needs root (it makes network namespaces, cgroups and mounts): run it as root or with sudo");
     }
@@ -74,7 +74,11 @@ pub fn run(profile: &str, once: bool) -> Result<()> {
     Ok(())
 }
 
-fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
+/// The tour of a node by itself.
+///
+/// # Errors
+/// The step that failed and why.
+pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
     tour.step("Node: the kubelet, nothing but upstream's flags");
     let began = Instant::now();
     let node = lab.node("demo").start()?;
@@ -135,14 +139,16 @@ fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
     Ok(node)
 }
 
-fn print_indented(text: &str) {
+/// Another program's output, set off.
+pub fn print_indented(text: &str) {
     for line in text.trim_end().lines() {
         println!("   {line}");
     }
 }
 
 /// Numbered steps with the time they took.
-struct Tour {
+#[derive(Debug)]
+pub struct Tour {
     step: u32,
     begun: Instant,
     bold: bool,
@@ -153,17 +159,17 @@ impl Tour {
         Self { step: 0, begun: Instant::now(), bold: std::io::stdout().is_terminal() }
     }
 
-    fn step(&mut self, title: &str) {
+    pub fn step(&mut self, title: &str) {
         self.step += 1;
         let (on, off) = if self.bold { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
         println!("\n{on}[{}] {title}{off}   ({:.1} s)", self.step, self.begun.elapsed().as_secs_f64());
     }
 
-    fn say(&self, line: &str) {
+    pub fn say(&self, line: &str) {
         println!("   {line}");
     }
 
-    fn quote(&self, line: &str) {
+    pub fn quote(&self, line: &str) {
         println!("   | {line}");
     }
 }

@@ -1,6 +1,8 @@
 //! One word for each task, the same by hand and in CI: `cargo xtask <command>`.
 
 mod checks;
+#[cfg(feature = "cluster")]
+mod cluster_demo;
 mod demo;
 mod interrupt;
 
@@ -12,7 +14,14 @@ use clap::{Arg, ArgAction, ArgMatches};
 fn main() -> ExitCode {
     let matches = command_line().get_matches();
     let done = match matches.subcommand() {
-        Some(("demo", options)) => demo::run(&text(options, "profile"), options.get_flag("once")),
+        Some(("demo", options)) => {
+            let (profile, once) = (text(options, "profile"), options.get_flag("once"));
+            if options.get_flag("cluster") {
+                in_a_cluster(&profile, once)
+            } else {
+                demo::run(&profile, once, demo::show)
+            }
+        }
         Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
         Some(("ci", _)) => checks::test(false, &[]),
         Some(("check", _)) => checks::check(),
@@ -52,6 +61,12 @@ fn command_line() -> clap::Command {
                         .long("once")
                         .action(ArgAction::SetTrue)
                         .help("End after the tour instead of waiting for Ctrl-C"),
+                )
+                .arg(
+                    Arg::new("cluster")
+                        .long("cluster")
+                        .action(ArgAction::SetTrue)
+                        .help("Beside an API server: the node joins, a pod is created with kubectl and runs"),
                 ),
         )
         .subcommand(
@@ -82,6 +97,28 @@ fn text(options: &ArgMatches, name: &str) -> String {
 
 fn rest(options: &ArgMatches) -> Vec<String> {
     options.get_many::<String>("rest").map(|values| values.cloned().collect()).unwrap_or_default()
+}
+
+#[cfg(feature = "cluster")]
+fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
+    demo::run(profile, once, cluster_demo::show)
+}
+
+/// Does it again with the API server built in.
+#[cfg(not(feature = "cluster"))]
+fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
+    use std::os::unix::process::CommandExt as _;
+    eprintln!("building the demo's API server");
+    let mut command = Command::new(checks::cargo_program());
+    command
+        .current_dir(bulkhead_testkit::build::workspace_root())
+        .args(["run", "--locked", "--quiet", "--package", "xtask", "--features", "cluster", "--"])
+        .args(["demo", "--cluster", "--profile", profile]);
+    if once {
+        command.arg("--once");
+    }
+    // In place of this process: signals then reach the one that has something to take down.
+    Err(command.exec().into())
 }
 
 /// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.

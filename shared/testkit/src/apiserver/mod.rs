@@ -6,7 +6,7 @@
 //! controllers do for a node (binding pods, signing requests, clearing up after namespaces) is in [`controllers`].
 //!
 //! # Known gaps
-//! No protobuf, no RBAC objects (grants instead), no quotas or budgets, no owner for fields (apply merges), no
+//! No protobuf (`kubectl create -f` works, kubectl's generators such as `create configmap` do not), no RBAC objects (grants instead), no quotas or budgets, no owner for fields (apply merges), no
 //! validation beyond what a node agent can get wrong.
 
 pub mod authentication;

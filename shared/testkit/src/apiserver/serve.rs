@@ -140,7 +140,7 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
     }
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: header::HeaderName) -> &'a str {
+fn text(headers: &HeaderMap, name: header::HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 

@@ -548,3 +548,6 @@ fn summary(object: &Value) -> String {
 
 /// The loopback address, for clusters without a lab.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+#[cfg(test)]
+mod tests;

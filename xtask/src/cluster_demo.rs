@@ -1,0 +1,111 @@
+//! The tour of a node in a cluster: an API server in memory, a node that joins it, a pod made with kubectl.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use bulkhead_testkit::{Cluster, Lab, Node, build, cluster, image};
+use serde_json::{Value, json};
+
+use crate::demo::{Tour, print_indented};
+
+const GREETING: &str = "Hello from a pod of the cluster";
+
+/// The tour.
+///
+/// # Errors
+/// The step that failed and why.
+pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
+    tour.step("Control plane: an API server in this process, of the kind that the tests use");
+    cluster::ensure_kubectl(&|line| tour.say(line))?;
+    let cluster = lab.cluster()?;
+    tour.say(&format!(
+        "{} ({})",
+        cluster.url(),
+        if cluster.is_stand_in() { "in memory" } else { "kube-apiserver and etcd" }
+    ));
+    let kubectl = format!("kubectl --kubeconfig {}", cluster.admin_kubeconfig()?.display());
+    tour.say(&kubectl);
+
+    tour.step("Node: the kubelet joins with a certificate of its own");
+    let began = Instant::now();
+    let node = lab.node("demo").joins(&cluster)?.start()?;
+    tour.say(&node.command_line()?.join(" "));
+    cluster.wait_for("nodes", "", "demo", "the node is Ready", is_ready)?;
+    tour.say(&format!("Ready after {:.2} s; its log is {}", began.elapsed().as_secs_f64(), node.log().display()));
+
+    tour.step("Pod: created over the API");
+    let before = cluster.log().map(|log| log.mark()).unwrap_or_default();
+    let manifest = cluster.folder().join("hello.json");
+    std::fs::write(&manifest, format!("{:#}", pod()))?;
+    let began = Instant::now();
+    print_indented(&cluster.kubectl(&["create", "-f", &manifest.display().to_string()])?);
+    let running = cluster.wait_for("pods", "default", "hello", "the pod is Ready", is_ready)?;
+    tour.say(&format!("Ready after {:.2} s; kubectl get nodes,pods -A -o wide:", began.elapsed().as_secs_f64()));
+    print_indented(&cluster.kubectl(&["get", "nodes,pods", "-A", "-o", "wide"])?);
+    let log = node.wait_for_log_of(&running, "main", GREETING)?;
+    tour.say("its log:");
+    log.lines().for_each(|line| tour.quote(line));
+
+    tour.step("What was said about it");
+    tour.say("kubectl get events:");
+    print_indented(&cluster.kubectl(&["get", "events", "--sort-by=.metadata.creationTimestamp"])?);
+    if let Ok(log) = cluster.log() {
+        tour.say("requests of the node since the pod was created:");
+        print_indented(&counts(
+            log.after(before).iter().filter(|one| one.user == "system:node:demo").map(|one| one.what()),
+        ));
+    }
+
+    tour.step("The pod goes: deleted over the API, its grace period observed, removed by the node's last word");
+    let began = Instant::now();
+    print_indented(&cluster.kubectl(&["delete", "pod", "hello", "--wait=false"])?);
+    cluster.wait_gone("pods", "default", "hello")?;
+    tour.say(&format!("gone after {:.2} s", began.elapsed().as_secs_f64()));
+    look_inside(&cluster, &node, &kubectl)?;
+    Ok(node)
+}
+
+fn is_ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+}
+
+fn pod() -> Value {
+    let script = format!("echo '{GREETING}'; trap 'exit 0' TERM; while true; do sleep 3600 & wait $!; done");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "hello", "labels": {"app": "hello"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{"name": "main", "image": image::BUSYBOX, "command": ["/bin/sh", "-c", script]}],
+        },
+    })
+}
+
+/// One line for each kind of request, the most frequent first.
+fn counts(requests: impl Iterator<Item = String>) -> String {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for what in requests {
+        *counts.entry(what).or_default() += 1;
+    }
+    let mut sorted: Vec<_> = counts.into_iter().collect();
+    sorted.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    sorted.iter().map(|(what, count)| format!("{count:>4}  {what}\n")).collect()
+}
+
+fn look_inside(cluster: &Cluster, node: &Node, kubectl: &str) -> Result<()> {
+    let manifest = cluster.folder().join("hello.json");
+    let ctl = build::bin_dir().context("where the programs are")?.join("kubelet-ctl").display().to_string();
+    println!();
+    for (what, command) in [
+        ("the node as the cluster sees it", format!("{kubectl} describe node demo")),
+        ("another pod", format!("{kubectl} create -f {}", manifest.display())),
+        ("what happens to it", format!("{kubectl} get pods -w")),
+        ("the node as it sees itself", format!("{ctl} pods --root-dir {}", node.root_dir().display())),
+    ] {
+        println!("   {what:<32} {command}");
+    }
+    Ok(())
+}
