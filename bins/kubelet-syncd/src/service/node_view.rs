@@ -315,7 +315,7 @@ mod tests {
             node.status.as_mut().unwrap().images = None;
             node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }).len()
         };
-        assert!((6000..10_000).contains(&node(50, 10)), "all of it");
+        assert!((5000..10_000).contains(&node(50, 10)), "all of it");
         assert!((10..200).contains(&node(2000, 10)), "without images");
         assert_eq!(node(10, 200 << 10), 0);
     }
