@@ -27,7 +27,8 @@ pub(super) fn authenticate(
 ) -> Result<User, ApiError> {
     if let Some((own, between)) = certificates.split_first() {
         let now = UnixTime::since_unix_epoch(shared.clock.since_epoch());
-        if shared.verifier.verify_client_cert(own, between, now).is_err() {
+        let revoked = shared.revoked().iter().any(|one| one == own);
+        if revoked || shared.verifier.verify_client_cert(own, between, now).is_err() {
             return Err(ApiError::unauthorized());
         }
         return authority::user_of(own).ok_or_else(ApiError::unauthorized);

@@ -113,6 +113,8 @@ pub struct WatchControl {
     pub generation: u64,
     /// Nothing is delivered, bookmarks included.
     pub paused: bool,
+    /// Bookmarks of what was delivered go on, events do not.
+    pub withheld: bool,
     /// Nothing at all is answered.
     pub blackhole: bool,
     /// Counts changes of the rules, so that whoever hangs looks again.
@@ -157,6 +159,7 @@ impl Faults {
         self.control.send_modify(|control| {
             control.rules += 1;
             control.paused = false;
+            control.withheld = false;
             control.blackhole = false;
         });
     }
@@ -169,6 +172,11 @@ impl Faults {
     /// Stops, or goes on with, delivering to watches; what happened meanwhile is delivered then.
     pub fn pause_watches(&self, paused: bool) {
         self.control.send_modify(|control| control.paused = paused);
+    }
+
+    /// Stops, or goes on with, delivering events; bookmarks go on all the time, with the version that was reached before.
+    pub fn withhold_events(&self, withheld: bool) {
+        self.control.send_modify(|control| control.withheld = withheld);
     }
 
     /// Connections are taken but nothing is answered any more, not even on those that exist.

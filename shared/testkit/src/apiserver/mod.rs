@@ -45,13 +45,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 pub use self::authentication::StaticToken;
-use self::authority::Authority;
+use self::authority::{Authority, Pair};
 pub use self::authorization::Grant;
 use self::clock::Clock;
 pub use self::controllers::Approval;
@@ -118,6 +120,7 @@ pub(crate) struct Shared {
     verifier: Arc<dyn ClientCertVerifier>,
     tokens: Tokens,
     static_tokens: Mutex<Vec<StaticToken>>,
+    revoked: Mutex<Vec<CertificateDer<'static>>>,
     faults: Faults,
     log: RequestLog,
     address: Mutex<SocketAddr>,
@@ -130,6 +133,10 @@ impl Shared {
 
     fn static_tokens(&self) -> MutexGuard<'_, Vec<StaticToken>> {
         self.static_tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn revoked(&self) -> MutexGuard<'_, Vec<CertificateDer<'static>>> {
+        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn address(&self) -> String {
@@ -168,6 +175,7 @@ impl ApiServer {
             verifier,
             tokens: Tokens::new()?,
             static_tokens,
+            revoked: Mutex::default(),
             faults: Faults::default(),
             log: RequestLog::default(),
             address: Mutex::new(config.listen),
@@ -253,6 +261,21 @@ impl ApiServer {
     /// One more bearer token.
     pub fn add_token(&self, token: StaticToken) {
         self.shared.static_tokens().push(token);
+    }
+
+    /// This bearer token is nobody's any more.
+    pub fn remove_token(&self, token: &str) {
+        self.shared.static_tokens().retain(|one| one.token != token);
+    }
+
+    /// This client certificate is answered with 401 from now on, as an expired one is.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn revoke(&self, pair: &Pair) -> Result<()> {
+        let certificate = CertificateDer::from_pem_slice(pair.certificate.as_bytes())?;
+        self.shared.revoked().push(certificate);
+        Ok(())
     }
 
     /// Looks into the storage, past all authorization.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::authority::requested;
 use super::pods::{self, references};
 use super::resources::{Resource, named};
 use super::status::ApiError;
@@ -79,8 +80,23 @@ pub fn admit(store: &Store, node: &str, write: Write<'_>) -> Result<(), ApiError
                 false => refuse(format!("can only {what} ResourceSlice with the same NodeName as the requesting node")),
             }
         }
+        ("certificatesigningrequests", "") if write.operation == Operation::Create => signing_request(node, write),
         _ => Ok(()),
     }
+}
+
+/// A node asks for certificates in its own name only.
+fn signing_request(node: &str, write: Write<'_>) -> Result<(), ApiError> {
+    let Some(new) = write.new else { return Ok(()) };
+    let signer = new["spec"]["signerName"].as_str().unwrap_or_default();
+    if !["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"].contains(&signer) {
+        return Ok(());
+    }
+    let asked = requested(&new["spec"]).map_err(|error| refusal(&write, &format!("unable to parse csr: {error:#}")))?;
+    if asked.common_name == format!("system:node:{node}") {
+        return Ok(());
+    }
+    Err(refusal(&write, &format!("can only create a node CSR with CN=system:node:{node}")))
 }
 
 fn refusal(write: &Write<'_>, why: &str) -> ApiError {

@@ -11,7 +11,7 @@ use super::request::Request;
 /// The user agent of the kit's own client, which faults leave alone and counts leave out.
 pub const KIT_AGENT: &str = "bulkhead-testkit";
 /// Requests that are remembered; older ones go, but stay counted.
-const REMEMBERED: usize = 50_000;
+const REMEMBERED: usize = 20_000;
 
 /// One request.
 #[derive(Debug, Clone)]

@@ -264,9 +264,9 @@ impl Resource {
         group_version(self.group, self.version)
     }
 
-    /// Position in [`RESOURCES`], which is also the table's place in the storage.
+    /// Position in [`RESOURCES`], which is also the table's place in the storage. All references lead into that table.
     pub fn index(&self) -> usize {
-        RESOURCES.iter().position(|other| other == self).unwrap_or_default()
+        RESOURCES.iter().position(|other| std::ptr::eq(other, self)).unwrap_or_default()
     }
 
     pub fn has_subresource(&self, name: &str) -> bool {

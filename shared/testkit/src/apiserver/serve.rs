@@ -34,6 +34,10 @@ use super::watches::QUEUE;
 
 /// The real server's bound on a body.
 const MAX_BODY: usize = 3 << 20;
+/// Requests at a time on one HTTP/2 connection, and bytes of a body ahead of its reader: the real server's settings,
+/// which a client with many watches has to live with.
+const MAX_STREAMS: u32 = 100;
+const STREAM_WINDOW: u32 = 256 << 10;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The TLS side: any client certificate gets in, whether it is valid is a question of authentication (so that an
@@ -133,7 +137,8 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
             async move { Ok::<_, Infallible>(answer(shared, &certificates, &broken, request).await) }
         }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http2().max_concurrent_streams(MAX_STREAMS).initial_stream_window_size(STREAM_WINDOW);
     tokio::select! {
         _ = builder.serve_connection(TokioIo::new(stream), service) => {}
         () = broken.notified() => {}

@@ -206,6 +206,7 @@ impl ApiError {
     pub fn injected(code: u16) -> Self {
         match code {
             401 => Self::unauthorized(),
+            410 => Self::new(410, "Expired", "too old resource version: injected".into()),
             429 => Self::too_many_requests(1),
             500 => Self::internal("injected"),
             503 => Self::new(503, "ServiceUnavailable", "the server is currently unable to handle the request".into()),

@@ -123,7 +123,7 @@ impl Watch {
                 return Ok(());
             }
             changed.borrow_and_update();
-            if !state.paused {
+            if !state.paused && !state.withheld {
                 match self.collect(shared, &mut cursor) {
                     Ok(events) => {
                         for event in events {
@@ -143,7 +143,9 @@ impl Watch {
                     next_bookmark = Instant::now() + shared.config.bookmark_every;
                     if !state.paused {
                         // What changed in this very moment comes first: a bookmark promises that.
-                        if let Ok(events) = self.collect(shared, &mut cursor) {
+                        if !state.withheld
+                            && let Ok(events) = self.collect(shared, &mut cursor)
+                        {
                             for event in events {
                                 sender.send(event).await?;
                             }

@@ -145,21 +145,24 @@ impl Client {
         kept.clone().filter(|sender| !sender.is_closed())
     }
 
+    /// The connection that requests share.
+    async fn shared(&self) -> Result<SendRequest<Full<Bytes>>> {
+        if let Some(sender) = self.kept() {
+            return Ok(sender);
+        }
+        let sender = self.connect().await?;
+        *self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+        Ok(sender)
+    }
+
     async fn send(
         &self,
+        mut sender: SendRequest<Full<Bytes>>,
         method: &Method,
         path: &str,
         headers: &[(&str, &str)],
         body: &Bytes,
     ) -> Result<http::Response<Incoming>> {
-        let mut sender = match self.kept() {
-            Some(sender) => sender,
-            None => {
-                let sender = self.connect().await?;
-                *self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
-                sender
-            }
-        };
         sender.ready().await?;
         let mut request = Request::builder()
             .method(method.clone())
@@ -183,7 +186,7 @@ impl Client {
         let body = Bytes::copy_from_slice(body);
         let what = format!("{method} {path}");
         let exchange = async {
-            let response = self.send(&method, path, headers, &body).await?;
+            let response = self.send(self.shared().await?, &method, path, headers, &body).await?;
             let (head, body) = response.into_parts();
             let body = http_body_util::Limited::new(body, MAX_ANSWER)
                 .collect()
@@ -235,7 +238,10 @@ impl Client {
     pub fn watch(&self, path: &str) -> Result<Events> {
         let path = format!("{path}{}watch=true", if path.contains('?') { '&' } else { '?' });
         let exchange = async {
-            let response = self.send(&Method::GET, &path, &[("accept", "application/json")], &Bytes::new()).await?;
+            // A connection of its own: servers bound the streams of one.
+            let sender = self.connect().await?;
+            let accept = [("accept", "application/json")];
+            let response = self.send(sender, &Method::GET, &path, &accept, &Bytes::new()).await?;
             if !response.status().is_success() {
                 let status = response.status().as_u16();
                 let body = response.into_body().collect().await?.to_bytes();

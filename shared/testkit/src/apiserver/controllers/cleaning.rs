@@ -3,11 +3,12 @@
 use serde_json::Value;
 
 use super::super::Shared;
+use super::super::deletion::{Options, Verdict, decide};
 use super::super::resources::{RESOURCES, named};
-use super::super::storage::key_of;
+use super::super::storage::{Store, key_of};
 
-/// Removes what has lost its place.
-pub(super) fn clean(shared: &Shared) {
+/// Ends namespaces that are to go, once they are empty.
+pub(super) fn clean_namespaces(shared: &Shared) {
     let mut store = shared.store();
     let namespaces = named("namespaces");
     let ending: Vec<String> = store
@@ -30,9 +31,8 @@ pub(super) fn clean(shared: &Shared) {
                 // A pod on a node ends in its own time.
                 left = true;
                 if !object["metadata"]["deletionTimestamp"].is_string() {
-                    let now = shared.clock.now();
-                    let verdict = super::super::deletion::decide(resource, &object, &Default::default(), now);
-                    if let Ok(super::super::deletion::Verdict::Mark { timestamp, grace_period_seconds, .. }) = verdict {
+                    let verdict = decide(resource, &object, &Options::default(), shared.clock.now());
+                    if let Ok(Verdict::Mark { timestamp, grace_period_seconds, .. }) = verdict {
                         let mut marked = object;
                         marked["metadata"]["deletionTimestamp"] = timestamp.into();
                         marked["metadata"]["deletionGracePeriodSeconds"] = grace_period_seconds.into();
@@ -50,8 +50,13 @@ pub(super) fn clean(shared: &Shared) {
             store.remove(namespaces, "", &namespace);
         }
     }
+}
+
+/// Removes what a node owned that is gone.
+pub(super) fn clean_orphans(shared: &Shared) {
+    let mut store = shared.store();
     let nodes = named("nodes");
-    let orphaned = |object: &Value, store: &super::super::storage::Store| {
+    let orphaned = |object: &Value, store: &Store| {
         let owners = object["metadata"]["ownerReferences"].as_array().map(Vec::as_slice).unwrap_or_default();
         owners.iter().any(|owner| owner["kind"] == "Node")
             && owners.iter().all(|owner| {

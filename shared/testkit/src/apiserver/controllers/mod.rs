@@ -17,6 +17,7 @@ use super::Shared;
 use super::identity::{MASTERS, User};
 use super::registry::{self, Context};
 use super::resources::named;
+use super::storage::{ChangeKind, Store};
 
 /// Objects of a cluster that just began.
 pub(super) fn furnish(shared: &Shared) -> Result<()> {
@@ -46,6 +47,52 @@ fn create(shared: &Shared, plural: &str, namespace: &str, mut object: Value) -> 
         .with_context(|| format!("creating {} in {namespace:?}", resource.plural))
 }
 
+/// What has changed since the last look, as far as a controller cares: most changes concern none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct News {
+    namespaces: bool,
+    nodes: bool,
+    nodes_gone: bool,
+    /// New pods, or pods without a node.
+    pods_waiting: bool,
+    pods_gone: bool,
+    requests: bool,
+}
+
+impl News {
+    const EVERYTHING: Self =
+        Self { namespaces: true, nodes: true, nodes_gone: true, pods_waiting: true, pods_gone: true, requests: true };
+
+    /// What is new after version `after`.
+    fn since(store: &Store, after: u64) -> Self {
+        let of = |plural: &str| store.changes_after(named(plural), after);
+        let (Ok(mut namespaces), Ok(nodes), Ok(pods), Ok(mut requests)) =
+            (of("namespaces"), of("nodes"), of("pods"), of("certificatesigningrequests"))
+        else {
+            // More happened than is remembered.
+            return Self::EVERYTHING;
+        };
+        let mut news = Self {
+            namespaces: namespaces.next().is_some(),
+            nodes: false,
+            nodes_gone: false,
+            pods_waiting: false,
+            pods_gone: false,
+            requests: requests.next().is_some(),
+        };
+        for change in nodes {
+            news.nodes = true;
+            news.nodes_gone |= change.kind == ChangeKind::Deleted;
+        }
+        for change in pods {
+            news.pods_gone |= change.kind == ChangeKind::Deleted;
+            news.pods_waiting |= change.kind == ChangeKind::Added
+                || change.object.value["spec"]["nodeName"].as_str().unwrap_or_default().is_empty();
+        }
+        news
+    }
+}
+
 /// Looks again whenever one of the resources that they care about has changed.
 pub(super) async fn run(shared: Arc<Shared>) {
     let watched = ["namespaces", "nodes", "pods", "certificatesigningrequests"].map(named);
@@ -53,12 +100,34 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let store = shared.store();
         watched.map(|resource| store.subscribe(resource))
     };
+    let (mut seen, mut news) = (0, News::EVERYTHING);
     loop {
-        namespaces::furnish_all(&shared);
-        cleaning::clean(&shared);
-        nodes::settle(&shared);
-        signing::sign_all(&shared);
-        if shared.config.scheduler {
+        for change in &mut changes {
+            change.borrow_and_update();
+        }
+        {
+            let store = shared.store();
+            if seen > 0 {
+                news = News::since(&store, seen);
+            }
+            seen = store.version();
+        }
+        if news.namespaces {
+            namespaces::furnish_all(&shared);
+        }
+        if news.namespaces || news.pods_gone {
+            cleaning::clean_namespaces(&shared);
+        }
+        if news.nodes_gone || news.pods_waiting {
+            cleaning::clean_orphans(&shared);
+        }
+        if news.nodes {
+            nodes::settle(&shared);
+        }
+        if news.requests {
+            signing::sign_all(&shared);
+        }
+        if shared.config.scheduler && (news.nodes || news.pods_waiting) {
             scheduling::bind_all(&shared);
         }
         let [first, second, third, fourth] = &mut changes;
@@ -70,8 +139,5 @@ pub(super) async fn run(shared: Arc<Shared>) {
         }
         // One look after a burst, not one for each change.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-        for change in &mut changes {
-            change.borrow_and_update();
-        }
     }
 }

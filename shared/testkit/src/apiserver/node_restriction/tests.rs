@@ -139,3 +139,17 @@ fn own_lease_and_csi_node() {
     assert!(admit(&store(), "a", write(Operation::Update, "csinodes", "", "a")).is_ok());
     assert!(refused(write(Operation::Delete, "csinodes", "", "b")).contains("can only access CSINode"));
 }
+
+#[test]
+fn certificates_in_its_own_name() {
+    let ask = |name: &str| {
+        let (request, _) = crate::apiserver::authority::node_request(name, &[]).unwrap();
+        let object = json!({"metadata": {"name": "c"}, "spec": {
+            "request": request, "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+        }});
+        let write = Write { new: Some(&object), ..write(Operation::Create, "certificatesigningrequests", "", "") };
+        admit(&store(), "a", write).map_err(|error| error.message)
+    };
+    assert_eq!(ask("a"), Ok(()));
+    assert!(ask("b").unwrap_err().ends_with("can only create a node CSR with CN=system:node:a"));
+}
