@@ -12,7 +12,8 @@ use bulkhead_tests::golden::{Call, Difference, Proxy, Recording, compare, normal
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-const NAMESPACE: &str = "golden";
+/// Namespaces of the recorded pods.
+const NAMESPACES: [&str; 2] = ["golden", "golden3"];
 const NODE: &str = "node-a";
 /// Pods at once, as when they were recorded.
 const IN_FLIGHT: usize = 4;
@@ -48,12 +49,19 @@ fn world() -> Result<Option<World>> {
 
 /// The objects that the recorded pods name.
 fn prepare(cluster: &Cluster) -> Result<()> {
-    cluster.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))?;
-    let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
-    let data = json!({"k1": "v1", "k2": "v2"});
-    cluster.create(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("cm"), "data": data}))?;
-    let data = json!({"user": "dQ==", "password": "cA=="});
-    cluster.create(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("sec"), "data": data}))?;
+    for namespace in NAMESPACES {
+        cluster.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))?;
+        let map = |name: &str, data: Value| {
+            let metadata = json!({"name": name, "namespace": namespace});
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+        };
+        cluster.create(&map("cm", json!({"k1": "v1", "k2": "v2"})))?;
+        // The recorded cluster had this one, and its pods' tokens come with it.
+        cluster.create(&map("openshift-service-ca.crt", json!({"service-ca.crt": ""})))?;
+        let data = json!({"user": "dQ==", "password": "cA=="});
+        let metadata = json!({"name": "sec", "namespace": namespace});
+        cluster.create(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}))?;
+    }
     Ok(())
 }
 
@@ -61,13 +69,14 @@ fn prepare(cluster: &Cluster) -> Result<()> {
 fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
     let name = recording.name.as_str();
     let cluster = &world.cluster;
+    let namespace = recording.namespace();
     let mut pod = recording.pod.clone().context("no pod")?;
     pod["spec"]["nodeName"] = json!(NODE);
     let created = cluster.create(&pod)?;
     let uid = created["metadata"]["uid"].as_str().context("no uid")?.to_owned();
     if let Some(ephemeral) = &recording.ephemeral {
-        cluster.wait_for("pods", NAMESPACE, name, "runs", |pod| pod["status"]["phase"] == "Running")?;
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/ephemeralcontainers");
+        cluster.wait_for("pods", namespace, name, "runs", |pod| pod["status"]["phase"] == "Running")?;
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/ephemeralcontainers");
         let patch = json!({"spec": {"ephemeralContainers": ephemeral}});
         cluster.client().patch(&path, "strategic-merge-patch", &patch)?.success()?;
     }
@@ -76,16 +85,16 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
         recording.statuses.iter().map(|status| theirs.value(status)).collect()
     };
     let goal = expected.iter().rfind(|one| one["deleting"] != true).context("no status before the deletion")?;
-    let late = reach(world, name, &uid, goal)?;
-    cluster.delete("pods", NAMESPACE, name, None)?;
-    cluster.wait_gone("pods", NAMESPACE, name)?;
+    let late = reach(world, recording, &uid, goal)?;
+    cluster.delete("pods", namespace, name, None)?;
+    cluster.wait_gone("pods", namespace, name)?;
 
-    let history = cluster.history("pods", NAMESPACE, name)?;
+    let history = cluster.history("pods", namespace, name)?;
     let (ours, theirs) = (names(world, &uid, &history), recorded_names(recording));
     let mut differences = compare::statuses(name, &expected, &statuses(&history, &ours));
     let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
     differences.extend(compare::calls(name, &recording.calls, &theirs, &calls, &ours));
-    differences.extend(compare::events(name, &recording.events, &theirs, &events(cluster, &uid)?, &ours));
+    differences.extend(compare::events(name, &recording.events, &theirs, &events(cluster, namespace, &uid)?, &ours));
     if let Some(last) = late {
         eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");
     }
@@ -93,15 +102,16 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
 }
 
 /// Waits until the pod's status is `goal`; the last one where it is not in time, which the comparison shows as well.
-fn reach(world: &World, name: &str, uid: &str, goal: &Value) -> Result<Option<Value>> {
-    let mut events = world.cluster.watch("pods", Some(NAMESPACE), &format!("fieldSelector=metadata.name%3D{name}"))?;
+fn reach(world: &World, recording: &Recording, uid: &str, goal: &Value) -> Result<Option<Value>> {
+    let only = format!("fieldSelector=metadata.name%3D{}", recording.name);
+    let mut events = world.cluster.watch("pods", Some(recording.namespace()), &only)?;
     let end = Instant::now() + PATIENCE;
     let mut last = Value::Null;
     while let Some(left) = end.checked_duration_since(Instant::now()) {
         let Ok(Some(event)) = events.next(left) else { break };
         let history = [event.object];
         last = statuses(&history, &names(world, uid, &history)).pop().unwrap_or_default();
-        if last == *goal {
+        if compare::as_far_as(goal, &last) {
             return Ok(None);
         }
     }
@@ -122,7 +132,7 @@ fn statuses(history: &[Value], names: &Names) -> Vec<Value> {
 }
 
 /// Events about a pod, as the recordings have them.
-fn events(cluster: &Cluster, uid: &str) -> Result<Vec<Value>> {
+fn events(cluster: &Cluster, namespace: &str, uid: &str) -> Result<Vec<Value>> {
     let of_pod = |event: &Value| event["involvedObject"]["uid"] == uid;
     let short = |event: Value| {
         json!({
@@ -132,7 +142,7 @@ fn events(cluster: &Cluster, uid: &str) -> Result<Vec<Value>> {
             "fieldPath": event["involvedObject"].get("fieldPath").cloned().unwrap_or_else(|| json!("")),
         })
     };
-    Ok(cluster.list("events", Some(NAMESPACE))?.into_iter().filter(of_pod).map(short).collect())
+    Ok(cluster.list("events", Some(namespace))?.into_iter().filter(of_pod).map(short).collect())
 }
 
 fn names(world: &World, uid: &str, history: &[Value]) -> Names {

@@ -1,6 +1,6 @@
 //! What differs between a recording and a run, and which of it is meant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -103,7 +103,6 @@ fn keyed(calls: &[Call], names: &Names) -> BTreeMap<String, Value> {
             "RunPodSandbox" => format!("RunPodSandbox/{attempt}"),
             "CreateContainer" if attempt < 2 => format!("CreateContainer/{name}/{attempt}"),
             "StopContainer" => format!("StopContainer/timeout-{}", call.request["timeout"].as_str().unwrap_or("0")),
-            "PullImage" => "PullImage".to_owned(),
             _ => continue,
         };
         keyed.entry(key).or_insert_with(|| normal::request(call, names));
@@ -136,9 +135,10 @@ pub fn statuses(pod: &str, recorded: &[Value], ours: &[Value]) -> Vec<Difference
     let mut differences = Vec::new();
     let mut from = 0;
     for status in ours {
-        match recorded.iter().skip(from).position(|one| one == status) {
+        let same = |one: &Value| without_sandbox(one) == without_sandbox(status);
+        match recorded.iter().skip(from).position(same) {
             Some(at) => from += at,
-            None if recorded.contains(status) => {
+            None if recorded.iter().any(same) => {
                 differences.push(difference(pod, "status/order", "earlier", &status.to_string()));
             }
             None => {
@@ -160,6 +160,36 @@ pub fn statuses(pod: &str, recorded: &[Value], ours: &[Value]) -> Vec<Difference
     differences
 }
 
+/// A status without the word on the sandbox, which comes a moment before or after that on the containers.
+fn without_sandbox(status: &Value) -> Value {
+    let mut status = status.clone();
+    if let Some(conditions) = status["conditions"].as_array_mut() {
+        conditions.retain(|condition| condition["type"] != "PodReadyToStartContainers");
+    }
+    status
+}
+
+/// Whether a pod is as far as another was: same phase, and each container as often restarted and as ready.
+pub fn as_far_as(goal: &Value, status: &Value) -> bool {
+    let lists = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
+    let far = |list: &str| {
+        let (wanted, ours) = (goal[list].as_array(), status[list].as_array());
+        let (wanted, ours) = (wanted.map_or(&[][..], Vec::as_slice), ours.map_or(&[][..], Vec::as_slice));
+        let restarts = |c: &Value| c["restartCount"].as_i64().unwrap_or(0);
+        let runs = |c: &Value| c["state"].get("running").is_some();
+        let reason = |c: &Value| c["state"]["waiting"]["reason"].clone();
+        wanted.len() == ours.len()
+            && wanted.iter().zip(ours).all(|(goal, ours)| {
+                restarts(ours) >= restarts(goal)
+                    && runs(ours) == runs(goal)
+                    && ours["ready"] == goal["ready"]
+                    // In a loop the pause is as good as the end before it.
+                    && (restarts(goal) > 0 || reason(ours) == reason(goal))
+            })
+    };
+    goal["phase"] == status["phase"] && goal["conditions"] == status["conditions"] && lists.into_iter().all(far)
+}
+
 /// Events by reason, text and the container that they are about.
 pub fn events(
     pod: &str,
@@ -168,7 +198,7 @@ pub fn events(
     ours: &[Value],
     our_names: &Names,
 ) -> Vec<Difference> {
-    let set = |events: &[Value], names: &Names| -> BTreeMap<String, String> {
+    let set = |events: &[Value], names: &Names| -> BTreeSet<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         events
             .iter()
@@ -179,16 +209,19 @@ pub fn events(
             .collect()
     };
     let (recorded, ours) = (set(recorded, recorded_names), set(ours, our_names));
-    let mut differences = Vec::new();
-    for (key, text) in &recorded {
-        match ours.get(key) {
-            Some(other) if other == text => {}
-            other => differences.push(difference(pod, key, text, other.map_or("none", String::as_str))),
-        }
-    }
-    for (key, text) in ours.iter().filter(|(key, _)| !recorded.contains_key(*key)) {
-        differences.push(difference(pod, key, "none", text));
-    }
+    let only = |these: &BTreeSet<(String, String)>, others: &BTreeSet<(String, String)>, recorded: bool| {
+        let left: Vec<Difference> = these
+            .difference(others)
+            .map(
+                |(key, text)| {
+                    if recorded { difference(pod, key, text, "none") } else { difference(pod, key, "none", text) }
+                },
+            )
+            .collect();
+        left
+    };
+    let mut differences = only(&recorded, &ours, true);
+    differences.extend(only(&ours, &recorded, false));
     differences
 }
 

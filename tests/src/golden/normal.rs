@@ -30,7 +30,7 @@ impl Names {
         for (found, name) in &self.replacements {
             text = text.replace(found, name);
         }
-        hex_runs(&text)
+        ports(&hex_runs(&text))
     }
 
     /// All texts of a value.
@@ -67,17 +67,37 @@ fn hex_runs(text: &str) -> String {
     out
 }
 
+/// The port that a connection went out by, as error texts have it (`1.2.3.4:41182->`).
+fn ports(text: &str) -> String {
+    let Some((before, after)) = text.split_once("->") else { return text.to_owned() };
+    match before.rsplit_once(':') {
+        Some((host, port)) if !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit()) => {
+            format!("{host}:PORT->{}", ports(after))
+        }
+        _ => format!("{before}->{}", ports(after)),
+    }
+}
+
 /// A request as it is compared. Facts of the machine are left out: huge pages that the kernel offers.
 pub fn request(call: &Call, names: &Names) -> Value {
     let mut request = names.value(&call.request);
     drop_machine(&mut request);
-    let config = &mut request["config"];
-    if let Some(seen) = config.pointer_mut("/annotations/kubernetes.io~1config.seen") {
-        *seen = json!("TIME");
+    for sandbox in ["/config", "/sandbox_config"] {
+        if let Some(seen) = request.pointer_mut(&format!("{sandbox}/annotations/kubernetes.io~1config.seen")) {
+            *seen = json!("TIME");
+        }
     }
+    let config = &mut request["config"];
     if let Some(envs) = config.get_mut("envs") {
         *envs = environment(envs, names);
     }
+    for options in ["/config/dns_config/options", "/sandbox_config/dns_config/options"] {
+        // Out of a hash table, too.
+        if let Some(Value::Array(options)) = request.pointer_mut(options) {
+            options.sort_by_key(Value::to_string);
+        }
+    }
+    let config = &mut request["config"];
     if config.is_null()
         && let Some(map) = request.as_object_mut()
     {
@@ -97,25 +117,18 @@ fn drop_machine(value: &mut Value) {
     }
 }
 
-/// Name and readable value; the variables that describe services come last and by name: upstream sends them in the order
-/// of a hash table.
+/// Name and readable value, by name: upstream sends them in the order of a hash table, ours in that of declaration. What
+/// the machine's memory is, is left out.
 fn environment(envs: &Value, names: &Names) -> Value {
-    let mut declared = Vec::new();
-    let mut services = BTreeMap::new();
+    const OF_THE_MACHINE: &str = "MEM";
+    let mut all = BTreeMap::new();
     for env in envs.as_array().into_iter().flatten() {
         let key = env["key"].as_str().unwrap_or_default().to_owned();
         let value = names.text(&base64_text(env["value"].as_str().unwrap_or_default()));
-        if key.starts_with("KUBERNETES_") {
-            services.insert(key, value);
-        } else {
-            declared.push(json!({"key": key, "value": value}));
-        }
+        let value = if key == OF_THE_MACHINE { "MACHINE".to_owned() } else { value };
+        all.insert(key, value);
     }
-    // A map's envFrom has no order either.
-    let prefixed = |v: &Value| v["key"].as_str().is_some_and(|k| k.starts_with("P_"));
-    declared.sort_by_key(|v| (!prefixed(v), if prefixed(v) { v["key"].to_string() } else { String::new() }));
-    declared.extend(services.into_iter().map(|(key, value)| json!({"key": key, "value": value})));
-    Value::Array(declared)
+    json!(all)
 }
 
 /// Standard base64; what is not valid stays as it is.
@@ -203,6 +216,7 @@ mod tests {
             "ROOT/pods/UID/containers/main/SUFFIX"
         );
         assert_eq!(names.text("a785d335"), "a785d335");
+        assert_eq!(names.text("udp 10.0.0.7:41182->1.2.3.4:53: late"), "udp POD-IP:PORT->1.2.3.4:53: late");
         assert_eq!(base64_text("dGNwOi8vMTAuOTYuMC4xOjQ0Mw=="), "tcp://10.96.0.1:443");
     }
 

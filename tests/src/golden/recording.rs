@@ -26,6 +26,13 @@ pub struct Recording {
     pub events: Vec<Value>,
 }
 
+impl Recording {
+    /// The namespace that the pod was created in.
+    pub fn namespace(&self) -> &str {
+        self.pod.as_ref().and_then(|pod| pod["metadata"]["namespace"].as_str()).unwrap_or("default")
+    }
+}
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
