@@ -64,7 +64,6 @@ impl ControlPlane {
                 format!("--listen-peer-urls={peer_url}"),
                 format!("--initial-advertise-peer-urls={peer_url}"),
                 format!("--initial-cluster=default={peer_url}"),
-                "--unsafe-no-fsync".to_owned(),
             ],
         )?;
         let mut etcd = Some(etcd);

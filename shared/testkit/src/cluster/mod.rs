@@ -319,19 +319,29 @@ impl Cluster {
     /// # Errors
     /// It was still there in the end.
     pub fn wait_gone(&self, kind: &str, namespace: &str, name: &str) -> Result<()> {
-        if self.find(kind, namespace, name)?.is_none() {
-            return Ok(());
-        }
+        let began = Instant::now();
         let mut last = Value::Null;
-        let gone = self.wait_event(kind, namespace, name, "it is gone", |event| {
-            last = event.object.clone();
-            event.kind == "DELETED"
-        });
-        match gone {
-            Ok(_) => Ok(()),
-            // It went before the watch began.
-            Err(_) if self.find(kind, namespace, name)?.is_none() => Ok(()),
-            Err(error) => Err(error.context(format!("{kind} {namespace}/{name} is {}", summary(&last)))),
+        loop {
+            // The watch first, then the look: what goes in between is seen by one of them.
+            let mut events = self.watch(kind, Some(namespace), &format!("fieldSelector=metadata.name%3D{name}"))?;
+            if self.find(kind, namespace, name)?.is_none() {
+                return Ok(());
+            }
+            loop {
+                if crate::wait::interrupted() {
+                    bail!("{kind} {namespace}/{name} goes: interrupted");
+                }
+                let left = LONG
+                    .checked_sub(began.elapsed())
+                    .with_context(|| format!("{kind} {namespace}/{name} is still there: {}", summary(&last)))?;
+                let Ok(next) = events.next(left.min(Duration::from_secs(1))) else { continue };
+                match next {
+                    Some(event) if event.kind == "DELETED" => return Ok(()),
+                    Some(event) if event.kind == "ERROR" => break,
+                    Some(event) => last = event.object,
+                    None => break,
+                }
+            }
         }
     }
 
