@@ -320,6 +320,89 @@ fn a_status_and_a_specification_are_written_apart() -> Result<()> {
     Ok(())
 }
 
+/// Takes away what the server fills in by itself.
+fn without_defaults(mut spec: Value) -> Value {
+    let strip = |object: &mut Value, defaults: &[(&str, Value)]| {
+        if let Some(map) = object.as_object_mut() {
+            map.retain(|key, value| !defaults.iter().any(|(field, default)| key == field && value == default));
+        }
+    };
+    strip(
+        &mut spec,
+        &[
+            ("restartPolicy", json!("Always")),
+            ("dnsPolicy", json!("ClusterFirst")),
+            ("schedulerName", json!("default-scheduler")),
+            ("enableServiceLinks", json!(true)),
+            ("priority", json!(0)),
+            ("preemptionPolicy", json!("PreemptLowerPriority")),
+            ("serviceAccount", json!("default")),
+            ("serviceAccountName", json!("default")),
+            ("securityContext", json!({})),
+        ],
+    );
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            strip(
+                container,
+                &[
+                    ("terminationMessagePath", json!("/dev/termination-log")),
+                    ("terminationMessagePolicy", json!("File")),
+                    ("resources", json!({})),
+                ],
+            );
+            for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+                if let Some(probe) = container.get_mut(probe) {
+                    let counts = [
+                        ("timeoutSeconds", 1),
+                        ("periodSeconds", 10),
+                        ("successThreshold", 1),
+                        ("failureThreshold", 3),
+                    ];
+                    strip(probe, &counts.map(|(field, value)| (field, json!(value))));
+                }
+            }
+        }
+    }
+    for volume in spec["volumes"].as_array_mut().into_iter().flatten() {
+        for source in ["secret", "configMap", "downwardAPI", "projected"] {
+            if let Some(source) = volume.get_mut(source) {
+                strip(source, &[("defaultMode", json!(420))]);
+            }
+        }
+    }
+    // Empty lists are not stored; asking for one that is not there has made it.
+    spec.as_object_mut().into_iter().for_each(|map| map.retain(|_, value| !value.is_null()));
+    spec
+}
+
+#[test]
+fn recorded_pods_are_completed_as_the_recorded_server_did() -> Result<()> {
+    let place = Place::new("recorded")?;
+    let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&recordings).with_context(|| format!("reading {}", recordings.display()))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let recording: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        let (pod, statuses) = (&recording["pod"], &recording["statuses"]);
+        if !pod["spec"].is_object() || !statuses[0]["qosClass"].is_string() {
+            continue;
+        }
+        let name = pod["metadata"]["name"].as_str().context("a pod without a name")?;
+        let wanted = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+            "spec": without_defaults(pod["spec"].clone())});
+        let stored = place.create(&wanted).with_context(|| path.display().to_string())?;
+        assert_eq!(stored["spec"], pod["spec"], "{name}");
+        assert_eq!(stored["status"]["qosClass"], statuses[0]["qosClass"], "{name}");
+        seen += 1;
+    }
+    ensure!(seen > 20, "only {seen} recordings");
+    Ok(())
+}
+
 // === Deletion ===
 
 #[test]
