@@ -87,7 +87,7 @@ fn command_line() -> clap::Command {
             clap::Command::new("bench")
                 .about("Measures the node beside the bare runtime in the same run, and prints a table of ratios (needs root)")
                 .arg(profile("release"))
-                .arg(rest("Passed on: --quick, --pairs N, --pods N, --idle SECONDS, --json")),
+                .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
         )
 }
 

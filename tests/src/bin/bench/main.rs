@@ -1,6 +1,7 @@
 //! What the node costs: each figure beside the same work done straight over CRI in the same run on the same machine,
 //! because only the ratio of the two means anything elsewhere. Run it as `cargo xtask bench`.
 
+mod cluster;
 mod measure;
 mod report;
 
@@ -33,10 +34,19 @@ fn run() -> Result<()> {
     };
     let matches = clap::Command::new("cargo xtask bench")
         .about("Measures the node beside the bare runtime")
+        .arg(
+            Arg::new("part")
+                .long("part")
+                .value_parser(["all", "standalone", "cluster"])
+                .default_value("all")
+                .help("Static pods alone, a member of a cluster alone, or both"),
+        )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
-        .arg(number("pods", "60", "Pods started at once"))
+        .arg(number("pods", "60", "Static pods started at once"))
+        .arg(number("cluster-pods", "100", "Pods created at once on the API server"))
         .arg(number("idle", "60", "Seconds of idling with those pods"))
         .arg(number("exits", "15", "Killed containers, for the time until the node knows"))
+        .arg(number("cluster-exits", "100", "Killed containers, for the time until the API server knows"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -48,23 +58,35 @@ fn run() -> Result<()> {
         .get_matches();
     let count = |name: &str| matches.get_one::<u32>(name).copied().context("a number is missing");
     let quick = matches.get_flag("quick");
-    let plan = Plan {
-        judged: !quick,
-        pairs: if quick { 3 } else { count("pairs")? as usize },
-        pods: if quick { 8 } else { count("pods")? as usize },
-        exits: if quick { 3 } else { count("exits")? as usize },
-        idle: Duration::from_secs(if quick { 5 } else { u64::from(count("idle")?) }),
-        in_flight: match count("in-flight")? {
-            0 if quick => vec![4],
-            0 => vec![2, 4, 8],
-            fixed => vec![fixed as usize],
-        },
+    let few = |name: &str, few: usize| if quick { Ok(few) } else { count(name).map(|count| count as usize) };
+    let idle = Duration::from_secs(few("idle", 5)? as u64);
+    let in_flight = match count("in-flight")? {
+        0 if quick => vec![4],
+        0 => vec![2, 4, 8],
+        fixed => vec![fixed as usize],
     };
-    let figures = measure::run(&plan)?;
+    let part = matches.get_one::<String>("part").map_or("all", String::as_str);
+    let mut sections = Vec::new();
+    if part != "cluster" {
+        let plan = Plan {
+            judged: !quick,
+            pairs: few("pairs", 3)?,
+            pods: few("pods", 8)?,
+            exits: few("exits", 3)?,
+            idle,
+            in_flight: in_flight.clone(),
+        };
+        sections.push(report::standalone(&plan, &measure::run(&plan)?));
+    }
+    if part != "standalone" {
+        let (pods, exits) = (few("cluster-pods", 8)?, few("cluster-exits", 3)?);
+        let plan = cluster::Plan { judged: !quick, pods, exits, idle, in_flight };
+        sections.push(report::cluster(&plan, &cluster::run(&plan)?));
+    }
     if matches.get_flag("json") {
-        println!("{:#}", report::json(&plan, &figures));
+        println!("{:#}", report::json(&sections));
     } else {
-        print!("{}", report::table(&plan, &figures));
+        sections.iter().for_each(|section| print!("{}", section.table()));
     }
     Ok(())
 }

@@ -33,11 +33,31 @@ pub struct Pair {
     pub node: Vec<Duration>,
 }
 
-/// What the five processes use together.
+/// What a process uses, or all together.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     pub cpu_ns: u64,
     pub context_switches: u64,
+}
+
+impl Usage {
+    /// What was used after `before`, which a process that began later does not have.
+    pub fn since(self, before: Option<Usage>) -> Usage {
+        let before = before.unwrap_or_default();
+        Usage {
+            cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
+            context_switches: self.context_switches.saturating_sub(before.context_switches),
+        }
+    }
+}
+
+impl std::iter::Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(all: I) -> Usage {
+        all.fold(Usage::default(), |sum, one| Usage {
+            cpu_ns: sum.cpu_ns + one.cpu_ns,
+            context_switches: sum.context_switches + one.context_switches,
+        })
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -59,9 +79,9 @@ pub struct Figures {
 }
 
 /// Time for a stack to come to rest before idling is measured: the slow audit of a fresh start is no idling.
-const SETTLE: Duration = Duration::from_secs(8);
-/// Sixty pods on two slow cores.
-const MANY: Duration = Duration::from_secs(300);
+pub const SETTLE: Duration = Duration::from_secs(8);
+/// A hundred pods on two slow cores.
+pub const MANY: Duration = Duration::from_secs(300);
 
 /// Runs everything.
 ///
@@ -78,7 +98,10 @@ pub fn run(plan: &Plan) -> Result<Figures> {
 
     pairs(plan, &floor, &node, &mut figures)?;
     floor_exits(plan, &floor, &mut figures)?;
-    floor_many(plan, &floor, &mut figures)?;
+    let best = floor_many(&floor, "many", plan.pods, &plan.in_flight)?;
+    figures.start_many.floor = best.started;
+    figures.delete_many.floor = vec![best.deleted];
+    figures.floor_in_flight = best.in_flight;
     node_many(plan, &node, &mut figures)?;
     figures.events_missed = node.agent()?.node()?.events_missed;
     node.finish().context("the node's end")?;
@@ -162,32 +185,40 @@ fn floor_exits(plan: &Plan, floor: &Floor, figures: &mut Figures) -> Result<()> 
     Ok(())
 }
 
-fn floor_many(plan: &Plan, floor: &Floor, figures: &mut Figures) -> Result<()> {
-    let mut best: Option<(Duration, Vec<Duration>, Duration, usize)> = None;
-    for &in_flight in &plan.in_flight {
-        progress(&format!("floor: {} pods at once, {in_flight} in flight", plan.pods));
-        let started = floor.start_many(&format!("many-{in_flight}-"), plan.pods, in_flight)?;
-        let times: Vec<Duration> = started.iter().map(|(_, time)| *time).collect();
-        let last = times.iter().copied().max().unwrap_or_default();
-        let pods: Vec<FloorPod> = started.into_iter().map(|(pod, _)| pod).collect();
+/// The floor's best.
+#[derive(Debug, Clone)]
+pub struct FloorMany {
+    /// Each pod's time from the common beginning.
+    pub started: Vec<Duration>,
+    pub deleted: Duration,
+    pub in_flight: usize,
+}
+
+/// Starts and ends `pods` pods with each number of starts in flight; the earliest end counts.
+///
+/// # Errors
+/// A call failed, or there is no number to try.
+pub fn floor_many(floor: &Floor, prefix: &str, pods: usize, in_flight: &[usize]) -> Result<FloorMany> {
+    let mut best: Option<FloorMany> = None;
+    let last = |times: &[Duration]| times.iter().copied().max().unwrap_or_default();
+    for &in_flight in in_flight {
+        progress(&format!("floor: {pods} pods at once, {in_flight} in flight"));
+        let all = floor.start_many(&format!("{prefix}-{in_flight}-"), pods, in_flight)?;
+        let started: Vec<Duration> = all.iter().map(|(_, time)| *time).collect();
+        let pods: Vec<FloorPod> = all.into_iter().map(|(pod, _)| pod).collect();
         let deleted = floor.delete_many(&pods, in_flight)?;
-        if best.as_ref().is_none_or(|(best_last, ..)| last < *best_last) {
-            best = Some((last, times, deleted, in_flight));
+        if best.as_ref().is_none_or(|best| last(&started) < last(&best.started)) {
+            best = Some(FloorMany { started, deleted, in_flight });
         }
     }
-    if let Some((_, times, deleted, in_flight)) = best {
-        figures.start_many.floor = times;
-        figures.delete_many.floor = vec![deleted];
-        figures.floor_in_flight = in_flight;
-    }
-    Ok(())
+    best.context("the floor was not tried")
 }
 
 fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
     let agent = node.agent()?;
     progress(&format!("node: {} pods at once", plan.pods));
     let mut watch = agent.watch()?;
-    let before = usage(node)?;
+    let before = total(node)?;
     let begin = Instant::now();
     for index in 0..plan.pods {
         node.write(&Pod::idle(&format!("many-{index}")))?;
@@ -202,19 +233,15 @@ fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
         running.len() == plan.pods
     })?;
     figures.start_many.node = running.values().copied().collect();
-    figures.start_many_cpu_ns = usage(node)?.cpu_ns.saturating_sub(before.cpu_ns);
+    figures.start_many_cpu_ns = total(node)?.since(Some(before)).cpu_ns;
     drop(watch);
 
     progress(&format!("node: idle with {} pods for {} s", plan.pods, plan.idle.as_secs()));
     std::thread::sleep(SETTLE);
-    let (before, since) = (usage(node)?, Instant::now());
+    let (before, since) = (total(node)?, Instant::now());
     std::thread::sleep(plan.idle);
-    let after = usage(node)?;
+    figures.idle = total(node)?.since(Some(before));
     figures.idle_seconds = since.elapsed().as_secs_f64();
-    figures.idle = Usage {
-        cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
-        context_switches: after.context_switches.saturating_sub(before.context_switches),
-    };
     figures.pss_full_kib = pss(node)?;
 
     progress("node: exits");
@@ -264,15 +291,31 @@ fn is_of(pod: &PodState, container: &str, cri: &bulkhead_testkit::cri::Cri) -> b
     cri.containers().is_ok_and(|all| all.iter().any(|one| one.id == container && one.uid == pod.uid))
 }
 
-fn usage(node: &Node) -> Result<Usage> {
-    let mut sum = Usage::default();
-    for (name, pid) in node.pids() {
-        sum.cpu_ns += processes::cpu_nanoseconds(pid).with_context(|| name.clone())?;
-        sum.context_switches += processes::context_switches(pid).with_context(|| name.clone())?;
-    }
-    Ok(sum)
+/// What each process has used since its start.
+///
+/// # Errors
+/// One has ended.
+pub fn usage(node: &Node) -> Result<BTreeMap<String, Usage>> {
+    node.pids()
+        .into_iter()
+        .map(|(name, pid)| {
+            let used = Usage {
+                cpu_ns: processes::cpu_nanoseconds(pid).with_context(|| name.clone())?,
+                context_switches: processes::context_switches(pid).with_context(|| name.clone())?,
+            };
+            Ok((name, used))
+        })
+        .collect()
 }
 
-fn pss(node: &Node) -> Result<BTreeMap<String, u64>> {
+fn total(node: &Node) -> Result<Usage> {
+    Ok(usage(node)?.into_values().sum())
+}
+
+/// Proportional set size of each process in KiB.
+///
+/// # Errors
+/// One has ended.
+pub fn pss(node: &Node) -> Result<BTreeMap<String, u64>> {
     node.pids().into_iter().map(|(name, pid)| Ok((name, processes::pss_kib(pid)?))).collect()
 }

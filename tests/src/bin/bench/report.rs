@@ -1,13 +1,30 @@
-//! The figures as a table for people and as JSON for comparisons, with the budget beside each.
+//! The figures as tables for people and as JSON for comparisons, with the budget beside each.
 
+mod cluster;
+
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::measure::{Figures, Plan};
+use crate::measure::{Figures, Pair, Plan};
+
+pub use cluster::section as cluster;
+
+/// One table.
+#[derive(Debug)]
+pub struct Section {
+    title: &'static str,
+    rows: Vec<Row>,
+    /// What a reader has to know of how it was measured.
+    note: String,
+    /// The same for programs.
+    facts: Map<String, Value>,
+}
 
 /// One line: what, the floor's value, the node's, their ratio, what is allowed.
+#[derive(Debug)]
 struct Row {
     what: String,
     floor: Option<f64>,
@@ -66,14 +83,19 @@ fn median_of_ratios(floor: &[Duration], node: &[Duration]) -> f64 {
     quantile(&ratios, 0.5)
 }
 
+fn pair(what: &str, pair: &Pair, share: f64) -> Row {
+    Row::new(what, Some(quantile(&pair.floor, share)), quantile(&pair.node, share), "s")
+}
+
+/// In MiB.
+fn total(pss_kib: &BTreeMap<String, u64>) -> f64 {
+    pss_kib.values().sum::<u64>() as f64 / 1024.0
+}
+
 fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
     let pods = plan.pods;
     let half = |values: &[Duration]| quantile(values, 0.5);
     let last = |values: &[Duration]| quantile(values, 1.0);
-    let pair = |what: &str, pair: &crate::measure::Pair, share: f64| {
-        Row::new(what, Some(quantile(&pair.floor, share)), quantile(&pair.node, share), "s")
-    };
-    let total = |pss: &std::collections::BTreeMap<String, u64>| pss.values().sum::<u64>() as f64 / 1024.0;
     let seconds = figures.idle_seconds.max(1.0);
     let start_ratio = median_of_ratios(&figures.start_one.floor, &figures.start_one.node);
     let delete_ratio = median_of_ratios(&figures.delete_one.floor, &figures.delete_one.node);
@@ -117,62 +139,77 @@ fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
     rows
 }
 
-/// The table.
-pub fn table(plan: &Plan, figures: &Figures) -> String {
-    let rows = rows(plan, figures);
-    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
-    let mut text = format!("\n{:width$}  {:>9}  {:>9}  {:>7}  {:>8}\n", "what", "floor", "node", "ratio", "budget");
-    for row in &rows {
-        let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.3}") };
-        let floor = row.floor.map_or_else(|| "-".to_owned(), number);
-        let ratio = row.judged.or_else(|| row.ratio()).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        let budget = row.budget.map_or_else(|| "-".to_owned(), |budget| format!("<= {budget}"));
-        let verdict = match row.within() {
-            Some(true) => "ok",
-            Some(false) => "OVER",
-            None => "",
-        };
-        let _ = writeln!(
-            text,
-            "{:width$}  {floor:>9}  {:>9}  {ratio:>7}  {budget:>8}  {:<11} {verdict}",
-            row.what,
-            number(row.node),
-            row.unit
-        );
-    }
-    let _ = writeln!(
-        text,
-        "\n{} pairs; floor of many: {} in flight; idle over {:.0} s. floor = the same CRI calls with no agent, same run.",
-        figures.start_one.floor.len(),
-        figures.floor_in_flight,
-        figures.idle_seconds
+/// The node on its own.
+pub fn standalone(plan: &Plan, figures: &Figures) -> Section {
+    let pairs = figures.start_one.floor.len();
+    let note = format!(
+        "{pairs} pairs; floor of many: {} in flight; idle over {:.0} s. floor = the same CRI calls with no agent, same run.",
+        figures.floor_in_flight, figures.idle_seconds
     );
-    text
+    let facts = [
+        ("pairs", json!(pairs)),
+        ("pods", json!(plan.pods)),
+        ("floor_in_flight", json!(figures.floor_in_flight)),
+        ("idle_seconds", json!(figures.idle_seconds)),
+    ];
+    let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    Section { title: "standalone", rows: rows(plan, figures), note, facts }
 }
 
-/// The same as JSON.
-pub fn json(plan: &Plan, figures: &Figures) -> Value {
-    let rows: Vec<Value> = rows(plan, figures)
-        .iter()
-        .map(|row| {
-            json!({
-                "what": row.what.trim(),
-                "floor": row.floor,
-                "node": row.node,
-                "unit": row.unit,
-                "ratio": row.judged.or_else(|| row.ratio()),
-                "budget": row.budget,
-                "within": row.within(),
+impl Section {
+    /// For people.
+    pub fn table(&self) -> String {
+        let width = self.rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
+        let title = self.title;
+        let mut text = format!("\n{title:width$}  {:>9}  {:>9}  {:>7}  {:>8}\n", "floor", "node", "ratio", "budget");
+        for row in &self.rows {
+            let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.3}") };
+            let floor = row.floor.map_or_else(|| "-".to_owned(), number);
+            let ratio = row.judged.or_else(|| row.ratio()).map_or_else(|| "-".to_owned(), |it| format!("{it:.2}"));
+            let budget = row.budget.map_or_else(|| "-".to_owned(), |budget| format!("<= {budget}"));
+            let verdict = match row.within() {
+                Some(true) => "ok",
+                Some(false) => "OVER",
+                None => "",
+            };
+            let _ = writeln!(
+                text,
+                "{:width$}  {floor:>9}  {:>9}  {ratio:>7}  {budget:>8}  {:<11} {verdict}",
+                row.what,
+                number(row.node),
+                row.unit
+            );
+        }
+        let _ = writeln!(text, "\n{}", self.note);
+        text
+    }
+
+    /// For programs.
+    fn json(&self) -> Value {
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "what": row.what.trim(),
+                    "floor": row.floor,
+                    "node": row.node,
+                    "unit": row.unit,
+                    "ratio": row.judged.or_else(|| row.ratio()),
+                    "budget": row.budget,
+                    "within": row.within(),
+                })
             })
-        })
-        .collect();
-    json!({
-        "pairs": figures.start_one.floor.len(),
-        "pods": plan.pods,
-        "floor_in_flight": figures.floor_in_flight,
-        "idle_seconds": figures.idle_seconds,
-        "rows": rows,
-    })
+            .collect();
+        let mut facts = self.facts.clone();
+        facts.insert("rows".to_owned(), rows.into());
+        facts.into()
+    }
+}
+
+/// All sections, by their titles.
+pub fn json(sections: &[Section]) -> Value {
+    sections.iter().map(|section| (section.title.to_owned(), section.json())).collect()
 }
 
 #[cfg(test)]
