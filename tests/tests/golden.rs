@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
-use bulkhead_testkit::{Cluster, Lab, Node};
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, eventually};
 use bulkhead_tests::golden::normal::Names;
 use bulkhead_tests::golden::{Call, Difference, Proxy, Recording, compare, normal, recording};
 use bulkhead_tests::lab;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 /// Namespaces of the recorded pods.
 const NAMESPACES: [&str; 2] = ["golden", "golden3"];
+const CHOSEN: &str = "BULKHEAD_GOLDEN";
 const NODE: &str = "node-a";
 /// Pods at once, as when they were recorded.
 const IN_FLIGHT: usize = 4;
@@ -92,6 +93,11 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
     let history = cluster.history("pods", namespace, name)?;
     let (ours, theirs) = (names(world, &uid, &history), recorded_names(recording));
     let mut differences = compare::statuses(name, &expected, &statuses(&history, &ours));
+    if std::env::var_os(CHOSEN).is_some() {
+        for status in statuses(&history, &ours) {
+            eprintln!("{name}: {status}");
+        }
+    }
     let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
     differences.extend(compare::calls(name, &recording.calls, &theirs, &calls, &ours));
     differences.extend(compare::events(name, &recording.events, &theirs, &events(cluster, namespace, &uid)?, &ours));
@@ -116,6 +122,53 @@ fn reach(world: &World, recording: &Recording, uid: &str, goal: &Value) -> Resul
         }
     }
     Ok(Some(last))
+}
+
+/// The static pod: what its mirror shows, and what is asked for it.
+fn live_static(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
+    let mirror = recording.mirror.as_ref().context("no mirror")?;
+    let full = mirror["metadata"]["name"].as_str().context("no name")?;
+    let namespace = mirror["metadata"]["namespace"].as_str().context("no namespace")?;
+    let name = full.strip_suffix(&format!("-{NODE}")).context("a name without the node's")?;
+    let metadata = json!({"name": name, "namespace": namespace, "labels": mirror["metadata"]["labels"]});
+    let mut spec = mirror["spec"].clone();
+    // The node adds it to every static pod.
+    spec.as_object_mut().context("no spec")?.remove("tolerations");
+    let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
+    let file = format!("{name}.json");
+    world.node.write_raw(&file, manifest.to_string().as_bytes())?;
+    let is_ready = |pod: &Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    let ours = world.cluster.wait_for("pods", namespace, full, "is ready", is_ready)?;
+    let uid = ours["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str().context("no hash")?.to_owned();
+    std::fs::remove_file(world.node.manifests().join(&file))?;
+    world.cluster.wait_gone("pods", namespace, full)?;
+    let (our_names, their_names) = (names(world, &uid, std::slice::from_ref(&ours)), recorded_names(recording));
+    let expected: Vec<Value> = recording.statuses.iter().map(|status| their_names.value(status)).collect();
+    let status = our_names.value(&normal::status(&ours["status"], false));
+    let mut differences = compare::statuses(&recording.name, &expected, &[status]);
+    let stopped = |_: &World| {
+        let calls = world.proxy.calls();
+        let of_pod: Vec<Call> = calls.into_iter().filter(|call| call.pod_uid == uid).collect();
+        ensure!(of_pod.iter().any(|call| call.method == "StopPodSandbox"), "its sandbox is not stopped yet");
+        Ok(of_pod)
+    };
+    let calls = eventually("the static pod has ended", LONG, || stopped(world))?;
+    differences.extend(compare::calls(&recording.name, &recording.calls, &their_names, &calls, &our_names));
+    let all = eventually("the events have come", LONG, || {
+        let events = events(&world.cluster, namespace, &uid)?;
+        ensure!(events.len() >= recording.events.len(), "{} of {}", events.len(), recording.events.len());
+        Ok(events)
+    })?;
+    differences.extend(compare::events(&recording.name, &recording.events, &their_names, &all, &our_names));
+    let same = |key: &str| ours["metadata"][key] == mirror["metadata"][key];
+    ensure!(same("labels"), "labels of the mirror: {}", ours["metadata"]["labels"]);
+    for key in mirror["metadata"]["annotations"].as_object().context("no annotations")?.keys() {
+        ensure!(ours["metadata"]["annotations"].get(key).is_some(), "the mirror has no annotation {key}");
+    }
+    Ok(differences)
 }
 
 /// Distinct statuses without what differs from run to run.
@@ -174,11 +227,11 @@ fn recorded_names(recording: &Recording) -> Names {
     Names::new(&pairs)
 }
 
-/// `BULKHEAD_GOLDEN=basic,env` compares those alone.
+/// `BULKHEAD_GOLDEN=basic,env` compares those alone and shows their statuses.
 fn chosen() -> Result<Vec<Recording>> {
-    let only = std::env::var("BULKHEAD_GOLDEN").unwrap_or_default();
+    let only = std::env::var(CHOSEN).unwrap_or_default();
     let mut all = recording::all()?;
-    all.retain(|one| one.pod.is_some() && (only.is_empty() || only.split(',').any(|name| name == one.name)));
+    all.retain(|one| only.is_empty() || only.split(',').any(|name| name == one.name));
     ensure!(!all.is_empty(), "no recording is named {only:?}");
     Ok(all)
 }
@@ -195,7 +248,8 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
             scope.spawn(|| {
                 loop {
                     let Some(recording) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
-                    match live(&world, recording) {
+                    let life = if recording.pod.is_some() { live } else { live_static };
+                    match life(&world, recording) {
                         Ok(differences) => found.lock().map(|mut all| all.extend(differences)).unwrap_or_default(),
                         Err(error) => {
                             let text = format!("{}: {error:#}", recording.name);

@@ -150,7 +150,8 @@ pub fn statuses(pod: &str, recorded: &[Value], ours: &[Value]) -> Vec<Difference
     }
     let deleting = |status: &Value| status["deleting"] == true;
     let milestones = [recorded.iter().rfind(|one| !deleting(one)), recorded.last()];
-    for milestone in milestones.into_iter().flatten().filter(|one| !ours.contains(one)) {
+    let there = |one: &Value| ours.iter().any(|status| status == one || (!deleting(one) && as_far_as(one, status)));
+    for milestone in milestones.into_iter().flatten().filter(|one| !there(one)) {
         let last = ours.iter().rfind(|one| deleting(one) == deleting(milestone));
         let last = last.map_or_else(|| "never".to_owned(), Value::to_string);
         differences.push(difference(pod, "status/missing", &milestone.to_string(), &last));

@@ -190,13 +190,18 @@ impl One {
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
         // of a look in any case would be to try again at once, for ever.
-        if report.did_something && report.failed.is_none() {
+        let changed = report.did_something && report.failed.is_none();
+        if changed {
             self.node.pleg.request(&self.uid);
         }
         if self.cancel.is_cancelled() {
             return Err(Stop::Cancelled);
         }
-        view::refresh(&self.node, &self.uid, pod, Stage::Alive);
+        // What was changed shows with that look. The picture from before it would tell of a container that it has ended,
+        // when the pause after that end is over and the next one runs already.
+        if !changed {
+            view::refresh(&self.node, &self.uid, pod, Stage::Alive);
+        }
         if report.failed == Some(Retry::Failed { back_off: None }) {
             // Perhaps something that was prepared is not there any more.
             self.node.drop_prepared(&self.uid);
