@@ -1,6 +1,8 @@
 //! What syncd reads of an API server, and what that costs there: pods through interruptions, 400 configMaps with each
 //! strategy, tokens.
 
+#![allow(clippy::unwrap_used)]
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
