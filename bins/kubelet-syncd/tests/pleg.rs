@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_testkit::{Lab, image};
 use bulkhead_types::PodUid;
-use kubelet_syncd::images::{ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
+use kubelet_syncd::images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
 use kubelet_syncd::pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
 use kubelet_syncd::runtime::events::EventType;
 use kubelet_syncd::runtime::model::RunState;
@@ -272,6 +272,15 @@ async fn without_events_it_relists() {
     task.abort();
 }
 
+/// No credentials for any image.
+struct Nobody;
+
+impl Credentials for Nobody {
+    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+        Vec::new()
+    }
+}
+
 #[tokio::test]
 async fn images_by_policy() {
     let lab = Lab::start().unwrap();
@@ -282,23 +291,18 @@ async fn images_by_policy() {
     let events = |kind: EventType, reason: &'static str, message: &str| {
         said.lock().unwrap().push(format!("{kind:?} {reason} {message}"));
     };
-    let request = |image, policy| ImageRequest {
-        pod_uid: &uid,
-        image,
-        policy,
-        annotations: &annotations,
-        sandbox_config: None,
-        credentials: &[],
-    };
-    let there = manager.ensure_image_exists(request(image::BUSYBOX, PullPolicy::IfNotPresent), &events).await.unwrap();
+    let request =
+        |image, policy| ImageRequest { pod_uid: &uid, image, policy, annotations: &annotations, sandbox_config: None };
+    let there =
+        manager.ensure_image_exists(request(image::BUSYBOX, PullPolicy::IfNotPresent), &Nobody, &events).await.unwrap();
     assert!(there.id.starts_with("sha256:"), "{there:?}");
-    let never = manager.ensure_image_exists(request("none.invalid/x:1", PullPolicy::Never), &events).await;
+    let never = manager.ensure_image_exists(request("none.invalid/x:1", PullPolicy::Never), &Nobody, &events).await;
     assert_eq!(never.unwrap_err().reason, ImageErrorReason::ErrImageNeverPull);
     let nowhere = request("127.0.0.1:1/none:1", PullPolicy::IfNotPresent);
-    let failed = manager.ensure_image_exists(nowhere, &events).await.unwrap_err();
+    let failed = manager.ensure_image_exists(nowhere, &Nobody, &events).await.unwrap_err();
     assert_eq!(failed.reason, ImageErrorReason::ErrImagePull);
     assert!(failed.message.starts_with("failed to pull and unpack image \"127.0.0.1:1/none:1\":"), "{failed:?}");
-    let waiting = manager.ensure_image_exists(nowhere, &events).await.unwrap_err();
+    let waiting = manager.ensure_image_exists(nowhere, &Nobody, &events).await.unwrap_err();
     assert_eq!(waiting.reason, ImageErrorReason::ImagePullBackOff);
     let reasons: Vec<String> = said.lock().unwrap().iter().map(|s| s.split(' ').nth(1).unwrap().to_owned()).collect();
     assert_eq!(reasons, ["Pulled", "ErrImageNeverPull", "Pulling", "Failed", "BackOff"]);

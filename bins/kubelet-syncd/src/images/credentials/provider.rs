@@ -88,13 +88,16 @@ struct Login {
     password: String,
 }
 
+/// Answers that are still good: until when, and what they were.
+type Remembered = HashMap<String, (Instant, Arc<[Entry]>)>;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Provider {
     pub config: CredentialProvider,
     patterns: Vec<Pattern>,
     program: PathBuf,
-    cache: Mutex<HashMap<String, (Instant, Arc<[Entry]>)>>,
+    cache: Mutex<Remembered>,
     /// One question at a time: who asks the same meanwhile finds the answer in the cache.
     asking: tokio::sync::Mutex<()>,
 }
