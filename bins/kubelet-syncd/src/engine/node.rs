@@ -77,6 +77,8 @@ pub struct NodeContext {
 #[derive(Debug, Default)]
 struct Shared {
     statuses: HashMap<PodUid, PodStatus>,
+    /// When the pod's newest sandbox stood, by its own worker's word.
+    sandboxes: HashMap<PodUid, Instant>,
     prepared: HashMap<PodUid, Prepared>,
     /// Pods that wait for their volumes.
     mounting: HashMap<PodUid, MountBackOff>,
@@ -160,6 +162,17 @@ impl NodeContext {
         self.shared().statuses.insert(uid.clone(), status);
     }
 
+    /// The pod's sandbox stands from now on.
+    pub fn sandbox_made(&self, uid: &PodUid) {
+        self.shared().sandboxes.insert(uid.clone(), Instant::now());
+    }
+
+    /// Whether the runtime's picture of the pod may be from before its sandbox stood.
+    pub fn knows_of_newer_sandbox(&self, uid: &PodUid) -> bool {
+        let made = self.shared().sandboxes.get(uid).copied();
+        made.is_some_and(|made| !self.cache.is_since(uid, made))
+    }
+
     /// Why the pod is being ended from outside, if it is.
     pub fn verdict(&self, uid: &PodUid) -> Option<pod_status::Verdict> {
         self.shared().verdicts.get(uid).cloned()
@@ -222,6 +235,7 @@ impl NodeContext {
     pub fn forget(&self, uid: &PodUid) {
         let mut shared = self.shared();
         shared.statuses.remove(uid);
+        shared.sandboxes.remove(uid);
         shared.prepared.remove(uid);
         shared.mounting.remove(uid);
         shared.first_seen.remove(uid);

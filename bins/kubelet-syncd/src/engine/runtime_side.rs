@@ -30,6 +30,7 @@ use crate::runtime::restart::restart_all_wanted;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::start_limit::StartLimiter;
+use crate::status::conditions;
 use crate::status::pod_status::{self, StatusInput};
 use crate::status::reason_cache::ReasonCache;
 use crate::status::terminate::terminate;
@@ -201,6 +202,10 @@ impl RuntimeSide {
             now: jiff::Timestamp::now(),
         };
         let mut status = pod_status::generate(&input);
+        // A look at the runtime that began before the sandbox stood does not take back that it does.
+        if let Some(last) = last.as_ref().filter(|_| stage == Stage::Alive && node.knows_of_newer_sandbox(uid)) {
+            conditions::keep(&mut status, last, conditions::SANDBOX_READY);
+        }
         if let Some(last) = last.as_ref().or(pod.status.as_ref())
             && let Some(why) = transition::illegal(pod, last, &status)
         {

@@ -17,6 +17,7 @@ use crate::pod_workers::state::Known;
 use crate::runtime::model::{RunState, RuntimePod};
 use crate::runtime::podspec;
 use crate::runtime::resources::qos_class;
+use crate::status::conditions::SANDBOX_READY;
 use crate::status::containers::seconds;
 use crate::status::summary::{ContainerSummary, summarize};
 use crate::volumes::set_up::Outcomes;
@@ -91,9 +92,10 @@ pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus)
 
 /// The pod's sandbox stands: its containers can be started (upstream tells that before the first image is pulled).
 pub fn sandbox_ready(node: &NodeContext, uid: &PodUid) {
+    node.sandbox_made(uid);
     let Some(mut status) = node.status(uid) else { return };
     let conditions = status.conditions.iter_mut().flatten();
-    let waits = conditions.into_iter().find(|c| c.type_ == "PodReadyToStartContainers" && c.status != "True");
+    let waits = conditions.into_iter().find(|c| c.type_ == SANDBOX_READY && c.status != "True");
     let Some(condition) = waits else { return };
     condition.status = "True".to_owned();
     condition.last_transition_time = Some(Time(seconds(jiff::Timestamp::now())));

@@ -105,6 +105,11 @@ impl PodCache {
         self.inner().pods.get(uid).is_none_or(|entry| !entry.doubtful)
     }
 
+    /// Whether the state is known, and as it was at `moment` or later.
+    pub fn is_since(&self, uid: &PodUid, moment: Instant) -> bool {
+        self.inner().answer(uid, moment).is_some_and(|answer| answer.is_ok())
+    }
+
     /// The pod of a container or sandbox.
     pub fn owner(&self, id: &str) -> Option<PodUid> {
         self.inner().owners.get(id).cloned()
@@ -297,6 +302,11 @@ mod tests {
     async fn waits_for_an_inspection_that_began_late_enough() {
         let cache = Arc::new(PodCache::default());
         let (u, start) = (uid("u"), Instant::now());
+        assert!(!cache.is_since(&u, start), "never asked");
+        cache.set(&u, Ok(pod("s1")), start);
+        assert!(cache.is_since(&u, start) && !cache.is_since(&u, start + Duration::from_millis(1)));
+        cache.set(&u, Err(failure()), start + Duration::from_millis(1));
+        assert!(!cache.is_since(&u, start + Duration::from_millis(1)), "a failure tells nothing");
         cache.set(&u, Ok(pod("s1")), start);
         assert!(cache.get_newer_than(&u, start).await.is_ok());
         assert!(cache.take_wanted().is_empty());

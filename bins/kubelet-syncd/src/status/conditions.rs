@@ -22,6 +22,18 @@ pub const OWNED: [&str; 8] = [
     "PodResizePending",
 ];
 
+/// Whether containers can be started.
+pub const SANDBOX_READY: &str = "PodReadyToStartContainers";
+
+/// Puts the condition of that type as it was into the status, in the place of the computed one.
+pub fn keep(status: &mut PodStatus, last: &PodStatus, kind: &str) {
+    let before = last.conditions.iter().flatten().find(|c| c.type_ == kind);
+    let now = status.conditions.iter_mut().flatten().find(|c| c.type_ == kind);
+    if let (Some(before), Some(now)) = (before, now) {
+        now.clone_from(before);
+    }
+}
+
 /// One condition before times and generations are put in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Verdict {
@@ -67,7 +79,7 @@ pub(super) fn all(inputs: Inputs<'_>) -> Vec<PodCondition> {
     }
     let containers_ready = containers_ready(&inputs);
     let verdicts = [
-        Verdict::of("PodReadyToStartContainers", !sandbox_decision(inputs.pod, inputs.runtime).create),
+        Verdict::of(SANDBOX_READY, !sandbox_decision(inputs.pod, inputs.runtime).create),
         initialized(&inputs),
         ready(&inputs, &containers_ready, &conditions),
         containers_ready,
