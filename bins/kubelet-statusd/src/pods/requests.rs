@@ -67,7 +67,7 @@ pub enum Outcome {
     Done,
     /// 404.
     Missing,
-    /// 409: the uid is another's, the name is taken, or two wrote at once.
+    /// 409, or 422 for the uid: the uid is another's, the name is taken, or two wrote at once.
     Conflict,
     /// The server is there and wants to be asked again, perhaps not before some time.
     Later(Option<Duration>),
@@ -174,11 +174,19 @@ fn refusal(status: &kube::core::Status) -> Outcome {
     match status.code {
         404 => Outcome::Missing,
         409 => Outcome::Conflict,
+        // A PATCH has no precondition of its own (upstream `registry/rest/update.go`, DefaultUpdatedObjectInfo without an
+        // object): another pod's uid in it is a change of a field that never changes.
+        422 if is_other_uid(status) => Outcome::Conflict,
         // A proxy without anybody behind it.
         502..=504 if after.is_none() => Outcome::Silent,
         401 | 408 | 429 | 500.. => Outcome::Later(after),
         _ => Outcome::Refused,
     }
+}
+
+fn is_other_uid(status: &kube::core::Status) -> bool {
+    let causes = status.details.as_ref().map_or(&[][..], |details| &details.causes);
+    causes.iter().any(|cause| cause.field == "metadata.uid")
 }
 
 fn has_finalizers(text: &str) -> bool {
@@ -217,6 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn another_pods_uid_is_a_conflict_however_it_is_said() {
+        let invalid = |fields: &[&str]| {
+            let causes: Vec<Value> = fields
+                .iter()
+                .map(|field| json!({"reason": "FieldValueInvalid", "message": "field is immutable", "field": field}))
+                .collect();
+            let answer = json!({"status": "Failure", "reason": "Invalid", "code": 422, "details": {"causes": causes}});
+            let status: kube::core::Status = serde_json::from_value(answer).unwrap();
+            outcome(&Action::Patch { body: Vec::new(), minor: false }, &Err(kube::Error::Api(status.boxed())))
+        };
+        assert_eq!(invalid(&["metadata.uid"]), Outcome::Conflict);
+        assert_eq!(invalid(&["status.phase", "metadata.uid"]), Outcome::Conflict);
+        assert_eq!(invalid(&["status.podIP"]), Outcome::Refused);
+    }
+
+    #[test]
     fn answers_mean_what_they_say() {
         let failed = |code: u16, after: u32| {
             let answer = json!({"status": "Failure", "code": code, "details": {"retryAfterSeconds": after}});
@@ -230,6 +254,7 @@ mod tests {
         assert_eq!(failed(503, 0), Outcome::Silent);
         assert_eq!(failed(503, 2), Outcome::Later(Some(Duration::from_secs(2))));
         assert_eq!(failed(403, 0), Outcome::Refused);
+        assert_eq!(failed(422, 0), Outcome::Refused);
         let pod = r#"{"kind":"Pod","metadata":{"uid":"u","resourceVersion":"1"},"status":{}}"#;
         assert!(matches!(outcome(&Action::Look, &Ok(pod.into())), Outcome::Object(_)));
         assert_eq!(outcome(&Action::DeletePod, &Ok(pod.into())), Outcome::Done);
