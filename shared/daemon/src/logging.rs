@@ -29,7 +29,7 @@ pub fn start(format: LogFormat, verbosity: u32) {
     let filter = tracing_subscriber::filter::filter_fn(move |metadata| {
         let ours = metadata.target().starts_with("bulkhead_") || metadata.target().starts_with("kubelet");
         let limit = if ours || verbosity >= 8 { level } else { Level::WARN };
-        *metadata.level() <= limit
+        *metadata.level() <= limit && !quotes_answers(metadata.target())
     });
     use tracing_subscriber::layer::SubscriberExt as _;
     let layer = tracing_subscriber::fmt::layer()
@@ -39,6 +39,12 @@ pub fn start(format: LogFormat, verbosity: u32) {
     let subscriber = tracing_subscriber::registry().with(tracing_subscriber::Layer::with_filter(layer, filter));
     // A second start in one process (tests) keeps the first.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// The API client's library warns with the whole text of an answer that it cannot decode, which may be a Secret or a
+/// token. Its errors come back to us in any case, so none of its lines is written, at no verbosity.
+fn quotes_answers(target: &str) -> bool {
+    target.starts_with("kube_client")
 }
 
 /// `key="value"` pairs, separated by blanks, for spans.
@@ -201,5 +207,11 @@ mod tests {
     fn a_line_leads_to_its_file() {
         assert_eq!(place("bins/kubelet-syncd/src/pleg/evented.rs"), "kubelet-syncd/pleg/evented.rs");
         assert_eq!(place("shared/ipc/src/client.rs"), "ipc/client.rs");
+    }
+
+    #[test]
+    fn who_quotes_answers_is_not_heard() {
+        assert!(quotes_answers("kube_client::client") && quotes_answers("kube_client"));
+        assert!(!quotes_answers("kubelet_syncd::api::pods") && !quotes_answers("bulkhead_apiclient::watch"));
     }
 }

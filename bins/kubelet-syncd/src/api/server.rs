@@ -26,6 +26,11 @@ pub fn object_error(error: &kube::Error) -> ObjectError {
             ObjectError::Away(status.message.clone())
         }
         kube::Error::Api(status) => ObjectError::Refused(status.message.clone()),
+        // Without the decoder's words: they may quote a secret.
+        kube::Error::SerdeError(error) => {
+            let place = format!("line {}, column {}", error.line(), error.column());
+            ObjectError::Away(format!("the API server's answer cannot be decoded ({place})"))
+        }
         other => ObjectError::Away(chain(other)),
     }
 }
@@ -107,6 +112,14 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_decoded_is_not_quoted() {
+        let error = serde_json::from_str::<u8>("\"geheim\"").unwrap_err();
+        assert!(error.to_string().contains("geheim"));
+        let told = object_error(&kube::Error::SerdeError(error));
+        assert!(matches!(&told, ObjectError::Away(text) if !text.contains("geheim")), "{told}");
+    }
 
     #[test]
     fn answers() {

@@ -24,8 +24,9 @@ pub(super) enum Failure {
     /// Code 410, or a server that knows less than we do.
     #[error("the server does not know any more what came after our last state")]
     Expired,
-    #[error("an answer cannot be decoded: {0}")]
-    Undecodable(String),
+    /// Without the decoder's words: they may quote a secret.
+    #[error("an answer cannot be decoded (line {line}, column {column})")]
+    Undecodable { line: usize, column: usize },
     #[error("{0}")]
     Broken(String),
     /// By ourselves: there is a new connection to go on with.
@@ -41,7 +42,7 @@ pub(super) enum Failure {
 
 impl Failure {
     pub(super) fn undecodable(error: serde_json::Error) -> Self {
-        Failure::Undecodable(error.to_string())
+        Failure::Undecodable { line: error.line(), column: error.column() }
     }
 
     pub(super) fn of_status(status: &Status) -> Self {
@@ -54,7 +55,7 @@ impl Failure {
     /// What is known is not a place to go on from. Otherwise the watch is resumed where it was.
     pub(super) fn relist(&self) -> bool {
         match self {
-            Failure::Expired | Failure::Undecodable(_) | Failure::NoInitialEvents => true,
+            Failure::Expired | Failure::Undecodable { .. } | Failure::NoInitialEvents => true,
             // The version we go on from is not one for this server.
             Failure::Refused { code, .. } => matches!(code, 400 | 404 | 405 | 422),
             Failure::NoAnswer(_) | Failure::Broken(_) | Failure::GivenUp | Failure::Ended | Failure::Stalled { .. } => {
@@ -210,7 +211,7 @@ mod tests {
         let cases = [
             (Failure::NoAnswer(String::new()), false, false, false),
             (Failure::Broken(String::new()), false, false, false),
-            (Failure::Undecodable(String::new()), true, false, false),
+            (Failure::Undecodable { line: 1, column: 1 }, true, false, false),
             (Failure::Expired, true, true, false),
             (Failure::Ended, false, true, false),
             (Failure::GivenUp, false, true, false),
