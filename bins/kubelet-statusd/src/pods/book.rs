@@ -39,7 +39,7 @@ pub struct Book {
     gate: Gate,
     facts: Facts,
     orphans: Orphans,
-    /// Named since the stream began.
+    /// Of the pods, those that were named since the stream began.
     named: HashSet<String>,
     epoch: u64,
     jitter: Jitter,
@@ -106,6 +106,7 @@ impl Book {
     /// A pod is no more.
     pub fn removed(&mut self, uid: &str, now: Instant) {
         let Some(entry) = self.pods.remove(uid) else { return };
+        self.named.remove(uid);
         if let Some(due) = entry.due {
             self.due.remove(&(due, uid.to_owned()));
         }

@@ -333,6 +333,17 @@ fn a_server_that_stores_something_else_is_not_asked_for_ever() {
 }
 
 #[test]
+fn what_is_gone_leaves_nothing_behind() {
+    let mut desk = Desk::new();
+    for i in 0..100 {
+        let uid = format!("u{i}");
+        desk.tell(pod(&uid, "Running", object(&uid, 1, "Pending")));
+        desk.book.removed(&uid, desk.now);
+    }
+    assert!(desk.book.pods.is_empty() && desk.book.named.is_empty() && desk.book.due.is_empty());
+}
+
+#[test]
 fn a_pod_that_a_snapshot_does_not_name_is_forgotten() {
     let mut desk = Desk::new();
     desk.tell(pod("a", "Running", object("a", 5, "Running")));
