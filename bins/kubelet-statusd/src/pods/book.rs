@@ -346,13 +346,13 @@ fn settle_outcome(entry: &mut Entry, job: &Job, outcome: Outcome, now: Instant, 
             if let (Action::DeletePod, Some(api)) = (&job.action, entry.api()) {
                 entry.deleted = Some(Gone::of(&api));
             }
-            entry.is_gone();
+            entry.is_gone(now);
             Pause::None
         }
         // The namespace is not there (yet).
         Outcome::Missing if matches!(job.action, Action::Create { .. }) => Pause::AtLeast(Duration::ZERO),
         Outcome::Missing => {
-            entry.is_gone();
+            entry.is_gone(now);
             if looked { after_look } else { Pause::None }
         }
         Outcome::Conflict => {
@@ -398,8 +398,12 @@ fn chosen(entry: &Entry, api: Option<&ApiCopy>, decision: Decision) -> Option<Ac
     }
 }
 
-/// Until when a patch is to wait: for company, or because somebody else writes what we just wrote.
+/// Until when a request is to wait: for company, because somebody else writes what we just wrote, or because the watch
+/// still shows what we just deleted.
 fn held_back(entry: &mut Entry, action: &Action, api: Option<&ApiCopy>, now: Instant) -> Option<Instant> {
+    if matches!(action, Action::DeletePod) {
+        return Some(entry.gone_before(api?)? + RECONCILE).filter(|until| *until > now);
+    }
     let Action::Patch { minor, .. } = action else { return None };
     if let (Some((fingerprint, uid, at)), Some(api)) = (&entry.written, api)
         && *fingerprint == entry.desired.fingerprint()

@@ -278,6 +278,26 @@ fn the_end_and_the_deletion() {
 }
 
 #[test]
+fn the_version_between_the_deletion_and_the_end_is_no_reason_to_delete_again() {
+    let mut desk = Desk::new();
+    let deleting = |version| ApiObject { deleting: true, ..object("a", version, "Failed") };
+    let last = |api| PodState { may_delete: true, ..pod("a", "Failed", api) };
+    desk.tell(last(deleting(5)));
+    let delete = desk.job();
+    desk.end(&delete, Outcome::Done);
+    let ended = desk.now;
+    // With a grace period of 0.
+    desk.tell(last(deleting(6)));
+    assert_eq!(desk.book.next(ended + RECONCILE / 2, Timestamp::UNIX_EPOCH), None);
+    desk.tell(PodState { api: None, ..last(deleting(6)) });
+    desk.quiet();
+    // A server that was put back to an older state has it again, and keeps it.
+    desk.tell(last(deleting(9)));
+    assert_eq!(desk.job().action, Action::DeletePod);
+    assert!(desk.now - ended >= RECONCILE);
+}
+
+#[test]
 fn a_change_that_can_wait_goes_with_the_next() {
     let mut desk = Desk::new();
     let with = |sandbox: &str, phase: &str| {

@@ -36,6 +36,7 @@ pub struct Entry {
     seen_before_own: Option<String>,
     own_since: Option<Instant>,
     gone: Option<Gone>,
+    gone_since: Option<Instant>,
     /// The final DELETE was accepted for this version.
     pub deleted: Option<Gone>,
     pub in_flight: bool,
@@ -66,6 +67,7 @@ impl Entry {
             seen_before_own: None,
             own_since: None,
             gone: None,
+            gone_since: None,
             deleted: None,
             in_flight: false,
             not_before: None,
@@ -138,9 +140,16 @@ impl Entry {
     }
 
     /// The server has it no more.
-    pub fn is_gone(&mut self) {
+    pub fn is_gone(&mut self, now: Instant) {
         self.gone = self.api().as_ref().map(Gone::of).or(self.gone.take());
+        self.gone_since = Some(now);
         self.own = None;
+    }
+
+    /// When the server said that this object is gone, if a newer version of it was seen all the same: a DELETE passes
+    /// through a version of its own, with a grace period of 0, and a watch shows that late.
+    pub fn gone_before(&self, api: &ApiCopy) -> Option<Instant> {
+        self.gone.as_ref().filter(|gone| gone.uid == api.uid).and(self.gone_since)
     }
 
     /// Whether the server has anything.

@@ -100,15 +100,16 @@ fn pod(name: &str) -> Value {
     pod
 }
 
-/// Which of the node's processes a record is from: the user agent begins with its name.
+/// Which of the node's processes a record is from: the user agent ends with its name.
 fn process(record: &Record) -> String {
-    record.agent.split(['/', ' ']).next().unwrap_or_default().to_owned()
+    record.agent.rsplit(' ').next().unwrap_or_default().to_owned()
 }
 
 fn count<'a>(records: impl IntoIterator<Item = &'a Record>) -> Requests {
     let mut requests = Requests::new();
     for record in records {
-        *requests.entry((process(record), record.what())).or_default() += 1;
+        let refused = if record.status >= 300 { format!(", answered {}", record.status) } else { String::new() };
+        *requests.entry((process(record), record.what() + &refused)).or_default() += 1;
     }
     requests
 }
