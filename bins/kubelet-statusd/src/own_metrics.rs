@@ -43,7 +43,7 @@ impl OwnMetrics {
             ],
         )?;
         let minor = bulkhead_config::version::MINOR.to_string();
-        let platform = format!("linux/{}", architecture());
+        let platform = format!("linux/{}", bulkhead_types::go_arch());
         build.with_label_values(&["1", &minor, version, "", "", "", "", "rustc", &platform]).set(1.0);
         registry.register(Box::new(build))?;
 
@@ -79,16 +79,5 @@ impl OwnMetrics {
         registry.register(Box::new(metrics.request_seconds.clone()))?;
         registry.register(Box::new(metrics.inflight.clone()))?;
         Ok(metrics)
-    }
-}
-
-/// The architecture as Go names it.
-pub(crate) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        "powerpc64" => "ppc64le",
-        other => other,
     }
 }

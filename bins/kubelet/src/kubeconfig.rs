@@ -6,8 +6,7 @@ use std::path::Path;
 
 use bulkhead_config::kubeconfig::{Kubeconfig, MAX_BYTES};
 use bulkhead_sys::open::{self, Wanted};
-
-use crate::start::chain;
+use bulkhead_types::chain;
 
 /// False also when there is no kubeconfig yet, or none that can be used: then nothing is started, and the two processes
 /// that read it say what is wrong with it.

@@ -3,7 +3,6 @@
 //! Everything that can be refused is refused first: command line, configuration, machine, names. Only then comes the
 //! first act that leaves a trace (lock file, claims), and last the daemons.
 
-use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
 use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, Users, path_text, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
+use bulkhead_types::chain;
 
 use crate::launch::{self, ClaimError, Instance, LaunchError};
 use crate::lock_file::{self, LockError};
@@ -140,17 +140,6 @@ fn check_watchdog(interval_us: Option<String>) -> Result<(), StartError> {
         Ok(interval) if interval > Duration::from_secs(1) => Ok(()),
         _ => Err(StartError::Watchdog(text)),
     }
-}
-
-/// An error with its causes.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A number in 0..1, good enough to spread retries.
+/// A number in `0.0..1.0`, good enough to spread what would come at the same time.
 pub fn random_fraction() -> f64 {
     let mut bytes = [0; 4];
     // Without random numbers retries come in step, which is no reason to fail.

@@ -37,12 +37,13 @@ use bulkhead_config::NodeConfig;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 
+pub use backoff::random_fraction;
 pub use lane::Lane;
 pub use reachability::Reachability;
 pub use service::CallError;
 pub use source::{CredentialFile, CredentialSource, MemorySource};
 
-use service::{LaneService, chain};
+use service::LaneService;
 use session::Shared;
 use source::BrokerSource;
 

@@ -340,7 +340,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_broken_says_what() {
-        let text = |error: MaterialError| crate::chain(&error);
+        let text = |error: MaterialError| bulkhead_types::chain(&error);
         let cases = [
             (
                 "{client-certificate: c, client-key: k}",

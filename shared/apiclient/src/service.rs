@@ -1,10 +1,10 @@
 //! One request from its caller to the server and back: credentials as they are now, its turn, its deadline, its retries.
 
-use std::error::Error as StdError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bulkhead_types::chain;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -189,21 +189,6 @@ impl Service<Request<Body>> for LaneService {
 /// Whether a query asks for a watch.
 fn is_watch(query: &str) -> bool {
     query.split('&').any(|pair| matches!(pair, "watch" | "watch=1" | "watch=true"))
-}
-
-/// An error with its causes, each once: layers repeat each other.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.ends_with(&inner_text) {
-            text.push_str(": ");
-            text.push_str(&inner_text);
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_types::{chain, go_arch};
 use futures_util::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri};
 use tokio::sync::{Notify, watch};
@@ -18,7 +19,6 @@ use crate::backoff::{Backoff, random_fraction};
 use crate::material::{Loader, Material, MaterialError};
 use crate::metrics::Metrics;
 use crate::reachability::Notes;
-use crate::service::chain;
 use crate::source::CredentialSource;
 use crate::transport::Connections;
 
@@ -133,16 +133,8 @@ impl Shared {
 
 /// Begins as upstream's does, so that managedFields and audit filters find the name `kubelet`; the process stands behind.
 fn user_agent(process: &str, version: &str) -> HeaderValue {
-    let machine = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
-    let text = format!(
-        "kubelet/{version} ({}/{machine}) kubernetes/{} {process}",
-        std::env::consts::OS,
-        env!("CARGO_PKG_VERSION")
-    );
+    let (system, machine) = (std::env::consts::OS, go_arch());
+    let text = format!("kubelet/{version} ({system}/{machine}) kubernetes/{} {process}", env!("CARGO_PKG_VERSION"));
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("kubelet"))
 }
 

@@ -13,6 +13,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_types::chain;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use http::{Request, Response, StatusCode};
@@ -265,7 +266,7 @@ where
         loop {
             let query = self.query().page(&token);
             let body = self.get(&query).await?.into_body();
-            let bytes = body.collect().await.map_err(|error| Failure::Broken(crate::chain(&error)))?.to_bytes();
+            let bytes = body.collect().await.map_err(|error| Failure::Broken(chain(&error)))?.to_bytes();
             let mut page: ObjectList<K> = serde_json::from_slice(&bytes).map_err(Failure::undecodable)?;
             drop(bytes);
             page.items.iter_mut().for_each(|object| self.compact(object));
@@ -321,8 +322,8 @@ where
         let response = self.client.client(self.lane).send(request).await.map_err(|error| {
             Failure::NoAnswer(match error {
                 // Our own error, without the client's words around it.
-                kube::Error::Service(error) => crate::chain(&*error),
-                error => crate::chain(&error),
+                kube::Error::Service(error) => chain(&*error),
+                error => chain(&error),
             })
         })?;
         if response.status().is_success() {

@@ -182,13 +182,7 @@ impl Visit for Fields {
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
         // The whole chain: each error says what it was doing, the cause says why.
-        let mut text = value.to_string();
-        let mut source = value.source();
-        while let Some(cause) = source {
-            let _ = write!(text, ": {cause}");
-            source = cause.source();
-        }
-        self.add(field.name(), &text);
+        self.add(field.name(), &bulkhead_types::chain(value));
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {

@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use bulkhead_types::go_arch;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -48,7 +49,7 @@ pub fn write_archive(path: &Path) -> Result<()> {
     let mut manifests = Vec::new();
     for (name, command) in IMAGES {
         let config = json!({
-            "architecture": architecture(),
+            "architecture": go_arch(),
             "os": "linux",
             "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": command},
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer_digest}")]},
@@ -78,7 +79,7 @@ pub fn write_archive(path: &Path) -> Result<()> {
             "digest": format!("sha256:{manifest_digest}"),
             "size": manifest.len(),
             "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
-            "platform": {"architecture": architecture(), "os": "linux"},
+            "platform": {"architecture": go_arch(), "os": "linux"},
         }));
     }
     let index = json!({
@@ -88,14 +89,6 @@ pub fn write_archive(path: &Path) -> Result<()> {
     });
     archive.file("index.json", 0o644, index.to_string().as_bytes())?;
     archive.finish()
-}
-
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }
 
 fn layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {

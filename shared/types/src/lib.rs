@@ -5,6 +5,8 @@
 
 pub mod cpu;
 mod epoch;
+mod error_text;
+mod go_arch;
 mod go_duration;
 pub mod hash;
 mod ids;
@@ -12,6 +14,8 @@ mod paths;
 mod quantity;
 
 pub use epoch::{Epoch, Generation};
+pub use error_text::chain;
+pub use go_arch::go_arch;
 pub use go_duration::{GoDuration, GoDurationError};
 pub use ids::{ContainerId, ContainerName, IdError, Namespace, NodeName, PodName, PodUid, SandboxId, VolumeName};
 pub use ids::{is_dns1123_label, is_dns1123_subdomain};

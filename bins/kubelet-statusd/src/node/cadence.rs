@@ -37,15 +37,6 @@ pub fn jittered(base: Duration, factor: f64, random: f64) -> Duration {
     base.mul_f64(1.0 + factor * random.clamp(0.0, 1.0))
 }
 
-/// Uniform in 0..1. Without randomness every node would still work, only in step with others.
-pub fn random() -> f64 {
-    let mut bytes = [0; 4];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX),
-        Err(_) => 0.5,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

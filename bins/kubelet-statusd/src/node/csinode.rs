@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
+use bulkhead_apiclient::random_fraction;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::cadence::{jittered, random};
+use super::cadence::jittered;
 use super::lease::owner;
 use super::metrics::Metrics;
 use super::server::{RequestError, Server};
@@ -91,7 +92,7 @@ pub async fn run(server: Server, metrics: Metrics, node_uid: String, progress: w
                 progress.send_replace(Progress::Failed(error.to_string()));
             }
         }
-        tokio::time::sleep(jittered(retry, 0.1, random())).await;
+        tokio::time::sleep(jittered(retry, 0.1, random_fraction())).await;
         retry = (retry * 3).min(RETRY.1);
     }
 }

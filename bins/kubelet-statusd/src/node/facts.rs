@@ -57,7 +57,7 @@ impl Facts {
                 .find_map(read)
                 .map(|text| os_image(&text))
                 .unwrap_or_default(),
-            architecture: crate::own_metrics::architecture(),
+            architecture: bulkhead_types::go_arch(),
             cgroup_v1,
             no_cpu_quota: cgroup_v1 && cpu.exists() && !cpu.join("cpu.cfs_quota_us").exists(),
         }

@@ -5,13 +5,14 @@
 
 use std::time::Duration;
 
+use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use tokio::sync::watch;
 
-use super::cadence::{jittered, random};
+use super::cadence::jittered;
 use super::metrics::Metrics;
 use super::reporter::Clock;
 use super::server::{RequestError, Server};
@@ -84,7 +85,7 @@ impl Leaser {
         let interval = Duration::from_millis(u64::try_from(self.seconds).unwrap_or(40).max(1) * 250);
         loop {
             let waits_for_node = self.renew().await;
-            let pause = tokio::time::sleep(jittered(interval, JITTER, random()));
+            let pause = tokio::time::sleep(jittered(interval, JITTER, random_fraction()));
             if waits_for_node {
                 // Upstream comes back a period later; the Node mostly stands much sooner.
                 tokio::select! {
@@ -126,7 +127,7 @@ impl Leaser {
                 Ok(Ensured::NoNode) => return true,
                 Err(error) => {
                     tracing::warn!(%error, ?retry, "the lease could not be made sure of");
-                    tokio::time::sleep(jittered(retry, 0.5, random())).await;
+                    tokio::time::sleep(jittered(retry, 0.5, random_fraction())).await;
                     retry = (retry * 2).min(RETRY.1);
                 }
             }

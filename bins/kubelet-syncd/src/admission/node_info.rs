@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bulkhead_types::Quantity;
+use bulkhead_types::{Quantity, go_arch};
 use k8s_openapi::api::core::v1::{Node, Taint};
 
 use crate::runtime::resources::{Amounts, amounts};
@@ -24,16 +24,6 @@ pub struct NodeInfo {
     pub supplemental_groups_policy: Option<bool>,
 }
 
-/// `kubernetes.io/arch` of this build, in Go's words.
-pub fn arch() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "powerpc64" => "ppc64le",
-        other => other,
-    }
-}
-
 impl NodeInfo {
     /// `node`: as last seen; None before it is registered, then what it will have is made up from the command line.
     /// `own`: amounts that this process knows; they win over what the object says, which may be from before a restart.
@@ -47,7 +37,7 @@ impl NodeInfo {
         let mut labels = node.and_then(|n| n.metadata.labels.clone()).unwrap_or_else(|| flag_labels.clone());
         // Whatever the object says, this is what it is (upstream rejectPodAdmissionBasedOnOSSelector).
         labels.insert(OS_LABEL.to_owned(), OS.to_owned());
-        for (key, value) in [("kubernetes.io/arch", arch()), ("kubernetes.io/hostname", hostname)] {
+        for (key, value) in [("kubernetes.io/arch", go_arch()), ("kubernetes.io/hostname", hostname)] {
             labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
         }
         let status = node.and_then(|n| n.status.as_ref());

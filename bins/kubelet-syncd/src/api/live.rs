@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_config::NodeConfig;
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, go_arch};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{
@@ -119,11 +119,7 @@ pub fn initial_node(
     capacity: &BTreeMap<String, String>,
     allocatable: &BTreeMap<String, String>,
 ) -> Node {
-    let arch = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
+    let arch = go_arch();
     let mut labels: BTreeMap<String, String> = [
         ("kubernetes.io/hostname", config.hostname.as_str()),
         ("kubernetes.io/os", "linux"),

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
 use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_types::chain;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use k8s_openapi::NamespaceResourceScope;
@@ -33,19 +34,6 @@ pub fn object_error(error: &kube::Error) -> ObjectError {
         }
         other => ObjectError::Away(chain(other)),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let next = inner.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 /// A configMap or a secret.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Lane, random_fraction};
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
@@ -180,11 +180,7 @@ fn with_text(error: ObjectError, text: impl Fn(String) -> String) -> ObjectError
 
 /// Whole seconds below [`JITTER_SECONDS`].
 fn jitter() -> SignedDuration {
-    let mut bytes = [0; 4];
-    // Without random numbers the spread is lost, nothing else.
-    let _ = getrandom::fill(&mut bytes);
-    let part = f64::from(u32::from_le_bytes(bytes)) / (f64::from(u32::MAX) + 1.0);
-    SignedDuration::from_secs((part * JITTER_SECONDS) as i64)
+    SignedDuration::from_secs((random_fraction() * JITTER_SECONDS) as i64)
 }
 
 async fn drop_expired(tokens: Weak<Tokens>) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bulkhead_apiclient::random_fraction;
 use bulkhead_ipc::client::PeerState;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -333,7 +334,7 @@ impl Engine {
                 }
                 Action::Requeue { uid, retry } => {
                     let frequency = self.node.sync_frequency;
-                    let at = now + requeue::delay(retry, frequency, random());
+                    let at = now + requeue::delay(retry, frequency, random_fraction());
                     self.queue.set(&uid, self.deadline(&uid, now).map_or(at, |deadline| at.min(deadline)));
                 }
                 Action::Finished { uid } => {
@@ -592,12 +593,4 @@ async fn next_change(changes: &mut Option<broadcast::Receiver<PodUid>>) -> Resul
         Some(changes) => changes.recv().await,
         None => std::future::pending().await,
     }
-}
-
-/// Uniform in `0.0..1.0`.
-fn random() -> f64 {
-    let mut bytes = [0; 4];
-    // Without random numbers the spread is lost, nothing else.
-    let _ = getrandom::fill(&mut bytes);
-    f64::from(u32::from_le_bytes(bytes)) / (f64::from(u32::MAX) + 1.0)
 }

@@ -12,7 +12,7 @@ mod tests;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bulkhead_types::NodeName;
+use bulkhead_types::{NodeName, chain};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::decode::{self, DecodeError};
@@ -169,7 +169,7 @@ impl Source {
     }
 
     fn standing_error(&self, error: Option<PollError>) -> Vec<String> {
-        let text = error.map(|e| super::error_chain(&e)).or_else(|| self.refused.clone());
+        let text = error.map(|e| chain(&e)).or_else(|| self.refused.clone());
         text.into_iter().map(|t| t.chars().take(1000).collect()).collect()
     }
 }
@@ -190,7 +190,7 @@ impl FailureLog {
                 self.failures = 0;
             }
             Err(error) => {
-                let error = super::error_chain(error);
+                let error = chain(error);
                 match self.failures {
                     0..=2 => tracing::warn!(%error, "Failed to read pods from URL"),
                     3 => tracing::warn!(

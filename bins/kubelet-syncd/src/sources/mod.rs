@@ -259,18 +259,3 @@ fn static_names(merge: &Merge) -> Arc<[StaticName]> {
     let all = of(SourceKind::File).chain(of(SourceKind::Http));
     all.filter_map(|(uid, name)| Some(StaticName { uid: PodUid::parse(uid).ok()?, name: name.clone() })).collect()
 }
-
-/// An error with its causes, on one line.
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.ends_with(&inner_text) {
-            text.push_str(": ");
-            text.push_str(&inner_text);
-        }
-        cause = inner.source();
-    }
-    text
-}

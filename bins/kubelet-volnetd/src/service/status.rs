@@ -5,6 +5,7 @@ use std::error::Error;
 
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::open::OpenError;
+use bulkhead_types::chain;
 use rustix::io::Errno;
 use tonic::{Code, Status};
 
@@ -19,7 +20,6 @@ use crate::volumes::content::WriteError;
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::ownership::OwnershipError;
 use crate::volumes::sub_path::SubPathError;
-use crate::volumes::teardown::chain;
 
 /// A status with the whole chain of causes; only root's own processes read it.
 fn status(code: Code, error: &dyn Error) -> Status {

@@ -3,9 +3,8 @@
 
 use std::collections::HashSet;
 
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, chain};
 
-use super::teardown::chain;
 use super::{VolumeError, list, teardown};
 use crate::node::Node;
 

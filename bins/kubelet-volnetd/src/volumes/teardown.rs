@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::mount;
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{open, tree};
-use bulkhead_types::{PodUid, escape_qualified_name};
+use bulkhead_types::{PodUid, chain, escape_qualified_name};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
@@ -175,16 +175,4 @@ fn remove_of_plugin(
             failed(&folder.join(&entry.name), &error);
         }
     }
-}
-
-/// An error with its causes, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

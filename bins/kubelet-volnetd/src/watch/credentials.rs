@@ -125,7 +125,7 @@ fn look_now(kubeconfig: &Path) -> Look {
     let named = match kubeconfig::read(kubeconfig) {
         Ok(named) => named,
         Err(error) => {
-            tracing::debug!(error = crate::volumes::teardown::chain(&error), "no files are named by the kubeconfig");
+            tracing::debug!(error = bulkhead_types::chain(&error), "no files are named by the kubeconfig");
             Default::default()
         }
     };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_types::chain;
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::Response;
 use http_body_util::BodyExt as _;
@@ -71,7 +72,7 @@ impl Lines {
                 Ok(Some(Err(_))) if self.slot.as_ref().is_some_and(|slot| slot.is_abandoned()) => {
                     return Err(LineError::GivenUp);
                 }
-                Ok(Some(Err(error))) => return Err(LineError::Broken(crate::chain(&error))),
+                Ok(Some(Err(error))) => return Err(LineError::Broken(chain(&error))),
                 // What has no line end was cut off.
                 Ok(None) => return Ok(None),
                 Err(_) => {
