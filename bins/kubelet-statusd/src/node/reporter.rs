@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::syncd::NodeState;
 use jiff::Timestamp;
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::addresses::{Decision, Wanted, decide};
-use super::cadence::{Cadence, jittered, random};
+use super::cadence::{Cadence, jittered};
 use super::conditions::{Pressure, Told};
 use super::csinode::Progress;
 use super::metrics::Metrics;
@@ -105,7 +106,7 @@ impl Reporter {
         let frequency = self.config.kubelet.node_status_update_frequency.to_std();
         loop {
             self.report(&mut memory, Occasion::Period).await;
-            let next = Instant::now() + jittered(frequency, JITTER, random());
+            let next = Instant::now() + jittered(frequency, JITTER, random_fraction());
             for hurried in 0_u32.. {
                 tokio::select! {
                     () = tokio::time::sleep_until(next) => break,
@@ -209,7 +210,7 @@ impl Reporter {
                     }
                 }
             }
-            tokio::time::sleep(jittered(pause, 0.5, random())).await;
+            tokio::time::sleep(jittered(pause, 0.5, random_fraction())).await;
             pause *= 2;
         }
         tracing::error!("the node's status was not written in this period");
@@ -236,7 +237,7 @@ impl Reporter {
         let written = self.server.patch_node_status(&patch).await;
         self.metrics.status_write(written.is_ok());
         let node = written?;
-        memory.cadence.written(Instant::now(), change != Change::Nothing, random());
+        memory.cadence.written(Instant::now(), change != Change::Nothing, random_fraction());
         if is_ready(&node) {
             self.metrics.ready();
         }
