@@ -17,6 +17,7 @@ mod arguments;
 mod exit;
 mod listeners;
 pub mod logging;
+mod memory;
 mod metrics;
 mod privileges;
 mod process_metrics;

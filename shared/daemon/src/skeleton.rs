@@ -23,6 +23,7 @@ use crate::arguments::{self, Arguments};
 use crate::exit::ExitReason;
 use crate::listeners::{self, Listeners};
 use crate::logging::{self, LogFormat};
+use crate::memory;
 use crate::privileges::{self, Intended};
 use crate::process_service::{ProcessService, Readiness};
 use crate::state_dir::{StateDir, StateError};
@@ -306,6 +307,7 @@ where
         }
         () = supervisor::watchdog(move || healthy.load(Ordering::Relaxed)) => ExitReason::Failed,
         () = signals => ExitReason::Stopped,
+        never = memory::give_back() => match never {},
     }
 }
 

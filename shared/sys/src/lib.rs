@@ -20,12 +20,14 @@
 //! | [`mount`], [`mountinfo`] | mounts and the kernel's list of them |
 //! | [`cgroup`] | control groups v1 and v2 behind one interface |
 //! | [`inotify`] | the one inotify instance |
+//! | [`heap`] | memory that the allocator does not use |
 //! | [`systemd`] | the two requests of the systemd cgroup driver |
 #![allow(unsafe_code)]
 
 pub mod async_fd;
 pub mod cgroup;
 pub mod fence;
+pub mod heap;
 pub mod inotify;
 pub mod listen_fds;
 pub mod memfd;
