@@ -100,7 +100,7 @@ fn conditions(old: &Status, new: &Status, ends: bool, terms: Terms) -> Vec<Value
     let mut ours = Vec::new();
     for condition in list(new) {
         if owned(condition) {
-            ours.push(condition.clone());
+            ours.push(if terms.is_static { since(old, condition) } else { condition.clone() });
         } else if condition["type"] == DISRUPTION && ends && !terms.containers_may_run {
             let mut condition = condition.clone();
             let before = find(old, DISRUPTION).filter(|c| c["status"] == condition["status"]);
@@ -117,6 +117,19 @@ fn conditions(old: &Status, new: &Status, ends: bool, terms: Terms) -> Vec<Value
     }
     others.append(&mut ours);
     others
+}
+
+/// The condition with the time that was told, where its status is the one that was told. Whoever computes it for a static
+/// pod after a restart may have to do so before the mirror pod is known, and then takes the present for the time.
+fn since(old: &Status, condition: &Value) -> Value {
+    let mut condition = condition.clone();
+    let told = condition["type"].as_str().and_then(|kind| find(old, kind));
+    if let Some(told) =
+        told.filter(|told| told["status"] == condition["status"] && told["lastTransitionTime"].is_string())
+    {
+        condition["lastTransitionTime"] = told["lastTransitionTime"].clone();
+    }
+    condition
 }
 
 /// A pod that has ended is not ready, whatever was computed a moment earlier.

@@ -41,6 +41,22 @@ fn what_others_write_stays() {
 }
 
 #[test]
+fn a_static_pods_condition_keeps_the_time_that_was_told() {
+    let old =
+        json!({"phase": "Running", "conditions": [condition("Ready", "True"), condition("Initialized", "False")]});
+    let mut later = [condition("Ready", "True"), condition("Initialized", "True")];
+    for one in &mut later {
+        one["lastTransitionTime"] = json!("2026-02-02T00:00:00Z");
+    }
+    let new = json!({"phase": "Running", "conditions": later});
+    for (is_static, ready) in [(true, "2026-01-01T00:00:00Z"), (false, "2026-02-02T00:00:00Z")] {
+        let merged = merge(&map(old.clone()), &map(new.clone()), Terms { is_static, ..terms(true) }).unwrap();
+        assert_eq!(merged["conditions"][0]["lastTransitionTime"], ready);
+        assert_eq!(merged["conditions"][1]["lastTransitionTime"], "2026-02-02T00:00:00Z", "its status is another");
+    }
+}
+
+#[test]
 fn an_end_waits_for_the_containers() {
     let old = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});
     let new = json!({"phase": "Failed", "reason": "Evicted", "message": "m",
