@@ -62,36 +62,42 @@ impl Registry {
             ensure!(status == 401, "it answers {status} without a password");
             Ok(())
         })?;
-        registry.push()?;
+        registry.push(&registry.image())?;
         Ok(registry)
     }
 
     /// The image that only those who know the password can pull.
     pub fn image(&self) -> String {
-        format!("{ADDRESS}/private/busybox:1")
+        self.image_of("private")
     }
 
-    fn push(&self) -> Result<()> {
-        let (image, login) = (self.image(), format!("{USER}:{PASSWORD}"));
+    /// The name of an image of a team, there once it was pushed.
+    pub fn image_of(&self, team: &str) -> String {
+        format!("{ADDRESS}/{team}/busybox:1")
+    }
+
+    /// `host:port`, as images name it.
+    pub fn address(&self) -> &'static str {
+        ADDRESS
+    }
+
+    /// Pushes the lab's busybox under a name, and takes it off the node under that name.
+    ///
+    /// # Errors
+    /// The registry did not take it.
+    pub fn push(&self, image: &str) -> Result<()> {
+        let login = format!("{USER}:{PASSWORD}");
         let containerd = self.lab.containerd();
-        containerd.ctr(&["images", "tag", image::BUSYBOX, &image])?;
+        containerd.ctr(&["images", "tag", image::BUSYBOX, image])?;
         // It is ctr that talks to the registry here: so it has to be where the registry is.
         let output = Command::new("nsenter")
             .arg(format!("--net={}", self.lab.netns().path().display()))
             .args(["ctr", "--namespace", "k8s.io", "--address"])
             .arg(containerd.socket())
-            .args(["images", "push", "--plain-http", "--user", &login, &image])
+            .args(["images", "push", "--plain-http", "--user", &login, image])
             .output()?;
         ensure!(output.status.success(), "pushing {image}: {}", String::from_utf8_lossy(&output.stderr));
-        self.forget()
-    }
-
-    /// Takes the image off the node, so that the next pod pulls it.
-    ///
-    /// # Errors
-    /// The runtime did not do it.
-    pub fn forget(&self) -> Result<()> {
-        self.lab.containerd().ctr(&["images", "remove", "--sync", &self.image()])?;
+        containerd.ctr(&["images", "remove", "--sync", image])?;
         Ok(())
     }
 
@@ -115,8 +121,11 @@ fn install() -> Result<()> {
         return Ok(());
     }
     for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "docker-registry"]] {
-        let output =
-            Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1").output()?;
+        let output = Command::new("apt-get")
+            .args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .env("RUNLEVEL", "1")
+            .output()?;
         ensure!(output.status.success(), "apt-get: {}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(())
