@@ -43,6 +43,7 @@ pub mod pods;
 pub mod resource;
 pub mod routes;
 mod service;
+mod strategic;
 pub mod summary;
 
 use std::net::SocketAddr;

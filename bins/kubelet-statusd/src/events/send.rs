@@ -18,12 +18,11 @@ use super::metrics::EventMetrics;
 use super::object::{EventObject, Occurrence};
 use super::position::Position;
 use super::queue::{EventQueue, OwnEvents};
+use crate::outward::{ANSWER_DEADLINE, retry_after};
 use crate::pods::gate::{Jitter, SILENT};
 
 /// Events of kubelet-syncd kept here while the API server is away.
 const WAITING: usize = 1000;
-/// A request that is not answered by then is not answered: more than the client's own deadline and its rate limit take.
-const DEADLINE: Duration = Duration::from_secs(75);
 /// Attempts at an event that the server fails over, as upstream's.
 const FAILURES: u32 = 12;
 
@@ -116,7 +115,7 @@ impl Sender {
                     return self.metrics.count("unreadable", 1);
                 }
             };
-            let answer = tokio::time::timeout(DEADLINE, self.client.request_text(request)).await;
+            let answer = tokio::time::timeout(ANSWER_DEADLINE, self.client.request_text(request)).await;
             let pause = match answer.as_ref().map_or(Next::Again(None), |answer| next(answer, count)) {
                 Next::Sent => return self.metrics.count(if count { "counted" } else { "created" }, 1),
                 Next::Create => {
@@ -174,8 +173,7 @@ fn next(answer: &Result<String, kube::Error>, count: bool) -> Next {
         Err(kube::Error::Api(status)) => status,
         Err(_) => return Next::Again(None),
     };
-    let after = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds)).filter(|s| *s > 0);
-    let after = after.map(|seconds| Duration::from_secs(seconds.min(300)));
+    let after = retry_after(status);
     match status.code {
         404 if count => Next::Create,
         409 if !count => Next::Known,

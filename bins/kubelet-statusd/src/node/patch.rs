@@ -8,6 +8,8 @@
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Map, Value, json};
 
+use crate::strategic;
+
 /// The patch, or none when there is nothing to say.
 ///
 /// # Errors
@@ -18,16 +20,16 @@ pub fn node_patch(old: &Node, new: &Node) -> Result<Option<Value>, serde_json::E
 
 /// The same on JSON: both are whole Node objects.
 pub fn two_way(old: &Value, new: &Value) -> Option<Value> {
+    let empty = Map::new();
     let mut patch = Map::new();
     let mut metadata = Map::new();
     for key in ["labels", "annotations"] {
-        insert(&mut metadata, key, object(part(old, "metadata", key), part(new, "metadata", key)));
+        let (old, new) = (part(old, "metadata", key), part(new, "metadata", key));
+        insert(&mut metadata, key, strategic::map(old.unwrap_or(&empty), new.unwrap_or(&empty)));
     }
     insert(&mut patch, "metadata", metadata);
-    let empty = Map::new();
-    let status_of = |node: &Value| node.get("status").and_then(Value::as_object).cloned();
-    let (old_status, new_status) = (status_of(old), status_of(new));
-    insert(&mut patch, "status", status(old_status.as_ref().unwrap_or(&empty), new_status.as_ref().unwrap_or(&empty)));
+    let status_of = |node| Value::get(node, "status").and_then(Value::as_object).unwrap_or(&empty);
+    insert(&mut patch, "status", status(status_of(old), status_of(new)));
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
@@ -41,42 +43,13 @@ fn part<'a>(node: &'a Value, outer: &str, inner: &str) -> Option<&'a Map<String,
     node.get(outer)?.get(inner)?.as_object()
 }
 
-/// Changed and new keys with their values, removed ones with null.
-fn object(old: Option<&Map<String, Value>>, new: Option<&Map<String, Value>>) -> Map<String, Value> {
-    let mut patch = Map::new();
-    for (key, value) in new.into_iter().flatten() {
-        let before = old.and_then(|old| old.get(key));
-        match (before, value) {
-            (Some(before), value) if before == value => {}
-            (Some(Value::Object(before)), Value::Object(value)) => {
-                patch.insert(key.clone(), Value::Object(object(Some(before), Some(value))));
-            }
-            _ => {
-                patch.insert(key.clone(), value.clone());
-            }
-        }
-    }
-    for key in old.into_iter().flat_map(Map::keys) {
-        if new.is_none_or(|new| !new.contains_key(key)) {
-            patch.insert(key.clone(), Value::Null);
-        }
-    }
-    patch
-}
-
 fn status(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
-    let mut patch = object(Some(old), Some(new));
+    let mut patch = strategic::map(old, new);
     if let (Some(before), Some(after)) = (list(old, "conditions"), list(new, "conditions"))
         && before != after
     {
-        let changes = conditions(before, after);
-        if changes.is_empty() {
-            patch.remove("conditions");
-        } else {
-            patch.insert("conditions".to_owned(), Value::Array(changes));
-        }
-        let order = after.iter().map(|condition| json!({"type": condition["type"]})).collect();
-        patch.insert("$setElementOrder/conditions".to_owned(), Value::Array(order));
+        patch.remove("conditions");
+        strategic::list("conditions", "type", before, after, Value::clone, &mut patch);
     }
     if let Some(before) = list(old, "addresses")
         && !before.is_empty()
@@ -93,30 +66,6 @@ fn status(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Val
 
 fn list<'a>(status: &'a Map<String, Value>, key: &str) -> Option<&'a [Value]> {
     status.get(key)?.as_array().map(Vec::as_slice)
-}
-
-fn conditions(old: &[Value], new: &[Value]) -> Vec<Value> {
-    let find = |list: &[Value], kind: &Value| list.iter().position(|condition| condition["type"] == *kind);
-    let mut changes = Vec::new();
-    for condition in new {
-        let kind = &condition["type"];
-        match find(old, kind).map(|index| &old[index]) {
-            Some(before) if before == condition => {}
-            Some(before) => {
-                let mut change = object(before.as_object(), condition.as_object());
-                change.insert("type".to_owned(), kind.clone());
-                changes.push(Value::Object(change));
-            }
-            None => changes.push(condition.clone()),
-        }
-    }
-    for condition in old {
-        let kind = &condition["type"];
-        if find(new, kind).is_none() {
-            changes.push(json!({"$patch": "delete", "type": kind}));
-        }
-    }
-    changes
 }
 
 #[cfg(test)]

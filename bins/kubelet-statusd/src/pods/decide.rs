@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::copies::ApiCopy;
-use super::diff::{ORDER, diff, is_order_only};
+use super::diff::{diff, is_order_only};
 use super::merge::{IllegalTransition, Terms, is_terminal, merge, phase};
 use super::mirror::{MirrorError, Owner, StaticPod};
 use super::normal::{Status, parse};
+use crate::strategic::ORDER;
 
 /// What kubelet-syncd says of a pod, as far as it is to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]

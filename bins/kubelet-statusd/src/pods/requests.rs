@@ -7,9 +7,7 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::copies::ApiCopy;
-
-/// A request that is not answered by then is not answered: more than the client's own deadline and its rate limit take.
-const DEADLINE: Duration = Duration::from_secs(75);
+use crate::outward::{ANSWER_DEADLINE, retry_after};
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +128,7 @@ pub fn request(job: &Job) -> Result<Request<Vec<u8>>, RequestError> {
     })
 }
 
-/// Sends it and waits for the answer, for [`DEADLINE`] at most.
+/// Sends it and waits for the answer, for [`ANSWER_DEADLINE`] at most.
 pub async fn send(client: &Client, job: &Job) -> Outcome {
     let request = match request(job) {
         Ok(request) => request,
@@ -139,7 +137,7 @@ pub async fn send(client: &Client, job: &Job) -> Outcome {
             return Outcome::Refused;
         }
     };
-    let answer = tokio::time::timeout(DEADLINE, client.request_text(request)).await;
+    let answer = tokio::time::timeout(ANSWER_DEADLINE, client.request_text(request)).await;
     let outcome = match &answer {
         Ok(answer) => outcome(&job.action, answer),
         Err(_) => Outcome::Silent,
@@ -169,8 +167,7 @@ pub fn outcome(action: &Action, answer: &Result<String, kube::Error>) -> Outcome
 }
 
 fn refusal(status: &kube::core::Status) -> Outcome {
-    let after = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds)).filter(|s| *s > 0);
-    let after = after.map(|seconds| Duration::from_secs(seconds.min(300)));
+    let after = retry_after(status);
     match status.code {
         404 => Outcome::Missing,
         409 => Outcome::Conflict,
