@@ -42,6 +42,7 @@ pub use lane::Lane;
 pub use reachability::Reachability;
 pub use service::CallError;
 pub use source::{CredentialFile, CredentialSource, MemorySource};
+pub use tls::system_roots;
 
 use service::LaneService;
 use session::Shared;

@@ -87,7 +87,8 @@ fn roots(pem: &[u8]) -> Option<RootCertStore> {
     (!store.is_empty()).then_some(store)
 }
 
-fn system_roots() -> Option<RootCertStore> {
+/// Whom the machine trusts; none when no bundle can be read.
+pub fn system_roots() -> Option<RootCertStore> {
     SYSTEM_ROOTS.iter().find_map(|path| roots(&std::fs::read(Path::new(path)).ok()?))
 }
 

@@ -1,28 +1,12 @@
 //! Which kernel parameters a pod may set: those that a namespace isolates and that harm nobody else, and what the operator
 //! allows besides (upstream `pkg/kubelet/sysctl`).
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
-
-/// Which namespace isolates a parameter, as messages name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Namespace {
-    Ipc,
-    Net,
-}
-
-impl Namespace {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Namespace::Ipc => "IPC",
-            Namespace::Net => "Net",
-        }
-    }
-}
+use crate::sources::validation::sysctl::{Namespace, normalize};
 
 /// Parameters that are safe, and since which kernel they are isolated.
 const SAFE: [(&str, (u32, u32)); 12] = [
@@ -59,7 +43,7 @@ impl Allowlist {
                 Some((prefix, _)) => (prefix, true),
                 None => (&*name, false),
             };
-            match namespace_of(name) {
+            match Namespace::of(name) {
                 Some(namespace) if is_prefix => list.prefixes.push((name.to_owned(), namespace)),
                 Some(namespace) => drop(list.names.insert(name.to_owned(), namespace)),
                 None => {}
@@ -81,41 +65,6 @@ impl Allowlist {
         };
         shared.then(|| format!("{name:?} not allowed with host {} enabled", namespace.as_str()))
     }
-}
-
-fn namespace_of(name: &str) -> Option<Namespace> {
-    const IPC: [&str; 10] = [
-        "kernel.sem",
-        "kernel.shmall",
-        "kernel.shmmax",
-        "kernel.shmmni",
-        "kernel.shm_rmid_forced",
-        "kernel.shm",
-        "kernel.msgmax",
-        "kernel.msgmnb",
-        "kernel.msgmni",
-        "kernel.msg",
-    ];
-    if IPC.contains(&name) || name.starts_with("fs.mqueue.") {
-        Some(Namespace::Ipc)
-    } else if name.starts_with("net.") {
-        Some(Namespace::Net)
-    } else {
-        None
-    }
-}
-
-/// `net/ipv4/conf/eth0.1/x` and `net.ipv4.conf.eth0/1.x` are the same: whichever separator comes first decides.
-fn normalize(name: &str) -> Cow<'_, str> {
-    if name.chars().find(|c| matches!(c, '.' | '/')) != Some('/') {
-        return Cow::Borrowed(name);
-    }
-    let swap = |c| match c {
-        '.' => '/',
-        '/' => '.',
-        other => other,
-    };
-    Cow::Owned(name.chars().map(swap).collect())
 }
 
 pub(super) fn check(pod: &Pod, allowed: &Allowlist) -> Option<Rejection> {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use bulkhead_config::path_text::clean;
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 
 /// Bytes of a path, and of one part of it.
@@ -54,28 +55,6 @@ pub fn file_path(path: &str) -> Result<String, PathError> {
         // The atomic writer's own names begin like this.
         Some(first) if first.starts_with("..") => Err(PathError::Hidden(text())),
         Some(_) => Ok(parts.join("/")),
-    }
-}
-
-/// A mount point in its one way of writing it; `..` at the beginning of a relative one stays.
-fn clean(path: &str) -> String {
-    let absolute = path.starts_with('/');
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." if parts.last().is_some_and(|last| *last != "..") => {
-                parts.pop();
-            }
-            ".." if absolute => {}
-            part => parts.push(part),
-        }
-    }
-    match (absolute, parts.join("/")) {
-        (true, path) => format!("/{path}"),
-        // The container's own folder: nothing is below it by name.
-        (false, path) if path.is_empty() => ".".to_owned(),
-        (false, path) => path,
     }
 }
 

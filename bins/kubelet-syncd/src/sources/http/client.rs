@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
+use bulkhead_apiclient::system_roots;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, REFERER, USER_AGENT};
 use http::{StatusCode, Uri};
@@ -11,23 +12,12 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 use crate::sources::decode::MANIFEST_MAX_BYTES;
 
 /// For the whole exchange, redirects and body included.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const REDIRECTS_MAX: usize = 10;
-/// Where distributions keep the CA bundle, in the order in which Go looks.
-const CA_BUNDLES: [&str; 6] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/pki/tls/cacert.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -147,10 +137,8 @@ impl Client {
 }
 
 fn hyper_client() -> Result<HyperClient, FetchError> {
-    let mut roots = rustls::RootCertStore::empty();
-    if let Some(certificates) = CA_BUNDLES.iter().find_map(|path| CertificateDer::pem_file_iter(path).ok()) {
-        roots.add_parsable_certificates(certificates.flatten());
-    }
+    // Without a bundle plain http still works.
+    let roots = system_roots().unwrap_or_else(rustls::RootCertStore::empty);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

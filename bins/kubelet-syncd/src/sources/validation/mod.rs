@@ -13,6 +13,7 @@ pub mod names;
 pub mod resources;
 mod scheduling;
 mod security;
+pub mod sysctl;
 mod volumes;
 mod windows;
 

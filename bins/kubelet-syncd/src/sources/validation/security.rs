@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{AppArmorProfile, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext};
 
 use super::field::{AsJson, Errors, Path, items};
+use super::sysctl::{Namespace, normalize};
 use super::{containers, names, windows};
 
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
@@ -173,60 +174,17 @@ fn sysctls(context: &PodSecurityContext, spec: &PodSpec, path: &Path, errors: &m
         } else if seen.contains(&sysctl.name) {
             errors.duplicate(&path, &sysctl.name[..]);
         }
-        match sysctl_namespace(&sysctl.name) {
-            Some(SysctlNamespace::Net) if spec.host_network == Some(true) => {
+        let name = normalize(&sysctl.name);
+        match Namespace::of(name.split('*').next().unwrap_or_default()) {
+            Some(Namespace::Net) if spec.host_network == Some(true) => {
                 errors.invalid(&path, &sysctl.name[..], "may not be specified when 'hostNetwork' is true");
             }
-            Some(SysctlNamespace::Ipc) if spec.host_ipc == Some(true) => {
+            Some(Namespace::Ipc) if spec.host_ipc == Some(true) => {
                 errors.invalid(&path, &sysctl.name[..], "may not be specified when 'hostIPC' is true");
             }
             _ => {}
         }
         seen.insert(&sysctl.name);
-    }
-}
-
-enum SysctlNamespace {
-    Net,
-    Ipc,
-}
-
-fn sysctl_namespace(name: &str) -> Option<SysctlNamespace> {
-    // A name may be written with slashes; then dots are part of components. What comes first decides.
-    let dotted = match name.find(['.', '/']) {
-        Some(at) if name.as_bytes()[at] == b'/' => name
-            .chars()
-            .map(|c| {
-                if c == '/' {
-                    '.'
-                } else if c == '.' {
-                    '/'
-                } else {
-                    c
-                }
-            })
-            .collect(),
-        _ => name.to_owned(),
-    };
-    let dotted = dotted.split('*').next().unwrap_or("");
-    const IPC: [&str; 10] = [
-        "kernel.sem",
-        "kernel.shmall",
-        "kernel.shmmax",
-        "kernel.shmmni",
-        "kernel.shm_rmid_forced",
-        "kernel.shm",
-        "kernel.msgmax",
-        "kernel.msgmnb",
-        "kernel.msgmni",
-        "kernel.msg",
-    ];
-    if IPC.contains(&dotted) || dotted.starts_with("fs.mqueue.") {
-        Some(SysctlNamespace::Ipc)
-    } else if dotted.starts_with("net.") {
-        Some(SysctlNamespace::Net)
-    } else {
-        None
     }
 }
 
