@@ -1,0 +1,263 @@
+//! Any process, or all of them, may die at any instruction while pods of a cluster come and go: none is lost, doubled,
+//! restarted or stuck, and what the API server was told is never taken back.
+//!
+//! `BULKHEAD_KILLS` is how many deaths there are (21).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::cri::Fingerprint;
+use bulkhead_testkit::node::DAEMONS;
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_tests::cluster::{NAMESPACE, ends_on_sign, give_sign, idle, never_back, never_stirred, pod, wait_ready};
+use bulkhead_tests::{Dice, lab};
+use serde_json::{Value, json};
+
+const NODE: &str = "alpha";
+/// Pods of the API server, and static ones, that nothing is done to.
+const STABLE: usize = 8;
+const STATIC: usize = 4;
+
+fn kills() -> u64 {
+    std::env::var("BULKHEAD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(21)
+}
+
+struct World {
+    node: Node,
+    cluster: Cluster,
+    lab: Lab,
+    dice: Dice,
+}
+
+impl World {
+    /// A pod that does its work, which must be done once, and has ended then.
+    fn once(&self, name: &str) -> Value {
+        let script = format!("echo ran >> /work/{name}; sleep 0.3");
+        let mut all = pod(&self.node, name, &script, &json!({"restartPolicy": "Never"}));
+        all["spec"]["volumes"] = json!([{"name": "work", "hostPath": {"path": self.lab.folder().join("work")}}]);
+        all["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "work", "mountPath": "/work"}]);
+        all
+    }
+
+    fn stable(&self) -> Result<Vec<Fingerprint>> {
+        // A churned container may end between the list and the look at its process.
+        let all = eventually("every listed container is still there", LONG, || self.node.fingerprint())?;
+        Ok(all.into_iter().filter(|one| one.pod.starts_with("stable-")).collect())
+    }
+
+    /// Kills a process, all of them or the runtime; what must be started by hand is.
+    fn strike(&mut self, round: u64) -> Result<String> {
+        let victim = match round % 7 {
+            which @ 0..=3 => {
+                let daemon = DAEMONS[usize::try_from(which)?];
+                self.node.kill_daemon(daemon)?;
+                daemon.to_owned()
+            }
+            4 => {
+                self.node.kill_launcher();
+                std::thread::sleep(Duration::from_millis(self.dice.below(300)));
+                self.node.launch()?;
+                "the launcher".to_owned()
+            }
+            5 => {
+                self.lab.containerd().kill();
+                std::thread::sleep(Duration::from_millis(self.dice.below(300)));
+                self.lab.containerd().spawn()?;
+                "containerd".to_owned()
+            }
+            _ => {
+                self.lab.containerd().kill();
+                self.node.kill_everything();
+                self.lab.containerd().spawn()?;
+                self.node.launch()?;
+                "everything".to_owned()
+            }
+        };
+        Ok(victim)
+    }
+}
+
+#[test]
+fn deaths_at_random_moments_under_churn_are_not_noticed_by_pods_or_the_server() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let dice = Dice::from_environment();
+    println!("seed {} (set BULKHEAD_SEED to repeat)", dice.seed());
+    std::fs::create_dir_all(lab.folder().join("work"))?;
+    let cluster = lab.stand_in(Config { bookmark_every: Duration::from_secs(1), ..Config::default() })?;
+    let node = lab.node(NODE).joins(&cluster)?.config("maxPods", json!(250)).start()?;
+    let mut world = World { node, cluster, lab, dice };
+    let cluster = world.cluster.clone();
+
+    let mut stable: Vec<String> = (0..STABLE).map(|index| format!("stable-{index}")).collect();
+    for name in &stable {
+        cluster.create(&idle(&world.node, name))?;
+    }
+    for index in 0..STATIC {
+        let name = format!("stable-static-{index}");
+        world.node.write(&Pod::idle(&name))?;
+        stable.push(world.node.pod_name(&name));
+    }
+    for name in &stable {
+        wait_ready(&cluster, name)?;
+    }
+    let before = world.stable()?;
+    ensure!(before.len() == STABLE + STATIC, "{before:#?}");
+
+    // What is to be in the end: of pods of the API server, and of manifests.
+    let (mut idles, mut once, mut statics) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+    let mut all: Vec<String> = Vec::new();
+    for round in 0..kills() {
+        let began = Instant::now();
+        for half in 0..2 {
+            let name = format!("idle-{round}-{half}");
+            cluster.create(&idle(&world.node, &name))?;
+            idles.push_back(name);
+        }
+        let name = format!("once-{round}");
+        cluster.create(&world.once(&name))?;
+        once.push_back(name);
+        let name = format!("static-{round}");
+        world.node.write(&Pod::idle(&name))?;
+        statics.push_back(name);
+        for _ in 0..if idles.len() > 8 { 2 } else { 1 } {
+            if let Some(name) = idles.pop_front() {
+                cluster.delete("pods", NAMESPACE, &name, None)?;
+                all.push(name);
+            }
+        }
+        if statics.len() > 4
+            && let Some(name) = statics.pop_front()
+        {
+            world.node.remove(&name)?;
+            all.push(world.node.pod_name(&name));
+        }
+        let moment = Duration::from_millis(world.dice.below(1200));
+        std::thread::sleep(moment);
+        let victim = world.strike(round)?;
+        world.node.wait_healthy().with_context(|| format!("after the death of {victim} in round {round}"))?;
+        let now = world.stable()?;
+        ensure!(now == before, "round {round}, death of {victim}: {before:#?} became {now:#?}");
+        println!("{round}: {victim} after {moment:?}; {:.1} s", began.elapsed().as_secs_f32());
+    }
+
+    let statics: Vec<String> = statics.iter().map(|name| world.node.pod_name(name)).collect();
+    for name in idles.iter().chain(&statics) {
+        wait_ready(&cluster, name)?;
+    }
+    for name in &once {
+        cluster.wait_for("pods", NAMESPACE, name, "it has succeeded", |pod| pod["status"]["phase"] == "Succeeded")?;
+        let ran = std::fs::read_to_string(world.lab.folder().join("work").join(name))?;
+        ensure!(ran.lines().count() == 1, "{name} ran {} times", ran.lines().count());
+    }
+    for name in &all {
+        cluster.wait_gone("pods", NAMESPACE, name)?;
+    }
+    let live: Vec<&String> = stable.iter().chain(&idles).chain(&statics).collect();
+    eventually("one sandbox and one running container for each pod", LONG, || exact(&world.node, &live))?;
+    let now = world.stable()?;
+    ensure!(now == before, "{before:#?} became {now:#?}");
+
+    for name in &stable {
+        let pod = cluster.get("pods", NAMESPACE, name)?;
+        ensure!(pod["status"]["containerStatuses"][0]["restartCount"] == 0, "{pod:#}");
+        never_stirred(&cluster, name)?;
+    }
+    for name in idles.iter().chain(&once).chain(&statics).chain(&all) {
+        never_back(&cluster, name)?;
+    }
+    for name in idles.iter().chain(&once) {
+        cluster.delete("pods", NAMESPACE, name, None)?;
+    }
+    for name in idles.iter().chain(&once) {
+        cluster.wait_gone("pods", NAMESPACE, name)?;
+        never_back(&cluster, name)?;
+    }
+    world.node.finish()?;
+    Ok(())
+}
+
+#[test]
+fn what_happens_while_the_server_is_away_outlives_the_processes_that_saw_it() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    let names: Vec<String> = (0..STATIC).map(|index| format!("stable-{index}")).collect();
+    for name in &names {
+        cluster.create(&idle(&node, name))?;
+    }
+    for (name, code) in [("done", 0), ("failed", 3)] {
+        cluster.create(&ends_on_sign(&node, name, code, "Never")?)?;
+    }
+    cluster.create(&idle(&node, "ending"))?;
+    node.write(&Pod::idle("static"))?;
+    for name in names.iter().map(String::as_str).chain(["done", "failed", "ending", "static-alpha"]) {
+        wait_ready(&cluster, name)?;
+    }
+    let stable = |node: &Node| -> Result<Vec<Fingerprint>> {
+        let all = eventually("every listed container is still there", LONG, || node.fingerprint())?;
+        Ok(all.into_iter().filter(|one| one.pod.starts_with("sta")).collect())
+    };
+    let before = stable(&node)?;
+    ensure!(before.len() == STATIC + 1, "{before:#?}");
+    cluster.delete("pods", NAMESPACE, "ending", None)?;
+    cluster.stop()?;
+    for name in ["done", "failed"] {
+        give_sign(&node, name)?;
+    }
+    let cri = node.cri()?;
+    eventually("both have ended", LONG, || {
+        let all = cri.containers()?;
+        let ended = all.iter().filter(|one| one.exited && (one.pod == "done" || one.pod == "failed")).count();
+        ensure!(ended == 2, "{all:?}");
+        Ok(())
+    })?;
+    for daemon in ["kubelet-statusd", "kubelet-syncd", "kubelet-volnetd", "kubelet-syncd"] {
+        node.kill_daemon(daemon)?;
+        node.wait_healthy()?;
+        ensure!(stable(&node)? == before, "after the death of {daemon}");
+    }
+    node.kill_everything();
+    node.launch()?;
+    node.wait_healthy()?;
+    // Nobody knows which pods of the API server there are: those that run are left alone, and manifests are followed.
+    node.write(&Pod::idle("coming"))?;
+    node.wait_running("coming", 1)?;
+    ensure!(stable(&node)? == before);
+    cluster.resume()?;
+
+    for (name, phase, code) in [("done", "Succeeded", 0), ("failed", "Failed", 3)] {
+        let told = cluster.wait_for("pods", NAMESPACE, name, phase, |pod| pod["status"]["phase"] == phase)?;
+        let container = &told["status"]["containerStatuses"][0];
+        ensure!(container["state"]["terminated"]["exitCode"] == code && container["restartCount"] == 0, "{told:#}");
+    }
+    cluster.wait_gone("pods", NAMESPACE, "ending")?;
+    wait_ready(&cluster, &node.pod_name("coming"))?;
+    ensure!(stable(&node)? == before);
+    let attempts = node.cri()?.containers()?.iter().map(|one| one.attempt).max();
+    ensure!(attempts == Some(0), "nothing was started again");
+    for name in names.iter().map(String::as_str).chain(["static-alpha"]) {
+        never_stirred(&cluster, name)?;
+    }
+    for name in ["done", "failed", "ending", "coming-alpha"] {
+        never_back(&cluster, name)?;
+    }
+    node.finish()
+}
+
+fn exact(node: &Node, pods: &[&String]) -> Result<()> {
+    let cri = node.cri()?;
+    let mut sandboxes: BTreeMap<String, usize> = BTreeMap::new();
+    for sandbox in cri.sandboxes()?.into_iter().filter(|one| one.ready) {
+        *sandboxes.entry(sandbox.pod).or_default() += 1;
+    }
+    let mut running: BTreeMap<String, usize> = BTreeMap::new();
+    for container in cri.containers()?.into_iter().filter(|one| one.running) {
+        *running.entry(container.pod).or_default() += 1;
+    }
+    let expected: BTreeMap<String, usize> = pods.iter().map(|name| ((*name).clone(), 1)).collect();
+    ensure!(sandboxes == expected, "sandboxes {sandboxes:?}, not {expected:?}");
+    ensure!(running == expected, "containers {running:?}, not {expected:?}");
+    Ok(())
+}
