@@ -198,6 +198,9 @@ impl Engine {
     fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
         let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
         self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
+        // Whoever holds the object that was known until now takes this one: a node of many pods keeps one of each.
+        self.workers.replace_pod(&uid, &pod, |old| Arc::ptr_eq(old, &before));
+        self.node.replace_pod(&uid, &pod, &before);
         if desired::gates_differ(&before, &pod) {
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }

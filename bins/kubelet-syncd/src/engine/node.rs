@@ -212,6 +212,14 @@ impl NodeContext {
         Some(prepared.clone())
     }
 
+    /// What was made for `before` fits `pod`, which has the same spec.
+    pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>, before: &Arc<Pod>) {
+        let mut shared = self.shared();
+        if let Some(prepared) = shared.prepared.get_mut(uid).filter(|p| Arc::ptr_eq(&p.pod, before)) {
+            prepared.pod = pod.clone();
+        }
+    }
+
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
         self.shared().prepared.insert(uid.clone(), prepared);
     }

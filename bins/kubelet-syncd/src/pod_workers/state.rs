@@ -550,6 +550,17 @@ impl<P: Clone> Workers<P> {
         false
     }
 
+    /// Another object says the same of the pod as that which `is_old` knows: it takes its place, and nothing happens.
+    pub fn replace_pod(&mut self, uid: &PodUid, pod: &P, is_old: impl Fn(&P) -> bool) {
+        let Some(worker) = self.pods.get_mut(uid) else { return };
+        let updates = worker.pending.iter_mut().chain(worker.active.iter_mut());
+        for (old, _) in updates.filter_map(|update| update.pod.as_mut()) {
+            if is_old(old) {
+                *old = pod.clone();
+            }
+        }
+    }
+
     pub fn lifecycle(&self, uid: &PodUid) -> Option<Lifecycle> {
         self.pods.get(uid).map(Worker::lifecycle)
     }

@@ -96,6 +96,25 @@ fn the_newest_update_waits_and_a_kill_interrupts() {
 }
 
 #[test]
+fn an_object_that_says_the_same_takes_the_others_place() {
+    let mut m = Machine::new();
+    m.update("a", UpdateType::Create, facts("p"), None);
+    m.done("a", Outcome::Done);
+    m.log();
+    m.workers.replace_pod(&uid("a"), &7, |old| *old == 3);
+    m.workers.replace_pod(&uid("b"), &7, |_| true);
+    let again = |m: &mut Machine| {
+        let actions = m.workers.renotify(&uid("a"), m.now);
+        m.take(actions);
+        m.running.get(&uid("a")).and_then(|work| work.pod)
+    };
+    assert_eq!(again(&mut m), Some(1));
+    m.workers.replace_pod(&uid("a"), &7, |old| *old == 1);
+    m.done("a", Outcome::Done);
+    assert_eq!(again(&mut m), Some(7));
+}
+
+#[test]
 fn grace_only_shrinks() {
     let with = |deletion: Option<u64>, spec: Option<u64>| PodFacts {
         deletion_grace: deletion,
