@@ -52,6 +52,9 @@ struct Check {
     ok: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     message: String,
+    /// Worth knowing, and no matter of the node's health.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    informative: bool,
 }
 
 /// What kubelet-syncd says of runtime, events and sources.
@@ -64,7 +67,8 @@ struct NodeHealth {
     network_ready: bool,
     network_reason: String,
     pleg: String,
-    relist_age_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relist_age_seconds: Option<f64>,
     events_received: u64,
     events_missed: u64,
     sources_ready: bool,
@@ -114,7 +118,12 @@ pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Resu
                 health.checks = reply
                     .checks
                     .into_iter()
-                    .map(|check| Check { name: check.name, ok: check.ok, message: check.message })
+                    .map(|check| Check {
+                        name: check.name,
+                        ok: check.ok,
+                        message: check.message,
+                        informative: check.informative,
+                    })
                     .collect();
             }
             Err(trouble) => printer.note(&format!("kubelet-ctl: {trouble}")),
@@ -157,7 +166,7 @@ fn node(state: NodeState) -> NodeHealth {
 fn judge(health: &mut Health) -> Exit {
     let answering = health.processes.iter().filter(|process| process.answers).count();
     health.healthy = health.processes.iter().all(|process| process.answers && process.ready)
-        && health.checks.iter().all(|check| check.ok)
+        && health.checks.iter().all(|check| check.ok || check.informative)
         && health.node.as_ref().is_some_and(|node| node.runtime_ready && node.network_ready);
     match (health.healthy, answering) {
         (true, _) => Exit::Success,
@@ -205,11 +214,11 @@ fn text(health: &Health) -> String {
         let _ = writeln!(out, "Network:   {}", state(node.network_ready, &node.network_reason));
         let _ = writeln!(
             out,
-            "Events:    {}, {} received, {} missed, last relist {:.0}s ago",
+            "Events:    {}, {} received, {} missed, {}",
             printable(&node.pleg),
             node.events_received,
             node.events_missed,
-            node.relist_age_seconds
+            node.relist_age_seconds.map_or("no relist yet".to_owned(), |age| format!("last relist {age:.0}s ago"))
         );
         for source in &node.sources {
             let seen = if source.seen { format!("{} pods", source.pods) } else { "not heard of yet".to_owned() };
@@ -246,7 +255,7 @@ mod tests {
                     problem: String::new(),
                 })
                 .collect(),
-            checks: vec![Check { name: "ping".into(), ok: true, message: String::new() }],
+            checks: vec![Check { name: "ping".into(), ok: true, ..Default::default() }],
             listening: vec!["http://127.0.0.1:10248".into()],
             node: Some(NodeHealth {
                 runtime: "containerd 1.6.20".into(),
@@ -254,7 +263,7 @@ mod tests {
                 network_ready: true,
                 pleg: "containerd-events".into(),
                 events_received: 12,
-                relist_age_seconds: 3.2,
+                relist_age_seconds: Some(3.2),
                 sources: vec![Source {
                     name: "file".into(),
                     seen: true,
@@ -300,6 +309,10 @@ Listening: http://127.0.0.1:10248
         let mut health = well();
         health.checks[0].ok = false;
         assert_eq!(judge(&mut health), Exit::NotFound);
+        let mut health = well();
+        health.checks.push(Check { name: "apiserver".into(), informative: true, ..Default::default() });
+        assert_eq!(judge(&mut health), Exit::Success, "a node without its API server is well");
+        assert!(text(&health).contains("apiserver   no"));
         let mut health = well();
         health.processes[2].answers = false;
         assert_eq!(judge(&mut health), Exit::NotFound);

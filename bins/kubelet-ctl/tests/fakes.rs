@@ -128,7 +128,9 @@ impl Node for Fake {
 #[tonic::async_trait]
 impl StatusApi for Fake {
     async fn get(&self, _: Request<GetStatusRequest>) -> Answer<StatusReply> {
-        let checks = vec![Check { name: "ping".into(), ok: true, message: String::new() }];
+        let ping = Check { name: "ping".into(), ok: true, ..Default::default() };
+        let message = "has not answered for 3s: connection refused".into();
+        let checks = vec![ping, Check { name: "apiserver".into(), ok: false, message, informative: true }];
         Ok(Response::new(StatusReply { node_name: "n".into(), listening: Vec::new(), checks }))
     }
 }

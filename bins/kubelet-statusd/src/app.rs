@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bulkhead_apiclient::Reachability;
 use bulkhead_types::Process;
 use prometheus::Registry;
+use tokio::sync::watch;
 
 use crate::exposition::{self, Source};
 use crate::health::{self, Inputs};
@@ -42,6 +44,7 @@ pub struct App {
     registry: Registry,
     own: OwnMetrics,
     listening: Arc<Mutex<BTreeMap<SocketAddr, Surface>>>,
+    api_server: Option<watch::Receiver<Reachability>>,
 }
 
 /// Takes the address off the list when the server ends.
@@ -61,7 +64,19 @@ impl Drop for Listening {
 
 impl App {
     pub fn new(node_name: String, sync_frequency: Duration, peers: Peers, registry: Registry, own: OwnMetrics) -> Self {
-        App { node_name, sync_frequency, peers, registry, own, listening: Arc::default() }
+        App { node_name, sync_frequency, peers, registry, own, listening: Arc::default(), api_server: None }
+    }
+
+    /// The node has an API server, and this says whether it answers.
+    pub fn with_api_server(mut self, reachability: watch::Receiver<Reachability>) -> Self {
+        self.api_server = Some(reachability);
+        self
+    }
+
+    /// Whether the API server answers; `None` on a standalone node.
+    pub fn api_server(&self) -> Option<Result<(), String>> {
+        let reachability = self.api_server.as_ref()?.borrow().clone();
+        Some(health::api_server(&reachability, tokio::time::Instant::now()))
     }
 
     pub fn node_name(&self) -> &str {

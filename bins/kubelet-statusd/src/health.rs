@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use bulkhead_apiclient::Reachability;
 use bulkhead_ipc::syncd::NodeState;
+use tokio::time::Instant;
 
 /// Every check, in the order of the answer. `log` never fails: nothing buffers log lines here.
 pub const CHECKS: [&str; 6] = ["ping", "log", "syncloop", "pleg", "volnetd", "evictiond"];
@@ -75,14 +77,23 @@ fn pleg(inputs: &Inputs) -> Result<(), String> {
     // What is unknown of syncd is said by `syncloop`.
     let Some(node) = &inputs.node else { return Ok(()) };
     let threshold = if node.pleg == "relist" { RELIST_THRESHOLD } else { EVENTED_RELIST_THRESHOLD };
-    if node.relist_age_seconds > threshold.as_secs_f64() {
-        return Err(format!(
-            "pleg was last seen active {:.0}s ago; threshold is {}s",
-            node.relist_age_seconds,
-            threshold.as_secs()
-        ));
+    // Before the first relist there is no age. That a start takes long is said by the Node's Ready.
+    if let Some(age) = node.relist_age_seconds.filter(|age| *age > threshold.as_secs_f64()) {
+        return Err(format!("pleg was last seen active {age:.0}s ago; threshold is {}s", threshold.as_secs()));
     }
     Ok(())
+}
+
+/// Whether the API server answers. No check: a node that cannot reach it is well, and goes on (upstream's /healthz does
+/// not look either).
+pub fn api_server(reachability: &Reachability, now: Instant) -> Result<(), String> {
+    match reachability {
+        Reachability::Reachable { .. } => Ok(()),
+        Reachability::Unknown => Err("was not asked yet, or there are no credentials to ask with".to_owned()),
+        Reachability::Unreachable { since, reason } => {
+            Err(format!("has not answered for {}s: {reason}", now.saturating_duration_since(*since).as_secs()))
+        }
+    }
 }
 
 /// An HTTP status and its text.
@@ -173,13 +184,13 @@ mod tests {
                 },
                 &[],
             ),
-            ("audit relist, rarely", |i| i.node.as_mut().unwrap().relist_age_seconds = 400.0, &[]),
+            ("audit relist, rarely", |i| i.node.as_mut().unwrap().relist_age_seconds = Some(400.0), &[]),
             (
                 "relists only",
                 |i| {
                     let node = i.node.as_mut().unwrap();
                     node.pleg = "relist".into();
-                    node.relist_age_seconds = 181.0;
+                    node.relist_age_seconds = Some(181.0);
                 },
                 &["pleg"],
             ),
@@ -194,6 +205,17 @@ mod tests {
         gone.syncd = seconds(60);
         assert_eq!(failing(&gone), ["syncloop"]);
         assert!(check("nothing", &gone).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_api_server_is_told_of_beside_the_checks() {
+        let since = Instant::now();
+        let later = since + Duration::from_secs(7);
+        assert_eq!(api_server(&Reachability::Reachable { since }, later), Ok(()));
+        assert!(api_server(&Reachability::Unknown, later).unwrap_err().contains("not asked"));
+        let silent = Reachability::Unreachable { since, reason: "connection refused".into() };
+        assert_eq!(api_server(&silent, later).unwrap_err(), "has not answered for 7s: connection refused");
+        assert!(!CHECKS.contains(&"apiserver"), "/healthz does not depend on it");
     }
 
     #[test]

@@ -107,8 +107,18 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let config = &daemon.config;
     let own = OwnMetrics::register(&daemon.registry, config.node_name.as_str(), &config.version)?;
     let peers = Peers::new(daemon.link(Process::Syncd), daemon.link(Process::Volnetd), daemon.link(Process::Evictiond));
-    let app =
-        Arc::new(App::new(config.node_name.to_string(), config.sync_frequency(), peers, daemon.registry.clone(), own));
+    let api = if config.is_standalone() {
+        None
+    } else {
+        let volnetd = daemon.link(Process::Volnetd);
+        let api = ApiClient::start("kubelet-statusd", config.clone(), daemon.broker.clone(), volnetd);
+        Some(api.with_metrics(&daemon.registry)?)
+    };
+    let app = App::new(config.node_name.to_string(), config.sync_frequency(), peers, daemon.registry.clone(), own);
+    let app = Arc::new(match &api {
+        Some(api) => app.with_api_server(api.reachability()),
+        None => app,
+    });
     for (surface, address) in addresses(config) {
         let (app, stop) = (app.clone(), daemon.stop.clone());
         tokio::spawn(async move {
@@ -128,7 +138,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             state = daemon.state_dir() => state?,
             () = daemon.stop.cancelled() => return Ok(()),
         };
-        report_outward(&daemon, Arc::new(state)).await;
+        report_outward(&daemon, Arc::new(state), api).await;
         Ok(())
     };
     daemon.set_ready().await;
@@ -137,13 +147,11 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 }
 
 /// Everything that is said to the API server; on a standalone node the folder alone is held.
-async fn report_outward(daemon: &Daemon, state: Arc<StateDir>) {
-    if daemon.config.is_standalone() {
+async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiClient>) {
+    let Some(api) = api else {
         daemon.stop.cancelled().await;
         return;
-    }
-    let volnetd = daemon.link(Process::Volnetd);
-    let api = ApiClient::start("kubelet-statusd", daemon.config.clone(), daemon.broker.clone(), volnetd);
+    };
     let (events, own_events) = events::EventQueue::new();
     let outward = Outward {
         config: daemon.config.clone(),

@@ -23,18 +23,16 @@ impl StatusService {
 #[tonic::async_trait]
 impl StatusApi for StatusService {
     async fn get(&self, _: Request<GetStatusRequest>) -> Result<Response<StatusReply>, Status> {
-        let checks = self.app.checks().await;
+        let checks = self.app.checks().await.into_iter().map(|(name, outcome)| check(name, outcome, false));
+        let api_server = self.app.api_server().map(|outcome| check("apiserver", outcome, true));
         Ok(Response::new(StatusReply {
             node_name: self.app.node_name().to_owned(),
             listening: self.app.addresses(),
-            checks: checks
-                .into_iter()
-                .map(|(name, outcome)| Check {
-                    name: name.to_owned(),
-                    ok: outcome.is_ok(),
-                    message: outcome.err().unwrap_or_default(),
-                })
-                .collect(),
+            checks: checks.chain(api_server).collect(),
         }))
     }
+}
+
+fn check(name: &str, outcome: Result<(), String>, informative: bool) -> Check {
+    Check { name: name.to_owned(), ok: outcome.is_ok(), message: outcome.err().unwrap_or_default(), informative }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bulkhead_apiclient::Reachability;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
 use bulkhead_ipc::common::{
@@ -16,11 +17,13 @@ use bulkhead_ipc::evictiond::stats_server::{Stats, StatsServer};
 use bulkhead_ipc::evictiond::{CpuStats, NodeStats, PodStats, SummaryPart, SummaryRequest, summary_part::Part};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
+use bulkhead_ipc::statusd::GetStatusRequest;
+use bulkhead_ipc::statusd::status_server::Status as _;
 use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
 use bulkhead_types::Process;
 use kubelet_statusd::exposition::{self, Family};
-use kubelet_statusd::{App, Limits, OwnMetrics, Peers, Surface, serve_http};
+use kubelet_statusd::{App, Limits, OwnMetrics, Peers, StatusService, Surface, serve_http};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -138,6 +141,10 @@ struct Lab {
 }
 
 async fn lab() -> Lab {
+    lab_of(|app| app).await
+}
+
+async fn lab_of(more: impl FnOnce(App) -> App) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let syncd = fake(Process::Syncd, dir.path()).await;
     let volnetd = fake(Process::Volnetd, dir.path()).await;
@@ -151,7 +158,7 @@ async fn lab() -> Lab {
     let own = OwnMetrics::register(&registry, "n", "v1.36.0-test").unwrap();
     let [syncd_link, volnetd_link, evictiond_link] = links;
     let peers = Peers::new(syncd_link, volnetd_link, evictiond_link);
-    let app = Arc::new(App::new("n".into(), Duration::from_secs(60), peers, registry, own));
+    let app = Arc::new(more(App::new("n".into(), Duration::from_secs(60), peers, registry, own)));
     let limits =
         Limits { connection_life: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
     let mut addresses = Vec::new();
@@ -310,4 +317,26 @@ async fn hostile_clients_are_bounded() {
             .unwrap();
     assert_eq!(status, 200);
     assert_eq!(get(lab.healthz, "/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_is_told_of_and_makes_nobody_ill() {
+    let since = tokio::time::Instant::now();
+    let (reached, reachability) = tokio::sync::watch::channel(Reachability::Reachable { since });
+    let lab = lab_of(|app| app.with_api_server(reachability)).await;
+    let service = StatusService::new(lab.app.clone());
+    let api_server = async || {
+        let reply = service.get(Request::new(GetStatusRequest {})).await.unwrap().into_inner();
+        assert!(reply.checks.iter().all(|check| check.ok || check.informative), "{:?}", reply.checks);
+        reply.checks.into_iter().find(|check| check.name == "apiserver").unwrap()
+    };
+    assert!(api_server().await.ok);
+    reached.send_replace(Reachability::Unreachable { since, reason: "connection refused".into() });
+    let check = api_server().await;
+    assert!(!check.ok && check.informative && check.message.ends_with("connection refused"), "{check:?}");
+    let request = "GET /healthz?verbose HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let (status, _, body) = raw(lab.healthz, request).await.unwrap();
+    assert_eq!(status, 200, "{body}");
+    assert!(!body.contains("apiserver"), "{body}");
+    assert!(lab_of(|app| app).await.app.api_server().is_none(), "a standalone node has none");
 }

@@ -163,6 +163,8 @@ fn well() -> NodeState {
         network_ready: true,
         pleg: "cri-events".into(),
         runtime_status_age_seconds: Some(1.0),
+        relist_age_seconds: Some(1.0),
+        node_allocatable_enforced: true,
         capacity: amounts.clone().into(),
         allocatable: amounts.into(),
         ..NodeState::default()

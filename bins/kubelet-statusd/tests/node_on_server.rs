@@ -46,6 +46,8 @@ fn well() -> NodeState {
         runtime_ready: true,
         network_ready: true,
         runtime_status_age_seconds: Some(1.0),
+        relist_age_seconds: Some(1.0),
+        node_allocatable_enforced: true,
         capacity: amounts.clone().into(),
         allocatable: amounts.into(),
         images: vec![NodeImage { names: vec![], size_bytes: 7 }],

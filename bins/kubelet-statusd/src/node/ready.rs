@@ -81,12 +81,14 @@ fn runtime(state: &NodeState, sync_frequency: Duration) -> Vec<String> {
         Some(_) => {}
     }
     let threshold = if state.pleg == "relist" { RELIST } else { EVENTED_RELIST };
-    if state.relist_age_seconds > threshold.as_secs_f64() {
-        errors.push(format!(
+    match state.relist_age_seconds {
+        None => errors.push("PLEG is not healthy: pleg has yet to be successful".to_owned()),
+        Some(age) if age > threshold.as_secs_f64() => errors.push(format!(
             "PLEG is not healthy: pleg was last seen active {} ago; threshold is {}",
-            minutes(state.relist_age_seconds),
+            minutes(age),
             minutes(threshold.as_secs_f64())
-        ));
+        )),
+        Some(_) => {}
     }
     if state.sync_loop_age_seconds > (sync_frequency * 2).max(SYNC_LOOP_FLOOR).as_secs_f64() {
         errors.push("kubelet-syncd is not healthy: sync Loop took longer than expected".to_owned());
@@ -134,6 +136,7 @@ mod tests {
             network_ready: true,
             runtime_status_age_seconds: Some(1.0),
             pleg: "cri-events".into(),
+            relist_age_seconds: Some(1.0),
             ..Default::default()
         }
     }
@@ -152,8 +155,9 @@ mod tests {
     #[test]
     fn texts() {
         type Case = (&'static str, fn(&mut NodeState), &'static str);
-        let cases: [Case; 11] = [
+        let cases: [Case; 12] = [
             ("well", |_| {}, "kubelet is posting ready status"),
+            ("never listed", |s| s.relist_age_seconds = None, "PLEG is not healthy: pleg has yet to be successful"),
             (
                 "never asked",
                 |s| s.runtime_status_age_seconds = None,
@@ -165,14 +169,14 @@ mod tests {
                 "relist only",
                 |s| {
                     s.pleg = "relist".into();
-                    s.relist_age_seconds = 245.5;
+                    s.relist_age_seconds = Some(245.5);
                 },
                 "PLEG is not healthy: pleg was last seen active 4m0s ago; threshold is 3m0s",
             ),
-            ("rare relists beside events", |s| s.relist_age_seconds = 245.5, "kubelet is posting ready status"),
+            ("rare relists beside events", |s| s.relist_age_seconds = Some(245.5), "kubelet is posting ready status"),
             (
                 "no relist for long",
-                |s| s.relist_age_seconds = 600.5,
+                |s| s.relist_age_seconds = Some(600.5),
                 "PLEG is not healthy: pleg was last seen active 10m0s ago; threshold is 10m0s",
             ),
             (

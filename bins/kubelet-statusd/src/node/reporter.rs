@@ -314,9 +314,7 @@ impl Reporter {
             memory.unschedulable = unschedulable;
             about_status(if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" });
         }
-        let enforces = self.config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods");
-        // kubelet-syncd has measured the machine and works: it has set the limit on the pods' cgroup before its first pod.
-        if enforces && !memory.enforced && view.state.as_deref().is_some_and(limits_are_set) {
+        if !memory.enforced && view.state.as_ref().is_some_and(|state| state.node_allocatable_enforced) {
             memory.enforced = true;
             self.event("Normal", "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods".to_owned());
         }
@@ -340,10 +338,6 @@ async fn news(view: &mut watch::Receiver<View>, storage: &mut watch::Receiver<Pr
     if changed.is_err() {
         std::future::pending::<()>().await;
     }
-}
-
-fn limits_are_set(state: &NodeState) -> bool {
-    super::syncd_view::is_complete(state) && !state.problems.iter().any(|text| text.starts_with("waits for"))
 }
 
 fn is_ready(node: &Node) -> bool {
@@ -404,18 +398,5 @@ mod tests {
         assert_eq!(seen_by_watch(&state("")), None);
         assert_eq!(seen_by_watch(&state("{")), None);
         assert!(seen_by_watch(&state(r#"{"metadata":{"name":"n"}}"#)).is_some());
-    }
-
-    #[test]
-    fn limits_wait_for_a_working_syncd() {
-        let mut state = NodeState {
-            capacity: [("cpu".to_owned(), "1".to_owned())].into(),
-            runtime_status_age_seconds: Some(0.0),
-            problems: vec!["waits for kubelet-volnetd".into()],
-            ..NodeState::default()
-        };
-        assert!(!limits_are_set(&state));
-        state.problems.clear();
-        assert!(limits_are_set(&state));
     }
 }

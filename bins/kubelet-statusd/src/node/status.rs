@@ -127,8 +127,9 @@ fn runtime(status: &mut NodeStatus, state: &NodeState) {
     let mut handlers: Vec<NodeRuntimeHandler> = state.runtime_handlers.iter().map(handler).collect();
     handlers.sort_by(|a, b| a.name.cmp(&b.name));
     status.runtime_handlers = (!handlers.is_empty()).then_some(handlers);
+    // What the runtime says of it, a no as well; nothing when it says nothing.
     status.features =
-        state.supplemental_groups_policy.then_some(NodeFeatures { supplemental_groups_policy: Some(true) });
+        state.supplemental_groups_policy.map(|has| NodeFeatures { supplemental_groups_policy: Some(has) });
     if state.volumes_synced {
         status.volumes_in_use = (!state.volumes_in_use.is_empty()).then(|| state.volumes_in_use.clone());
     }

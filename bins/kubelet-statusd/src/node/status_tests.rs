@@ -40,6 +40,7 @@ fn state() -> NodeState {
         runtime_ready: true,
         network_ready: true,
         pleg: "cri-events".into(),
+        relist_age_seconds: Some(1.0),
         runtime_status_age_seconds: Some(0.5),
         capacity: amounts(&[
             ("cpu", "2"),
@@ -236,7 +237,7 @@ fn runtime_features_volumes_and_swap() {
         user_namespaces: true,
     };
     state.runtime_handlers = vec![handler("runc", true), handler("", false)];
-    state.supplemental_groups_policy = true;
+    state.supplemental_groups_policy = Some(true);
     state.volumes_in_use = vec!["kubernetes.io/csi/d^v".into()];
     state.swap_capacity_bytes = 4096;
     let old = registered();
@@ -254,6 +255,11 @@ fn runtime_features_volumes_and_swap() {
     );
     assert_eq!(status["features"], json!({"supplementalGroupsPolicy": true}));
     assert_eq!(status["volumesInUse"], json!(["kubernetes.io/csi/d^v"]));
+    for (says, shown) in [(Some(false), json!({"supplementalGroupsPolicy": false})), (None, json!(null))] {
+        state.supplemental_groups_policy = says;
+        let (node, _) = next(&old, &fixed(), &now(Some(&state), None, 0));
+        assert_eq!(serde_json::to_value(node.status.unwrap()).unwrap()["features"], shown);
+    }
     assert_eq!(status["nodeInfo"]["swap"], json!({"capacity": 4096}));
 }
 

@@ -46,9 +46,10 @@ impl View {
     }
 }
 
-/// Whether a state speaks of the node or of a start that goes on: the machine is measured, the runtime was asked.
+/// Whether a state speaks of the node or of a start that goes on: the machine is measured, the runtime was asked what it
+/// is and what it runs.
 pub fn is_complete(state: &NodeState) -> bool {
-    !state.capacity.is_empty() && state.runtime_status_age_seconds.is_some()
+    !state.capacity.is_empty() && state.runtime_status_age_seconds.is_some() && state.relist_age_seconds.is_some()
 }
 
 /// Whether a new state replaces the known one: the first words of a new process do only when it stays with them.
@@ -59,7 +60,7 @@ pub fn accepts(known: Option<&NodeState>, incoming: &NodeState, process_age: Dur
 /// Whether two states differ in more than ages and counters that nobody outside looks at.
 pub fn differs(old: &NodeState, new: &NodeState) -> bool {
     let essence = |state: &NodeState| NodeState {
-        relist_age_seconds: 0.0,
+        relist_age_seconds: state.relist_age_seconds.map(|_| 0.0),
         sync_loop_age_seconds: 0.0,
         runtime_status_age_seconds: state.runtime_status_age_seconds.map(|_| 0.0),
         events_received: 0,
@@ -155,6 +156,7 @@ mod tests {
         NodeState {
             capacity: [("cpu".to_owned(), "2".to_owned())].into(),
             runtime_status_age_seconds: Some(1.0),
+            relist_age_seconds: Some(1.0),
             runtime_ready: true,
             ..NodeState::default()
         }
@@ -163,6 +165,7 @@ mod tests {
     #[test]
     fn a_new_process_is_given_time() {
         let (fresh, first) = (NodeState::default(), Duration::from_secs(1));
+        assert!(!is_complete(&NodeState { relist_age_seconds: None, ..complete() }));
         let later = GRACE + Duration::from_secs(1);
         assert!(accepts(None, &complete(), first));
         assert!(accepts(Some(&complete()), &complete(), first));
@@ -180,7 +183,7 @@ mod tests {
         assert!(receiver.has_changed().unwrap());
         receiver.mark_unchanged();
         tokio::time::advance(Duration::from_secs(5)).await;
-        let older = NodeState { runtime_status_age_seconds: Some(9.0), relist_age_seconds: 3.0, ..complete() };
+        let older = NodeState { runtime_status_age_seconds: Some(9.0), relist_age_seconds: Some(3.0), ..complete() };
         take(&sender, older.clone(), since);
         assert!(!receiver.has_changed().unwrap());
         assert_eq!(receiver.borrow().state.as_deref(), Some(&older), "but they are known");

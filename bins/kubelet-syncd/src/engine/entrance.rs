@@ -152,7 +152,7 @@ impl Engine {
         let mut info = NodeInfo::of(config.node_name.as_str(), &config.hostname, labels, node.as_deref(), own);
         let health = self.node.health.borrow();
         if health.known {
-            info.supplemental_groups_policy = Some(health.supplemental_groups_policy);
+            info.supplemental_groups_policy = Some(health.supplemental_groups_policy.unwrap_or_default());
         }
         drop(health);
         info

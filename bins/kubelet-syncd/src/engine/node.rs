@@ -284,6 +284,11 @@ impl NodeContext {
         self.shared().qos_shares = None;
     }
 
+    /// The limit on all pods together is wanted, and volnetd has set it.
+    pub fn limits_pods(&self) -> bool {
+        self.enforce_pods && self.cgroups.borrow().is_some()
+    }
+
     /// Waits until volnetd can take verbs for pods; answers its epoch.
     pub async fn cgroups_ready(&self) -> Option<Epoch> {
         let mut cgroups = self.cgroups.clone();

@@ -29,7 +29,8 @@ pub struct RuntimeHealth {
     pub user_namespaces: bool,
     /// All handlers, by name; the default one has none.
     pub handlers: Vec<Handler>,
-    pub supplemental_groups_policy: bool,
+    /// None: the runtime says nothing of its features.
+    pub supplemental_groups_policy: Option<bool>,
 }
 
 /// A handler of the runtime and what it can do.
@@ -82,7 +83,7 @@ impl RuntimeHealth {
             recursive_read_only_mounts: default.recursive_read_only_mounts,
             user_namespaces: default.user_namespaces,
             handlers,
-            supplemental_groups_policy: status.features.as_ref().is_some_and(|f| f.supplemental_groups_policy),
+            supplemental_groups_policy: status.features.as_ref().map(|f| f.supplemental_groups_policy),
         }
     }
 }
@@ -178,7 +179,9 @@ mod tests {
         let health = RuntimeHealth::of(&status);
         let names: Vec<&str> = health.handlers.iter().map(|h| h.name.as_str()).collect();
         assert_eq!(names, ["", "gvisor", "runc"]);
-        assert!(health.recursive_read_only_mounts && !health.user_namespaces && health.supplemental_groups_policy);
+        assert!(health.recursive_read_only_mounts && !health.user_namespaces);
+        assert_eq!(health.supplemental_groups_policy, Some(true));
+        assert_eq!(RuntimeHealth::of(&v1::StatusResponse::default()).supplemental_groups_policy, None);
         assert!(!health.handlers[1].recursive_read_only_mounts && health.handlers[2].user_namespaces);
     }
 }

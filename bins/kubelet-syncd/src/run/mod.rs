@@ -176,8 +176,9 @@ async fn work(
     let (pods_seen_sender, pods_seen) = watch::channel(ApiPods::default());
     let (_, nothing) = watch::channel(api_node::NodeSeen::default());
     let node_seen = server.as_ref().map_or(nothing, |(_, objects)| objects.node_seen());
-    if server.is_some() {
-        view.set_api(ApiParts { node: node_seen.clone(), pods: pods_seen });
+    if let Some((client, _)) = &server {
+        let reachability = client.reachability();
+        view.set_api(ApiParts { node: node_seen.clone(), pods: pods_seen, reachability });
     }
 
     let ownership =

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::v1;
 use bulkhead_ipc::syncd as api;
@@ -66,6 +67,7 @@ pub struct FirstParts {
 pub struct ApiParts {
     pub node: watch::Receiver<NodeSeen>,
     pub pods: watch::Receiver<ApiPods>,
+    pub reachability: watch::Receiver<Reachability>,
 }
 
 impl NodeView {
@@ -105,6 +107,7 @@ impl NodeView {
     pub fn set_api(self: &Arc<Self>, api: ApiParts) {
         self.follow(api.node.clone());
         self.follow(api.pods.clone());
+        self.follow(api.reachability.clone());
         self.parts().api = Some(api);
         self.touch();
     }
@@ -157,7 +160,7 @@ impl NodeView {
                 None => "relist",
             }
             .to_owned(),
-            relist_age_seconds: first.pleg.list_age().map_or(0.0, |age| age.as_secs_f64()),
+            relist_age_seconds: first.pleg.list_age().map(|age| age.as_secs_f64()),
             events_received: stats.runtime_events,
             events_missed: stats.events_missed,
             sources_ready,
@@ -178,6 +181,7 @@ impl NodeView {
             api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
             orphan_mirrors,
             api_synced: pods.synced,
+            node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.limits_pods()),
         }
     }
 
@@ -245,6 +249,9 @@ fn problems(parts: &Parts, first: &FirstParts, health: &RuntimeHealth) -> Vec<St
         problems.push("waits for kubelet-volnetd".to_owned());
     }
     if let Some(api) = &parts.api {
+        if let Reachability::Unreachable { reason, .. } = &*api.reachability.borrow() {
+            problems.push(format!("the API server does not answer: {reason}"));
+        }
         if !api.node.borrow().synced {
             problems.push("the API server has not yet said whether it has this Node".to_owned());
         } else if !api.pods.borrow().synced {
@@ -286,9 +293,9 @@ impl Watcher {
 /// What is left to compare: neither ages nor counters.
 fn without_ages(state: api::NodeState) -> api::NodeState {
     api::NodeState {
-        relist_age_seconds: 0.0,
+        // That it has ever happened is no age.
+        relist_age_seconds: state.relist_age_seconds.map(|_| 0.0),
         sync_loop_age_seconds: 0.0,
-        // That it has answered at all is no age.
         runtime_status_age_seconds: state.runtime_status_age_seconds.map(|_| 0.0),
         events_received: 0,
         events_missed: 0,
@@ -322,17 +329,24 @@ mod tests {
 
     #[test]
     fn ages_and_counters_are_no_news() {
-        let old = api::NodeState { runtime_status_age_seconds: Some(1.0), events_received: 1, ..Default::default() };
+        let old = api::NodeState {
+            runtime_status_age_seconds: Some(1.0),
+            relist_age_seconds: Some(0.1),
+            events_received: 1,
+            ..Default::default()
+        };
         let later = api::NodeState {
             runtime_status_age_seconds: Some(2.0),
             events_received: 5,
-            relist_age_seconds: 3.0,
+            relist_age_seconds: Some(3.0),
             sync_loop_age_seconds: 1.0,
             ..Default::default()
         };
         assert_eq!(without_ages(old.clone()), without_ages(later.clone()));
         let never = api::NodeState { runtime_status_age_seconds: None, ..later.clone() };
         assert_ne!(without_ages(old.clone()), without_ages(never));
+        let unlisted = api::NodeState { relist_age_seconds: None, ..later.clone() };
+        assert_ne!(without_ages(old.clone()), without_ages(unlisted));
         assert_ne!(without_ages(old), without_ages(api::NodeState { api_synced: true, ..later }));
     }
 }
