@@ -1,0 +1,142 @@
+//! Static pods on a cluster: their mirror pods show them, and nothing that is done to a mirror pod reaches the pod.
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
+use bulkhead_tests::history::{condition, pod_only_advances};
+use bulkhead_tests::lab;
+use bulkhead_tests::shown::{NODE, is_true, main_of, wait_event, wait_node, wait_ready};
+use serde_json::{Value, json};
+
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Waits for a mirror pod that is ready and is another than `former`.
+fn wait_other(cluster: &Cluster, name: &str, former: &Value) -> Result<Value> {
+    cluster.wait_for("pods", "default", name, "another mirror pod is ready", |pod| {
+        pod["metadata"]["uid"] != former["metadata"]["uid"] && is_true(pod, "Ready")
+    })
+}
+
+#[test]
+fn mirror_pods_follow_their_static_pods() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    node.write(&Pod::idle("web"))?;
+    let name = node.pod_name("web");
+    let mirror = wait_ready(&cluster, &name)?;
+    let annotations = &mirror["metadata"]["annotations"];
+    ensure!(annotations[MIRROR] == annotations["kubernetes.io/config.hash"], "{annotations:#}");
+    ensure!(annotations["kubernetes.io/config.source"] == "file", "{annotations:#}");
+    let of_node = cluster.get("nodes", "", NODE)?;
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": of_node["metadata"]["uid"], "controller": true}]);
+    ensure!(mirror["metadata"]["ownerReferences"] == owner, "{:#}", mirror["metadata"]);
+    let toleration = json!({"operator": "Exists", "effect": "NoExecute"});
+    ensure!(
+        mirror["spec"]["tolerations"].as_array().is_some_and(|all| all.contains(&toleration)),
+        "{:#}",
+        mirror["spec"]
+    );
+    let status = &mirror["status"];
+    ensure!(
+        status["podIP"].is_string() && status["hostIP"] == lab.netns().address().to_string().as_str(),
+        "{status:#}"
+    );
+    for kind in ["PodScheduled", "Initialized", "ContainersReady"] {
+        ensure!(condition(&mirror, kind)?["status"] == "True", "{status:#}");
+    }
+    let main = node.wait_running("web", 1)?.main().identity();
+    // Events are about the static pod, by the uid that its sandbox has.
+    let hash = annotations[MIRROR].as_str().context("no hash")?;
+    let about = json!({"metadata": {"uid": hash, "name": name}});
+    wait_event(&cluster, &about, "Normal Started spec.containers{main} Container started (1)")?;
+
+    // Deleted, gracefully or not: another one comes, and the pod knows nothing of it.
+    cluster.kubectl(&["delete", "pod", &name, "--wait=false"])?;
+    let second = wait_other(&cluster, &name, &mirror)?;
+    ensure!(main_of(&second)["containerID"] == main_of(&mirror)["containerID"], "{second:#}");
+    ensure!(second["status"]["startTime"] == mirror["status"]["startTime"], "{second:#}");
+    cluster.delete("pods", "default", &name, Some(0))?;
+    let third = wait_other(&cluster, &name, &second)?;
+    ensure!(main_of(&third)["containerID"] == main_of(&mirror)["containerID"], "{third:#}");
+    ensure!(node.wait_running("web", 1)?.main().identity() == main, "the pod was touched");
+
+    // A restart of everything: nothing is written.
+    node.stop()?;
+    node.launch()?;
+    node.wait_healthy()?;
+    node.wait_pod("web", "it is known again", |pod| pod.phase == "Running" && pod.api.is_some())?;
+    let same = wait_ready(&cluster, &name)?;
+    ensure!(same["metadata"]["uid"] == third["metadata"]["uid"], "the mirror pod was made again");
+    ensure!(same["status"] == third["status"], "{:#}\nbecame\n{:#}", third["status"], same["status"]);
+    ensure!(node.wait_running("web", 1)?.main().identity() == main, "the pod was touched");
+
+    // Another manifest: another pod, another mirror pod.
+    node.write(&Pod::idle("web").annotation("version", "2"))?;
+    let changed = wait_other(&cluster, &name, &third)?;
+    ensure!(changed["metadata"]["annotations"]["version"] == "2", "{:#}", changed["metadata"]);
+    ensure!(changed["metadata"]["annotations"][MIRROR] != annotations[MIRROR], "{:#}", changed["metadata"]);
+    ensure!(main_of(&changed)["containerID"] != main_of(&third)["containerID"], "{changed:#}");
+
+    // No manifest: no pod, no mirror pod.
+    node.remove("web")?;
+    cluster.wait_gone("pods", "default", &name)?;
+    node.wait_gone("web")?;
+    pod_only_advances(&cluster.history("pods", "default", &name)?)?;
+    node.finish()
+}
+
+#[test]
+fn mirror_pods_without_a_static_pod_and_a_node_that_goes() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    node.write(&Pod::idle("orphan"))?;
+    node.write(&Pod::idle("kept"))?;
+    let (orphan, kept) = (node.pod_name("orphan"), node.pod_name("kept"));
+    wait_ready(&cluster, &orphan)?;
+    let before = wait_ready(&cluster, &kept)?;
+    // Its manifest goes while nobody looks.
+    node.stop()?;
+    node.remove("orphan")?;
+    node.launch()?;
+    node.wait_healthy()?;
+    cluster.wait_gone("pods", "default", &orphan)?;
+    node.wait_gone("orphan")?;
+    ensure!(
+        cluster.get("pods", "default", &kept)?["metadata"]["uid"] == before["metadata"]["uid"],
+        "kept was made again"
+    );
+
+    // Under a static pod's name stands somebody's pod: it is left alone, and the static pod runs.
+    let theirs = Pod::idle(&node.pod_name("taken")).spec("nodeName", json!("beta"));
+    let theirs = cluster.create(theirs.value())?;
+    node.write(&Pod::idle("taken"))?;
+    node.wait_running("taken", 1)?;
+    let still = cluster.get("pods", "default", &node.pod_name("taken"))?;
+    ensure!(still == theirs, "{still:#}");
+    cluster.delete("pods", "default", &node.pod_name("taken"), Some(0))?;
+    wait_ready(&cluster, &node.pod_name("taken"))?;
+
+    // The Node is deleted and made again: mirror pods belong to the new one.
+    let old = wait_node(&cluster, "True")?;
+    let main = node.wait_running("kept", 1)?.main().identity();
+    cluster.kubectl(&["delete", "node", NODE])?;
+    node.stop()?;
+    node.launch()?;
+    node.wait_healthy()?;
+    let new = wait_node(&cluster, "True")?;
+    ensure!(new["metadata"]["uid"] != old["metadata"]["uid"], "the Node is the old one");
+    eventually("the mirror pod has the new Node as owner", LONG, || {
+        let mirror = cluster.get("pods", "default", &kept)?;
+        let owner = &mirror["metadata"]["ownerReferences"][0];
+        ensure!(owner["uid"] == new["metadata"]["uid"] && is_true(&mirror, "Ready"), "{mirror:#}");
+        Ok(())
+    })?;
+    ensure!(node.wait_running("kept", 1)?.main().identity() == main, "the pod was touched");
+    let lease = cluster.wait_for("leases", "kube-node-lease", NODE, "it is the new Node's", |lease| {
+        lease["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
+    })?;
+    ensure!(lease["spec"]["holderIdentity"] == NODE, "{lease:#}");
+    node.finish()
+}
