@@ -67,7 +67,8 @@ pub fn run(plan: &Plan) -> Result<Figures> {
     let cluster = lab.stand_in(Config::default())?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
-    std::thread::sleep(SETTLE);
+    // Twice, so that what only the start needed has been given back.
+    std::thread::sleep(SETTLE * 2);
     figures.pss_empty_kib = pss(&node)?;
 
     one_pod(&cluster, &mut figures)?;
