@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bulkhead_testkit::{LONG, eventually, mounts};
+use bulkhead_testkit::{LONG, eventually, mounts, processes};
 use bulkhead_tests::joined::{Member, NODE, config_map, secret};
 use bulkhead_tests::lab;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Each file below a folder: mode, owner, group, and its text.
@@ -312,6 +313,32 @@ fn files_follow_what_the_api_server_has_and_parts_of_volumes_stay() -> Result<()
     ensure!(code == 1);
     let pod = member.wait_ready("pod")?;
     ensure!(pod["status"]["containerStatuses"][0]["restartCount"] == 0, "{}", pod["status"]);
+
+    if member.cluster.is_stand_in() {
+        // Watches that break are opened again, but for what cannot change.
+        let mark = member.cluster.log()?.mark();
+        member.cluster.faults()?.close_watches();
+        let watched = eventually("watches are open again", LONG, || {
+            let records = member.cluster.log()?.after(mark);
+            let uris: Vec<String> =
+                records.into_iter().map(|one| one.uri).filter(|uri| uri.contains("watch=")).collect();
+            for name in ["cm", "sec", "late"] {
+                ensure!(uris.iter().any(|uri| uri.contains(&format!("metadata.name%3D{name}"))), "{uris:?}");
+            }
+            Ok(uris)
+        })?;
+        ensure!(watched.iter().all(|uri| !uri.contains("%3Dfixed")), "{watched:?}");
+    }
+    // The next instance of the container gets parts of what there is now.
+    let container = pod["status"]["containerStatuses"][0]["containerID"].as_str().context("no container")?;
+    let id = container.strip_prefix("containerd://").context("no id")?;
+    processes::signal(member.node.cri()?.pid(id)?, Signal::SIGKILL);
+    member.wait("pod", "it has restarted", |pod| {
+        let status = &pod["status"]["containerStatuses"][0];
+        status["restartCount"] == 1 && status["ready"] == true
+    })?;
+    let after = member.exec("pod", "main", &["sh", "-c", &format!("{parts} /part/folder/k /part/mine/f")])?;
+    ensure!(after == "twotwol=\"two\"twokept\n", "{after:?}");
     member.node.finish()
 }
 
@@ -552,4 +579,33 @@ fn four_hundred_config_maps_cost_what_each_strategy_promises() -> Result<()> {
         member.node.finish()?;
     }
     Ok(())
+}
+
+#[test]
+fn many_volumes_of_many_pods_come_and_go_at_once() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let names: Vec<String> = (0..50).map(|index| format!("m{index}")).collect();
+    let objects: Vec<Value> = names.iter().map(|name| config_map(name, &json!({"k": name}))).collect();
+    let member = Member::start(&lab, &objects, |node| node)?;
+    let sources: Vec<Value> = names.iter().map(|name| source("configMap", "name", name, json!({}))).collect();
+    let volumes: Vec<(&str, Value)> = names.iter().map(String::as_str).zip(sources).collect();
+    let (volumes, mounts) = mounted(&volumes);
+    let main = json!({"name": "main", "volumeMounts": mounts,
+        "command": ["sh", "-c", "cat /v/*/k | tr '\\n' ' '; echo; exit 0"]});
+    let spec = json!({"restartPolicy": "Never", "volumes": volumes, "containers": [main]});
+    let mut all = names.clone();
+    all.sort();
+    for round in 0..2 {
+        let pods: Vec<String> = (0..5).map(|index| format!("p{round}-{index}")).collect();
+        for name in &pods {
+            member.create(name, &spec)?;
+        }
+        for name in &pods {
+            ensure!(member.output(name, "main")? == all.concat());
+        }
+        for name in &pods {
+            member.cluster.delete("pods", "default", name, Some(0))?;
+        }
+    }
+    member.node.finish()
 }
