@@ -360,16 +360,17 @@ impl<S: ImageService> ImageManager<S> {
         spec: v1::ImageSpec,
         credentials: &impl Credentials,
     ) -> Result<Pulled, String> {
+        // Before it is our turn: who is slow to say his credentials holds up nobody else's pull.
+        let repository = reference::ImageName::parse(&spec.image).map(|name| name.repository).unwrap_or_default();
+        let some: Vec<Option<v1::AuthConfig>> = credentials.find(&repository).await.into_iter().map(Some).collect();
+        let none = [None];
+        let credentials = if some.is_empty() { &none[..] } else { &some[..] };
         let _slot = match &self.slots {
             // Never closed.
             Some(slots) => slots.acquire().await.ok(),
             None => None,
         };
         let started = Instant::now();
-        let none = [None];
-        let repository = reference::ImageName::parse(&spec.image).map(|name| name.repository).unwrap_or_default();
-        let some: Vec<Option<v1::AuthConfig>> = credentials.find(&repository).await.into_iter().map(Some).collect();
-        let credentials = if some.is_empty() { &none[..] } else { &some[..] };
         let mut failures: Vec<String> = Vec::new();
         for auth in credentials {
             if !self.state().bucket.as_mut().is_none_or(|bucket| bucket.take(started)) {

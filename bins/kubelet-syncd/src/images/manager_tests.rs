@@ -242,6 +242,35 @@ async fn one_at_a_time_a_few_or_all() {
     }
 }
 
+/// Credentials that nobody ever says.
+struct Silent;
+
+impl Credentials for Silent {
+    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_credentials_holds_up_nobody() {
+    let bench = Bench::new(Registry::default(), PullLimits::default());
+    let (uid, annotations) = (PodUid::parse("u").unwrap(), BTreeMap::new());
+    let request = ImageRequest {
+        pod_uid: &uid,
+        image: "private:1",
+        policy: PullPolicy::Always,
+        annotations: &annotations,
+        sandbox_config: None,
+    };
+    let events = |_: EventType, _: &'static str, _: &str| {};
+    let hangs = bench.manager.ensure_image_exists(request, &Silent, &events);
+    tokio::select! {
+        biased;
+        _ = hangs => unreachable!(),
+        other = bench.ensure("public:1", PullPolicy::Always) => assert!(other.is_ok()),
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn too_many_pulls_a_second_fail() {
     let limits = PullLimits { serialize: false, per_second: 1, burst: 2, ..PullLimits::default() };

@@ -21,6 +21,7 @@ use self::matching::names_to_match;
 use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
 use crate::api::objects::{Objects, TokenWanted};
+use crate::runtime::named_objects::{self, Wanted};
 
 /// TokenRequest's default, for providers that get a token.
 const TOKEN_SECONDS: i64 = 3600;
@@ -66,9 +67,11 @@ impl Keyring {
     /// Credentials for `repository` (`registry.test/team/app`, without tag and digest).
     pub async fn find(&self, puller: Puller<'_>, repository: &str) -> Found {
         let mut found = Found::default();
+        let wanted = Wanted { secrets: puller.secrets.iter().cloned().collect(), ..Wanted::default() };
+        let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
         let mut secrets = Vec::new();
         for name in puller.secrets {
-            let entries = match self.objects.secret(puller.namespace, name).await {
+            let entries = match objects.secret(name) {
                 Ok(secret) => entries_of(&secret),
                 Err(error) => {
                     tracing::info!(secret = name, %error, "an image pull secret is not to be had");

@@ -15,12 +15,15 @@ use bulkhead_types::GoDuration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::docker_config::Entry;
 use super::matching::Pattern;
 
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Programs of one provider that run at once: one that hangs leaves room for other images.
+const QUESTIONS: usize = 4;
 /// Largest answer.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// So much of what it writes to standard error is shown.
@@ -98,15 +101,15 @@ pub struct Provider {
     patterns: Vec<Pattern>,
     program: PathBuf,
     cache: Mutex<Remembered>,
-    /// One question at a time: who asks the same meanwhile finds the answer in the cache.
-    asking: tokio::sync::Mutex<()>,
+    /// Who waits for his turn may find the answer in the cache then.
+    asking: Semaphore,
 }
 
 impl Provider {
     pub fn new(config: CredentialProvider, bin_dir: &std::path::Path) -> Self {
         let patterns = config.match_images.iter().filter_map(|text| Pattern::parse(text)).collect();
         let program = bin_dir.join(&config.name);
-        Provider { config, patterns, program, cache: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Provider { config, patterns, program, cache: Mutex::default(), asking: Semaphore::new(QUESTIONS) }
     }
 
     /// Whether it is asked for this image at all.
@@ -126,7 +129,8 @@ impl Provider {
         if let Some(entries) = self.remembered(repository, token) {
             return Ok(entries);
         }
-        let _turn = self.asking.lock().await;
+        // Never closed.
+        let _turn = self.asking.acquire().await;
         if let Some(entries) = self.remembered(repository, token) {
             return Ok(entries);
         }
