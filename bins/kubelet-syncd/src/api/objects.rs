@@ -55,6 +55,8 @@ pub struct TokenWanted {
 pub struct Token {
     pub token: String,
     pub expires: jiff::Timestamp,
+    /// From then on a newer one is to be had.
+    pub renew: jiff::Timestamp,
 }
 
 impl Debug for Token {

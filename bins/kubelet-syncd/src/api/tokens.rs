@@ -34,6 +34,14 @@ pub struct Issued {
     pub lifetime_seconds: i64,
 }
 
+impl Issued {
+    /// `lifetime_seconds`: what the server granted.
+    pub fn new(token: String, expires: Timestamp, lifetime_seconds: i64) -> Self {
+        let renew = renewal(expires, lifetime_seconds);
+        Issued { token: Token { token, expires, renew }, lifetime_seconds }
+    }
+}
+
 impl std::fmt::Debug for Issued {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Issued").field("token", &self.token).field("lifetime_seconds", &self.lifetime_seconds).finish()
@@ -59,7 +67,7 @@ impl TokenServer for ApiClient {
                 return Err(ObjectError::Away("the API server answered without a token".to_owned()));
             };
             let lifetime_seconds = granted.unwrap_or(wanted.expiration_seconds);
-            Ok(Issued { token: Token { token, expires: expires.0 }, lifetime_seconds })
+            Ok(Issued::new(token, expires.0, lifetime_seconds))
         })
     }
 }
@@ -79,18 +87,18 @@ fn request(wanted: &TokenWanted) -> TokenRequest {
     TokenRequest { spec: Some(spec), ..TokenRequest::default() }
 }
 
-/// Whether it is time for a new one: 24 hours after it was issued, or when a fifth of its life is left. Pure. `jitter`
-/// makes it earlier.
-pub fn needs_renewal(issued: &Issued, now: Timestamp, jitter: SignedDuration) -> bool {
-    let expires = issued.token.expires;
+/// When it is time for a new one: 24 hours after it was issued, or when a fifth of its life is left. Pure.
+fn renewal(expires: Timestamp, lifetime_seconds: i64) -> Timestamp {
     // What a server grants is bounded, so that no sum overflows.
-    let seconds = issued.lifetime_seconds.clamp(0, LIFETIME_MAX_SECONDS);
-    let lifetime = SignedDuration::from_secs(seconds);
-    let last_fifth = SignedDuration::from_secs(seconds * 20 / 100);
-    let before = |by: SignedDuration| expires.saturating_sub(by).unwrap_or(Timestamp::MIN);
-    let born = before(lifetime);
-    let old = born.saturating_add(AGE_MAX - jitter).unwrap_or(Timestamp::MAX);
-    now > old || now > before(last_fifth + jitter)
+    let seconds = lifetime_seconds.clamp(0, LIFETIME_MAX_SECONDS);
+    let before = |seconds: i64| expires.saturating_sub(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MIN);
+    let old = before(seconds).saturating_add(AGE_MAX).unwrap_or(Timestamp::MAX);
+    old.min(before(seconds * 20 / 100))
+}
+
+/// Whether that time has come. `jitter` makes it earlier.
+pub fn needs_renewal(issued: &Issued, now: Timestamp, jitter: SignedDuration) -> bool {
+    now > issued.token.renew.saturating_sub(jitter).unwrap_or(Timestamp::MIN)
 }
 
 type Slot = Arc<tokio::sync::Mutex<Option<Issued>>>;
@@ -117,7 +125,7 @@ impl Tokens {
         tokens
     }
 
-    fn with_clock(server: Arc<dyn TokenServer>, clock: Clock) -> Arc<Self> {
+    pub(crate) fn with_clock(server: Arc<dyn TokenServer>, clock: Clock) -> Arc<Self> {
         Arc::new(Tokens { server, clock, slots: Mutex::default() })
     }
 
@@ -196,14 +204,14 @@ async fn drop_expired(tokens: Weak<Tokens>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_workers::requeue;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + seconds).unwrap()
     }
 
     fn issued(lifetime_seconds: i64) -> Issued {
-        let token = Token { token: "secret".to_owned(), expires: at(lifetime_seconds) };
-        Issued { token, lifetime_seconds }
+        Issued::new("secret".to_owned(), at(lifetime_seconds), lifetime_seconds)
     }
 
     #[test]
@@ -224,7 +232,7 @@ mod tests {
             assert_eq!(got, expected, "{name}");
         }
         for lifetime_seconds in [i64::MAX, i64::MIN] {
-            let odd = Issued { lifetime_seconds, ..issued(600) };
+            let odd = Issued::new("t".to_owned(), Timestamp::MAX, lifetime_seconds);
             assert!(needs_renewal(&odd, Timestamp::MAX, jitter()), "no overflow");
         }
     }
@@ -246,8 +254,7 @@ mod tests {
                     return Err(error);
                 }
                 let expires = at(*self.now.lock().unwrap() + wanted.expiration_seconds);
-                let token = Token { token: format!("t{}", asked.len()), expires };
-                Ok(Issued { token, lifetime_seconds: wanted.expiration_seconds })
+                Ok(Issued::new(format!("t{}", asked.len()), expires, wanted.expiration_seconds))
             })
         }
     }
@@ -291,6 +298,31 @@ mod tests {
         assert_eq!(tokens.slots().len(), 1, "b's has expired, c never had one");
         tokens.forget_pod(&PodUid::parse("a").unwrap());
         assert!(tokens.slots().is_empty());
+    }
+
+    /// The pod's own looks are hours apart; those for the token keep what its file shows alive, also when the server is
+    /// away for as long as a fifth of a life lasts.
+    #[tokio::test(start_paused = true)]
+    async fn what_a_file_shows_never_expires_between_two_looks() {
+        let fake = Arc::new(Fake::default());
+        let start = tokio::time::Instant::now();
+        let seconds = move || i64::try_from(start.elapsed().as_secs()).unwrap();
+        let tokens = Tokens::with_clock(fake.clone(), Arc::new(move || at(seconds())));
+        let short = TokenWanted { expiration_seconds: 600, ..wanted("a") };
+        let period = Duration::from_secs(6 * 3600);
+        let mut looks = 0;
+        while seconds() < 24 * 3600 {
+            let now = seconds();
+            *fake.now.lock().unwrap() = now;
+            let away = (10_000..10_110).contains(&(now % 20_000));
+            *fake.fails.lock().unwrap() = away.then(|| ObjectError::Away("down".into()));
+            let shown = tokens.get(&short).await.unwrap();
+            let pause = requeue::until_renewal(shown.renew, at(now)).min(period);
+            tokio::time::sleep(pause).await;
+            assert!(at(seconds()) < shown.expires, "expired in the file at {now}");
+            looks += 1;
+        }
+        assert!((170..300).contains(&looks), "{looks} looks in a day, {} tokens", fake.asked.lock().unwrap().len());
     }
 
     #[test]

@@ -338,7 +338,10 @@ impl Engine {
                 Action::Requeue { uid, retry } => {
                     let frequency = self.node.sync_frequency;
                     let at = now + requeue::delay(retry, frequency, random_fraction());
-                    self.queue.set(&uid, self.deadline(&uid, now).map_or(at, |deadline| at.min(deadline)));
+                    let renew = self.node.tokens_renew(&uid);
+                    let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
+                    let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
+                    self.queue.set(&uid, at);
                 }
                 Action::Finished { uid } => {
                     tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");

@@ -36,6 +36,8 @@ pub struct Prepared {
     pub volumes: MountedVolumes,
     /// What the volumes with files from the API show.
     pub contents: ContentHashes,
+    /// When the first token among them is to be replaced.
+    pub tokens_renew: Option<jiff::Timestamp>,
 }
 
 /// Shared by the main loop and all tasks.
@@ -218,6 +220,11 @@ impl NodeContext {
         if let Some(prepared) = shared.prepared.get_mut(uid).filter(|p| Arc::ptr_eq(&p.pod, before)) {
             prepared.pod = pod.clone();
         }
+    }
+
+    /// When the first token that the pod's volumes show is to be replaced.
+    pub fn tokens_renew(&self, uid: &PodUid) -> Option<jiff::Timestamp> {
+        self.shared().prepared.get(uid)?.tokens_renew
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {

@@ -45,7 +45,7 @@ impl One {
             volnetd.prepare_pod(&self.context, api::PreparePodRequest { pod_uid: self.uid.to_string() }),
             async {
                 let objects = self.objects_of(pod, &plans).await?;
-                Ok::<_, Stop>(self.maker(pod, &facts, &objects).set_up(plans).await)
+                Ok::<_, Stop>((self.maker(pod, &facts, &objects).set_up(plans).await, objects.tokens_renew()))
             },
         );
         let cgroup = match cgroup {
@@ -61,7 +61,7 @@ impl One {
         if let Err(error) = folders {
             return Err(self.volnetd_failed("making the pod's folders", &error));
         }
-        let outcomes = outcomes?;
+        let (outcomes, tokens_renew) = outcomes?;
         view::volumes(&self.node, &self.uid, &outcomes);
         self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
         if outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
@@ -74,6 +74,7 @@ impl One {
             cgroup_parent: cgroup.cgroup_parent,
             volumes: set_up::mounted(&outcomes),
             contents: set_up::hashes(&outcomes),
+            tokens_renew,
         };
         self.node.set_prepared(&self.uid, prepared.clone());
         Ok(prepared)
@@ -91,9 +92,11 @@ impl One {
             return Ok(prepared);
         }
         let objects = self.objects_of(pod, plans).await?;
-        let before = prepared.contents.clone();
+        let before = (prepared.contents.clone(), prepared.tokens_renew);
         let errors = self.maker(pod, facts, &objects).refresh(plans, &mut prepared.contents).await;
-        if prepared.contents != before {
+        // A token that could not be had leaves the time in the past: it is asked for again soon.
+        prepared.tokens_renew = objects.tokens_renew().or(prepared.tokens_renew);
+        if (&prepared.contents, prepared.tokens_renew) != (&before.0, before.1) {
             self.node.set_prepared(&self.uid, prepared.clone());
         }
         for error in errors {

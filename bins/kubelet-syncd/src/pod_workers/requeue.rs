@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 /// Wait after a sync that could not reach the network plugin.
 pub const NETWORK_NOT_READY: Duration = Duration::from_secs(1);
 /// Wait after any other failure.
 pub const BACK_OFF: Duration = Duration::from_secs(10);
 /// Wait after a call that another process of ours did not answer: it restarts, and that is quick.
 pub const PEER_AWAY: Duration = Duration::from_millis(500);
+
+/// Between two tries to renew a token; also how far behind its time a renewal may be.
+pub const TOKEN_RETRY: Duration = Duration::from_secs(10);
 
 /// What the work ended with, as far as the next look is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +43,14 @@ pub fn delay(retry: Retry, sync_frequency: Duration, random: f64) -> Duration {
     jitter(base, random)
 }
 
+/// Time until the pod is looked at because a token that its volumes show is to be replaced from `renew` on, however long
+/// the sync period is: what is shown must not expire.
+pub fn until_renewal(renew: Timestamp, now: Timestamp) -> Duration {
+    // A moment later than that time itself, which does not count yet.
+    let left = renew.duration_since(now).saturating_add(jiff::SignedDuration::from_secs(1));
+    Duration::try_from(left).unwrap_or_default().max(TOKEN_RETRY)
+}
+
 /// `base * (1 + U[0, 0.5])`.
 pub fn jitter(base: Duration, random: f64) -> Duration {
     base.mul_f64(1.0 + 0.5 * random.clamp(0.0, 1.0))
@@ -63,5 +76,16 @@ mod tests {
         for (retry, random, seconds) in cases {
             assert_eq!(delay(retry, minute, random), Duration::from_secs_f64(seconds), "{retry:?} {random}");
         }
+    }
+    #[test]
+    fn tokens_are_looked_at_in_time_and_not_too_often() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let wait = |seconds: i64| {
+            let renew = now.checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
+            until_renewal(renew, now).as_secs()
+        };
+        assert_eq!([wait(480), wait(0), wait(-50)], [481, 10, 10]);
+        assert_eq!(until_renewal(Timestamp::MIN, Timestamp::MAX), TOKEN_RETRY);
+        assert!(until_renewal(Timestamp::MAX, Timestamp::MIN) > Duration::from_secs(3600));
     }
 }

@@ -194,7 +194,7 @@ impl Objects for FakeObjects {
 
     fn token<'a>(&'a self, wanted: &'a TokenWanted) -> BoxFuture<'a, Result<Token, ObjectError>> {
         self.answer("token", &wanted.service_account, |kept| {
-            Some(Token { token: kept.token.clone()?, expires: jiff::Timestamp::MAX })
+            Some(Token { token: kept.token.clone()?, expires: jiff::Timestamp::MAX, renew: jiff::Timestamp::MAX })
         })
     }
 

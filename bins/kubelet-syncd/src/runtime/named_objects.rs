@@ -98,6 +98,13 @@ impl NamedObjects {
     }
 }
 
+impl NamedObjects {
+    /// When the first of the tokens is to be replaced by a newer one.
+    pub fn tokens_renew(&self) -> Option<jiff::Timestamp> {
+        self.tokens.values().flatten().map(|token| token.renew).min()
+    }
+}
+
 /// Asks for all of them at once, within ten seconds. Without a name in `wanted` it does not wait at all.
 pub async fn fetch(objects: &dyn Objects, namespace: &str, wanted: Wanted) -> NamedObjects {
     let config_maps = wanted.config_maps.into_iter().map(|name| async move {

@@ -61,7 +61,7 @@ fn objects_for(content: &Content) -> NamedObjects {
         let text = format!("token of {}", token.audiences.join(","));
         let got = match token.service_account.as_str() {
             "nobody" => Err(LookupError::NotFound { kind: "serviceaccount", name: "nobody".into() }),
-            _ => Ok(Token { token: text, expires: jiff::Timestamp::MAX }),
+            _ => Ok(Token { token: text, expires: jiff::Timestamp::MAX, renew: jiff::Timestamp::MAX }),
         };
         objects.tokens.insert(token, got);
     }
