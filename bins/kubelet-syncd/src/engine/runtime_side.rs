@@ -16,6 +16,7 @@ use super::events::Reporter;
 use super::node::{NodeContext, Prepared};
 use super::ports::{Files, Paced, PodImages, with_turn};
 use super::view;
+use super::work::is_over;
 use crate::images::credentials::Keyring;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
@@ -70,6 +71,27 @@ pub struct RuntimeSide {
 struct Memory {
     failures: ReasonCache,
     back_off_until: HashMap<PodUid, HashMap<String, SystemTime>>,
+    /// Pods whose containers are being brought to what the spec says.
+    in_sync: HashSet<PodUid>,
+}
+
+/// While it lives the pod is in sync's hands.
+struct InSync<'a> {
+    side: &'a RuntimeSide,
+    uid: &'a PodUid,
+}
+
+impl<'a> InSync<'a> {
+    fn begin(side: &'a RuntimeSide, uid: &'a PodUid) -> Self {
+        side.memory().in_sync.insert(uid.clone());
+        InSync { side, uid }
+    }
+}
+
+impl Drop for InSync<'_> {
+    fn drop(&mut self) {
+        self.side.memory().in_sync.remove(self.uid);
+    }
 }
 
 impl RuntimeSide {
@@ -138,6 +160,7 @@ impl RuntimeSide {
             is_terminating: &terminating,
             on_sandbox_ready: &sandbox_ready,
         };
+        let _in_sync = InSync::begin(self, uid);
         let result =
             with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
         self.remember(uid, &result);
@@ -205,6 +228,16 @@ impl RuntimeSide {
         // A look at the runtime that began before the sandbox stood does not take back that it does.
         if let Some(last) = last.as_ref().filter(|_| stage == Stage::Alive && node.knows_of_newer_sandbox(uid)) {
             conditions::keep(&mut status, last, conditions::SANDBOX_READY);
+        }
+        // Between the end of one instance and the start of the next that a sync has decided on, all containers may have
+        // ended: whether the pod has is known when that sync is over, and a look follows it.
+        if let Some(last) = last.as_ref().filter(|last| !is_over(last))
+            && stage == Stage::Alive
+            && verdict.is_none()
+            && is_over(&status)
+            && self.memory().in_sync.contains(uid)
+        {
+            status = last.clone();
         }
         if let Some(last) = last.as_ref().or(pod.status.as_ref())
             && let Some(why) = transition::illegal(pod, last, &status)

@@ -48,7 +48,8 @@ pub(super) type Step<T> = Result<T, Stop>;
 
 const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
-fn is_over(status: &PodStatus) -> bool {
+/// The phase is one that no pod leaves.
+pub(super) fn is_over(status: &PodStatus) -> bool {
     matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
