@@ -18,22 +18,6 @@ const OUTGROWN_CHECK: Duration = Duration::from_secs(10);
 /// The fence was put up before its folders were there. A fence is never widened, only a new process can have another.
 static INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
-/// System calls that this daemon never makes. OpenByHandle is the one that matters: with CAP_DAC_READ_SEARCH it opens
-/// any inode, and Landlock has no say in it.
-const DENIED: &[Deny] = &[
-    Deny::OpenByHandle,
-    Deny::Exec,
-    Deny::IoUring,
-    Deny::Trace,
-    Deny::Keys,
-    Deny::BpfPerf,
-    Deny::Machine,
-    Deny::Mount,
-    Deny::Namespaces,
-    Deny::Userfault,
-    Deny::RawIo,
-];
-
 /// What was put in force.
 #[derive(Debug)]
 pub struct Fenced {
@@ -91,7 +75,8 @@ pub fn fence(pods: &Path, logs: &Path) -> std::io::Result<Fenced> {
     for path in &report.missing {
         tracing::warn!(path = %path.display(), "folder is not there, what is made in it later will not be measured");
     }
-    seccomp::restrict(DENIED, Some(&[Family::Unix])).map_err(std::io::Error::other)?;
+    // OpenByHandle is the one that matters: with CAP_DAC_READ_SEARCH it opens any inode, and Landlock has no say in it.
+    seccomp::restrict(&Deny::ALL, Some(&[Family::Unix])).map_err(std::io::Error::other)?;
     Ok(Fenced { rules: report.rules, landlock: report.enforcement != Enforcement::None })
 }
 

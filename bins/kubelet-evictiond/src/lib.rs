@@ -24,7 +24,7 @@
 //! Nothing is measured while nobody asks.
 //!
 //! # Known gaps
-//! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch come with later issues.
+//! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
 //! What only the runtime knows (bytes used by images, writable layers) and network counters are left out.
 
 pub mod cgroup;

@@ -27,8 +27,8 @@
 //! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
 //! # Known gaps
-//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. Certificates and the HTTPS server
-//! on 10250 come with later issues; `/metrics/cadvisor`, `/metrics/probes` and `/pods` with them.
+//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. The certificates and the HTTPS
+//! server on 10250 are not there yet, nor `/metrics/cadvisor`, `/metrics/probes` and `/pods`, which go with it.
 
 mod app;
 pub mod events;
@@ -80,21 +80,8 @@ const BIND_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::
 /// The kernel refuses the filter.
 pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
     use bulkhead_sys::seccomp::{Deny, Family, restrict};
-    const DENIED: &[Deny] = &[
-        Deny::OpenByHandle,
-        Deny::Exec,
-        Deny::IoUring,
-        Deny::Trace,
-        Deny::Keys,
-        Deny::BpfPerf,
-        Deny::Machine,
-        Deny::Mount,
-        Deny::Namespaces,
-        Deny::Userfault,
-        Deny::RawIo,
-    ];
-    let allowed = |deny: &Deny| *deny == Deny::Exec && config.kubeconfig_runs_program;
-    let denied: Vec<Deny> = DENIED.iter().copied().filter(|deny| !allowed(deny)).collect();
+    let runs_program = config.kubeconfig_runs_program;
+    let denied: Vec<Deny> = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec || !runs_program).collect();
     restrict(&denied, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
     Ok(Vec::new())
 }

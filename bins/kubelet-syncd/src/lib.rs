@@ -28,7 +28,12 @@
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
 //! volnetd's epoch is known; a peer or a runtime that does not answer is unknown, never gone; a pod goes one way through
-//! its life; one hung call holds up one pod.
+//! its life; one hung call holds up one pod. It never writes to the API server, and of what it reads there secrets and
+//! tokens are used for the pods that name them alone.
+//!
+//! # Known gaps
+//! Probes and hooks are not made, and said so by an event. Volumes are emptyDir, hostPath and those with files from the
+//! API; a pod with another kind waits and says why. No resizing in place, no resource managers and devices.
 
 pub mod admission;
 pub mod api;

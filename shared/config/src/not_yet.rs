@@ -1,5 +1,5 @@
 //! What an operator can ask for and this version does not do yet. The launcher names whatever is set in one warning;
-//! an issue that brings a feature deletes its row here.
+//! who brings a feature deletes its row here.
 
 use crate::FeatureGates;
 use crate::defaults::flag_defaults;

@@ -39,6 +39,21 @@ pub enum Deny {
 }
 
 impl Deny {
+    /// Everything: what a process without privileges has no use for.
+    pub const ALL: [Deny; 11] = [
+        Deny::OpenByHandle,
+        Deny::Exec,
+        Deny::IoUring,
+        Deny::Trace,
+        Deny::Keys,
+        Deny::BpfPerf,
+        Deny::Machine,
+        Deny::Mount,
+        Deny::Namespaces,
+        Deny::Userfault,
+        Deny::RawIo,
+    ];
+
     const fn calls(self) -> &'static [i64] {
         match self {
             Deny::OpenByHandle => &[libc::SYS_open_by_handle_at],

@@ -55,22 +55,8 @@ const MAX_IMAGES: i32 = 50;
 /// The kernel takes no filter.
 pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
     use bulkhead_sys::seccomp::{Deny, Family, restrict};
-    const DENIED: &[Deny] = &[
-        Deny::OpenByHandle,
-        Deny::Exec,
-        Deny::IoUring,
-        Deny::Trace,
-        Deny::Keys,
-        Deny::BpfPerf,
-        Deny::Machine,
-        Deny::Mount,
-        Deny::Namespaces,
-        Deny::Userfault,
-        Deny::RawIo,
-    ];
     let runs_programs = config.kubeconfig_runs_program || config.credential_providers.is_some();
-    let allowed = |deny: &Deny| *deny == Deny::Exec && runs_programs;
-    let denied: Vec<Deny> = DENIED.iter().copied().filter(|deny| !allowed(deny)).collect();
+    let denied: Vec<Deny> = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec || !runs_programs).collect();
     restrict(&denied, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
     Ok(Vec::new())
 }

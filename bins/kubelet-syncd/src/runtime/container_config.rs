@@ -99,7 +99,7 @@ pub fn wants_etc_hosts(container: &Container) -> bool {
     container.volume_mounts.iter().flatten().all(|m| m.mount_path != "/etc/hosts")
 }
 
-/// Everything that can be refused before anything is created for the instance: features of later issues, volumes,
+/// Everything that can be refused before anything is created for the instance: features that are not there yet, volumes,
 /// users. [`container_config`] checks the same; this saves the files that a refused start would leave. Answers the
 /// parts of volumes that are to be prepared.
 pub fn check(
