@@ -17,7 +17,7 @@ use crate::table::{Table, printable};
 use crate::view::{Pod, PodEvent};
 use crate::{Exit, Failure, age};
 
-const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "WHY"];
+const COLUMNS: [&str; 9] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "SOURCE", "WHY"];
 
 fn client(channel: Channel) -> PodsClient<Channel> {
     PodsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -87,7 +87,7 @@ pub(crate) fn table(pods: &[Pod], now: Timestamp) -> String {
     table.render(0)
 }
 
-fn row(pod: &Pod, now: Timestamp) -> [String; 8] {
+fn row(pod: &Pod, now: Timestamp) -> [String; 9] {
     let ip = pod.ips.first().cloned().unwrap_or_default();
     [
         pod.namespace.clone(),
@@ -97,6 +97,7 @@ fn row(pod: &Pod, now: Timestamp) -> [String; 8] {
         pod.restarts().to_string(),
         age::since(&pod.started_at, now),
         ip,
+        pod.origin(),
         why(pod, now),
     ]
 }
@@ -221,6 +222,13 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
     line("Namespace", &pod.namespace);
     line("UID", &pod.uid);
     line("Source", &pod.source);
+    if let Some(api) = &pod.api {
+        let kind = if api.mirror { format!("mirror pod {}, ", api.uid) } else { String::new() };
+        let deleting = if api.deleting { ", is being deleted" } else { "" };
+        line("API server", &format!("{kind}version {}{deleting}", api.resource_version));
+    } else if pod.source == "api" {
+        line("API server", "has it no more");
+    }
     line("Status", &pod.status_word());
     line("Worker", pod.worker);
     line("Why", &why(pod, now));
@@ -373,8 +381,8 @@ mod tests {
         assert_eq!(
             table(&[web()], now()),
             "\
-NAMESPACE   NAME         READY   STATUS             RESTARTS   AGE   IP         WHY
-default     web-node-a   0/1     CrashLoopBackOff   2          5m    10.0.0.5   waits to start container main again (10s)
+NAMESPACE   NAME         READY   STATUS             RESTARTS   AGE   IP         SOURCE   WHY
+default     web-node-a   0/1     CrashLoopBackOff   2          5m    10.0.0.5   file     waits to start container main again (10s)
 "
         );
     }
@@ -415,6 +423,29 @@ Events:
   11s   Warning   BackOff   spec.containers{main}   Back-off restarting failed container\\u{1b}[2J
 "
         );
+    }
+
+    #[test]
+    fn what_the_api_server_has_is_said() {
+        let mut pod = web();
+        let api = |mirror, deleting| crate::view::ApiCopy {
+            uid: "m1".into(),
+            resource_version: "12".into(),
+            deleting,
+            mirror,
+        };
+        let line = |pod: &Pod| {
+            let text = describe(pod, now());
+            text.lines().find_map(|line| line.strip_prefix("API server:")).map(|text| text.trim().to_owned())
+        };
+        assert_eq!(line(&pod), None);
+        pod.api = Some(api(true, false));
+        assert_eq!(line(&pod).unwrap(), "mirror pod m1, version 12");
+        pod.source = "api".into();
+        pod.api = Some(api(false, true));
+        assert_eq!(line(&pod).unwrap(), "version 12, is being deleted");
+        pod.api = None;
+        assert_eq!(line(&pod).unwrap(), "has it no more");
     }
 
     #[test]

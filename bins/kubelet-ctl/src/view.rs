@@ -11,6 +11,9 @@ pub(crate) struct Pod {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) source: String,
+    /// What the API server has of it, as kubelet-syncd saw it last; absent: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) api: Option<ApiCopy>,
     pub(crate) worker: &'static str,
     pub(crate) phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -40,6 +43,17 @@ pub(crate) struct Pod {
     /// v1.PodStatus, where one pod was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<serde_json::Value>,
+}
+
+/// A pod on the API server.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ApiCopy {
+    pub(crate) uid: String,
+    pub(crate) resource_version: String,
+    pub(crate) deleting: bool,
+    /// It only shows a pod that comes from a manifest.
+    pub(crate) mirror: bool,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -127,6 +141,12 @@ impl Pod {
             name: state.name,
             uid: state.uid,
             source: state.source,
+            api: state.api.map(|api| ApiCopy {
+                uid: api.uid,
+                resource_version: api.resource_version,
+                deleting: api.deleting,
+                mirror: !api.mirror_hash.is_empty(),
+            }),
             worker,
             phase: state.phase,
             reason: state.reason,
@@ -156,6 +176,18 @@ impl Pod {
                 .collect(),
             status,
         }
+    }
+
+    /// The SOURCE column: where the pod is from, and what of it is on the API server when that does not go without saying.
+    pub(crate) fn origin(&self) -> String {
+        let more = match &self.api {
+            Some(api) if api.mirror && api.deleting => "/mirror deleting",
+            Some(api) if api.mirror => "/mirror",
+            Some(api) if api.deleting => "/deleting",
+            None if self.source == "api" => "/gone",
+            _ => "",
+        };
+        format!("{}{more}", self.source)
     }
 
     /// The STATUS column as kubectl works it out: what a container waits for or ended with comes before the phase.
@@ -298,6 +330,15 @@ mod tests {
         ] {
             assert_eq!(pod.status_word(), word, "{pod:?}");
         }
+        let from = |source: &str, mirror_hash: &str, deleting| {
+            let api =
+                bulkhead_ipc::syncd::ApiObject { mirror_hash: mirror_hash.into(), deleting, ..Default::default() };
+            Pod::new(PodState { source: source.into(), api: Some(api), ..Default::default() }, false).origin()
+        };
+        assert_eq!([from("api", "", false), from("api", "", true)], ["api", "api/deleting"]);
+        assert_eq!([from("file", "h", false), from("file", "h", true)], ["file/mirror", "file/mirror deleting"]);
+        let alone = |source: &str| Pod::new(PodState { source: source.into(), ..Default::default() }, false).origin();
+        assert_eq!([alone("file"), alone("api")], ["file", "api/gone"]);
         let mut evicted = pod("Failed", vec![]);
         evicted.reason = "Evicted".into();
         assert_eq!(evicted.status_word(), "Evicted");

@@ -257,9 +257,9 @@ async fn pods_in_all_forms() {
     assert_eq!(
         out,
         "\
-NAMESPACE     NAME    READY   STATUS    RESTARTS   AGE   IP   WHY
-default       web-n   1/1     Running   0          -     -    runs
-kube-system   dns-n   1/1     Running   0          -     -    runs
+NAMESPACE     NAME    READY   STATUS    RESTARTS   AGE   IP   SOURCE   WHY
+default       web-n   1/1     Running   0          -     -    file     runs
+kube-system   dns-n   1/1     Running   0          -     -    file     runs
 "
     );
     let (_, out, _) = ctl(node.path(), "pods -n default -o json").await;
