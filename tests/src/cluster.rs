@@ -9,7 +9,8 @@ use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::{Cluster, IDLE, Node};
 use serde_json::{Value, json};
 
-use crate::history::pod_only_advances;
+use crate::history::{self, pod_only_advances};
+pub use crate::shown::wait_ready;
 
 pub const NAMESPACE: &str = "default";
 
@@ -56,22 +57,12 @@ fn signs(node: &Node) -> PathBuf {
 
 /// A condition's status, empty where there is no such condition.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
-    let all = object["status"]["conditions"].as_array();
-    let found = all.and_then(|all| all.iter().find(|one| one["type"] == kind));
-    found.and_then(|one| one["status"].as_str()).unwrap_or_default()
+    history::condition(object, kind).ok().and_then(|one| one["status"].as_str()).unwrap_or_default()
 }
 
 /// Whether the API server was told that the pod is ready.
 pub fn is_ready(pod: &Value) -> bool {
     pod["status"]["phase"] == "Running" && condition(pod, "Ready") == "True"
-}
-
-/// Waits until the API server was told that the pod is ready.
-///
-/// # Errors
-/// What it was told instead.
-pub fn wait_ready(cluster: &Cluster, name: &str) -> Result<Value> {
-    cluster.wait_for("pods", NAMESPACE, name, "it is ready", is_ready)
 }
 
 /// Who asked: the process behind a request.

@@ -5,9 +5,9 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, NodeBuilder, eventually};
 use serde_json::{Value, json};
 
-/// The node's name in all of these stories.
-pub const NODE: &str = "alpha";
-const NAMESPACE: &str = "default";
+use crate::cluster::NAMESPACE;
+use crate::shown;
+pub use crate::shown::NODE;
 
 /// See the module.
 #[derive(Debug)]
@@ -72,15 +72,12 @@ impl Member {
         self.cluster.wait_for("pods", NAMESPACE, name, what, wanted)
     }
 
-    /// Waits until the pod is Running and ready.
+    /// Waits until the pod is ready.
     ///
     /// # Errors
     /// As [`Member::wait`].
     pub fn wait_ready(&self, name: &str) -> Result<Value> {
-        self.wait(name, "it is ready", |pod| {
-            let conditions = pod["status"]["conditions"].as_array();
-            conditions.into_iter().flatten().any(|one| one["type"] == "Ready" && one["status"] == "True")
-        })
+        shown::wait_ready(&self.cluster, name)
     }
 
     /// Waits until a container waits for `reason`; gives the message.
