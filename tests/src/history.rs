@@ -54,7 +54,7 @@ fn step(old: &Value, new: &Value) -> Result<()> {
         };
         ensure!(observed(was) <= observed(is), "observedGeneration of {kind} went back");
         let moved = was["lastTransitionTime"] != is["lastTransitionTime"];
-        ensure!(!moved || was["status"] != is["status"], "the time of {kind} changed without its status");
+        ensure!(!moved || was["status"] != is["status"], "a time changed without its status: {was} became {is}");
         ensure!(text(&was["lastTransitionTime"]) <= text(&is["lastTransitionTime"]), "the time of {kind} went back");
     }
     for (name, was) in containers(old) {

@@ -167,13 +167,14 @@ impl Engine {
             self.node.reporter.emit(event);
         }
         let status = pod_status::rejected(pod, reason, message, jiff::Timestamp::now());
-        self.node.set_status(uid, status.clone());
         let runtime = self.node.cache.get(uid);
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() && self.workers.lifecycle(uid).is_none() {
             self.entrance.refused.insert(uid.clone());
+            self.node.set_status(uid, status.clone());
             return view::rejected(&self.node, uid, pod, &status);
         }
         // It ran before this process started, and may not any longer.
+        self.node.set_status(uid, pod_status::rejected_while_it_runs(pod, status));
         let facts = desired::facts(pod);
         let actions = if facts.is_static && self.workers.lifecycle(uid).is_none() {
             // A static pod that was never started here would count as ended.

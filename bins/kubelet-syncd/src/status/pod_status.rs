@@ -216,6 +216,21 @@ pub fn rejected(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> PodSt
     }
 }
 
+/// The same for a pod that runs: what was told of it before is kept, or its conditions would begin anew and its containers'
+/// past would be lost.
+pub fn rejected_while_it_runs(pod: &Pod, rejected: PodStatus) -> PodStatus {
+    let told = pod.status.clone().unwrap_or_default();
+    PodStatus {
+        phase: rejected.phase,
+        reason: rejected.reason,
+        message: rejected.message,
+        qos_class: rejected.qos_class,
+        start_time: rejected.start_time,
+        observed_generation: rejected.observed_generation,
+        ..told
+    }
+}
+
 #[cfg(test)]
 #[path = "pod_status_tests.rs"]
 mod tests;

@@ -369,6 +369,14 @@ fn host_network_verdicts_rejections_and_gates() {
     );
     let r = rejected(&w.pod, "OutOfcpu", "no", Timestamp::UNIX_EPOCH);
     assert_eq!((r.reason.as_deref(), r.message.as_deref()), (Some("OutOfcpu"), Some("Pod was rejected: no")));
+    w.pod.status = Some(PodStatus {
+        pod_ip: Some("10.1.1.1".to_owned()),
+        phase: Some("Running".to_owned()),
+        ..Default::default()
+    });
+    let kept = rejected_while_it_runs(&w.pod, r);
+    assert_eq!((kept.phase.as_deref(), kept.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
+    assert_eq!(kept.pod_ip.as_deref(), Some("10.1.1.1"));
 }
 
 #[test]
