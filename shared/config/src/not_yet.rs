@@ -31,6 +31,7 @@ const FIELDS: &[&str] = &[
     "rotateCertificates",
     "serverTLSBootstrap",
     "port",
+    "streamingConnectionIdleTimeout",
     "authentication.x509.clientCAFile",
     "authentication.webhook.enabled",
     "authentication.webhook.cacheTTL",
@@ -91,7 +92,16 @@ const FIELDS: &[&str] = &[
 ];
 
 /// Feature gates that something looks at; every other one is named when it is set to what is not its default.
-const GATES: &[&str] = &["AllAlpha", "AllBeta", "KubeletCrashLoopBackOffMax"];
+const GATES: &[&str] = &[
+    "AllAlpha",
+    "AllBeta",
+    "KubeletCrashLoopBackOffMax",
+    "KubeletRegistrationGetOnExistsOnly",
+    "NodeDeclaredFeatures",
+    "PodLevelResources",
+    "RestartAllContainersOnContainerExits",
+    "TaintTolerationComparisonOperators",
+];
 
 /// Names of what is set but does nothing yet, in the order of the tables.
 pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String> {
@@ -141,11 +151,14 @@ mod tests {
         config.image_gc_high_threshold_percent = Some(90);
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
+        config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
+        config.streaming_connection_idle_timeout = bulkhead_types::GoDuration::from_secs(60);
         config.eviction_hard.insert("memory.available".into(), "1Gi".into());
         assert_eq!(
             named(&flags, &config),
             [
                 "--bootstrap-kubeconfig",
+                "streamingConnectionIdleTimeout",
                 "imageGCHighThresholdPercent",
                 "evictionHard",
                 "cpuManagerPolicy",
