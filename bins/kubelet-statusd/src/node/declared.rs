@@ -16,7 +16,7 @@ const FEATURES: [Feature; 5] = [
     Feature { name: "ExtendWebSocketsToKubelet", done: false },
     Feature { name: "InPlacePodLevelResourcesVerticalScaling", done: false },
     Feature { name: "InPlacePodVerticalScalingInitContainers", done: false },
-    Feature { name: "RestartAllContainersOnContainerExits", done: false },
+    Feature { name: "RestartAllContainersOnContainerExits", done: true },
     Feature { name: "UserNamespacesHostNetworkSupport", done: false },
 ];
 
@@ -48,5 +48,6 @@ mod tests {
         assert_eq!(of(&features, |gate| gate == "NodeDeclaredFeatures"), None);
         assert_eq!(of(&features, |gate| gate != "NodeDeclaredFeatures"), None);
         assert!(FEATURES.is_sorted_by_key(|feature| feature.name));
+        assert_eq!(declared(&FeatureGates::default()).unwrap(), ["RestartAllContainersOnContainerExits"]);
     }
 }
