@@ -1,35 +1,23 @@
 //! Credentials from a program (client.authentication.k8s.io, client-go `plugin/pkg/client/auth/exec`): what it is given,
-//! how long it may take, and what counts as an answer.
+//! and what counts as an answer.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
 
 use base64::Engine as _;
 use bulkhead_config::kubeconfig::{Cluster, Exec, Secret};
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
 
-/// How long a program may take. It may have to ask a cloud's service.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+use crate::program::{self, ProgramError};
+
 /// Where bare names are looked for when the process was started without PATH, as a daemon's environment is.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Largest answer, bytes.
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
-/// How much of its complaints is kept, bytes.
-const MAX_COMPLAINT_BYTES: u64 = 2048;
-
 /// Why a program gave no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    #[error("credential program {command:?} cannot be started{hint}")]
-    Start { command: String, hint: String, source: std::io::Error },
-    #[error("credential program {command:?} did not finish within {} s", DEADLINE.as_secs())]
-    Deadline { command: String },
-    #[error("credential program {command:?} ended with {status}{complaint}")]
-    Failed { command: String, status: std::process::ExitStatus, complaint: String },
-    #[error("the answer of credential program {command:?} cannot be read")]
-    Read { command: String, source: std::io::Error },
+    /// `hint`: the kubeconfig's own, for a program that is not there.
+    #[error("credential program {command:?}{hint}")]
+    Program { command: String, hint: String, source: ProgramError },
     /// Without the parser's words: they may quote the credential.
     #[error("the answer of credential program {command:?} is no ExecCredential in JSON (line {line}, column {column})")]
     Decode { command: String, line: usize, column: usize },
@@ -107,55 +95,23 @@ pub async fn run(
     authority: Option<&[u8]>,
     folder: &Path,
 ) -> Result<ExecCredential, ExecError> {
-    let command = || exec.command.clone();
-    let mut child = tokio::process::Command::new(command_path(&exec.command, folder))
-        .args(&exec.args)
-        .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| PATH.into()))
-        .envs(exec.env.iter().map(|(name, value)| (name, value)))
-        .env("KUBERNETES_EXEC_INFO", exec_info(exec, cluster, authority))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|source| {
-            let hint = match exec.install_hint.as_str() {
-                "" => String::new(),
-                hint => format!(" ({hint})"),
-            };
-            ExecError::Start { command: command(), hint, source }
-        })?;
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    let finished = async {
-        let (answer, complaint, status) =
-            tokio::join!(read(out, MAX_ANSWER_BYTES), read(err, MAX_COMPLAINT_BYTES), child.wait());
-        Ok::<_, std::io::Error>((answer?, complaint.unwrap_or_default(), status?))
-    };
-    let (answer, complaint, status) = tokio::time::timeout(DEADLINE, finished)
-        .await
-        .map_err(|_| ExecError::Deadline { command: command() })?
-        .map_err(|source| ExecError::Read { command: command(), source })?;
-    if !status.success() {
-        let text = String::from_utf8_lossy(&complaint);
-        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let complaint = if line.is_empty() { line } else { format!(": {line}") };
-        return Err(ExecError::Failed { command: command(), status, complaint });
-    }
-    if answer.len() as u64 >= MAX_ANSWER_BYTES {
-        let problem = format!("has {MAX_ANSWER_BYTES} bytes or more");
-        return Err(ExecError::Answer { command: command(), problem });
-    }
+    let answer = program::ask(
+        Command::new(command_path(&exec.command, folder))
+            .args(&exec.args)
+            .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| PATH.into()))
+            .envs(exec.env.iter().map(|(name, value)| (name, value)))
+            .env("KUBERNETES_EXEC_INFO", exec_info(exec, cluster, authority)),
+        b"",
+    )
+    .await
+    .map_err(|source| {
+        let hint = match (&source, exec.install_hint.as_str()) {
+            (ProgramError::Start(_), hint) if !hint.is_empty() => format!(" ({hint})"),
+            _ => String::new(),
+        };
+        ExecError::Program { command: exec.command.clone(), hint, source }
+    })?;
     decode(exec, &answer)
-}
-
-/// Keeps the first `limit` bytes and reads on to the end, so that the program is not held up by a full pipe.
-async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut kept = Vec::new();
-    if let Some(mut pipe) = pipe {
-        (&mut pipe).take(limit).read_to_end(&mut kept).await?;
-        tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
-    }
-    Ok(kept)
 }
 
 /// The program's answer, checked as upstream checks it.
@@ -278,10 +234,8 @@ mod tests {
         let answer = r#"echo "{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\"status\":{\"token\":\"$EXTRA-$(echo "$KUBERNETES_EXEC_INFO" | grep -c x:6443)\"}}""#;
         let run = async |body: &str| run(&script(body), &cluster(), None, Path::new("/")).await;
         assert_eq!(run(answer).await.unwrap().token.unwrap().expose(), "e-1");
-        let error = run("echo no luck >&2; exit 3").await.unwrap_err().to_string();
-        assert!(error.contains("exit status: 3: no luck"), "{error}");
-        let error = run("head -c 2000000 /dev/zero").await.unwrap_err().to_string();
-        assert!(error.contains("1048576 bytes or more"), "{error}");
+        let error = bulkhead_types::chain(&run("echo no luck >&2; exit 3").await.unwrap_err());
+        assert!(error.contains("/bin/sh") && error.ends_with("exit status: 3: no luck"), "{error}");
         let missing = Exec { command: "/none/such".into(), install_hint: "install it".into(), ..exec() };
         let error = super::run(&missing, &cluster(), None, Path::new("/")).await.unwrap_err().to_string();
         assert!(error.contains("install it"), "{error}");

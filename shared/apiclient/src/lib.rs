@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`source`] | where credentials come from, and when to look again |
 //! | `material`, [`exec`] | what a kubeconfig and its files amount to; what a credential program is told and may answer |
+//! | [`program`] | how a program for credentials is run, and how much of it is taken |
 //! | `session` | which credentials are in force |
 //! | `tls`, `server`, `transport` | whom we trust, where requests go, which connection they take |
 //! | `service`, `budget`, `retry`, `body` | when a request is sent, sent again, given up |
@@ -21,6 +22,7 @@ pub mod exec;
 pub mod lane;
 mod material;
 mod metrics;
+pub mod program;
 pub mod reachability;
 mod retry;
 mod server;

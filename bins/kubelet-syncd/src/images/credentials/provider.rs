@@ -5,15 +5,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bulkhead_apiclient::program::{self, ProgramError};
 use bulkhead_config::credential_providers::CredentialProvider;
 use bulkhead_cri::v1::AuthConfig;
-use bulkhead_types::GoDuration;
+use bulkhead_types::{GoDuration, chain};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -21,23 +20,14 @@ use tokio::time::Instant;
 use super::docker_config::Entry;
 use super::matching::Pattern;
 
-const DEADLINE: Duration = Duration::from_secs(60);
 /// Programs of one provider that run at once: one that hangs leaves room for other images.
 const QUESTIONS: usize = 4;
-/// Largest answer.
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
-/// So much of what it writes to standard error is shown.
-const MAX_COMPLAINT_BYTES: u64 = 2048;
 
 /// Why a provider gave nothing. Never holds a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
-    #[error("{program} could not be run as this process's user: {source}")]
-    Run { program: String, source: std::io::Error },
-    #[error("{program} did not answer within {}s", DEADLINE.as_secs())]
-    Deadline { program: String },
-    #[error("{program} ended with {status}{complaint}")]
-    Failed { program: String, status: String, complaint: String },
+    #[error("{program}, run as this process's user: {}", chain(.source))]
+    Program { program: String, source: ProgramError },
     #[error("{program}'s answer cannot be used: {problem}")]
     Answer { program: String, problem: String },
 }
@@ -155,7 +145,6 @@ impl Provider {
     }
 
     async fn ask(&self, repository: &str, token: Option<&ServiceAccountToken>) -> Result<Vec<u8>, ProviderError> {
-        let program = self.program.display().to_string();
         let request = Request {
             kind: "CredentialProviderRequest",
             api_version: &self.config.api_version,
@@ -164,59 +153,10 @@ impl Provider {
             service_account_annotations: token.map(|t| &t.annotations).filter(|a| !a.is_empty()),
         };
         let question = serde_json::to_vec(&request).unwrap_or_default();
-        let failed = |source| ProviderError::Run { program: program.clone(), source };
-        let mut child = Command::new(&self.program)
-            .args(&self.config.args)
-            .envs(self.config.env.iter().map(|v| (&v.name, &v.value)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(failed)?;
-        let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (mut answer, mut complaint) = (Vec::new(), Vec::new());
-        let exchange = async {
-            let write = async {
-                if let Some(mut input) = input {
-                    // A program that does not want the question closes the pipe: no failure.
-                    let _ = input.write_all(&question).await;
-                }
-            };
-            let read = async {
-                match output {
-                    Some(output) => output.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut answer).await.map(|_| ()),
-                    None => Ok(()),
-                }
-            };
-            let listen = async {
-                if let Some(complaints) = complaints {
-                    let mut complaints = complaints;
-                    let _ = (&mut complaints).take(MAX_COMPLAINT_BYTES).read_to_end(&mut complaint).await;
-                    // The rest is let go, or the program would block.
-                    let _ = tokio::io::copy(&mut complaints, &mut tokio::io::sink()).await;
-                }
-            };
-            let ((), read, ()) = tokio::join!(write, read, listen);
-            read?;
-            child.wait().await
-        };
-        let ended = tokio::time::timeout(DEADLINE, exchange).await;
-        let status = match ended {
-            Ok(status) => status.map_err(failed)?,
-            // Dropping the child kills it.
-            Err(_) => return Err(ProviderError::Deadline { program }),
-        };
-        if !status.success() {
-            let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
-            let complaint = if complaint.is_empty() { complaint } else { format!(": {complaint}") };
-            return Err(ProviderError::Failed { program, status: status.to_string(), complaint });
-        }
-        if answer.len() as u64 > MAX_ANSWER_BYTES {
-            let problem = format!("it has more than {MAX_ANSWER_BYTES} bytes");
-            return Err(ProviderError::Answer { program, problem });
-        }
-        Ok(answer)
+        let mut command = Command::new(&self.program);
+        command.args(&self.config.args).envs(self.config.env.iter().map(|v| (&v.name, &v.value)));
+        let failed = |source| ProviderError::Program { program: self.program.display().to_string(), source };
+        program::ask(&mut command, &question).await.map_err(failed)
     }
 
     /// Key, time to keep, credentials.
