@@ -125,50 +125,48 @@ fn variables_of_every_form_reach_the_process() -> Result<()> {
         ("DB_MAIN_PORT_53_UDP_PORT", "53"),
         ("DB_MAIN_PORT_53_UDP_ADDR", "10.96.0.7"),
     ];
-    let expected = BTreeMap::from(
-        [
-            // A later envFrom wins over an earlier one, env over both.
-            ("k", "from secret"),
-            ("password", "p$(K)"),
-            ("with.dot", "dotted"),
-            ("9lives", "nine"),
-            ("P_k", "from map"),
-            ("P_with.dot", "dotted"),
-            ("P_9lives", "nine"),
-            ("Q-password", "p$(K)"),
-            ("Q-k", "from secret"),
-            ("K", "literal again"),
-            ("COMPOSED", "literal/from secret $(K) $(NONE) $(LATER) $ 10.96.0.7"),
-            ("LATER", "later"),
-            ("EMPTY", ""),
-            ("NAME", "all"),
-            ("NS", "default"),
-            ("UID_", uid),
-            ("LABEL", "web"),
-            ("NOTE", "a \"note\""),
-            ("NOTHING", ""),
-            ("ON", "alpha"),
-            ("ACCOUNT", "robot"),
-            ("HOST_IP", &address),
-            ("HOST_IPS", &address),
-            ("POD_IP", pod_ip),
-            ("POD_IPS", pod_ip),
-            ("CPU_LIMIT", "2"),
-            ("CPU_REQUEST", "250"),
-            ("MEMORY_LIMIT", "64"),
-            ("MEMORY_REQUEST", "33554432"),
-            ("OTHER_CPU", "10"),
-            ("OTHER_LIMIT", &default_limit),
-            ("STORAGE", "10000000"),
-            ("OF_MAP", "dotted"),
-            ("OF_SECRET", "p$(K)"),
-            ("ARGS", "literal again|$(NONE)|$(K)"),
-            ("MORE", "tcp://10.96.0.7:5432"),
-        ]
-        .into_iter()
-        .chain(services)
-        .collect::<BTreeMap<_, _>>(),
-    );
+    let expected: BTreeMap<&str, &str> = [
+        // A later envFrom wins over an earlier one, env over both.
+        ("k", "from secret"),
+        ("password", "p$(K)"),
+        ("with.dot", "dotted"),
+        ("9lives", "nine"),
+        ("P_k", "from map"),
+        ("P_with.dot", "dotted"),
+        ("P_9lives", "nine"),
+        ("Q-password", "p$(K)"),
+        ("Q-k", "from secret"),
+        ("K", "literal again"),
+        ("COMPOSED", "literal/from secret $(K) $(NONE) $(LATER) $ 10.96.0.7"),
+        ("LATER", "later"),
+        ("EMPTY", ""),
+        ("NAME", "all"),
+        ("NS", "default"),
+        ("UID_", uid),
+        ("LABEL", "web"),
+        ("NOTE", "a \"note\""),
+        ("NOTHING", ""),
+        ("ON", "alpha"),
+        ("ACCOUNT", "robot"),
+        ("HOST_IP", &address),
+        ("HOST_IPS", &address),
+        ("POD_IP", pod_ip),
+        ("POD_IPS", pod_ip),
+        ("CPU_LIMIT", "2"),
+        ("CPU_REQUEST", "250"),
+        ("MEMORY_LIMIT", "64"),
+        ("MEMORY_REQUEST", "33554432"),
+        ("OTHER_CPU", "10"),
+        ("OTHER_LIMIT", &default_limit),
+        ("STORAGE", "10000000"),
+        ("OF_MAP", "dotted"),
+        ("OF_SECRET", "p$(K)"),
+        ("ARGS", "literal again|$(NONE)|$(K)"),
+        ("MORE", "tcp://10.96.0.7:5432"),
+    ]
+    .into_iter()
+    .chain(services)
+    .collect();
     let differ: Vec<_> = expected
         .keys()
         .chain(seen.keys())
