@@ -151,12 +151,14 @@ fn convert(
         }
         RunState::Exited => {
             let own = inputs.messages.get(&instance.id).map_or("", String::as_str);
+            // After a restart the file has not been read yet, or is gone: what was told before is the same end.
+            let told = old.and_then(|old| told_message(old, &id)).filter(|_| own.is_empty());
             let some = |text: String| (!text.is_empty()).then_some(text);
             ContainerState {
                 terminated: Some(ContainerStateTerminated {
                     exit_code: instance.exit_code,
                     reason: some(instance.reason.clone()),
-                    message: some(join(&instance.message, own, "")),
+                    message: told.or_else(|| some(join(&instance.message, own, ""))),
                     started_at: instance.started_at.map(time),
                     finished_at: instance.finished_at.map(time),
                     container_id: Some(id),
@@ -173,6 +175,13 @@ fn convert(
         RunState::Created | RunState::Unknown => waiting("", ""),
     });
     status
+}
+
+/// What a status says of the end of the container `id`.
+fn told_message(status: &ContainerStatus, id: &str) -> Option<String> {
+    let ends = [terminated_of(status.state.as_ref()), terminated_of(status.last_state.as_ref())];
+    let end = ends.into_iter().flatten().find(|end| end.container_id.as_deref() == Some(id))?;
+    end.message.clone().filter(|text| !text.is_empty())
 }
 
 /// A container that should run and could not be started says why.

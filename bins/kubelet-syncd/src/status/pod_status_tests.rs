@@ -421,6 +421,25 @@ fn after_a_restart_the_api_servers_copy_goes_on() {
 }
 
 #[test]
+fn what_a_container_left_is_not_unsaid_by_a_restart() {
+    let mut w = world(simple("Never"));
+    w.sandbox();
+    w.container("main", RunState::Exited, 5);
+    w.messages.insert(w.runtime.containers[0].id.clone(), "why".to_owned());
+    w.terminal = true;
+    let told = w.step();
+    assert_eq!(main_state(&told)["state"]["terminated"]["message"], "why");
+    // Nothing has been read again yet.
+    w.messages.clear();
+    (w.pod.status, w.old) = (Some(told), None);
+    assert_eq!(main_state(&w.step())["state"]["terminated"]["message"], "why");
+    // Another container's end is not this one's.
+    w.container("main", RunState::Exited, 5);
+    w.runtime.containers[0].id = "another".parse().unwrap();
+    assert!(main_state(&w.step())["state"]["terminated"].get("message").is_none());
+}
+
+#[test]
 fn addresses_by_the_nodes_first_family() {
     let ips = ["fd00::5", "10.88.0.5", "10.88.0.6"];
     for (host, pod_ips) in
