@@ -1,5 +1,7 @@
 //! A node under test: the `kubelet` command with nothing but upstream's flags, its folders, its processes, its pods.
 
+mod builder;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,178 +11,20 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+#[cfg(feature = "apiserver")]
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::containerd::{STOP_LIMIT, in_namespace, tail};
 use crate::wait::{LONG, SHORT, eventually, insist};
 use crate::{Lab, Pod, build, image, mounts, processes, wait};
 
+pub use builder::NodeBuilder;
+
 /// The launcher's healthz port, upstream's default: each node has a network namespace of its own.
 pub const HEALTHZ_PORT: u16 = 10248;
 /// The four daemons, in the order in which they depend on each other.
 pub const DAEMONS: [&str; 4] = ["kubelet-volnetd", "kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"];
-
-/// A node that is being configured.
-#[derive(Debug)]
-pub struct NodeBuilder {
-    lab: Lab,
-    name: String,
-    config: Value,
-    arguments: Vec<String>,
-    /// Everything of the node on disk; its root directory is below.
-    folder: PathBuf,
-    #[cfg(feature = "apiserver")]
-    cluster: Option<crate::Cluster>,
-}
-
-impl NodeBuilder {
-    pub(crate) fn new(lab: Lab, name: &str) -> Self {
-        let folder = lab.folder().join(NODES).join(name);
-        let config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "failCgroupV1": false,
-            "failSwapOn": false,
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": lab.cgroup(),
-            "containerRuntimeEndpoint": lab.containerd().endpoint(),
-            // Standalone: without an API server nobody could be asked who may do what.
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"},
-            // A developer's full disk is no reason for this node to evict.
-            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-        });
-        let builder = Self {
-            folder,
-            lab,
-            name: name.to_owned(),
-            config,
-            arguments: Vec::new(),
-            #[cfg(feature = "apiserver")]
-            cluster: None,
-        };
-        builder.with_paths()
-    }
-
-    /// Puts everything of the node into a new folder of its own instead of the lab's.
-    pub fn in_folder(mut self, folder: &Path) -> Self {
-        folder.clone_into(&mut self.folder);
-        self.with_paths()
-    }
-
-    fn with_paths(mut self) -> Self {
-        self.config["staticPodPath"] = json!(self.folder.join("manifests"));
-        self.config["podLogsDir"] = json!(self.folder.join("logs"));
-        self
-    }
-
-    /// Sets a field of the KubeletConfiguration; `Value::Null` removes it.
-    pub fn config(mut self, field: &str, value: Value) -> Self {
-        self.config[field] = value;
-        if let Some(object) = self.config.as_object_mut() {
-            object.retain(|_, value| !value.is_null());
-        }
-        self
-    }
-
-    /// Makes the node a member of a cluster, with a client certificate of its own in a kubeconfig.
-    ///
-    /// # Errors
-    /// The kubeconfig cannot be written.
-    #[cfg(feature = "apiserver")]
-    pub fn joins(self, cluster: &crate::Cluster) -> Result<Self> {
-        let kubeconfig = cluster.kubeconfig_for_node(&self.name)?;
-        let address = self.lab.netns().address();
-        let mut builder =
-            self.argument(&format!("--kubeconfig={}", kubeconfig.display())).argument(&format!("--node-ip={address}"));
-        builder.cluster = Some(cluster.clone());
-        Ok(builder)
-    }
-
-    /// As [`NodeBuilder::joins`], but the node has to ask for its certificate with a token first.
-    ///
-    /// # Errors
-    /// The kubeconfig cannot be written.
-    #[cfg(feature = "apiserver")]
-    pub fn bootstraps_into(self, cluster: &crate::Cluster) -> Result<Self> {
-        let bootstrap = cluster.bootstrap_kubeconfig(&self.name)?;
-        let address = self.lab.netns().address();
-        let kubeconfig = self.folder.join("kubeconfig");
-        let mut builder = self
-            .argument(&format!("--bootstrap-kubeconfig={}", bootstrap.display()))
-            .argument(&format!("--kubeconfig={}", kubeconfig.display()))
-            .argument(&format!("--node-ip={address}"));
-        builder.cluster = Some(cluster.clone());
-        Ok(builder)
-    }
-
-    /// One more argument of the command line.
-    pub fn argument(mut self, argument: &str) -> Self {
-        self.arguments.push(argument.to_owned());
-        self
-    }
-
-    /// Starts the node and waits until it is healthy.
-    ///
-    /// # Errors
-    /// It ended, or was not healthy in time: its log's end is in the message.
-    pub fn start(self) -> Result<Node> {
-        let mut node = self.prepare()?;
-        node.launch()?;
-        node.wait_healthy()?;
-        Ok(node)
-    }
-
-    /// Runs a node that is expected to refuse: its exit status and everything it wrote.
-    ///
-    /// # Errors
-    /// It was still running after the limit.
-    pub fn run_to_end(self) -> Result<(ExitStatus, String)> {
-        let mut node = self.prepare()?;
-        node.launch()?;
-        let status = eventually("the kubelet refuses to start", SHORT, || {
-            let status = node.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            status.context("it is running")
-        })?;
-        node.child = None;
-        node.finished = true;
-        let output = std::fs::read_to_string(node.log()).unwrap_or_default();
-        Ok((status, output))
-    }
-
-    fn prepare(self) -> Result<Node> {
-        let root_dir = self.folder.join("root");
-        let node = Node {
-            run_dir: run_dir(&root_dir),
-            name: self.name,
-            root_dir,
-            folder: self.folder,
-            arguments: self.arguments,
-            healthz_port: port_of(&self.config),
-            cgroup_root: self.config["cgroupRoot"].as_str().unwrap_or_default().to_owned(),
-            lab: self.lab,
-            child: None,
-            user_block: None,
-            finished: false,
-            #[cfg(feature = "apiserver")]
-            cluster: self.cluster,
-        };
-        let register = node.lab.folder().join(NODES).join(&node.name);
-        for folder in [node.manifests(), node.root_dir.clone(), node.pod_logs(), register.clone()] {
-            std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        }
-        // For whoever takes the lab down, which may be another process than this one.
-        std::fs::write(register.join(FOLDER_FILE), node.folder.as_os_str().as_encoded_bytes())?;
-        std::fs::write(node.config_file(), format!("{:#}", self.config)).context("writing the node's configuration")?;
-        Ok(node)
-    }
-}
-
-/// Two nodes of one lab share a network namespace: then one of them has a port of its own.
-fn port_of(config: &Value) -> u16 {
-    config["healthzPort"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HEALTHZ_PORT)
-}
 
 /// A node: started, stopped and started again, and watched from outside.
 #[derive(Debug)]
