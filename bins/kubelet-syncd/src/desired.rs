@@ -43,6 +43,11 @@ pub fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
+/// Two versions of a pod of which only the status changed between them.
+pub fn differ_in_status_only(one: &Pod, other: &Pod) -> bool {
+    one.metadata == other.metadata && one.spec == other.spec
+}
+
 /// The conditions that the pod's readiness waits for (`readinessGates`) are not the same in both.
 pub fn gates_differ(before: &Pod, now: &Pod) -> bool {
     let status_of = |pod: &Pod, kind: &str| -> Option<String> {

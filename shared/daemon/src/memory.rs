@@ -1,37 +1,37 @@
-//! When memory that is not used any more goes back to the kernel: a while after much was freed, never when nothing
+//! When memory that is not used any more goes back to the kernel: after the process was busy, never when nothing
 //! happens. A burst of pods takes several times the memory that the pods keep, and glibc by itself would hold on to it.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
-use bulkhead_sys::heap;
+use bulkhead_sys::{heap, process};
 
-/// How often is looked. Each look of an idle process costs microseconds.
+/// How often is looked. A look at an idle process costs microseconds.
 const EVERY: Duration = Duration::from_secs(15);
-/// Less than this is not worth the system calls, nor the page faults of the next burst.
+/// Who used less processor time than this since the last look has freed little.
+const BUSY: Duration = Duration::from_millis(20);
+/// Less than this is not worth the system calls, nor the page faults of the next burst; bytes.
 const WORTH: usize = 256 << 10;
 
 /// Looks for ever.
 pub(crate) async fn give_back() -> Infallible {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut known = 0;
+    let mut before = Duration::ZERO;
     loop {
         tick.tick().await;
         let Some(free) = heap::free_bytes() else { return std::future::pending().await };
-        if is_worth(&mut known, free) {
+        let used = process::cpu_time();
+        if is_worth(used.saturating_sub(before), free) {
             heap::give_back();
         }
+        before = used;
     }
 }
 
-/// `known`: what was free when memory was given back last, less what was used of it since.
-fn is_worth(known: &mut usize, free: usize) -> bool {
-    let worth = free >= known.saturating_add(WORTH);
-    if worth || free < *known {
-        *known = free;
-    }
-    worth
+/// `used`: processor time since the last look. What is free may have been given back already: only work changes that.
+fn is_worth(used: Duration, free: usize) -> bool {
+    used >= BUSY && free >= WORTH
 }
 
 #[cfg(test)]
@@ -39,11 +39,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_back_once_after_much_was_freed() {
-        let mut known = 0;
-        // A start, a burst that takes what was free, its end, then small changes.
-        let free = [300 << 10, 310 << 10, 20 << 10, 6 << 20, 6 << 20, (6 << 20) + WORTH - 1];
-        let given: Vec<bool> = free.into_iter().map(|free| is_worth(&mut known, free)).collect();
-        assert_eq!(given, [true, false, false, true, false, false]);
+    fn after_work_that_left_much() {
+        assert!(is_worth(Duration::from_secs(1), 6 << 20));
+        assert!(!is_worth(Duration::from_millis(9), 6 << 20), "idle: it has been given back");
+        assert!(!is_worth(Duration::from_secs(1), 100 << 10));
+    }
+
+    #[test]
+    fn work_takes_processor_time() {
+        let before = process::cpu_time();
+        let mut sum = 0u64;
+        while process::cpu_time() - before < Duration::from_millis(5) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(process::cpu_time() > before);
     }
 }

@@ -26,6 +26,17 @@ pub fn set_not_dumpable() -> Result<(), PrivilegeError> {
         .map_err(|e| PrivilegeError::Prctl("setting PR_SET_DUMPABLE to 0", e.into()))
 }
 
+/// Processor time that this process has used, all threads; zero where the kernel does not tell.
+pub fn cpu_time() -> std::time::Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec to where it is told, and nothing else.
+    if unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } != 0 {
+        return std::time::Duration::ZERO;
+    }
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    std::time::Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default())
+}
+
 /// No program started from here can gain privileges by being setuid or having file capabilities.
 pub fn set_no_new_privs() -> Result<(), PrivilegeError> {
     rustix::thread::set_no_new_privs(true).map_err(|e| PrivilegeError::Prctl("setting PR_SET_NO_NEW_PRIVS", e.into()))

@@ -199,8 +199,9 @@ impl Engine {
         let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
         self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
         // Whoever holds the object that was known until now takes this one: a node of many pods keeps one of each.
-        self.workers.replace_pod(&uid, &pod, |old| Arc::ptr_eq(old, &before));
-        self.node.replace_pod(&uid, &pod, &before);
+        let says_the_same = |old: &Arc<Pod>| Arc::ptr_eq(old, &before) || desired::differ_in_status_only(old, &pod);
+        self.workers.replace_pod(&uid, &pod, says_the_same);
+        self.node.replace_pod(&uid, &pod);
         if desired::gates_differ(&before, &pod) {
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }

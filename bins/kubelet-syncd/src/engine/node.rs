@@ -214,10 +214,10 @@ impl NodeContext {
         Some(prepared.clone())
     }
 
-    /// What was made for `before` fits `pod`, which has the same spec.
-    pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>, before: &Arc<Pod>) {
+    /// What was made for another version of the pod with the same spec is for this one too.
+    pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>) {
         let mut shared = self.shared();
-        if let Some(prepared) = shared.prepared.get_mut(uid).filter(|p| Arc::ptr_eq(&p.pod, before)) {
+        if let Some(prepared) = shared.prepared.get_mut(uid).filter(|p| p.pod.spec == pod.spec) {
             prepared.pod = pod.clone();
         }
     }
