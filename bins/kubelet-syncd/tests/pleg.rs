@@ -89,8 +89,22 @@ impl<'a> Pod<'a> {
         id
     }
 
+    /// The runtime's own status of the container, once it says that it has ended.
+    async fn ended(&self, id: &str) -> v1::ContainerStatus {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let request = v1::ContainerStatusRequest { container_id: id.into(), verbose: false };
+            let status = self.client.container_status(request).await.unwrap().status.unwrap();
+            if status.state == v1::ContainerState::ContainerExited as i32 {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "{status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     async fn remove_container(&self, id: &str) {
-        // PLEG knows of the end some 20 ms before containerd's CRI side does, which refuses until then.
+        // PLEG knows of the end some 40 ms before containerd's CRI side does, which refuses until then.
         let deadline = Instant::now() + LIMIT;
         while let Err(error) =
             self.client.remove_container(v1::RemoveContainerRequest { container_id: id.into() }).await
@@ -177,14 +191,19 @@ async fn what_happens_in_containerd_is_told_also_over_its_restart() {
     let pod = Pod::start(&client, &lab, "one").await;
     events.wait(&pod.uid, ContainerStarted, &pod.sandbox).await;
     let mut late = Vec::new();
-    for n in 0..5 {
-        let id = pod.run(&format!("short{n}"), "sleep 0.2; exit 7").await;
+    for (n, code) in [7, 0, 137, 143, 7].into_iter().enumerate() {
+        let id = pod.run(&format!("short{n}"), &format!("sleep 0.2; exit {code}")).await;
         events.wait(&pod.uid, ContainerDied, &id).await;
         let now = SystemTime::now();
         let known = cache.get(&pod.uid);
         let ended = known.containers.iter().find(|c| c.id.as_str() == id).unwrap();
-        assert_eq!((ended.state, ended.exit_code), (RunState::Exited, 7));
+        assert_eq!((ended.state, ended.exit_code), (RunState::Exited, code));
         late.push(now.duration_since(ended.finished_at.unwrap()).unwrap());
+        // What was known early is what the runtime says in the end.
+        let last = pod.ended(&id).await;
+        let finished_at = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(last.finished_at).unwrap());
+        assert_eq!((last.exit_code, last.reason.as_str()), (ended.exit_code, ended.reason.as_str()));
+        assert_eq!(ended.finished_at, Some(finished_at));
         pod.remove_container(&id).await;
         events.wait(&pod.uid, ContainerRemoved, &id).await;
     }

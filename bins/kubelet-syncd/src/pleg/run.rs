@@ -229,7 +229,7 @@ impl PlegTask {
         };
         self.tracker.event(&uid, &event.id, event.kind, settled, now);
         self.ended.note(&event, now);
-        if matches!(event.kind, RuntimeEventKind::Finished(_)) {
+        if matches!(event.kind, RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_)) {
             let mut pod = RuntimePod::clone(&self.shared.cache.get(&uid));
             if self.ended.apply(&mut pod, now) {
                 self.shared.cache.amend(&uid, pod);
@@ -356,6 +356,7 @@ impl PlegTask {
         let mut differs = false;
         let states = result.as_mut().ok().map(|pod| {
             let answered = states_of(pod);
+            self.ended.agree(pod);
             self.ended.apply(pod, now);
             let states = states_of(pod);
             let known = self.shared.cache.get(uid);

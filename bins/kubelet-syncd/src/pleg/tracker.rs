@@ -127,7 +127,12 @@ impl Tracker {
             }
             RuntimeEventKind::Started if matches!(state, Some(PlegState::Running | PlegState::Exited)) => return,
             RuntimeEventKind::Started => Some(Want::NotCreated),
-            RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_) if state == Some(PlegState::Exited) => return,
+            // Unless the runtime's own answer is still waited for.
+            RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_)
+                if state == Some(PlegState::Exited) && !track.expectations.iter().any(|e| &*e.id == id) =>
+            {
+                return;
+            }
             RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_) => Some(Want::Ended),
             RuntimeEventKind::Deleted if state.is_none() && track.observed_at.is_some() => return,
             RuntimeEventKind::Deleted => Some(Want::Gone),
