@@ -129,6 +129,21 @@ pub fn never_back(cluster: &Cluster, name: &str) -> Result<()> {
     pod_only_advances(&history).with_context(|| format!("pod {name}"))
 }
 
+/// The same of a pod whose readiness may have come and gone while nobody could tell the server: then the time of a
+/// condition is news without another status, as with upstream's status manager.
+///
+/// # Errors
+/// What went backwards.
+pub fn never_back_but_times(cluster: &Cluster, name: &str) -> Result<()> {
+    let mut history = cluster.history("pods", NAMESPACE, name)?;
+    ensure!(!history.is_empty(), "the server never had a pod {name}");
+    let conditions = history.iter_mut().filter_map(|pod| pod["status"]["conditions"].as_array_mut()).flatten();
+    for condition in conditions {
+        condition["lastTransitionTime"] = Value::Null;
+    }
+    pod_only_advances(&history).with_context(|| format!("pod {name}"))
+}
+
 /// The same of a pod that nothing happened to: once it was ready it stayed so, with the same container, until its deletion.
 ///
 /// # Errors

@@ -13,8 +13,8 @@ use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::wait::holds_for;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually, machine};
 use bulkhead_tests::cluster::{
-    NAMESPACE, condition, ends_on_sign, give_sign, idle, is_list, is_no_storm, never_back, never_stirred, one_life,
-    pod, reasons, wait_ready,
+    NAMESPACE, condition, ends_on_sign, give_sign, idle, is_list, is_no_storm, never_back, never_back_but_times,
+    never_stirred, one_life, pod, reasons, wait_ready,
 };
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
@@ -194,8 +194,7 @@ fn a_server_that_was_away_is_told_everything_once() -> Result<()> {
     for name in &calm {
         never_stirred(cluster, name)?;
     }
-    // Not "again": its readiness went and came back while nobody could be told, and the time of that is news without
-    // another status, as with upstream's status manager.
+    never_back_but_times(cluster, "again")?;
     let others = ["done", "failed", "starting", "ending"].map(str::to_owned);
     let mirrors = ["leaving", "changing", "coming"].map(named);
     world.finish(calm.into_iter().chain(others).chain(mirrors))
