@@ -212,7 +212,7 @@ async fn a_large_or_broken_datagram_is_answered_not_obeyed() -> Result {
     tokio::spawn(broker::serve(listener, users(me()), handler, std::future::pending()));
     let cases = [
         (vec![0xff; 100], Code::InvalidArgument),
-        (OpenRequest { id: 3, kind: None, put_state: None }.encode_to_vec(), Code::InvalidArgument),
+        (OpenRequest { id: 3, kind: None, ..Default::default() }.encode_to_vec(), Code::InvalidArgument),
         (vec![0; broker::MAX_DATAGRAM_BYTES + 1], Code::ResourceExhausted),
     ];
     for (bytes, expected) in cases {

@@ -9,7 +9,7 @@ mod metrics;
 pub mod reference;
 
 pub use manager::{
-    Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService, PullLimits,
-    PullPolicy,
+    Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService,
+    PullLimits, PullPolicy,
 };
 pub use metrics::ImageMetrics;
