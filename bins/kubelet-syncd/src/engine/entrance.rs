@@ -68,7 +68,7 @@ impl Entrance {
         Entrance { settings, refused: HashSet::new(), waiting: HashMap::new(), leaving: HashSet::new() }
     }
 
-    /// The pod has no worker, and is not to get one for now.
+    /// The pod has no worker and is not to get one: it was refused, or waits until others have made room.
     pub(super) fn is_out(&self, uid: &PodUid) -> bool {
         self.refused.contains(uid) || self.waiting.contains_key(uid)
     }

@@ -101,7 +101,10 @@ impl One {
         }
         for error in errors {
             if error.is_transient() {
-                tracing::debug!(error = &error as &dyn std::error::Error, "files of a volume stay as they are for now");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "files of a volume stay as they are until the next look"
+                );
             } else {
                 self.event(pod, EventType::Warning, "FailedMount", error.event_message());
             }
