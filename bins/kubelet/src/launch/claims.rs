@@ -98,6 +98,14 @@ impl Registry {
         Ok(Registry { dir: dir.to_owned() })
     }
 
+    /// Whether the claim was last another root directory's that still exists: a node that was killed and will come back
+    /// for it. A clean stop leaves no such trace.
+    pub fn is_anothers(&self, subject: Subject<'_>, root_dir: &Path) -> bool {
+        let Ok(text) = std::fs::read_to_string(self.dir.join(subject.file())) else { return false };
+        let Ok(last) = serde_json::from_str::<Holder>(&text) else { return false };
+        last.root_dir != root_dir && last.root_dir.exists()
+    }
+
     /// Takes the claim, or says who holds it.
     pub fn claim(&self, subject: Subject<'_>, holder: &Holder) -> Result<Claim, ClaimError> {
         let path = self.dir.join(subject.file());
@@ -163,5 +171,20 @@ mod tests {
         registry.claim(Subject::CgroupRoot("/b"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
         first.release();
         registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_node_held_is_its_own_while_its_folder_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let subject = Subject::UidBlock(7);
+        assert!(!registry.is_anothers(subject, Path::new("/other")));
+        let held = registry.claim(subject, &Holder::me(root.path(), "n1")).unwrap();
+        // As a kill does: the lock goes, the file stays.
+        drop(held);
+        assert!(registry.is_anothers(subject, Path::new("/other")) && !registry.is_anothers(subject, root.path()));
+        let root = root.close().map(|()| "removed").unwrap();
+        assert!(!registry.is_anothers(subject, Path::new("/other")), "{root}");
     }
 }

@@ -39,7 +39,8 @@ pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<Cl
     }
     let taken: Vec<u32> = ids(&passwd).chain(ids(&group)).collect();
     let recorded = recorded(root_dir);
-    for base in candidates(recorded, &taken) {
+    let anothers = |base| registry.is_anothers(Subject::UidBlock(base), root_dir);
+    for base in candidates(recorded, &taken, anothers) {
         match registry.claim(Subject::UidBlock(base), holder) {
             Ok(claim) => {
                 if recorded != Some(base) {
@@ -54,12 +55,16 @@ pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<Cl
     Err(ClaimError::NoFreeUsers { first: FIRST, last: LAST })
 }
 
-/// Bases in the order in which they are tried. Pure.
-fn candidates(recorded: Option<u32>, taken: &[u32]) -> Vec<u32> {
+/// Bases in the order in which they are tried: our own of last time, those of nobody, and last those of nodes that were
+/// killed, which would find their files in other hands. Pure.
+fn candidates(recorded: Option<u32>, taken: &[u32], anothers: impl Fn(u32) -> bool) -> Vec<u32> {
     let blocks = (FIRST..=LAST - BLOCK + 1).step_by(BLOCK as usize);
     let free = |base: &u32| !(*base..*base + BLOCK).any(|id| taken.contains(&id));
     let mut order: Vec<u32> = recorded.into_iter().filter(|base| blocks.clone().any(|b| b == *base)).collect();
-    order.extend(blocks.filter(|base| Some(*base) != recorded));
+    let (reserved, nobodys): (Vec<u32>, Vec<u32>) =
+        blocks.filter(|base| Some(*base) != recorded).partition(|base| anothers(*base));
+    order.extend(nobodys);
+    order.extend(reserved);
     order.retain(free);
     order
 }
@@ -120,12 +125,13 @@ mod tests {
 
     #[test]
     fn a_recorded_block_comes_first_and_taken_ids_never() {
-        let order = candidates(Some(60714), &[60707, 61000]);
+        let order = candidates(Some(60714), &[60707, 61000], |base| base == 60710);
         assert_eq!(order.first(), Some(&60714));
         assert!(!order.contains(&60706) && !order.iter().any(|b| (*b..b + 4).contains(&61000)));
         assert!(order.iter().all(|base| *base >= FIRST && base + 3 <= LAST));
         assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), order.len());
-        assert_eq!(candidates(Some(5), &[]).first(), Some(&FIRST), "a record outside the range is ignored");
+        assert_eq!(order.last(), Some(&60710), "a killed node's block only when there is no other");
+        assert_eq!(candidates(Some(5), &[], |_| false).first(), Some(&FIRST), "a record outside the range is ignored");
     }
 
     #[test]
