@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
@@ -18,21 +18,16 @@ use super::entrance::Entrance;
 use super::node::NodeContext;
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
+use super::tidy::{GC_PERIOD, HOUSEKEEPING_BUSY, HOUSEKEEPING_IDLE};
 use super::work::{self, Done};
 use super::{upkeep, view};
 use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
-use crate::housekeeping;
 use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
 use crate::status::pod_status::seconds_to_deadline;
 
-/// Housekeeping while something is left over, and while nothing is.
-const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
-const HOUSEKEEPING_IDLE: Duration = Duration::from_secs(60);
-/// Container garbage collection of the whole node.
-const GC_PERIOD: Duration = Duration::from_secs(60);
 /// Changes of the pod set are gathered for so long before the QoS cgroups follow.
 const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
 /// The loop turns at least this often, so that its age says something.
@@ -52,7 +47,7 @@ pub struct EngineParts {
 #[derive(Debug)]
 pub struct Engine {
     pub(super) node: Arc<NodeContext>,
-    sources: Arc<Sources>,
+    pub(super) sources: Arc<Sources>,
     updates: mpsc::Receiver<PodUpdate>,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     stop: CancellationToken,
@@ -65,21 +60,21 @@ pub struct Engine {
     pub(super) entrance: Entrance,
     pub(super) workers: Workers<Arc<Pod>>,
     pub(super) desired: DesiredPods,
-    queue: WorkQueue,
+    pub(super) queue: WorkQueue,
     tasks: HashMap<PodUid, CancellationToken>,
     /// At most one message for each pod is under way.
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
-    housekeeping_at: Instant,
-    gc_at: Instant,
+    pub(super) housekeeping_at: Instant,
+    pub(super) gc_at: Instant,
     qos_at: Option<Instant>,
     /// What belongs to nobody is to be removed from the disk: at the start, and when an orphan was seen.
-    prune: bool,
+    pub(super) prune: bool,
     /// A pod has ended: garbage collection looks for log folders of pods that are gone.
-    logs: bool,
+    pub(super) logs: bool,
     /// The last pass could not remove everything.
-    prune_again: Arc<AtomicBool>,
+    pub(super) prune_again: Arc<AtomicBool>,
     /// Pods that ended while they were wanted: their dead containers, logs and folders stay until nobody wants them.
-    ended: HashSet<PodUid>,
+    pub(super) ended: HashSet<PodUid>,
 }
 
 impl Engine {
@@ -375,15 +370,6 @@ impl Engine {
             && !self.workers.content_should_be_removed(uid)
     }
 
-    /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept.
-    fn collect_ended(&mut self, uid: PodUid) {
-        self.prune |= self.ended.remove(&uid);
-        let node = self.node.clone();
-        // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
-        let old = node.cache.get(&uid);
-        tokio::spawn(async move { upkeep::collect_ended(&node, &uid, &old).await });
-    }
-
     fn on_time(&mut self) {
         let now = Instant::now();
         for uid in self.queue.take_due(now) {
@@ -410,31 +396,7 @@ impl Engine {
         }
         if self.gc_at <= now {
             self.gc_at = now + GC_PERIOD;
-            if self.node.volnetd.authority().sources_ready() {
-                let removable: HashSet<PodUid> = self
-                    .node
-                    .cache
-                    .snapshot()
-                    .into_iter()
-                    .map(|(uid, _)| uid)
-                    .filter(|uid| self.workers.content_should_be_removed(uid))
-                    .collect();
-                let known = std::mem::take(&mut self.logs).then(|| {
-                    let mut known = self.desired.uids();
-                    known.extend(self.workers.uids().cloned());
-                    known.extend(
-                        self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)),
-                    );
-                    known.iter().map(ToString::to_string).collect()
-                });
-                let node = self.node.clone();
-                tokio::spawn(async move {
-                    upkeep::collect_node(&node, &removable).await;
-                    if let Some(known) = known {
-                        upkeep::prune_logs(&node, known).await;
-                    }
-                });
-            }
+            self.start_gc();
         }
     }
 
@@ -443,106 +405,6 @@ impl Engine {
         self.desired
             .iter()
             .filter(|(uid, desired)| !self.node.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid))
-    }
-
-    fn check_sources(&mut self) {
-        let authority = self.node.volnetd.authority();
-        if !authority.sources_ready() && self.sources.all_ready() {
-            tracing::info!(pods = self.desired.len(), "every pod source has delivered");
-            authority.set_sources_ready();
-            self.housekeeping_at = Instant::now();
-            // What ended while nobody looked need not wait a whole period.
-            self.gc_at = self.gc_at.min(Instant::now() + HOUSEKEEPING_BUSY);
-        }
-    }
-
-    fn housekeep(&mut self, now: Instant) {
-        self.check_sources();
-        if !self.node.volnetd.authority().sources_ready() {
-            self.housekeeping_at = now + HOUSEKEEPING_BUSY;
-            return;
-        }
-        let wanted = self.desired.uids();
-        let (known, actions) = self.workers.sync_known(&wanted, now);
-        self.apply(actions, now);
-        let unwanted: Vec<PodUid> =
-            self.ended.iter().filter(|uid| !known.contains_key(*uid) && !wanted.contains(*uid)).cloned().collect();
-        for uid in unwanted {
-            self.collect_ended(uid);
-        }
-        // A wanted pod loses its worker only to begin anew: what it ended as does not count any more.
-        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid) && !self.entrance.is_out(uid)) {
-            self.node.forget(uid);
-        }
-        let over: HashSet<PodUid> =
-            self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
-        let active = wanted.difference(&over).filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
-        let runtime = self.node.cache.snapshot();
-        let plan = housekeeping::plan(&known, &active, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
-        for uid in &plan.create {
-            let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { continue };
-            tracing::info!(pod_uid = %uid, "pod is wanted again under the same uid, starting it anew");
-            self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
-            let source = self.desired.get(uid).map_or("file", |d| d.source);
-            view::introduce(&self.node, uid, &pod, source);
-            self.entrance.forget(uid);
-            self.node.objects.register_pod(&pod);
-            self.update_worker(uid, pod, UpdateType::Create, now);
-        }
-        self.node.ownership.learn(plan.ask.clone());
-        for (uid, name) in &plan.kill {
-            tracing::warn!(pod_uid = %uid, name, "the runtime has a pod that nobody wants, ending it");
-            self.node.metrics.orphaned_runtime_pods.inc();
-            self.prune = true;
-            let actions = self.workers.kill_runtime_pod(uid, name, housekeeping::ORPHAN_GRACE, now);
-            self.apply(actions, now);
-        }
-        for state in self.node.hub.list() {
-            if let Ok(uid) = PodUid::parse(&state.uid)
-                && self.workers.lifecycle(&uid).is_none()
-                && !wanted.contains(&uid)
-            {
-                self.node.forget(&uid);
-                self.queue.remove(&uid);
-            }
-        }
-        if !housekeeping::is_settled(&plan, &known) {
-            self.housekeeping_at = now + HOUSEKEEPING_BUSY;
-        }
-        self.prune |= self.prune_again.swap(false, Ordering::Relaxed);
-        if self.prune {
-            self.start_prune(plan.known, &known, now);
-        }
-        self.node.runtime.forget_expired();
-        self.node.ownership.retain(&runtime, &wanted);
-        let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
-        self.node.last_words.retain(&exist);
-        self.count();
-    }
-
-    /// Once nothing of an orphan lives any more, what it left on the disk may go.
-    fn start_prune(
-        &mut self,
-        mut keep: HashSet<PodUid>,
-        known: &std::collections::BTreeMap<PodUid, crate::pod_workers::state::Known>,
-        now: Instant,
-    ) {
-        keep.extend(self.workers.uids().cloned());
-        let node = self.node.clone();
-        if node.volnetd.link().state().ready_epoch().is_none() || node.is_pruning() {
-            self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
-            return;
-        }
-        // An orphan that is still ending keeps its things; another pass follows when it has ended.
-        self.prune = known.values().any(|k| k.orphan);
-        node.begin_prune(keep.clone());
-        let again = self.prune_again.clone();
-        tokio::spawn(async move {
-            if !upkeep::prune(&node, &keep).await {
-                again.store(true, Ordering::Relaxed);
-            }
-            node.end_prune();
-        });
     }
 
     fn on_health(&mut self) {
@@ -575,7 +437,7 @@ impl Engine {
         view::lifecycle(&self.node, uid, lifecycle, waits_for.as_ref());
     }
 
-    fn count(&self) {
+    pub(super) fn count(&self) {
         let metrics = &self.node.metrics;
         let desired = |is_static: bool| {
             let all = self.desired.iter().filter(|(_, d)| (d.source != "api") == is_static);

@@ -4,7 +4,8 @@
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
 //! * [`entrance`] lets pods in, keeps them waiting or refuses them, as [`crate::admission`] decides.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
-//! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole.
+//! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole,
+//!   and `tidy` says when.
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
 
@@ -18,6 +19,7 @@ pub mod ports;
 mod prepare;
 pub mod runtime_health;
 pub mod runtime_side;
+mod tidy;
 pub mod upkeep;
 pub mod view;
 pub mod work;

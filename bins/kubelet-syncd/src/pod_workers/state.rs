@@ -10,139 +10,11 @@ use tokio::time::Instant;
 
 use bulkhead_types::PodUid;
 
+use super::messages::{Action, Kill, Lifecycle, Outcome, PodFacts, Seen, UpdateType, Work, WorkKind};
 use super::requeue::Retry;
 
 /// Shortest grace period, seconds, that a pod is given.
 const MIN_GRACE: u64 = 1;
-
-/// Why a pod is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum UpdateType {
-    Sync,
-    Update,
-    Create,
-    Kill,
-}
-
-impl UpdateType {
-    /// As in the label `operation_type` of `kubelet_pod_worker_duration_seconds`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            UpdateType::Sync => "sync",
-            UpdateType::Update => "update",
-            UpdateType::Create => "create",
-            UpdateType::Kill => "kill",
-        }
-    }
-}
-
-/// What the machine needs to know of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PodFacts {
-    /// `<name>_<namespace>`.
-    pub full_name: String,
-    pub is_static: bool,
-    /// The configuration's own copy says Failed or Succeeded.
-    pub terminal_phase: bool,
-    /// `metadata.deletionTimestamp` is set.
-    pub deleted: bool,
-    /// `metadata.deletionGracePeriodSeconds`.
-    pub deletion_grace: Option<u64>,
-    /// `spec.terminationGracePeriodSeconds`.
-    pub spec_grace: Option<u64>,
-}
-
-/// A pod as its source and the runtime show it.
-#[derive(Debug, Clone)]
-pub struct Seen<P> {
-    pub pod: P,
-    pub facts: PodFacts,
-    /// The runtime shows no running container and no ready sandbox of it. Counts only for a pod that is seen for the
-    /// first time, in a terminal phase.
-    pub runtime_ended: bool,
-}
-
-/// A request to end a pod for another reason than its own end or its removal.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kill {
-    /// Seconds; can only shorten.
-    pub grace: Option<u64>,
-    pub evicted: bool,
-}
-
-/// Where a pod is. The order is the only direction of travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lifecycle {
-    /// Known, not started: its namesake has not ended yet.
-    Waiting,
-    Sync,
-    Terminating,
-    Terminated,
-    Finished,
-}
-
-/// What a piece of work does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WorkKind {
-    /// Make the runtime agree with the pod.
-    Sync,
-    /// Stop all of the pod's containers, then its sandbox.
-    Terminating,
-    /// The same for a pod of which only the runtime knows.
-    TerminatingRuntime,
-    /// Containers are stopped: volumes, cgroup and directories go.
-    Terminated,
-}
-
-/// A piece of work, to be answered with [`Workers::done`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Work<P> {
-    pub kind: WorkKind,
-    pub update: UpdateType,
-    /// Absent for `TerminatingRuntime` only.
-    pub pod: Option<P>,
-    /// Seconds; meaningful while terminating.
-    pub grace: u64,
-    pub evicted: bool,
-    /// End of the previous piece of work: the runtime's state must be newer.
-    pub last_sync: Option<Instant>,
-    /// When the oldest update in it came.
-    pub since: Instant,
-}
-
-/// How a piece of work ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// It did all that it is for.
-    Done,
-    /// A `Sync` found that the pod has ended by itself.
-    Terminal,
-    /// It was cancelled because something newer is waiting.
-    Cancelled,
-    Failed(Retry),
-}
-
-/// What follows from a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action<P> {
-    Run {
-        uid: PodUid,
-        work: Box<Work<P>>,
-    },
-    /// Interrupt the work in progress: it is for a state that is over.
-    Cancel {
-        uid: PodUid,
-    },
-    /// Look at the pod again later.
-    Requeue {
-        uid: PodUid,
-        retry: Retry,
-    },
-    /// Nothing is left to do for the pod.
-    Finished {
-        uid: PodUid,
-    },
-}
 
 #[derive(Debug, Clone)]
 struct Update<P> {
@@ -152,26 +24,26 @@ struct Update<P> {
 }
 
 #[derive(Debug)]
-struct Worker<P> {
-    full_name: String,
-    is_static: bool,
-    has_config: bool,
-    started: bool,
+pub(super) struct Worker<P> {
+    pub(super) full_name: String,
+    pub(super) is_static: bool,
+    pub(super) has_config: bool,
+    pub(super) started: bool,
     /// The runtime showed it although no configuration named it.
-    observed_runtime: bool,
-    terminating: bool,
+    pub(super) observed_runtime: bool,
+    pub(super) terminating: bool,
     /// A piece of work has seen that the pod is terminating.
-    observed_terminating: bool,
-    terminated: bool,
-    finished: bool,
-    deleted: bool,
-    evicted: bool,
-    restart_requested: bool,
+    pub(super) observed_terminating: bool,
+    pub(super) terminated: bool,
+    pub(super) finished: bool,
+    pub(super) deleted: bool,
+    pub(super) evicted: bool,
+    pub(super) restart_requested: bool,
     /// Seconds; 0 until the first termination request.
-    grace: u64,
+    pub(super) grace: u64,
     pending: Option<Update<P>>,
     active: Option<Update<P>>,
-    working: bool,
+    pub(super) working: bool,
     last_sync: Option<Instant>,
 }
 
@@ -198,7 +70,7 @@ impl<P> Worker<P> {
         }
     }
 
-    fn lifecycle(&self) -> Lifecycle {
+    pub(super) fn lifecycle(&self) -> Lifecycle {
         if self.finished {
             Lifecycle::Finished
         } else if self.terminated {
@@ -254,11 +126,11 @@ pub struct Known {
 /// All pod workers of the node.
 #[derive(Debug)]
 pub struct Workers<P> {
-    pods: HashMap<PodUid, Worker<P>>,
-    started_static: HashMap<String, PodUid>,
-    waiting_static: HashMap<String, VecDeque<PodUid>>,
+    pub(super) pods: HashMap<PodUid, Worker<P>>,
+    pub(super) started_static: HashMap<String, PodUid>,
+    pub(super) waiting_static: HashMap<String, VecDeque<PodUid>>,
     /// The first [`Workers::sync_known`] has happened.
-    synced: bool,
+    pub(super) synced: bool,
 }
 
 impl<P> Default for Workers<P> {
@@ -559,69 +431,6 @@ impl<P: Clone> Workers<P> {
                 *old = pod.clone();
             }
         }
-    }
-
-    pub fn lifecycle(&self, uid: &PodUid) -> Option<Lifecycle> {
-        self.pods.get(uid).map(Worker::lifecycle)
-    }
-
-    /// The pod whose start this static pod waits for.
-    pub fn waits_for(&self, uid: &PodUid) -> Option<&PodUid> {
-        let worker = self.pods.get(uid).filter(|w| !w.started && w.is_static)?;
-        self.started_static.get(&worker.full_name).filter(|other| *other != uid)
-    }
-
-    pub fn is_working(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|w| w.working)
-    }
-
-    /// Grace period in force, seconds, while terminating.
-    pub fn grace(&self, uid: &PodUid) -> Option<u64> {
-        self.pods.get(uid).filter(|w| w.terminating).map(|w| w.grace)
-    }
-
-    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
-        self.pods.keys()
-    }
-
-    /// Each worker's place, for metrics: lifecycle, has configuration, static.
-    pub fn census(&self) -> impl Iterator<Item = (&PodUid, Known)> {
-        self.pods.iter().map(|(uid, w)| {
-            let known =
-                Known { lifecycle: w.lifecycle(), orphan: w.deleted, has_config: w.has_config, is_static: w.is_static };
-            (uid, known)
-        })
-    }
-
-    // The queries below are upstream's; each says what an unknown pod counts as before and after the first housekeeping.
-
-    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(!self.synced, |w| !w.terminated)
-    }
-
-    pub fn should_be_finished(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.finished)
-    }
-
-    pub fn termination_requested(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|w| w.terminating)
-    }
-
-    pub fn containers_should_be_terminating(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.observed_terminating)
-    }
-
-    pub fn runtime_should_be_removed(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.terminated)
-    }
-
-    /// The pod was wanted again while it was ending: once it is over it begins anew, with nothing of its former life.
-    pub fn restart_requested(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|w| w.restart_requested)
-    }
-
-    pub fn content_should_be_removed(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.evicted || (w.deleted && w.terminated))
     }
 }
 

@@ -33,6 +33,8 @@ pub mod downward;
 pub mod env;
 pub mod events;
 #[cfg(test)]
+pub(crate) mod fake_runtime;
+#[cfg(test)]
 pub(crate) mod fixtures;
 pub mod gc;
 pub mod hash;

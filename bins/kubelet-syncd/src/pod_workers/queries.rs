@@ -1,0 +1,71 @@
+//! What others ask about pods of the workers' state machine (upstream `PodWorkers`' and `podStateProvider`'s methods).
+
+use bulkhead_types::PodUid;
+
+use super::messages::Lifecycle;
+use super::state::{Known, Worker, Workers};
+
+impl<P: Clone> Workers<P> {
+    pub fn lifecycle(&self, uid: &PodUid) -> Option<Lifecycle> {
+        self.pods.get(uid).map(Worker::lifecycle)
+    }
+
+    /// The pod whose start this static pod waits for.
+    pub fn waits_for(&self, uid: &PodUid) -> Option<&PodUid> {
+        let worker = self.pods.get(uid).filter(|w| !w.started && w.is_static)?;
+        self.started_static.get(&worker.full_name).filter(|other| *other != uid)
+    }
+
+    pub fn is_working(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.working)
+    }
+
+    /// Grace period in force, seconds, while terminating.
+    pub fn grace(&self, uid: &PodUid) -> Option<u64> {
+        self.pods.get(uid).filter(|w| w.terminating).map(|w| w.grace)
+    }
+
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Each worker's place, for metrics: lifecycle, has configuration, static.
+    pub fn census(&self) -> impl Iterator<Item = (&PodUid, Known)> {
+        self.pods.iter().map(|(uid, w)| {
+            let known =
+                Known { lifecycle: w.lifecycle(), orphan: w.deleted, has_config: w.has_config, is_static: w.is_static };
+            (uid, known)
+        })
+    }
+
+    // The queries below are upstream's; each says what an unknown pod counts as before and after the first housekeeping.
+
+    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(!self.synced, |w| !w.terminated)
+    }
+
+    pub fn should_be_finished(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.finished)
+    }
+
+    pub fn termination_requested(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.terminating)
+    }
+
+    pub fn containers_should_be_terminating(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.observed_terminating)
+    }
+
+    pub fn runtime_should_be_removed(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.terminated)
+    }
+
+    /// The pod was wanted again while it was ending: once it is over it begins anew, with nothing of its former life.
+    pub fn restart_requested(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|w| w.restart_requested)
+    }
+
+    pub fn content_should_be_removed(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).map_or(self.synced, |w| w.evicted || (w.deleted && w.terminated))
+    }
+}
