@@ -177,12 +177,17 @@ impl Containerd {
     fn import_images(&self) -> Result<()> {
         let archive = self.folder.join("images.tar");
         image::write_archive(&archive)?;
+        self.import(&archive, &image::names().collect::<Vec<_>>())?;
+        std::fs::remove_file(&archive).context("removing the image archive")
+    }
+
+    /// Imports an archive and waits until CRI knows these images of it.
+    pub(crate) fn import(&self, archive: &Path, names: &[&str]) -> Result<()> {
         self.ctr(&["images", "import", &archive.to_string_lossy()])?;
-        std::fs::remove_file(&archive).context("removing the image archive")?;
         // The CRI side learns of an image through an event and then labels it: before that it would try to pull.
         eventually("the images are known to CRI", SHORT, || {
             let list = self.ctr(&["images", "ls"])?;
-            for name in image::names() {
+            for name in names {
                 if !list.lines().any(|line| line.starts_with(name) && line.contains("io.cri-containerd.image=managed"))
                 {
                     bail!("{name} is not managed yet");

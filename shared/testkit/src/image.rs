@@ -2,6 +2,7 @@
 //!
 //! Format: the OCI image layout (oci-layout, index.json, blobs/sha256) in one tar file, as `ctr images import` takes it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -29,34 +30,78 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     IMAGES.iter().map(|(name, _)| *name)
 }
 
+/// One image of an archive.
+#[derive(Debug, Clone)]
+pub(crate) struct Image<'a> {
+    pub name: &'a str,
+    /// Tar files, the lowest first.
+    pub layers: &'a [&'a [u8]],
+    pub entrypoint: &'a [&'a str],
+    pub command: &'a [&'a str],
+    /// `NAME=value`, besides PATH.
+    pub environment: &'a [&'a str],
+}
+
 /// Writes the archive with all images of this module.
 ///
 /// # Errors
 /// No static busybox on this machine, or the file cannot be written.
 pub fn write_archive(path: &Path) -> Result<()> {
-    let busybox = machine::static_busybox().context("there is no static busybox (package busybox-static)")?;
-    let program = std::fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
-    let applets = machine::run(&busybox.to_string_lossy(), &["--list"])?;
-    let layer = layer(&program, &applets)?;
+    let layer = busybox_layer()?;
+    let layers = [layer.as_slice()];
+    let of = |(name, command): &(&'static str, &'static [&'static str])| Image {
+        name,
+        layers: &layers,
+        entrypoint: &[],
+        command,
+        environment: &[],
+    };
+    write_images(path, &IMAGES.iter().map(of).collect::<Vec<_>>())
+}
 
+/// Writes an archive with these images.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_images(path: &Path, images: &[Image<'_>]) -> Result<()> {
     let mut archive = Tar::new(BufWriter::new(
         File::create(path).with_context(|| format!("creating the image archive {}", path.display()))?,
     ));
     archive.folder("blobs", 0o755)?;
     archive.folder("blobs/sha256", 0o755)?;
     archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    let layer_digest = archive.blob(&layer)?;
     let mut manifests = Vec::new();
-    for (name, command) in IMAGES {
-        let config = json!({
+    let mut written: BTreeMap<*const u8, String> = BTreeMap::new();
+    for image in images {
+        let mut layers = Vec::new();
+        let mut diffs = Vec::new();
+        for layer in image.layers {
+            let digest = match written.get(&layer.as_ptr()) {
+                Some(digest) => digest.clone(),
+                None => archive.blob(layer)?,
+            };
+            written.insert(layer.as_ptr(), digest.clone());
+            diffs.push(format!("sha256:{digest}"));
+            layers.push(json!({
+                "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": format!("sha256:{digest}"),
+                "size": layer.len(),
+            }));
+        }
+        let mut environment = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"];
+        environment.extend(image.environment);
+        let mut config = json!({
             "architecture": go_arch(),
             "os": "linux",
-            "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": command},
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer_digest}")]},
+            "config": {"Env": environment, "Cmd": image.command},
+            "rootfs": {"type": "layers", "diff_ids": diffs},
             // Two images with the same content would be one image with two names: the name keeps their ids apart.
-            "history": [{"created_by": name}],
-        })
-        .to_string();
+            "history": [{"created_by": image.name}],
+        });
+        if !image.entrypoint.is_empty() {
+            config["config"]["Entrypoint"] = json!(image.entrypoint);
+        }
+        let config = config.to_string();
         let config_digest = archive.blob(config.as_bytes())?;
         let manifest = json!({
             "schemaVersion": 2,
@@ -66,11 +111,7 @@ pub fn write_archive(path: &Path) -> Result<()> {
                 "digest": format!("sha256:{config_digest}"),
                 "size": config.len(),
             },
-            "layers": [{
-                "mediaType": "application/vnd.oci.image.layer.v1.tar",
-                "digest": format!("sha256:{layer_digest}"),
-                "size": layer.len(),
-            }],
+            "layers": layers,
         })
         .to_string();
         let manifest_digest = archive.blob(manifest.as_bytes())?;
@@ -78,7 +119,7 @@ pub fn write_archive(path: &Path) -> Result<()> {
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "digest": format!("sha256:{manifest_digest}"),
             "size": manifest.len(),
-            "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
+            "annotations": {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name},
             "platform": {"architecture": go_arch(), "os": "linux"},
         }));
     }
@@ -89,6 +130,17 @@ pub fn write_archive(path: &Path) -> Result<()> {
     });
     archive.file("index.json", 0o644, index.to_string().as_bytes())?;
     archive.finish()
+}
+
+/// The machine's static busybox with all its names, as a layer.
+///
+/// # Errors
+/// No static busybox on this machine.
+pub(crate) fn busybox_layer() -> Result<Vec<u8>> {
+    let busybox = machine::static_busybox().context("there is no static busybox (package busybox-static)")?;
+    let program = std::fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
+    let applets = machine::run(&busybox.to_string_lossy(), &["--list"])?;
+    layer(&program, &applets)
 }
 
 fn layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {
@@ -107,14 +159,14 @@ fn layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {
 }
 
 /// A writer of the ustar format, with no more of it than an image layer needs.
-struct Tar<W: Write> {
+pub(crate) struct Tar<W: Write> {
     out: W,
 }
 
 const BLOCK: usize = 512;
 
 impl<W: Write> Tar<W> {
-    fn new(out: W) -> Self {
+    pub(crate) fn new(out: W) -> Self {
         Self { out }
     }
 
@@ -124,15 +176,15 @@ impl<W: Write> Tar<W> {
         Ok(digest)
     }
 
-    fn folder(&mut self, name: &str, mode: u32) -> Result<()> {
+    pub(crate) fn folder(&mut self, name: &str, mode: u32) -> Result<()> {
         self.entry(&format!("{name}/"), b'5', mode, "", &[])
     }
 
-    fn file(&mut self, name: &str, mode: u32, content: &[u8]) -> Result<()> {
+    pub(crate) fn file(&mut self, name: &str, mode: u32, content: &[u8]) -> Result<()> {
         self.entry(name, b'0', mode, "", content)
     }
 
-    fn link(&mut self, name: &str, target: &str) -> Result<()> {
+    pub(crate) fn link(&mut self, name: &str, target: &str) -> Result<()> {
         self.entry(name, b'2', 0o777, target, &[])
     }
 
@@ -175,7 +227,7 @@ impl<W: Write> Tar<W> {
 }
 
 impl Tar<Vec<u8>> {
-    fn finish_into(mut self) -> Result<Vec<u8>> {
+    pub(crate) fn finish_into(mut self) -> Result<Vec<u8>> {
         self.end()?;
         Ok(self.out)
     }

@@ -19,6 +19,8 @@
 #[cfg(feature = "grpc")]
 pub mod agent;
 #[cfg(feature = "apiserver")]
+pub mod agnhost;
+#[cfg(feature = "apiserver")]
 pub mod apiserver;
 pub mod build;
 pub mod cgroups;

@@ -1,0 +1,94 @@
+//! The image that Kubernetes' own tests call agnhost: our stand-in for its program (the tests' program `agnhost`, which
+//! says what it can do) on top of the busybox image, with the libraries that it is linked with.
+//!
+//! A test with a lab makes the image known to its runtime, then uses it as upstream's:
+//!
+//! ```ignore
+//! agnhost::import(&lab, env!("CARGO_BIN_EXE_agnhost"))?;
+//! let container = json!({"name": "main", "image": agnhost::IMAGE, "args": ["netexec", "--http-port=8080"]});
+//! ```
+//!
+//! Its servers take connections [`LISTEN_AFTER_MS`] after their start, as those of the recorded pods did whose first
+//! probe was refused; a container that is to listen at once has `LISTEN_AFTER_MS: "0"` in its environment. `/localhost.crt`
+//! and `/localhost.key` are for `--tls-cert-file` and `--tls-private-key-file`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::apiserver::authority::Authority;
+use crate::image::{self, Image, Tar};
+use crate::{Lab, machine};
+
+/// What the recorded pods name.
+pub const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+/// Milliseconds between the start of a server and its first connection, where the container's environment says no other.
+pub const LISTEN_AFTER_MS: u16 = 500;
+
+/// Packs `program`, and makes the image known to the lab's runtime.
+///
+/// # Errors
+/// A file cannot be read, or the runtime did not take the image.
+pub fn import(lab: &Lab, program: impl AsRef<Path>) -> Result<()> {
+    let archive = lab.folder().join("agnhost.tar");
+    let stripped = lab.folder().join("agnhost.stripped");
+    write_archive(&archive, &without_symbols(program.as_ref(), &stripped))?;
+    let _ = std::fs::remove_file(stripped);
+    lab.containerd().import(&archive, &[IMAGE])?;
+    std::fs::remove_file(&archive).context("removing the image archive")
+}
+
+fn write_archive(path: &Path, program: &Path) -> Result<()> {
+    let (busybox, own) = (image::busybox_layer()?, layer(program)?);
+    let pause = format!("LISTEN_AFTER_MS={LISTEN_AFTER_MS}");
+    let image = Image {
+        name: IMAGE,
+        layers: &[&busybox, &own],
+        entrypoint: &["/agnhost"],
+        command: &["pause"],
+        environment: &[&pause],
+    };
+    image::write_images(path, &[image])
+}
+
+fn layer(program: &Path) -> Result<Vec<u8>> {
+    let mut layer = Tar::new(Vec::new());
+    let content = std::fs::read(program).with_context(|| format!("reading {}", program.display()))?;
+    layer.file("agnhost", 0o755, &content)?;
+    for library in libraries(program)? {
+        let content = std::fs::read(&library).with_context(|| format!("reading {}", library.display()))?;
+        layer.file(library.to_string_lossy().trim_start_matches('/'), 0o755, &content)?;
+    }
+    let pair = Authority::new()?.server(&["localhost"], &[])?;
+    layer.file("localhost.crt", 0o644, pair.certificate.as_bytes())?;
+    layer.file("localhost.key", 0o644, pair.key.as_bytes())?;
+    layer.finish_into()
+}
+
+/// The program without what only a debugger reads, which is most of it; as it is where there is no `strip`.
+fn without_symbols(program: &Path, stripped: &Path) -> PathBuf {
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(stripped).arg(program).stdin(Stdio::null()).stderr(Stdio::null());
+    let done = strip.status().is_ok_and(|status| status.success()) && stripped.is_file();
+    if done { stripped.to_owned() } else { program.to_owned() }
+}
+
+/// The files that the loader would open, itself included.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let list = machine::run("ldd", &[&program.to_string_lossy()])?;
+    Ok(list.split_ascii_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_comes_with_its_loader() {
+        let own = std::env::current_exe().unwrap();
+        let all = libraries(&own).unwrap();
+        assert!(all.iter().any(|one| one.to_string_lossy().contains("ld-linux")), "{all:?}");
+        assert!(all.iter().all(|one| one.is_file()), "{all:?}");
+    }
+}
