@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
-use bulkhead_testkit::{Cluster, LONG, Lab, Node, eventually};
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, agnhost, eventually};
 use bulkhead_tests::golden::normal::Names;
-use bulkhead_tests::golden::{Call, Difference, Proxy, Recording, compare, normal, recording};
+use bulkhead_tests::golden::{Call, Difference, Proxy, Recording, calls, compare, normal, recording};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
@@ -33,6 +33,7 @@ struct World {
 
 fn world() -> Result<Option<World>> {
     let Some(lab) = lab()? else { return Ok(None) };
+    agnhost::import(&lab, env!("CARGO_BIN_EXE_agnhost"))?;
     let proxy = Proxy::start(&lab.folder().join("recording.sock"), &lab.containerd().socket())?;
     let cluster = lab.stand_in(Config::default())?;
     prepare(&cluster)?;
@@ -99,7 +100,7 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
         }
     }
     let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
-    differences.extend(compare::calls(name, &recording.calls, &theirs, &calls, &ours));
+    differences.extend(calls::calls(name, &recording.calls, &theirs, &calls, &ours));
     differences.extend(compare::events(name, &recording.events, &theirs, &events(cluster, namespace, &uid)?, &ours));
     if let Some(last) = late {
         eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");
@@ -156,7 +157,7 @@ fn live_static(world: &World, recording: &Recording) -> Result<Vec<Difference>> 
         Ok(of_pod)
     };
     let calls = eventually("the static pod has ended", LONG, || stopped(world))?;
-    differences.extend(compare::calls(&recording.name, &recording.calls, &their_names, &calls, &our_names));
+    differences.extend(calls::calls(&recording.name, &recording.calls, &their_names, &calls, &our_names));
     let all = eventually("the events have come", LONG, || {
         let events = events(&world.cluster, namespace, &uid)?;
         ensure!(events.len() >= recording.events.len(), "{} of {}", events.len(), recording.events.len());

@@ -1,14 +1,13 @@
 //! What differs between a recording and a run, and which of it is meant.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::normal::{self, Names};
-use super::proxy::Call;
+use super::normal::Names;
 
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,68 +64,8 @@ impl Meant {
     }
 }
 
-/// Calls of one pod side by side. Repeated clean-up calls are no part of it: how often an agent asks for what is gone
-/// already is its own affair.
-pub fn calls(
-    pod: &str,
-    recorded: &[Call],
-    recorded_names: &Names,
-    ours: &[Call],
-    our_names: &Names,
-) -> Vec<Difference> {
-    let mut differences = Vec::new();
-    let (recorded, ours) = (keyed(recorded, recorded_names), keyed(ours, our_names));
-    for (key, request) in &recorded {
-        match ours.get(key) {
-            Some(other) => values(pod, &format!("cri/{key}"), request, other, &mut differences),
-            None => differences.push(difference(pod, &format!("cri/{key}"), "asked", "not asked")),
-        }
-    }
-    for key in ours.keys().filter(|key| !recorded.contains_key(*key)) {
-        differences.push(difference(pod, &format!("cri/{key}"), "not asked", "asked"));
-    }
-    differences
-}
-
-fn difference(pod: &str, place: &str, recorded: &str, ours: &str) -> Difference {
+pub(super) fn difference(pod: &str, place: &str, recorded: &str, ours: &str) -> Difference {
     Difference { pod: pod.to_owned(), place: place.to_owned(), recorded: recorded.to_owned(), ours: ours.to_owned() }
-}
-
-/// Requests by what they are about. Of a crash loop only the first two instances: how many there are is a matter of time.
-fn keyed(calls: &[Call], names: &Names) -> BTreeMap<String, Value> {
-    let mut keyed = BTreeMap::new();
-    for call in calls {
-        let config = &call.request["config"];
-        let attempt = config["metadata"]["attempt"].as_u64().unwrap_or(0);
-        let name = config["metadata"]["name"].as_str().unwrap_or_default();
-        let key = match call.method.as_str() {
-            "RunPodSandbox" => format!("RunPodSandbox/{attempt}"),
-            "CreateContainer" if attempt < 2 => format!("CreateContainer/{name}/{attempt}"),
-            "StopContainer" => format!("StopContainer/timeout-{}", call.request["timeout"].as_str().unwrap_or("0")),
-            _ => continue,
-        };
-        keyed.entry(key).or_insert_with(|| normal::request(call, names));
-    }
-    keyed
-}
-
-fn values(pod: &str, place: &str, recorded: &Value, ours: &Value, out: &mut Vec<Difference>) {
-    match (recorded, ours) {
-        (Value::Object(a), Value::Object(b)) => {
-            for key in a.keys().chain(b.keys().filter(|key| !a.contains_key(*key))) {
-                let part = key.replace('/', "~1");
-                let (x, y) = (a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null));
-                values(pod, &format!("{place}/{part}"), x, y, out);
-            }
-        }
-        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            for (index, (x, y)) in a.iter().zip(b).enumerate() {
-                values(pod, &format!("{place}/{index}"), x, y, out);
-            }
-        }
-        (a, b) if a == b => {}
-        (a, b) => out.push(difference(pod, place, &a.to_string(), &b.to_string())),
-    }
 }
 
 /// The statuses that a watcher saw. Short ones may be skipped on either side, so ours have to be found among the recorded
@@ -266,19 +205,5 @@ mod tests {
         assert!(meant("*", "cri/CreateContainer/*/*/config/envs").covers(&difference));
         assert!(!meant("*", "cri/CreateContainer/*/*/config/mounts").covers(&difference));
         assert!(!meant("other", "cri").covers(&difference));
-    }
-
-    #[test]
-    fn requests_are_compared_to_the_leaf() {
-        let call = |value: Value| Call {
-            method: "RunPodSandbox".into(),
-            request: json!({"config": value}),
-            pod_uid: String::new(),
-        };
-        let none = Names::default();
-        let (a, b) = (call(json!({"hostname": "a", "x": [1]})), call(json!({"hostname": "b", "x": [1]})));
-        let found = calls("p", &[a], &none, &[b], &none);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].place, "cri/RunPodSandbox/0/config/hostname");
     }
 }

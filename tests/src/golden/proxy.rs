@@ -23,6 +23,8 @@ pub struct Call {
     pub request: Value,
     /// The pod that it is about; empty where that is not known.
     pub pod_uid: String,
+    /// The container that its id stands for, `name/attempt`; empty where it names none.
+    pub of: String,
 }
 
 /// Calls that change nothing are not kept: how often they are made is no part of the comparison.
@@ -41,8 +43,16 @@ const KEPT: [&str; 9] = [
 #[derive(Debug, Default)]
 struct Kept {
     calls: Vec<Call>,
-    /// Ids of sandboxes and containers, and the pod of each.
-    pods: HashMap<String, String>,
+    /// Ids of sandboxes and containers.
+    ids: HashMap<String, Owner>,
+}
+
+/// What an id that the runtime gave stands for.
+#[derive(Debug, Clone, Default)]
+struct Owner {
+    pod_uid: String,
+    /// `name/attempt`; empty for a sandbox.
+    container: String,
 }
 
 /// The proxy; ends when it is dropped.
@@ -144,7 +154,7 @@ async fn pass_on(
     sender.ready().await?;
     let asks_for_id =
         call.as_ref().is_some_and(|call| matches!(call.method.as_str(), "RunPodSandbox" | "CreateContainer"));
-    let uid = call.map(|call| note(kept, call)).unwrap_or_default();
+    let owner = call.map(|call| note(kept, call)).unwrap_or_default();
     let answer = sender.send_request(Request::from_parts(head, Full::new(body))).await?;
     if !asks_for_id {
         return Ok(answer.map(BodyExt::boxed));
@@ -156,7 +166,7 @@ async fn pass_on(
     let bytes = collected.to_bytes();
     let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(id) = given_id(&path, &bytes, pool) {
-        kept.pods.insert(id, uid);
+        kept.ids.insert(id, owner);
     }
     drop(kept);
     let frames = [Some(Frame::data(bytes)), trailers.map(Frame::trailers)];
@@ -165,19 +175,29 @@ async fn pass_on(
     Ok(Response::from_parts(head, BodyExt::boxed(body)))
 }
 
-/// Keeps the call; answers the pod that it is about.
-fn note(kept: &Mutex<Kept>, mut call: Call) -> String {
+/// Keeps the call; answers what the id stands for that the runtime may give in its answer.
+fn note(kept: &Mutex<Kept>, mut call: Call) -> Owner {
     let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     let text = |pointer: &str| call.request.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-    let uid = match call.method.as_str() {
-        "RunPodSandbox" => text("/config/metadata/uid"),
-        "CreateContainer" | "PullImage" => text("/sandbox_config/metadata/uid"),
-        _ => text("/container_id").or_else(|| text("/pod_sandbox_id")).and_then(|id| kept.pods.get(&id).cloned()),
+    let of_config = |pod_uid: Option<String>| {
+        let metadata = &call.request["config"]["metadata"];
+        let attempt = metadata["attempt"].as_u64().unwrap_or_default();
+        let name = metadata["name"].as_str().filter(|_| call.method == "CreateContainer");
+        let container = name.map(|name| format!("{name}/{attempt}")).unwrap_or_default();
+        Owner { pod_uid: pod_uid.unwrap_or_default(), container }
     };
-    call.pod_uid = uid.unwrap_or_default();
-    let uid = call.pod_uid.clone();
+    let owner = match call.method.as_str() {
+        "RunPodSandbox" => of_config(text("/config/metadata/uid")),
+        "CreateContainer" | "PullImage" => of_config(text("/sandbox_config/metadata/uid")),
+        _ => {
+            let id = text("/container_id").or_else(|| text("/pod_sandbox_id")).unwrap_or_default();
+            kept.ids.get(&id).cloned().unwrap_or_default()
+        }
+    };
+    call.pod_uid = owner.pod_uid.clone();
+    call.of = owner.container.clone();
     kept.calls.push(call);
-    uid
+    owner
 }
 
 fn given_id(path: &str, body: &[u8], pool: &DescriptorPool) -> Option<String> {
@@ -199,5 +219,5 @@ fn decode(path: &str, body: &[u8], pool: &DescriptorPool) -> Option<Call> {
     let message = DynamicMessage::decode(input, body.get(5..)?).ok()?;
     let options = SerializeOptions::new().use_proto_field_name(true).skip_default_fields(true);
     let request = message.serialize_with_options(serde_json::value::Serializer, &options).ok()?;
-    Some(Call { method: method.to_owned(), request, pod_uid: String::new() })
+    Some(Call { method: method.to_owned(), request, pod_uid: String::new(), of: String::new() })
 }

@@ -21,7 +21,8 @@ pub struct Recording {
     pub ephemeral: Option<Value>,
     /// Distinct statuses in order, normalised as [`super::normal::status`] does.
     pub statuses: Vec<Value>,
-    pub calls: Vec<Call>,
+    /// By the time they were made at: seconds since the first.
+    pub calls: Vec<(f64, Call)>,
     /// `{type, reason, message, fieldPath, count}`.
     pub events: Vec<Value>,
 }
@@ -57,7 +58,9 @@ fn load(path: &Path) -> Result<Recording> {
         .into_iter()
         .map(|call| {
             let method = call["method"].as_str().context("no method")?.to_owned();
-            Ok(Call { method, request: call["request"].clone(), pod_uid: String::new() })
+            let of = call["of"].as_str().unwrap_or_default().to_owned();
+            let call_itself = Call { method, request: call["request"].clone(), pod_uid: String::new(), of };
+            Ok((call["t"].as_f64().context("no time")?, call_itself))
         })
         .collect::<Result<_>>()?;
     Ok(Recording {
