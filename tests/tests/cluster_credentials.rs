@@ -1,6 +1,8 @@
 //! A member of a cluster whose credentials come late, break, are replaced and are refused: it goes on with what it has,
 //! takes what is new, and pods do not notice.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -150,5 +152,41 @@ fn a_certificate_that_ends_before_it_is_replaced() -> Result<()> {
     wait_ready(&cluster, &node.pod_name("meanwhile"))?;
     let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
     ensure!(now == before, "{before:#?} became {now:#?}");
+    node.finish()
+}
+
+#[test]
+fn a_program_gives_the_credentials() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let files = Files { cluster: &cluster };
+    // The daemons' users run it: it has to be in a folder that everybody may enter.
+    let folder = tempfile::tempdir()?;
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
+    let (program, answer) = (folder.path().join("credentials"), folder.path().join("answer.json"));
+    let give = |text: &str| -> Result<()> {
+        let credential = json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+            "status": {"token": text}});
+        let next = folder.path().join("next.json");
+        std::fs::write(&next, credential.to_string())?;
+        std::fs::set_permissions(&next, Permissions::from_mode(0o644))?;
+        std::fs::rename(&next, &answer).context("replacing the answer")
+    };
+    std::fs::write(&program, format!("#!/bin/sh\ntest \"$WHO\" = node || exit 3\nexec cat {}\n", answer.display()))?;
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    token(&cluster, "first-token")?;
+    give("first-token")?;
+    let builder = lab.node(NODE).joins(&cluster)?;
+    files.write_naming(json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
+        "command": program, "env": [{"name": "WHO", "value": "node"}]}}))?;
+    let node = builder.start()?;
+    one_life(&cluster, &node, "program")?;
+
+    // The server refuses what the program said last: it is asked again.
+    token(&cluster, "second-token")?;
+    give("second-token")?;
+    cluster.server()?.remove_token("first-token");
+    one_life(&cluster, &node, "asked-again")?;
+    is_no_storm(&cluster.requests()?, 50, 100)?;
     node.finish()
 }
