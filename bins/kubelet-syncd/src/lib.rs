@@ -19,6 +19,7 @@
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
 //! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`status`] | the pod's status as the API shows it |
+//! | [`dial`], [`http_get`] | how a pod is connected to and asked over HTTP |
 //! | [`housekeeping`] | what is left over and may go |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`volnetd`] | the verbs of the other side, and the proof that a destructive one needs |
@@ -36,12 +37,16 @@
 //! API; a pod with another kind waits and says why. No resizing in place, no resource managers and devices.
 
 pub mod admission;
+pub mod allocation;
 pub mod api;
 pub mod cgroups;
 pub mod cri_metrics;
 pub mod desired;
+pub mod dial;
 pub mod engine;
+pub mod hooks;
 pub mod housekeeping;
+pub mod http_get;
 pub mod images;
 pub mod manifests;
 pub mod metrics;

@@ -1,0 +1,1 @@
+//! GETs of real local servers.
