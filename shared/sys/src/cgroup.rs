@@ -19,6 +19,9 @@ const KILL_TRIES: usize = 5;
 /// Controllers without which pods cannot be run (upstream `validateSystemRequirements`).
 const REQUIRED: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
 
+/// What cgroup v1 shows for "no limit" of memory is the largest number of whole pages; from here on it is none.
+const V1_NO_LIMIT: i64 = i64::MAX - (1 << 20);
+
 /// Those that the unified hierarchy delegates to pods, where the kernel has them.
 const V2_CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
 
@@ -323,6 +326,51 @@ impl Hierarchies {
             add("hugetlb", &file, limit.to_string());
         }
         writes
+    }
+
+    /// The cgroup's CPU and memory limits as they stand, in the units of [`Resources`]; what a controller that is not
+    /// there would say is None. "No limit" is -1.
+    pub fn limits(&self, path: &CgroupPath) -> Result<Resources, CgroupError> {
+        let text = |controller: &str, name: &str| -> Result<Option<String>, CgroupError> {
+            match self.file(controller, path, name) {
+                Some(file) => read(&file).map(|text| Some(text.trim().to_owned())),
+                None => Ok(None),
+            }
+        };
+        let number =
+            |text: Option<String>| text.and_then(|t| if t == "max" { Some(-1) } else { t.parse::<i64>().ok() });
+        let unsigned = |text: Option<String>| text.and_then(|t| t.parse::<u64>().ok());
+        let mut limits = Resources::default();
+        match self.version {
+            Version::V1 => {
+                limits.cpu_shares = unsigned(text("cpu", "cpu.shares")?);
+                limits.cpu_quota_us = number(text("cpu", "cpu.cfs_quota_us")?);
+                limits.cpu_period_us = unsigned(text("cpu", "cpu.cfs_period_us")?);
+                let memory = number(text("memory", "memory.limit_in_bytes")?);
+                limits.memory_limit_bytes = memory.map(|bytes| if bytes >= V1_NO_LIMIT { -1 } else { bytes });
+            }
+            Version::V2 => {
+                limits.cpu_shares = unsigned(text("cpu", "cpu.weight")?).map(cpu::weight_to_shares);
+                let max = text("cpu", "cpu.max")?.unwrap_or_default();
+                let mut parts = max.split_whitespace().map(str::to_owned);
+                limits.cpu_quota_us = number(parts.next());
+                limits.cpu_period_us = unsigned(parts.next());
+                limits.memory_limit_bytes = number(text("memory", "memory.max")?);
+            }
+        }
+        Ok(limits)
+    }
+
+    /// Memory that the cgroup and everything below it uses, bytes, page cache included. None: no such controller.
+    pub fn memory_usage(&self, path: &CgroupPath) -> Result<Option<u64>, CgroupError> {
+        let name = match self.version {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
+        };
+        match self.file("memory", path, name) {
+            Some(file) => Ok(read(&file)?.trim().parse().ok()),
+            None => Ok(None),
+        }
     }
 
     /// Names of the cgroup's children in any tree; empty when it is not there.

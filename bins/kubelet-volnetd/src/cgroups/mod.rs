@@ -106,6 +106,15 @@ impl PodsTree {
         Ok((path, created))
     }
 
+    /// What the pod's cgroup is limited to now, and the memory that it uses. None: there is no cgroup for each pod.
+    pub fn pod_limits(&self, pod: &PodUid, qos: QosClass) -> Result<Option<(Resources, Option<u64>)>, PodsTreeError> {
+        if !self.per_qos {
+            return Ok(None);
+        }
+        let path = self.pod_path(pod, qos)?;
+        Ok(Some((self.hierarchies.limits(&path)?, self.hierarchies.memory_usage(&path)?)))
+    }
+
     /// The burstable level's share is the sum of its pods' requests.
     pub fn set_qos(&self, burstable_cpu_shares: u64) -> Result<(), PodsTreeError> {
         if !self.per_qos {
@@ -233,6 +242,19 @@ mod tests {
         let (path, created) = tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap();
         assert_eq!(path.as_str(), format!("{root}/kubepods/burstable/pod0a-b"));
         assert!(created && !tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap().1);
+        let more = Resources {
+            cpu_quota_us: Some(25_000),
+            cpu_period_us: Some(100_000),
+            memory_limit_bytes: Some(64 << 20),
+            ..Resources::default()
+        };
+        let before = tree.pod_limits(&uid, QosClass::Burstable).unwrap().unwrap().0;
+        assert_eq!((before.cpu_quota_us, before.memory_limit_bytes), (Some(-1), Some(-1)));
+        tree.ensure_pod(&uid, QosClass::Burstable, &more).unwrap();
+        let (now, usage) = tree.pod_limits(&uid, QosClass::Burstable).unwrap().unwrap();
+        let unchanged = now.cpu_shares;
+        assert_eq!(now, Resources { cpu_shares: unchanged, ..more });
+        assert!(usage.is_some_and(|bytes| bytes < 64 << 20) && unchanged == before.cpu_shares);
         tree.set_qos(512).unwrap();
         let guaranteed = PodUid::parse("g").unwrap();
         tree.ensure_pod(&guaranteed, QosClass::Guaranteed, &Resources::default()).unwrap();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
 use bulkhead_ipc::volnetd::{self as wire, *};
-use bulkhead_sys::cgroup::Version;
+use bulkhead_sys::cgroup::{Resources, Version};
 use bulkhead_types::{PodUid, QosClass};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
@@ -49,8 +49,13 @@ impl Cgroups for Verbs {
         let qos = validate::qos(request.qos)?;
         let resources = validate::resources(request.resources.as_ref())?;
         let lock = self.node.lock_pod(&pod).await;
-        let (path, created) = self.run(Some(lock), move |node| node.cgroups.ensure_pod(&pod, qos, &resources)).await?;
-        Ok(Response::new(EnsurePodReply { cgroup_parent: path.to_string(), created }))
+        let ensure = move |node: &Node| {
+            let (path, created) = node.cgroups.ensure_pod(&pod, qos, &resources)?;
+            Ok::<_, PodsTreeError>((path, created, node.cgroups.pod_limits(&pod, qos)?))
+        };
+        let (path, created, now) = self.run(Some(lock), ensure).await?;
+        let (current, memory_usage_bytes) = now.map_or((None, None), |(limits, usage)| (Some(to_wire(limits)), usage));
+        Ok(Response::new(EnsurePodReply { cgroup_parent: path.to_string(), created, current, memory_usage_bytes }))
     }
 
     async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosReply>, Status> {
@@ -94,6 +99,12 @@ impl Cgroups for Verbs {
         });
         Ok(Response::new(Box::pin(tokio_stream::iter(pods))))
     }
+}
+
+fn to_wire(limits: Resources) -> wire::CgroupResources {
+    let Resources { cpu_shares, cpu_quota_us, cpu_period_us, memory_limit_bytes, pids_limit, hugepage_limits } = limits;
+    let hugepage_limits = hugepage_limits.into_iter().collect();
+    wire::CgroupResources { cpu_shares, cpu_quota_us, cpu_period_us, memory_limit_bytes, pids_limit, hugepage_limits }
 }
 
 fn timed_remove(node: &Node, pod: &PodUid) -> Result<(), PodsTreeError> {
