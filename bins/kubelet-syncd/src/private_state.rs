@@ -1,15 +1,19 @@
-//! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers. Small
-//! files in the private state folder, each replaced as a whole before anybody relies on it.
+//! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers, what
+//! pods were granted. Small files in the private state folder, each replaced as a whole before anybody relies on it.
 
 use std::sync::Arc;
 
 use bulkhead_daemon::StateDir;
 
+use crate::allocation::{AllocationStore, Saved};
+use crate::hooks::pre_stop::PreStopStore;
 use crate::runtime::backoff::BackOffStore;
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 
 const UIDS: &str = "static-pod-uids.json";
 const BACK_OFF: &str = "restart-back-off.json";
+const PRE_STOPS: &str = "pre-stop-hooks.json";
+const ALLOCATIONS: &str = "allocations.json";
 
 /// The state folder, shared by those who keep something in it.
 #[derive(Debug, Clone)]
@@ -26,6 +30,46 @@ impl PrivateState {
             tracing::warn!(error = &error as &dyn std::error::Error, "back-off of containers begins anew");
             None
         })
+    }
+}
+
+impl PrivateState {
+    /// What [`AllocationStore::save`] wrote last; None when there is nothing, or nothing that can be read.
+    pub fn allocations(&self) -> Option<Saved> {
+        let bytes = self.0.read(ALLOCATIONS).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what pods were granted is not known any more");
+            None
+        })?;
+        serde_json::from_slice(&bytes)
+            .inspect_err(|error| {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(error, "what pods were granted cannot be read: they have what their specs say");
+            })
+            .ok()
+    }
+}
+
+impl AllocationStore for PrivateState {
+    fn save(&self, json: &[u8]) -> std::io::Result<()> {
+        self.0.write(ALLOCATIONS, json).map_err(std::io::Error::other)
+    }
+}
+
+impl PrivateState {
+    /// What [`PreStopStore::save`] wrote last.
+    pub fn pre_stops(&self) -> Option<Vec<u8>> {
+        self.0.read(PRE_STOPS).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks that have run may run again");
+            None
+        })
+    }
+}
+
+impl PreStopStore for PrivateState {
+    fn save(&self, json: &[u8]) {
+        if let Err(error) = self.0.write(PRE_STOPS, json) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks may run again after a restart");
+        }
     }
 }
 

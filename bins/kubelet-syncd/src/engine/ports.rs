@@ -1,6 +1,7 @@
 //! The runtime side's ports: files on the host by volnetd's verbs, images by the image manager, and the calls that make
 //! sandboxes and containers, which wait for their turn.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,8 +29,8 @@ use crate::runtime::sub_paths::SubPath;
 use crate::start_limit::{HOLD, StartLimiter, StartSlot};
 use crate::volnetd::{Volnetd, VolnetdError};
 
-/// An image that takes longer than this to be there is being pulled: no slot is held meanwhile.
-const IMAGE_PRESENT: Duration = Duration::from_millis(300);
+/// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
+const SOON: Duration = Duration::from_millis(300);
 
 /// What one sync of one pod holds while it starts something.
 #[derive(Default)]
@@ -70,6 +71,18 @@ fn give_back() {
 /// Before something that may take long: others start, and PLEG looks.
 fn let_go() {
     let _ = TURN.try_with(|turn| std::mem::take(&mut *turn.held()));
+}
+
+/// Waits for something; when that takes long, others start meanwhile.
+async fn unhurried<T>(what: impl Future<Output = T>) -> T {
+    tokio::pin!(what);
+    tokio::select! {
+        done = &mut what => done,
+        () = tokio::time::sleep(SOON) => {
+            let_go();
+            what.await
+        }
+    }
 }
 
 /// The runtime with bounded, fair starts.
@@ -160,6 +173,18 @@ impl RuntimeApi for Paced {
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
         RuntimeApi::remove_container(&self.cri, container).await
     }
+
+    async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
+        RuntimeApi::exec_sync(&self.cri, container, command).await
+    }
+
+    async fn annotations(&self, container: &ContainerId) -> Result<BTreeMap<String, String>, CriError> {
+        self.cri.annotations(container).await
+    }
+
+    async fn unhurried<T: Send>(&self, what: impl Future<Output = T> + Send) -> T {
+        unhurried(what).await
+    }
 }
 
 /// Files of pods, by volnetd's verbs.
@@ -233,6 +258,11 @@ impl HostFiles for Files {
         };
         let reply = self.0.prepare_sub_path(&CallContext::for_pod(&pod.uid), request).await.map_err(failed)?;
         Ok(reply.host_path.into())
+    }
+
+    async fn read_env_file(&self, pod: &PodIdentity, volume: &str, path: &str) -> Result<Vec<u8>, HostFilesError> {
+        let file = api::EnvFile { pod_uid: pod.uid.to_string(), volume: volume.to_owned(), path: path.to_owned() };
+        self.0.read_env_file(file).await.map_err(failed)
     }
 
     async fn link_container_log(
@@ -348,15 +378,7 @@ impl Images for PodImages {
         };
         let credentials = PullCredentials::of(self, &request);
         let ensure = self.manager.ensure_image_exists(wanted, &credentials, &events);
-        tokio::pin!(ensure);
-        let outcome = tokio::select! {
-            outcome = &mut ensure => outcome,
-            () = tokio::time::sleep(IMAGE_PRESENT) => {
-                let_go();
-                ensure.await
-            }
-        };
-        match outcome {
+        match unhurried(ensure).await {
             Ok(image) => {
                 let user = ImageUser { uid: image.user_id, username: image.user_name };
                 Ok(ResolvedImage { image_ref: image.id, user })

@@ -17,6 +17,7 @@ use super::node::{NodeContext, Prepared};
 use super::ports::{Files, Paced, PodImages, with_turn};
 use super::view;
 use super::work::is_over;
+use crate::hooks::pre_stop::PreStops;
 use crate::images::credentials::Keyring;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
@@ -119,14 +120,16 @@ impl RuntimeSide {
         if let Some(saved) = state.back_off() {
             back_off.restore(&saved);
         }
+        let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
             Paced::new(cri, limiter),
             Files(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone() },
             reporter,
             back_off,
-            Arc::new(state),
-        );
+            Arc::new(state.clone()),
+        )
+        .with_pre_stops(pre_stops);
         RuntimeSide { manager, images, policy: gc_policy(config), memory: Mutex::default() }
     }
 
@@ -148,7 +151,6 @@ impl RuntimeSide {
             return Report { did_something: false, failed: Some(Retry::Failed { back_off: None }) };
         };
         let facts = node.facts();
-        let terminating = || cancel.is_cancelled();
         let sandbox_ready = |_: &_, _: &_| view::sandbox_ready(node, uid);
         let context = SyncContext {
             facts: &facts,
@@ -157,7 +159,7 @@ impl RuntimeSide {
             objects: &*node.objects,
             probes: &ProbeResults::default(),
             restart_all: restart_all_wanted(pod, runtime, node.status(uid).as_ref()),
-            is_terminating: &terminating,
+            cancel,
             on_sandbox_ready: &sandbox_ready,
         };
         let _in_sync = InSync::begin(self, uid);
@@ -212,6 +214,7 @@ impl RuntimeSide {
         let verdict = node.verdict(uid);
         let failures = self.memory().failures.of(uid);
         let facts = node.facts();
+        let runtime = &*self.manager.shown(runtime);
         let input = StatusInput {
             pod,
             runtime,
@@ -261,6 +264,11 @@ impl RuntimeSide {
         let mut memory = self.memory();
         memory.back_off_until.remove(uid);
         memory.failures.forget(uid);
+    }
+
+    /// What was noted of containers that do not exist any more.
+    pub fn retain_containers(&self, exist: &HashSet<ContainerId>) {
+        self.manager.retain_hooks(exist);
     }
 
     /// Old back-offs, of containers and of images.

@@ -102,6 +102,7 @@ impl Engine {
         self.node.ownership.retain(&runtime, &wanted);
         let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
         self.node.last_words.retain(&exist);
+        self.node.runtime.retain_containers(&exist);
         self.count();
     }
 

@@ -1,5 +1,6 @@
 //! The executor's calls to the runtime, made with the CRI client.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bulkhead_cri::{Code, CriClient, CriError, v1};
@@ -65,5 +66,17 @@ impl RuntimeApi for CriClient {
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
         let request = v1::RemoveContainerRequest { container_id: container.to_string() };
         CriClient::remove_container(self, request).await.map(|_| ())
+    }
+
+    async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
+        // Without a timeout the client sets no deadline either.
+        let request = v1::ExecSyncRequest { container_id: container.to_string(), cmd: command.to_vec(), timeout: 0 };
+        CriClient::exec_sync(self, request).await
+    }
+
+    async fn annotations(&self, container: &ContainerId) -> Result<BTreeMap<String, String>, CriError> {
+        let request = v1::ContainerStatusRequest { container_id: container.to_string(), verbose: false };
+        let status = self.container_status(request).await?.status;
+        Ok(status.map(|status| status.annotations).unwrap_or_default())
     }
 }

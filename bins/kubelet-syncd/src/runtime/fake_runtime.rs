@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::Pod;
+use tokio_util::sync::CancellationToken;
 
 use super::actions::ProbeResults;
 use super::backoff::{CrashLoopBackOff, NoStore};
@@ -34,6 +35,9 @@ pub struct Log {
     pub configs: Vec<v1::ContainerConfig>,
     pub highest_log: Option<u32>,
     pub volnetd_away: bool,
+    pub annotations: BTreeMap<String, String>,
+    /// Cancelled by the call of that line: the pod's end is asked for meanwhile.
+    pub cancel_at: Option<(&'static str, CancellationToken)>,
 }
 
 #[derive(Clone, Default)]
@@ -51,6 +55,9 @@ impl Fake {
     pub fn call(&self, line: String) -> Result<(), CriError> {
         let mut log = self.log();
         let failure = log.failures.get(&line).copied();
+        if let Some((_, cancel)) = log.cancel_at.as_ref().filter(|(at, _)| *at == line) {
+            cancel.cancel();
+        }
         log.lines.push(line);
         failure.map_or(Ok(()), |(code, text)| Err(CriError { code, method: "test", message: text.to_owned() }))
     }
@@ -119,6 +126,23 @@ impl RuntimeApi for Fake {
     }
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
         self.call(format!("RemoveContainer {container}"))
+    }
+    async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
+        self.call(format!("ExecSync {container} {}", command.join(" ")))?;
+        match command {
+            // `sleep 3`, `exit 9`: all that the commands of tests can do.
+            [word, number] if word == "sleep" => tokio::time::sleep(Duration::from_secs(number.parse().unwrap())).await,
+            [word, code] if word == "exit" => {
+                let exit_code = code.parse().unwrap();
+                return Ok(v1::ExecSyncResponse { exit_code, stdout: b"no\n".to_vec(), stderr: Vec::new() });
+            }
+            _ => {}
+        }
+        Ok(v1::ExecSyncResponse::default())
+    }
+    async fn annotations(&self, container: &ContainerId) -> Result<BTreeMap<String, String>, CriError> {
+        self.call(format!("ContainerStatus {container}"))?;
+        Ok(self.log().annotations.clone())
     }
 }
 
@@ -189,6 +213,9 @@ impl Images for Fake {
 }
 
 impl EventSink for Fake {
+    fn emit_node(&self, event: NodeEvent) {
+        self.log().lines.push(format!("event {} {} node {}", event.kind.as_str(), event.reason, event.message));
+    }
     fn emit(&self, event: PodEvent) {
         self.log().lines.push(format!(
             "event {} {} {} {}",
@@ -234,6 +261,26 @@ impl World {
     }
 
     pub async fn sync_with(&self, pod: &Pod, status: &RuntimePod, restart_all: bool, terminating: bool) -> SyncResult {
+        if terminating {
+            return self.sync_until(pod, status, "RunPodSandbox 0").await;
+        }
+        self.sync_under(pod, status, restart_all, CancellationToken::new()).await
+    }
+
+    /// A sync during which the pod's end is asked for, with that call.
+    pub async fn sync_until(&self, pod: &Pod, status: &RuntimePod, call: &'static str) -> SyncResult {
+        let cancel = CancellationToken::new();
+        self.fake.log().cancel_at = Some((call, cancel.clone()));
+        self.sync_under(pod, status, false, cancel).await
+    }
+
+    async fn sync_under(
+        &self,
+        pod: &Pod,
+        status: &RuntimePod,
+        restart_all: bool,
+        cancel: CancellationToken,
+    ) -> SyncResult {
         let fake = self.fake.clone();
         let context = SyncContext {
             facts: &self.facts,
@@ -242,7 +289,7 @@ impl World {
             objects: &self.objects,
             probes: &ProbeResults::default(),
             restart_all,
-            is_terminating: &move || terminating,
+            cancel: &cancel,
             on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),
         };
         self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await

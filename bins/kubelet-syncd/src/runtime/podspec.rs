@@ -179,16 +179,12 @@ pub fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).filter(|p| !p.is_empty()).unwrap_or("Always")
 }
 
-/// The probe or hook fields of a container that are set, by their path inside the container.
+/// The probe fields of a container that are set, by their path inside the container.
 pub fn unsupported_features(container: &Container) -> Vec<&'static str> {
-    let lifecycle = container.lifecycle.as_ref();
     [
         (container.liveness_probe.is_some(), "livenessProbe"),
         (container.readiness_probe.is_some(), "readinessProbe"),
         (container.startup_probe.is_some(), "startupProbe"),
-        (lifecycle.is_some_and(|l| l.post_start.is_some()), "lifecycle.postStart"),
-        (lifecycle.is_some_and(|l| l.pre_stop.is_some()), "lifecycle.preStop"),
-        (lifecycle.is_some_and(|l| l.stop_signal.is_some()), "lifecycle.stopSignal"),
     ]
     .into_iter()
     .filter_map(|(set, name)| set.then_some(name))

@@ -1,6 +1,7 @@
 //! What the executor needs from outside: calls to the runtime, files on the host, images. Traits, so that the order of
 //! work can be tested without any of them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -15,8 +16,9 @@ use super::podspec::{ContainerKind, PodIdentity};
 use super::security::ImageUser;
 use super::sub_paths::SubPath;
 
-/// The CRI calls that change something, and the one that tells a new sandbox's addresses.
-pub trait RuntimeApi: Send + Sync {
+/// The CRI calls that change something, and the few whose answers are needed at once. Clones speak to the same runtime:
+/// a hook that goes on by itself holds one.
+pub trait RuntimeApi: Clone + Send + Sync + 'static {
     fn run_pod_sandbox(
         &self,
         config: &v1::PodSandboxConfig,
@@ -36,6 +38,21 @@ pub trait RuntimeApi: Send + Sync {
     /// `grace`: seconds between the stop signal and the kill.
     fn stop_container(&self, container: &ContainerId, grace: i64) -> impl Future<Output = Result<(), CriError>> + Send;
     fn remove_container(&self, container: &ContainerId) -> impl Future<Output = Result<(), CriError>> + Send;
+    /// Runs a command in a container and waits for its end, however long. Dropping the future kills the command.
+    fn exec_sync(
+        &self,
+        container: &ContainerId,
+        command: &[String],
+    ) -> impl Future<Output = Result<v1::ExecSyncResponse, CriError>> + Send;
+    /// The annotations that a container was created with.
+    fn annotations(
+        &self,
+        container: &ContainerId,
+    ) -> impl Future<Output = Result<BTreeMap<String, String>, CriError>> + Send;
+    /// Waits for something that may take long and makes nothing: where starts are bounded, others go first meanwhile.
+    fn unhurried<T: Send>(&self, what: impl Future<Output = T> + Send) -> impl Future<Output = T> + Send {
+        what
+    }
 }
 
 /// A host file verb that did not succeed.
@@ -83,6 +100,13 @@ pub trait HostFiles: Send + Sync {
         part: &SubPath,
         volume: &MountedVolume,
     ) -> impl Future<Output = Result<PathBuf, HostFilesError>> + Send;
+    /// Reads a file that a container of the pod wrote into an emptyDir. `path` is below the volume, without `..`.
+    fn read_env_file(
+        &self,
+        pod: &PodIdentity,
+        volume: &str,
+        path: &str,
+    ) -> impl Future<Output = Result<Vec<u8>, HostFilesError>> + Send;
     /// Makes the link in /var/log/containers.
     fn link_container_log(
         &self,

@@ -44,6 +44,11 @@ impl ActionError {
     pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
         ActionError { reason: reason.into(), message: message.into(), back_off_until: None, transient: false }
     }
+
+    /// The pod is to end, or something newer is wanted of it: nothing is known to be wrong with it.
+    pub fn cancelled() -> Self {
+        ActionError { transient: true, ..ActionError::new("", "context canceled") }
+    }
 }
 
 /// One action on one thing.

@@ -4,13 +4,17 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use bulkhead_types::SandboxId;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use bulkhead_types::{ContainerId, SandboxId};
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use tokio_util::sync::CancellationToken;
 
+use super::actions::{ContainerKill, KillReason};
 use super::backoff::{CrashLoopBackOff, Undo, held_back_message};
 use super::container_config::{self, ContainerConfigError, Instance, container_config, wants_etc_hosts};
 use super::env::{self, EnvError, Environment, Inputs, Services};
+use super::env_files::{self, EnvFile, EnvFileError, EnvFiles};
 use super::events::{EventType, PodEvent};
 use super::hosts::etc_hosts;
 use super::model::{RunState, RuntimePod};
@@ -22,6 +26,8 @@ use super::result::ActionError;
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
+use crate::hooks::Hook;
+use crate::hooks::run::run;
 
 /// The starts of one sync, which share a sandbox.
 pub(super) struct Start<'a, R, F, I> {
@@ -72,7 +78,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
                 format!("Container {} uses {feature}, which is not supported yet: it runs without", container.name);
             self.warn(kind, container, "FeatureNotSupported", message);
         }
-        let image = self.image(kind, container).await?;
+        // A pull may take long, and whoever ends the pod does not wait for it.
+        let image = unless_cancelled(self.context.cancel, self.image(kind, container)).await??;
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
         let environment = self.environment(container).await;
         let environment = environment.map_err(|error| self.config_error(kind, container, &error.into()))?;
@@ -86,6 +93,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             etc_hosts: None,
             termination_file: None,
             target: target.as_deref(),
+            runtime: &self.plan.runtime,
         };
         let parts = container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
@@ -157,8 +165,33 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         let objects = named_objects::fetch(self.context.objects, namespace, env::wanted(container)).await;
         let services = self.context.objects.services();
         let services = Services { known: &services.services, synced: services.synced };
-        let inputs = Inputs { pod_ips: self.ips, services, objects: &objects };
+        let files = self.env_files(container).await;
+        let inputs = Inputs { pod_ips: self.ips, services, objects: &objects, files: &files };
         env::environment(self.pod, container, inputs, self.context.facts)
+    }
+
+    /// Reads the files that the environment names: what other containers of the pod have written by now.
+    async fn env_files(&self, container: &Container) -> EnvFiles {
+        let mut files = EnvFiles::new();
+        if !self.context.facts.env_files {
+            return files;
+        }
+        for (volume, path) in env_files::wanted(container) {
+            let file = match self.context.volumes.get(&volume) {
+                None => Err(EnvFileError::NoVolume(volume.clone())),
+                Some(mounted) => match self.manager.files.read_env_file(self.identity, &volume, &path).await {
+                    Ok(bytes) => Ok(EnvFile { path: mounted.host_path.join(&path), bytes }),
+                    Err(error) if error.transient => Err(EnvFileError::Away(error.message)),
+                    Err(error) => {
+                        let pod = self.identity;
+                        tracing::warn!(%pod, container = %container.name, volume, %error, "cannot read a file with variables");
+                        Err(EnvFileError::Unusable)
+                    }
+                },
+            };
+            files.insert((volume, path), file);
+        }
+        files
     }
 
     /// One after another, in the order of the mounts: a part may be inside of one that is made before.
@@ -225,6 +258,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             ActionError { transient, ..ActionError::new("CreateContainerError", error.message) }
         })?;
         self.say(kind, container, EventType::Normal, "Created", "Container created".to_owned());
+        let post_start = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
+        let _hidden = post_start.map(|_| self.manager.hidden.hide(&id));
         self.manager.api.start_container(&id).await.map_err(|error| {
             // With the id in it, no two events would be alike and none could be counted.
             let text = error.message.replace(id.as_str(), &container.name);
@@ -237,7 +272,46 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         if let Err(error) = link.await {
             tracing::warn!(pod = %self.identity, container = %container.name, %error, "cannot link the container's log");
         }
-        Ok(())
+        match post_start {
+            Some(handler) => self.post_start(kind, container, &id, handler).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the hook; a container whose hook fails is ended. A hook that is cut off because the pod ends has not failed.
+    async fn post_start(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        id: &ContainerId,
+        handler: &LifecycleHandler,
+    ) -> Result<(), ActionError> {
+        let hook = Hook {
+            pod: Some(self.identity.clone()),
+            kind,
+            container: container.name.clone(),
+            id: id.clone(),
+            ports: container.ports.clone().unwrap_or_default(),
+            ip: self.ips.first().copied(),
+            handler: handler.clone(),
+        };
+        let (manager, cancel) = (self.manager, self.context.cancel);
+        let run = manager.api.unhurried(run(&manager.api, &*manager.events, &hook, Duration::ZERO));
+        let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };
+        // The text is for the status alone: it could hold what the container keeps to itself.
+        self.warn(kind, container, "FailedPostStartHook", "PostStartHook failed".to_owned());
+        let kill = ContainerKill {
+            id: id.clone(),
+            name: container.name.clone(),
+            message: "FailedPostStartHook".to_owned(),
+            reason: KillReason::Unknown,
+        };
+        let killed = manager.kill_container(self.pod, self.identity, &kill, None, hook.ip);
+        if let Err(error) = unless_cancelled(cancel, killed).await? {
+            let (pod, container) = (self.identity, &container.name);
+            tracing::warn!(%pod, %container, %error, "cannot end the container whose postStart hook failed");
+        }
+        Err(ActionError::new("PostStartHookError", failed.0))
     }
 
     fn config_error(&self, kind: ContainerKind, container: &Container, error: &ContainerConfigError) -> ActionError {
@@ -261,5 +335,14 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
 
     fn say(&self, kind: ContainerKind, container: &Container, event: EventType, reason: &'static str, message: String) {
         self.manager.event(PodEvent::container(self.identity, (kind, &container.name), event, reason, message));
+    }
+}
+
+/// Waits for something that nobody needs once the pod ends.
+async fn unless_cancelled<T>(cancel: &CancellationToken, what: impl Future<Output = T>) -> Result<T, ActionError> {
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(ActionError::cancelled()),
+        done = what => Ok(done),
     }
 }

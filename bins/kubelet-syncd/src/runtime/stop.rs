@@ -1,57 +1,21 @@
 //! Stopping: single containers, whole pods in the right order, and the removal of what is dead.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use bulkhead_types::{Namespace, PodName, PodUid, SandboxId};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::actions::{ContainerKill, ContainerReset, KillReason};
-use super::events::{EventType, PodEvent};
+use super::end::{self, Ending, Turns, primary_ip};
 use super::gc::{GcPlan, GcPolicy, plan, surplus_dead_containers};
-use super::kill::{grace, orphan_grace, predecessors, with_floor};
+use super::kill::{grace, orphan_grace, predecessors};
 use super::model::{ContainerStatus, RuntimePod};
 use super::podspec::{ContainerKind, PodIdentity, find_container, has_sidecar};
 use super::ports::{HostFiles, Images, RuntimeApi};
 use super::result::{Action, ActionError, SyncResult};
 use super::sync::RuntimeManager;
-
-/// One stop, ready to be done.
-struct Stop<'a> {
-    status: &'a ContainerStatus,
-    kind: ContainerKind,
-    message: String,
-    /// Seconds.
-    grace: i64,
-}
-
-/// Who has ended, for those that wait for it.
-struct Turns {
-    before: BTreeMap<String, BTreeSet<String>>,
-    ended: watch::Sender<BTreeSet<String>>,
-}
-
-impl Turns {
-    /// Waits until all that have to end first have ended, at most for the grace period. Whole seconds waited.
-    async fn wait(&self, name: &str, grace: i64) -> i64 {
-        let Some(before) = self.before.get(name) else { return 0 };
-        let limit = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
-        let begun = Instant::now();
-        let mut ended = self.ended.subscribe();
-        // The sender lives in self, so waiting only ends by success or by the limit.
-        let _ = tokio::time::timeout(limit, ended.wait_for(|ended| before.is_subset(ended))).await;
-        i64::try_from(begun.elapsed().as_secs()).unwrap_or(i64::MAX)
-    }
-
-    fn done(&self, name: &str) {
-        self.ended.send_modify(|ended| {
-            ended.insert(name.to_owned());
-        });
-    }
-}
 
 impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// Stops all running containers of the pod at once, sidecars last, then its sandboxes.
@@ -73,28 +37,14 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let mut result = SyncResult::default();
         let running: BTreeSet<String> = status.running().map(|c| c.name.clone()).collect();
         let before = pod.filter(|p| has_sidecar(p)).map(|p| predecessors(p, &running)).unwrap_or_default();
-        let turns = Turns { before, ended: watch::Sender::new(BTreeSet::new()) };
-        let stops = status.running().map(|container| {
-            let found = pod.and_then(|p| find_container(p, &container.name).map(|found| (p, found)));
-            let stop = match &found {
-                Some((p, (kind, spec))) => Stop {
-                    status: container,
-                    kind: *kind,
-                    message: String::new(),
-                    grace: grace(p, Some(spec), KillReason::Unknown, over),
-                },
-                // Upstream refuses to stop what the spec does not name; but it is running, and the pod has to end.
-                None => Stop {
-                    status: container,
-                    kind: ContainerKind::Regular,
-                    message: String::new(),
-                    grace: orphan_grace(container, over),
-                },
-            };
-            self.stop(identity, stop, &turns)
+        let turns = Turns::new(before);
+        let ip = primary_ip(pod, status);
+        let stops = status.running().map(|container| async {
+            let outcome = self.kill_one(pod, identity, container, over, (ip, &turns)).await;
+            (&container.name, outcome)
         });
         for (name, outcome) in join_all(stops).await {
-            result.push(Action::KillContainer, &name, outcome);
+            result.push(Action::KillContainer, name, outcome);
         }
         let mut failure = None;
         for sandbox in &status.sandboxes {
@@ -109,31 +59,26 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         result
     }
 
-    async fn stop(
+    /// Stops one container with all others of its pod. Upstream refuses to stop what the spec does not name; but it is
+    /// running, and the pod has to end.
+    async fn kill_one(
         &self,
+        pod: Option<&Pod>,
         identity: Option<&PodIdentity>,
-        stop: Stop<'_>,
-        turns: &Turns,
-    ) -> (String, Result<(), ActionError>) {
-        let name = stop.status.name.clone();
-        if let Some(identity) = identity {
-            let message = if stop.message.is_empty() { format!("Stopping container {name}") } else { stop.message };
-            let message = message.replace(stop.status.id.as_str(), &name);
-            let container = (stop.kind, name.as_str());
-            self.event(PodEvent::container(identity, container, EventType::Normal, "Killing", message));
-        }
-        let waited = if stop.grace > 0 { turns.wait(&name, stop.grace).await } else { 0 };
-        let outcome = match self.api.stop_container(&stop.status.id, with_floor(stop.grace - waited)).await {
-            Err(error) if !error.is_not_found() => {
-                let transient = error.is_unknown_outcome();
-                Err(ActionError { transient, ..ActionError::new("KillContainerError", error.to_string()) })
-            }
-            _ => {
-                turns.done(&name);
-                Ok(())
+        status: &ContainerStatus,
+        over: Option<i64>,
+        (ip, turns): (Option<IpAddr>, &Turns),
+    ) -> Result<(), ActionError> {
+        let found = pod.and_then(|p| find_container(p, &status.name).map(|found| (p, found)));
+        let (kind, grace, pre_stop) = match &found {
+            Some((p, (kind, spec))) => (*kind, grace(p, Some(spec), KillReason::Unknown, over), end::pre_stop(spec)),
+            None => {
+                let grace = orphan_grace(status, over);
+                (ContainerKind::Regular, grace, self.noted_pre_stop(&status.id, grace).await?)
             }
         };
-        (name, outcome)
+        let (name, id) = (&status.name, &status.id);
+        self.end(Ending { identity, kind, name, id, message: "", grace, pre_stop, ip, turns: Some(turns) }).await
     }
 
     /// Stops one container of a known pod.
@@ -143,21 +88,22 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: &PodIdentity,
         kill: &ContainerKill,
         over: Option<i64>,
+        ip: Option<IpAddr>,
     ) -> Result<(), ActionError> {
         let found = find_container(pod, &kill.name);
-        let kind = found.as_ref().map_or(ContainerKind::Regular, |(kind, _)| *kind);
-        let grace = grace(pod, found.as_ref().map(|(_, c)| &**c), kill.reason, over);
-        let message =
-            if kill.message.is_empty() { format!("Stopping container {}", kill.name) } else { kill.message.clone() };
-        let message = message.replace(kill.id.as_str(), &kill.name);
-        self.event(PodEvent::container(identity, (kind, &kill.name), EventType::Normal, "Killing", message));
-        match self.api.stop_container(&kill.id, with_floor(grace)).await {
-            Err(error) if !error.is_not_found() => {
-                let transient = error.is_unknown_outcome();
-                Err(ActionError { transient, ..ActionError::new("KillContainerError", error.to_string()) })
-            }
-            _ => Ok(()),
-        }
+        let spec = found.as_ref().map(|(_, container)| &**container);
+        let ending = Ending {
+            identity: Some(identity),
+            kind: found.as_ref().map_or(ContainerKind::Regular, |(kind, _)| *kind),
+            name: &kill.name,
+            id: &kill.id,
+            message: &kill.message,
+            grace: grace(pod, spec, kill.reason, over),
+            pre_stop: spec.and_then(end::pre_stop),
+            ip,
+            turns: None,
+        };
+        self.end(ending).await
     }
 
     /// Removes an instance for an in-place restart of the pod: no grace, and its log stays.
@@ -174,7 +120,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
                 message: "killing".to_owned(),
                 reason: KillReason::RestartAllContainers,
             };
-            self.kill_container(pod, identity, &kill, Some(0)).await?;
+            self.kill_container(pod, identity, &kill, Some(0), None).await?;
         }
         self.remove_container_record(&reset.id).await
     }
@@ -239,13 +185,23 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         container: &ContainerStatus,
         kill_first: bool,
     ) -> Result<(), ActionError> {
-        if kill_first
-            && let Err(error) = self.api.stop_container(&container.id, with_floor(orphan_grace(container, None))).await
-            && !error.is_not_found()
-        {
-            return Err(ActionError::new("KillContainerError", error.to_string()));
+        let identity = identity_of(pod);
+        if kill_first {
+            let grace = orphan_grace(container, None);
+            let ending = Ending {
+                identity: identity.as_ref(),
+                kind: ContainerKind::Regular,
+                name: &container.name,
+                id: &container.id,
+                message: "Container is in unknown state, try killing it before removal",
+                grace,
+                pre_stop: self.noted_pre_stop(&container.id, grace).await?,
+                ip: primary_ip(None, pod),
+                turns: None,
+            };
+            self.end(ending).await?;
         }
-        match identity_of(pod) {
+        match identity {
             Some(identity) => self.remove_container(&identity, container, false).await,
             // Without a proper name there is no log of ours to find.
             None => self.remove_container_record(&container.id).await,

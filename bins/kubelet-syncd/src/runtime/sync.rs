@@ -8,23 +8,29 @@
 //! From creation to running there are as many CRI calls as it takes and no more: ImageStatus, RunPodSandbox,
 //! PodSandboxStatus (for the addresses; not with host network), CreateContainer, StartContainer.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use bulkhead_types::{ContainerId, SandboxId};
+use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio_util::sync::CancellationToken;
 
 use crate::api::objects::Objects;
+use crate::hooks::pre_stop::PreStops;
 
 use super::actions::{self, PodActions, ProbeResults};
-use super::backoff::{BackOffStore, CrashLoopBackOff};
+use super::backoff::{BackOffStore, CrashLoopBackOff, NoStore};
 use super::container_config::MountedVolumes;
 use super::dns::ResolvConf;
+use super::end::primary_ip;
 use super::events::{EventSink, EventType, PodEvent};
+use super::hidden::Hidden;
 use super::model::{RunState, RuntimePod};
-use super::named_objects::LookupError;
 use super::node_facts::NodeFacts;
+use super::pod_runtime::PodRuntime;
 use super::podspec::{
     ContainerKind, PodIdentity, containers, ephemeral_as_container, ephemeral_containers, host_network,
     init_containers, is_sidecar,
@@ -33,6 +39,7 @@ use super::ports::{HostFiles, Images, RuntimeApi};
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::Start;
+use super::user_blocks::{NoBlockStore, Pool, UNIT, UserBlocks};
 
 /// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
 pub struct SyncContext<'a> {
@@ -46,8 +53,9 @@ pub struct SyncContext<'a> {
     pub probes: &'a ProbeResults,
     /// The pod restarts in place; see [`super::restart::restart_all_wanted`].
     pub restart_all: bool,
-    /// The pod's end has been asked for meanwhile: a sandbox that cannot be made is then no news.
-    pub is_terminating: &'a (dyn Fn() -> bool + Send + Sync),
+    /// The pod's end has been asked for meanwhile, or this process ends: nothing new is begun, what only waits is left, and
+    /// a sandbox that cannot be made is no news.
+    pub cancel: &'a CancellationToken,
     /// Called once a new sandbox has its network, before any image is pulled.
     pub on_sandbox_ready: &'a (dyn Fn(&SandboxId, &[IpAddr]) + Send + Sync),
 }
@@ -70,6 +78,9 @@ pub struct RuntimeManager<R, F, I> {
     back_off: Mutex<CrashLoopBackOff>,
     store: Arc<dyn BackOffStore>,
     pub(super) clock: Clock,
+    users: UserBlocks,
+    pub(super) pre_stops: Arc<PreStops>,
+    pub(super) hidden: Hidden,
 }
 
 impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
@@ -89,7 +100,39 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         store: Arc<dyn BackOffStore>,
     ) -> Self {
         let clock: Clock = Arc::new(SystemTime::now);
-        RuntimeManager { api, files, images, events, back_off: Mutex::new(back_off), store, clock }
+        let users = UserBlocks::new(Pool::of(UNIT, None, 0), Box::new(NoBlockStore));
+        let (pre_stops, hidden) = (Arc::new(PreStops::new(Arc::new(NoStore), None)), Hidden::default());
+        let back_off = Mutex::new(back_off);
+        RuntimeManager { api, files, images, events, back_off, store, clock, users, pre_stops, hidden }
+    }
+
+    /// preStop hooks that were begun by an earlier life of this process are known.
+    #[must_use]
+    pub fn with_pre_stops(mut self, pre_stops: PreStops) -> Self {
+        self.pre_stops = Arc::new(pre_stops);
+        self
+    }
+
+    /// What was noted of hooks is kept for containers that exist.
+    pub fn retain_hooks(&self, exist: &HashSet<ContainerId>) {
+        self.pre_stops.retain(exist);
+    }
+
+    /// The pod as it may be shown: see [`super::hidden`].
+    pub fn shown<'a>(&self, pod: &'a RuntimePod) -> Cow<'a, RuntimePod> {
+        self.hidden.shown(pod)
+    }
+
+    /// Users for pods that have their own, kept over restarts.
+    #[must_use]
+    pub fn with_users(mut self, users: UserBlocks) -> Self {
+        self.users = users;
+        self
+    }
+
+    /// Gives back what pods had that are none of those.
+    pub fn retain_users(&self, keep: impl Fn(&PodUid) -> bool) {
+        self.users.retain(keep);
     }
 
     /// Replaces the clock, for tests.
@@ -143,7 +186,13 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             let message = "Pod sandbox changed, it will be killed and re-created.";
             self.event(PodEvent::pod(identity, EventType::Normal, "SandboxChanged", message));
         }
-        if !self.kill_first(pod, identity, status, &actions, &mut result).await {
+        // Whoever ends the pod meanwhile takes the kills over, with what grace the end leaves them.
+        let killed = tokio::select! {
+            biased;
+            () = context.cancel.cancelled() => false,
+            killed = self.kill_first(pod, identity, status, &actions, &mut result) => killed,
+        };
+        if !killed {
             return result;
         }
         self.prune_init_containers(pod, identity, status).await;
@@ -193,7 +242,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             return ok;
         }
         for kill in &actions.containers_to_kill {
-            let outcome = self.kill_container(pod, identity, kill, None).await;
+            let ip = primary_ip(Some(pod), status);
+            let outcome = self.kill_container(pod, identity, kill, None, ip).await;
             let ok = outcome.is_ok();
             result.push(Action::KillContainer, &kill.name, outcome);
             if !ok {
@@ -244,27 +294,38 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         actions: &PodActions,
         result: &mut SyncResult,
     ) -> Option<SandboxPlan> {
+        let target = identity.to_string();
+        let runtime = match PodRuntime::of(pod, identity, context.objects, context.facts, &self.users) {
+            Ok(runtime) => Ok(runtime),
+            Err(error) if error.is_transient() => {
+                let message = format!("Failed to create sandbox for pod {target:?}: {error}");
+                let error = ActionError { transient: true, ..ActionError::new("CreatePodSandboxError", message) };
+                result.push(Action::CreatePodSandbox, &target, Err(error));
+                return None;
+            }
+            Err(error) => Err(error.to_string()),
+        };
         // The file is small and local, and upstream reads it anew for each sandbox, too: an administrator may edit it.
-        let planned =
-            ResolvConf::read(&context.facts.resolv_conf).map_err(|error| error.to_string()).and_then(|host| {
-                sandbox_plan(pod, identity, attempt, context.cgroup_parent, &host, context.facts)
-                    .map_err(|error| error.to_string())
-            });
+        let planned = runtime.and_then(|runtime| {
+            let host = ResolvConf::read(&context.facts.resolv_conf).map_err(|error| error.for_pod())?;
+            sandbox_plan(pod, identity, attempt, context.cgroup_parent, &host, context.facts, runtime)
+                .map_err(|error| error.to_string())
+        });
         match planned {
             Ok(plan) => {
                 if actions.create_sandbox {
+                    plan.node_events.iter().for_each(|event| self.events.emit_node(event.clone()));
                     plan.events.iter().for_each(|event| self.event(event.clone()));
                 }
                 Some(plan)
             }
             Err(error) if actions.create_sandbox => {
-                let message =
-                    format!("Failed to generate sandbox config for pod {:?}: {error}", identity.name.as_str());
+                let message = format!("Failed to generate sandbox config for pod {target:?}: {error}");
                 self.sandbox_failed(identity, &error, ActionError::new("CreatePodSandboxError", message), result);
                 None
             }
             Err(error) => {
-                let message = format!("GeneratePodSandboxConfig for pod {:?} failed: {error}", identity.to_string());
+                let message = format!("GeneratePodSandboxConfig for pod {target:?} failed: {error}");
                 result.error = Some(ActionError::new("ConfigPodSandboxError", message));
                 None
             }
@@ -297,24 +358,10 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             }
             return None;
         }
-        let handler = match runtime_handler(pod, context.objects) {
-            Ok(handler) => handler,
-            Err(error) => {
-                let message = format!("Failed to create sandbox for pod {target:?}: {error}");
-                let transient = error.is_transient();
-                let action = ActionError { transient, ..ActionError::new("CreatePodSandboxError", message) };
-                if transient {
-                    result.push(Action::CreatePodSandbox, &target, Err(action));
-                } else {
-                    self.sandbox_failed(identity, &error.to_string(), action, result);
-                }
-                return None;
-            }
-        };
-        let id = match self.api.run_pod_sandbox(&plan.config, &handler).await {
+        let id = match self.api.run_pod_sandbox(&plan.config, &plan.runtime.handler).await {
             Ok(id) => id,
             // Its end was asked for while it was being made; whatever failed, failed because of that.
-            Err(_) if (context.is_terminating)() => return None,
+            Err(_) if context.cancel.is_cancelled() => return None,
             Err(error) => {
                 let message = format!("Failed to create sandbox for pod {target:?}: {error}");
                 let transient = error.is_unavailable();
@@ -373,20 +420,16 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     }
 }
 
-/// The CRI handler of the pod's RuntimeClass; empty is the runtime's default (upstream
-/// `pkg/kubelet/runtimeclass`).
-fn runtime_handler(pod: &Pod, objects: &dyn Objects) -> Result<String, LookupError> {
-    let class = pod.spec.as_ref().and_then(|s| s.runtime_class_name.as_deref()).unwrap_or_default();
-    objects.runtime_handler(class).map_err(|error| LookupError::of("runtimeclass.node.k8s.io", class, error))
-}
-
 async fn run_starts<R: RuntimeApi, F: HostFiles, I: Images>(
     start: &Start<'_, R, F, I>,
     actions: &PodActions,
     result: &mut SyncResult,
 ) {
     let one = async |kind: ContainerKind, container: &Container, target: Option<&str>, result: &mut SyncResult| {
-        let outcome = start.run(kind, container, target).await;
+        let outcome = match start.context.cancel.is_cancelled() {
+            true => Err(ActionError::cancelled()),
+            false => start.run(kind, container, target).await,
+        };
         let ok = outcome.is_ok();
         result.push(Action::StartContainer, &container.name, outcome);
         ok

@@ -238,17 +238,14 @@ async fn init_containers_first_and_alone() {
 }
 
 #[tokio::test]
-async fn changed_definition_and_later_features() {
+async fn changed_definition() {
     let w = world();
-    let mut p = simple(&["a"]);
-    p.spec.as_mut().unwrap().containers[0].lifecycle =
-        serde_json::from_value(serde_json::json!({"preStop": {"sleep": {"seconds": 1}}})).unwrap();
+    let p = simple(&["a"]);
     let mut old = container_status("a", RunState::Running, 0);
     old.hash = 7;
     w.sync(&p, &status(vec![old])).await;
     let events = w.fake.events();
     assert_eq!(events[0], "event Normal Killing spec.containers{a} Container a definition changed, will be restarted");
-    assert!(events[1].contains("lifecycle.preStop, which is not supported yet"));
     assert_eq!(
         w.fake.cri(),
         ["StopContainer a-id 30", "ImageStatus i", "CreateContainer s0 a", "StartContainer a-new"]
