@@ -105,7 +105,7 @@ const fn row(
 }
 
 #[rustfmt::skip]
-pub const BROKER: [BrokerRow; 17] = [
+pub const BROKER: [BrokerRow; 18] = [
     //   kind                  peers                          rule  uses       precondition
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
@@ -126,6 +126,7 @@ pub const BROKER: [BrokerRow; 17] = [
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
+    row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
 ];
 
 /// The two requests that give volnetd a descriptor.
@@ -134,7 +135,7 @@ pub const PUT_CONTENT: BrokerRow = BROKER[16];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
-    static ROWS: [BrokerRow; 17] = BROKER;
+    static ROWS: [BrokerRow; 18] = BROKER;
     &ROWS[match kind {
         Kind::RuntimeSocket(_) => 0,
         Kind::Manifest(_) => 1,
@@ -151,6 +152,7 @@ pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
         Kind::RegistryConfig(_) => 13,
         Kind::Listener(_) => 14,
         Kind::PluginSocket(_) => 15,
+        Kind::EnvFile(_) => 17,
     }]
 }
 
@@ -225,6 +227,7 @@ mod tests {
             Kind::RegistryConfig(v::RegistryConfig::default()),
             Kind::Listener(v::Listener::default()),
             Kind::PluginSocket(v::PluginSocket::default()),
+            Kind::EnvFile(v::EnvFile::default()),
         ];
         for kind in &kinds {
             assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));

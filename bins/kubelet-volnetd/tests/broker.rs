@@ -33,6 +33,7 @@ fn kinds() -> Vec<Kind> {
         Kind::RegistryConfig(RegistryConfig::default()),
         Kind::Listener(Listener::default()),
         Kind::PluginSocket(PluginSocket::default()),
+        Kind::EnvFile(EnvFile::default()),
     ]
 }
 
@@ -320,4 +321,72 @@ async fn registry_credentials_by_their_place() {
     std::os::unix::fs::chown(world.dir.join("root/config.json"), Some(STRANGER), None).unwrap();
     assert_eq!(world.open(SYNCD, ask(0)).await.unwrap_err().0, Code::FailedPrecondition);
     assert_eq!(world.open(STATUSD, ask(0)).await.unwrap_err().0, Code::PermissionDenied);
+}
+
+/// A copy of what a pod wrote for its next container, and of nothing else, whatever the pod put there.
+#[tokio::test(flavor = "current_thread")]
+async fn files_with_variables() {
+    let Some(world) = world().await else { return };
+    let mut volumes = volumes_client::VolumesClient::new(world.channel(SYNCD).await);
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let mut made = Vec::new();
+    for (volume, medium) in [("disk", Medium::Disk), ("memory", Medium::Memory)] {
+        let request = SetUpEmptyDirRequest {
+            pod_uid: "p".into(),
+            volume: volume.into(),
+            medium: medium.into(),
+            ..Default::default()
+        };
+        made.push(volumes.set_up_empty_dir(request).await.unwrap().into_inner().host_path);
+    }
+    let ask = |volume: &str, path: &str| {
+        Kind::EnvFile(EnvFile { pod_uid: "p".into(), volume: volume.into(), path: path.into() })
+    };
+    let secret = world.dir.join("secret");
+    std::fs::write(&secret, "the host's").unwrap();
+    for (volume, dir) in ["disk", "memory"].into_iter().zip(made.iter().map(std::path::Path::new)) {
+        std::fs::create_dir(dir.join("in")).unwrap();
+        let file = dir.join("in/env");
+        std::fs::write(&file, "A='1'").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
+        std::os::unix::fs::chown(&file, Some(STRANGER), None).unwrap();
+        symlink("in/env", dir.join("link")).unwrap();
+        symlink("/in/env", dir.join("absolute")).unwrap();
+        symlink("../../../../../../in/env", dir.join("up")).unwrap();
+        symlink(&secret, dir.join("out")).unwrap();
+        symlink("../../../../../../secret", dir.join("out-up")).unwrap();
+        symlink("/proc/self/environ", dir.join("magic")).unwrap();
+        symlink("loop", dir.join("loop")).unwrap();
+        let (mode, at) = (Mode::from_raw_mode(0o666), rustix::fs::CWD);
+        rustix::fs::mknodat(at, dir.join("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let null = rustix::fs::makedev(1, 3);
+        rustix::fs::mknodat(at, dir.join("device"), rustix::fs::FileType::CharacterDevice, mode, null).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.join("socket")).unwrap();
+        std::fs::write(dir.join("large"), vec![b'x'; (1 << 20) + 1]).unwrap();
+        std::fs::write(dir.join("largest"), vec![b'x'; 1 << 20]).unwrap();
+
+        for path in ["in/env", "in//./env", "link", "absolute", "up"] {
+            let fd = world.open(SYNCD, ask(volume, path)).await.unwrap();
+            assert_eq!(bulkhead_sys::memfd::read_sealed(&fd, 100).unwrap(), b"A='1'", "{path}");
+        }
+        let fd = world.open(SYNCD, ask(volume, "largest")).await.unwrap();
+        assert_eq!(bulkhead_sys::memfd::read_sealed(&fd, 1 << 20).unwrap().len(), 1 << 20);
+        for path in ["out", "out-up", "magic", "loop", "fifo", "device", "socket", "large", "in", "none", "in/env/x"] {
+            let (code, message) = world.open(SYNCD, ask(volume, path)).await.unwrap_err();
+            assert!(matches!(code, Code::NotFound | Code::InvalidArgument), "{path}: {code:?} {message}");
+        }
+        for path in ["", "/in/env", "..", "in/../in/env", "a\0b"] {
+            assert_eq!(world.open(SYNCD, ask(volume, path)).await.unwrap_err().0, Code::InvalidArgument, "{path:?}");
+        }
+    }
+    assert_eq!(world.open(SYNCD, ask("none", "x")).await.unwrap_err().0, Code::NotFound);
+    for (pod_uid, volume) in [("../p", "disk"), ("p", "../disk"), ("", "disk"), ("p", "")] {
+        let kind = Kind::EnvFile(EnvFile { pod_uid: pod_uid.into(), volume: volume.into(), path: "in/env".into() });
+        assert_eq!(world.open(SYNCD, kind).await.unwrap_err().0, Code::InvalidArgument, "{pod_uid:?} {volume:?}");
+    }
+    // Nothing stays open: the volumes can be unmounted.
+    let request = TearDownPodRequest { pod_uid: "p".into(), guard: world.guard(1), volumes_only: false };
+    let reply = volumes.tear_down_pod(request).await.unwrap().into_inner();
+    assert!(reply.done, "{:?}", reply.left);
+    assert_eq!(std::fs::read_to_string(secret).unwrap(), "the host's");
 }

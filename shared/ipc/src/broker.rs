@@ -142,6 +142,7 @@ pub fn kind_name(kind: &Kind) -> &'static str {
         Kind::RegistryConfig(_) => "RegistryConfig",
         Kind::Listener(_) => "Listener",
         Kind::PluginSocket(_) => "PluginSocket",
+        Kind::EnvFile(_) => "EnvFile",
     }
 }
 

@@ -5,12 +5,14 @@
 //!    that nobody else can steer where the path leads.
 //! 2. [`beneath`]: paths built from ids below a directory that is open already: no link, no way out. Mount points are
 //!    crossed, because volumes are mounts.
-//! 3. [`inside_volume`]: subPath. Links inside the volume are followed (the keys of a configMap are links), absolute
-//!    or escaping ones are refused by the kernel.
+//! 3. [`Volume`]: what a pod names inside of a volume. Links inside the volume are followed (the keys of a configMap are
+//!    links), also absolute ones that name the volume by its path on the host; what leads out is refused by the kernel.
 //!
 //! A directory with the sticky bit that root owns (`/tmp`) is accepted as a component under rule 1 though anyone may
 //! write there: others can neither rename nor remove what root owns in it, and what they put there themselves is not
 //! root's and refused. (Foreign hard links to root's files are kept out by `fs.protected_hardlinks`.)
+
+mod volume;
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -21,6 +23,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+
+pub use volume::Volume;
 
 /// As the kernel's own limit (MAXSYMLINKS).
 const MAX_LINKS: usize = 40;
@@ -212,7 +216,7 @@ fn reopen(handle: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, OpenE
         .map_err(io_error("opening", path))
 }
 
-// === Rules 2 and 3 ===
+// === Rule 2 ===
 
 /// Rule 2. `relative` is built from ids; `dir` is the directory it is below.
 pub fn beneath(
@@ -258,48 +262,6 @@ pub fn create_dirs_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>, mode
             Err(errno) => return Err(io_error("creating the directory", relative)(errno)),
         }
         here = dir_beneath(here.as_fd(), name)?;
-    }
-    Ok(here)
-}
-
-/// Rule 3: a handle (O_PATH) to what `sub_path` names inside a volume.
-pub fn inside_volume(volume: BorrowedFd<'_>, sub_path: impl AsRef<Path>) -> Result<OwnedFd, OpenError> {
-    openat2(volume, sub_path.as_ref(), OFlags::PATH, 0, ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)
-}
-
-/// Rule 3 with directories made where they are missing: a handle (O_PATH) to what `sub_path` names. Links that are there
-/// already are followed as rule 3 has it; in what is made none is, so a link that somebody puts in the way meanwhile is
-/// an error. All are made with `mode` less the umask, and the innermost gets it exactly (upstream
-/// `pkg/volume/util/subpath` doSafeMakeDir).
-pub fn create_inside_volume(
-    volume: BorrowedFd<'_>,
-    sub_path: impl AsRef<Path>,
-    mode: u32,
-) -> Result<OwnedFd, OpenError> {
-    let sub_path = sub_path.as_ref();
-    let names: Vec<&OsStr> = sub_path.components().map(|part| part.as_os_str()).collect();
-    let mut exists = names.len();
-    let mut here = loop {
-        let prefix: PathBuf = std::iter::once(OsStr::new(".")).chain(names[..exists].iter().copied()).collect();
-        match inside_volume(volume, &prefix) {
-            Ok(here) => break here,
-            Err(error) if error.errno() == Some(Errno::NOENT) && exists > 0 => exists -= 1,
-            Err(error) => return Err(error),
-        }
-    };
-    for (i, name) in names.iter().enumerate().skip(exists) {
-        let name = Path::new(name);
-        let made = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(mode)) {
-            Ok(()) => true,
-            Err(Errno::EXIST) => false,
-            Err(errno) => return Err(io_error("creating the directory", sub_path)(errno)),
-        };
-        here = beneath(here.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY, 0)?;
-        if made && i + 1 == names.len() {
-            // Through the handle: of whatever is there by now it is a directory inside the volume.
-            rustix::fs::chmod(format!("/proc/self/fd/{}", here.as_raw_fd()), Mode::from_raw_mode(mode))
-                .map_err(io_error("setting the mode of", sub_path))?;
-        }
     }
     Ok(here)
 }
@@ -429,49 +391,5 @@ mod tests {
         create_dirs_beneath(base.as_fd(), "a/b/c", 0o750).unwrap();
         assert!(create_dirs_beneath(base.as_fd(), "l/x", 0o750).is_err());
         assert!(create_dirs_beneath(base.as_fd(), "../x", 0o750).is_err());
-    }
-
-    #[test]
-    fn sub_paths_follow_links_inside_the_volume() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("..data")).unwrap();
-        std::fs::write(dir.path().join("..data/key"), "x").unwrap();
-        symlink("..data/key", dir.path().join("key")).unwrap();
-        symlink("/etc", dir.path().join("out")).unwrap();
-        symlink("../..", dir.path().join("up")).unwrap();
-        let base = base_dir(dir.path()).unwrap();
-        assert!(inside_volume(base.as_fd(), "key").is_ok());
-        for bad in ["out/passwd", "up/etc", "../x", "/etc"] {
-            assert!(inside_volume(base.as_fd(), bad).is_err(), "{bad}");
-            assert!(create_inside_volume(base.as_fd(), bad, 0o777).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn missing_sub_paths_are_made_inside() {
-        let dir = tempfile::tempdir().unwrap();
-        let volume = dir.path().join("v");
-        std::fs::create_dir_all(volume.join("real")).unwrap();
-        symlink("real", volume.join("link")).unwrap();
-        symlink("nowhere", volume.join("dangling")).unwrap();
-        symlink("../outside", volume.join("out")).unwrap();
-        std::fs::create_dir(dir.path().join("outside")).unwrap();
-        std::fs::write(volume.join("file"), "").unwrap();
-        let base = base_dir(&volume).unwrap();
-        for _ in 0..2 {
-            create_inside_volume(base.as_fd(), "link/a/b", 0o777).unwrap();
-        }
-        let mode = |path: &str| std::fs::metadata(volume.join(path)).unwrap().permissions().mode() & 0o7777;
-        assert_eq!(mode("real/a/b"), 0o777, "past the umask");
-        for same in ["", "."] {
-            let handle = create_inside_volume(base.as_fd(), same, 0o777).unwrap();
-            assert_eq!(rustix::fs::fstat(&handle).unwrap().st_ino, rustix::fs::fstat(&base).unwrap().st_ino);
-        }
-        assert!(create_inside_volume(base.as_fd(), "file", 0o777).is_ok());
-        for bad in ["dangling", "dangling/x", "out/x", "file/x", "real/../../outside/x"] {
-            assert!(create_inside_volume(base.as_fd(), bad, 0o777).is_err(), "{bad}");
-        }
-        assert_eq!(std::fs::read_dir(dir.path().join("outside")).unwrap().count(), 0);
-        assert!(!volume.join("nowhere").exists());
     }
 }

@@ -2,9 +2,10 @@
 //! ask for each and by which rule it is opened stand in [`crate::verbs`].
 //!
 //! No descriptor into a pod's volume leaves this process: any open descriptor, even a bare handle, makes an unmount
-//! fail. (A termination message file lies beside the volumes, not in one.)
+//! fail. (A termination message file lies beside the volumes, not in one; of a file with variables a copy is passed.)
 
 mod credential;
+mod env_file;
 mod open;
 mod private_state;
 
@@ -21,6 +22,7 @@ use crate::volumes::VolumeError;
 use crate::volumes::content::{self, ReceiveError};
 use crate::{validate, verbs};
 
+pub use env_file::EnvFileError;
 pub use open::BrokerError;
 
 /// Answers one request of a checked peer.

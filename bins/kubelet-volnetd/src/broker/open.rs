@@ -8,12 +8,15 @@ use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::memfd::{self, MemfdError};
 use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_types::VolumeName;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use super::env_file::{self, EnvFileError};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::Node;
 use crate::validate::{self, InvalidRequest};
+use crate::volumes::VolumeError;
 use crate::{journal, verbs};
 
 /// Upstream's state files have some bytes for each pod; the largest, of a node with 500 pods, is below 2 MiB.
@@ -46,6 +49,10 @@ pub enum BrokerError {
     Memfd { name: &'static str, source: MemfdError },
     #[error("writing the state file {path}")]
     PutState { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("reading the file {path} of volume {volume}")]
+    EnvFile { volume: VolumeName, path: PathBuf, source: EnvFileError },
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -82,6 +89,7 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         }
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
+        Kind::EnvFile(file) => env_file::open(node, &file),
         kind @ (Kind::Listener(_) | Kind::PluginSocket(_)) => {
             Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
         }

@@ -9,7 +9,7 @@ use bulkhead_types::chain;
 use rustix::io::Errno;
 use tonic::{Code, Status};
 
-use crate::broker::{BrokerError, PutContentError};
+use crate::broker::{BrokerError, EnvFileError, PutContentError};
 use crate::cgroups::PodsTreeError;
 use crate::files::FileError;
 use crate::guard::GuardError;
@@ -74,21 +74,24 @@ impl From<GuardError> for Status {
 
 impl From<VolumeError> for Status {
     fn from(error: VolumeError) -> Self {
-        let code = match &error {
-            VolumeError::UnknownPod { .. } | VolumeError::NotSetUp { .. } => Code::NotFound,
-            VolumeError::SubPath { source, .. } => code_of_sub_path(source),
-            VolumeError::Content { source, .. } => code_of_write(source),
-            VolumeError::Ownership { source, .. } => code_of_ownership(source),
-            VolumeError::PodDir { source, .. } | VolumeError::Open { source, .. } => code_in_our_tree(source),
-            // The pod asks for something that this host does not have: its event says so, asking again may help.
-            VolumeError::HostPath(HostPathError::Type { .. }) => Code::InvalidArgument,
-            VolumeError::HostPath(HostPathError::Create { source, .. }) => code_of_io(source),
-            VolumeError::Mode { source, .. } | VolumeError::Mounts(source) | VolumeError::List { source, .. } => {
-                code_of_io(source)
-            }
-            VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
-        };
-        status(code, &error)
+        status(code_of_volume(&error), &error)
+    }
+}
+
+fn code_of_volume(error: &VolumeError) -> Code {
+    match error {
+        VolumeError::UnknownPod { .. } | VolumeError::NotSetUp { .. } => Code::NotFound,
+        VolumeError::SubPath { source, .. } => code_of_sub_path(source),
+        VolumeError::Content { source, .. } => code_of_write(source),
+        VolumeError::Ownership { source, .. } => code_of_ownership(source),
+        VolumeError::PodDir { source, .. } | VolumeError::Open { source, .. } => code_in_our_tree(source),
+        // The pod asks for something that this host does not have: its event says so, asking again may help.
+        VolumeError::HostPath(HostPathError::Type { .. }) => Code::InvalidArgument,
+        VolumeError::HostPath(HostPathError::Create { source, .. }) => code_of_io(source),
+        VolumeError::Mode { source, .. } | VolumeError::Mounts(source) | VolumeError::List { source, .. } => {
+            code_of_io(source)
+        }
+        VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
     }
 }
 
@@ -170,22 +173,39 @@ fn code_of_cgroup(error: &CgroupError) -> Code {
 
 impl From<BrokerError> for Status {
     fn from(error: BrokerError) -> Self {
-        let code = match &error {
-            BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
-            BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } => Code::FailedPrecondition,
-            BrokerError::PastTheLast { .. } => Code::OutOfRange,
-            BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
-            BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
-            BrokerError::Kubeconfig(
-                KubeconfigError::TooLarge { .. } | KubeconfigError::Syntax { .. } | KubeconfigError::NoContext { .. },
-            ) => Code::FailedPrecondition,
-            BrokerError::NotServed { .. } => Code::Unimplemented,
-            BrokerError::Open(source) => code_of_open(source),
-            BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {
-                code_of_errno(error.errno())
-            }
-            BrokerError::Cgroup(error) => code_of_cgroup(error),
-        };
-        status(code, &error)
+        status(code_of_broker(&error), &error)
+    }
+}
+
+/// What the pod put there is its own word: its event says so, and nothing of syncd's is stale.
+fn code_of_env_file(error: &EnvFileError) -> Code {
+    match error {
+        EnvFileError::Open(source) => match code_of_open(source) {
+            Code::FailedPrecondition => Code::InvalidArgument,
+            code => code,
+        },
+        EnvFileError::TooLarge => Code::InvalidArgument,
+        EnvFileError::Copy(source) => code_of_io(source),
+    }
+}
+
+fn code_of_broker(error: &BrokerError) -> Code {
+    match error {
+        BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
+        BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } => Code::FailedPrecondition,
+        BrokerError::PastTheLast { .. } => Code::OutOfRange,
+        BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
+        BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
+        BrokerError::Kubeconfig(
+            KubeconfigError::TooLarge { .. } | KubeconfigError::Syntax { .. } | KubeconfigError::NoContext { .. },
+        ) => Code::FailedPrecondition,
+        BrokerError::NotServed { .. } => Code::Unimplemented,
+        BrokerError::Open(source) => code_of_open(source),
+        BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {
+            code_of_errno(error.errno())
+        }
+        BrokerError::EnvFile { source, .. } => code_of_env_file(source),
+        BrokerError::Volume(error) => code_of_volume(error),
+        BrokerError::Cgroup(error) => code_of_cgroup(error),
     }
 }

@@ -1,8 +1,8 @@
 //! subPath: one file or directory of a volume, bound to `volume-subpaths/<volume>/<container>/<index>` below the pod's
 //! directory, so that the runtime is given a path that no pod can change (upstream `pkg/volume/util/subpath`).
 //!
-//! The pod writes in its volume while we look: so the path is resolved once, by the kernel, under rule 3 (links inside
-//! the volume are followed, what leads out is refused), and the handle that comes out of it is what is bound. Nothing is
+//! The pod writes in its volume while we look: so the path is resolved by the kernel, under rule 3 (links inside the
+//! volume are followed, what leads out is refused), and the handle that comes out of it is what is bound. Nothing is
 //! opened but the handle, so a FIFO or a device in its place is waited for by nobody. Directories that are missing are
 //! made through handles in the same way.
 //!
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount::{self, MountError};
-use bulkhead_sys::open::{self, OpenError};
+use bulkhead_sys::open::{self, OpenError, Volume};
 use bulkhead_sys::tree::{self, TreeError};
 use bulkhead_types::{ContainerName, PodUid, VolumeName};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -94,7 +94,12 @@ pub fn prepare(node: &Node, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, V
                 .map_err(|errno| failed(pod, wanted, SubPathError::Root { path: path.clone(), source: errno.into() }))?
         }
     };
-    bind(pod_dir.as_fd(), root.as_fd(), wanted).map_err(|error| failed(pod, wanted, error))?;
+    let own = match &wanted.root {
+        Root::Plugin(plugin) => node.settings.paths.volume(pod, plugin, &wanted.volume),
+        Root::HostPath(path) => path.clone(),
+    };
+    let volume = Volume { root: root.as_fd(), host_path: Some(&own) };
+    bind(pod_dir.as_fd(), volume, wanted).map_err(|error| failed(pod, wanted, error))?;
     Ok(node.settings.paths.pod(pod).join(target(wanted)).join(wanted.index.to_string()))
 }
 
@@ -112,8 +117,8 @@ fn target(wanted: &SubPath) -> PathBuf {
     Path::new(FOLDER).join(wanted.volume.as_str()).join(wanted.container.as_str())
 }
 
-fn bind(pod_dir: BorrowedFd<'_>, root: BorrowedFd<'_>, wanted: &SubPath) -> Result<(), SubPathError> {
-    let source = resolve(root, wanted)?;
+fn bind(pod_dir: BorrowedFd<'_>, volume: Volume<'_>, wanted: &SubPath) -> Result<(), SubPathError> {
+    let source = resolve(volume, wanted)?;
     let is_dir = is_dir(&stat(source.as_fd())?);
     let parent = open::create_dirs_beneath(pod_dir, target(wanted), 0o750).map_err(SubPathError::Target)?;
     let name = wanted.index.to_string();
@@ -130,17 +135,17 @@ fn bind(pod_dir: BorrowedFd<'_>, root: BorrowedFd<'_>, wanted: &SubPath) -> Resu
 }
 
 /// A handle to what is to be bound.
-fn resolve(root: BorrowedFd<'_>, wanted: &SubPath) -> Result<OwnedFd, SubPathError> {
+fn resolve(volume: Volume<'_>, wanted: &SubPath) -> Result<OwnedFd, SubPathError> {
     let result = if wanted.create {
         // As upstream: what is missing gets the permissions of the volume's root.
-        let mode = stat(root)?.st_mode & 0o777;
-        open::create_inside_volume(root, &wanted.path, mode)
+        let mode = stat(volume.root)?.st_mode & 0o777;
+        volume.handle_or_create(&wanted.path, mode)
     } else {
-        open::inside_volume(root, Path::new(".").join(&wanted.path))
+        volume.handle(Path::new(".").join(&wanted.path))
     };
-    result.map_err(|error| match error.errno() {
-        Some(Errno::XDEV | Errno::LOOP) => SubPathError::LeadsOut,
-        Some(Errno::NOENT) if !wanted.create => SubPathError::Missing,
+    result.map_err(|error| match (&error, error.errno()) {
+        (_, Some(Errno::XDEV | Errno::LOOP)) | (OpenError::TooManyLinks { .. }, _) => SubPathError::LeadsOut,
+        (_, Some(Errno::NOENT)) if !wanted.create => SubPathError::Missing,
         _ => SubPathError::Source(error),
     })
 }
