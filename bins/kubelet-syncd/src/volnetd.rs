@@ -16,10 +16,14 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_sys::memfd;
 use bulkhead_types::{Epoch, PodUid};
 use tonic::transport::Channel;
+
+/// As volnetd bounds it.
+const MAX_ENV_FILE: u64 = 1 << 20;
 
 /// A verb that touches a few files.
 const QUICK: Duration = Duration::from_secs(10);
@@ -187,6 +191,18 @@ impl Volnetd {
             .put_content(volume, memfd)
             .await
             .map_err(|error| VolnetdError::from(VERB, tonic::Status::new(error.code(), refusal(error))))
+    }
+
+    /// What a file of an emptyDir says at this moment.
+    ///
+    /// # Errors
+    /// See [`VolnetdError`].
+    pub async fn read_env_file(&self, file: api::EnvFile) -> Result<Vec<u8>, VolnetdError> {
+        const VERB: &str = "read_env_file";
+        let failed = |status| VolnetdError::from(VERB, status);
+        let copy = self.broker.open(Kind::EnvFile(file)).await;
+        let copy = copy.map_err(|error| failed(tonic::Status::new(error.code(), refusal(error))))?;
+        memfd::read_sealed(copy, MAX_ENV_FILE).map_err(|error| failed(tonic::Status::internal(error.to_string())))
     }
 
     /// Removes what belongs to pods that are not named. Answers the steps taken.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bulkhead_ipc::syncd::Event;
 
-use crate::runtime::events::{EventSink, EventType, PodEvent};
+use crate::runtime::events::{EventSink, EventType, NodeEvent, PodEvent};
 use crate::service::{EventRing, PodHub};
 
 /// The sink that everything about pods reports to.
@@ -38,5 +38,19 @@ impl EventSink for Reporter {
             dropped: 0,
         });
         self.hub.event(&uid, kept);
+    }
+
+    fn emit_node(&self, event: NodeEvent) {
+        match event.kind {
+            EventType::Normal => tracing::info!(reason = event.reason, "{}", event.message),
+            EventType::Warning => tracing::warn!(reason = event.reason, "{}", event.message),
+        }
+        self.ring.push(Event {
+            time: jiff::Timestamp::now().to_string(),
+            r#type: event.kind.as_str().to_owned(),
+            reason: event.reason.to_owned(),
+            message: event.message,
+            ..Event::default()
+        });
     }
 }

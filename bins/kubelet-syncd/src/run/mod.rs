@@ -36,6 +36,7 @@ use crate::node_resources::{self, texts};
 use crate::ownership::{Ownership, Territory};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::private_state::PrivateState;
+use crate::runtime::dns;
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::node_facts::{HostFacts, SharedFacts};
 use crate::runtime::podspec::PodIdentity;
@@ -242,6 +243,9 @@ async fn work(
             seen: pods_seen_sender,
         };
         tokio::spawn(watch_pods(client.clone(), source, node_seen));
+    }
+    if let Some(event) = dns::check_host_file(&node.facts()) {
+        reporter.emit_node(event);
     }
     let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: daemon.stop.clone() });
     engine.run().await;

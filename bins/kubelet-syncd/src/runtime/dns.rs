@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 
-use super::events::{EventType, PodEvent};
+use super::events::{EventType, NodeEvent, PodEvent};
 use super::node_facts::NodeFacts;
 use super::podspec::{PodIdentity, host_network};
+use crate::sources::validation::field::quote;
 
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCH_PATHS: usize = 32;
@@ -20,10 +21,39 @@ const MAX_RESOLV_CONF_BYTES: u64 = 10 << 20;
 /// The node's resolver settings could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolvConfError {
-    #[error("open {path}")]
+    #[error("open {}: {}", path.display(), go_text(source))]
     Open { path: PathBuf, source: std::io::Error },
-    #[error("Encountered error while parsing resolv conf file. Error: nameserver list is empty ")]
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+}
+
+/// The text is no resolv.conf; upstream's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    #[error("nameserver list is empty ")]
     EmptyNameserver,
+    #[error("the read limit is reached")]
+    TooLong,
+}
+
+impl ResolvConfError {
+    /// What the pod is told whose sandbox cannot be described.
+    pub fn for_pod(&self) -> String {
+        match self {
+            ResolvConfError::Open { .. } => self.to_string(),
+            ResolvConfError::Parse(error) => {
+                format!("Encountered error while parsing resolv conf file. Error: {error}")
+            }
+        }
+    }
+}
+
+/// The kernel's words as Go writes them.
+fn go_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut rest = text.chars();
+    rest.next().map(|first| first.to_lowercase().chain(rest).collect()).unwrap_or_default()
 }
 
 /// A resolv.conf, parsed.
@@ -35,7 +65,7 @@ pub struct ResolvConf {
 }
 
 impl ResolvConf {
-    /// Reads at most 10 MiB of the file. An empty path is an empty configuration.
+    /// Reads the file; one of 10 MiB is refused. An empty path is an empty configuration.
     pub fn read(path: &Path) -> Result<Self, ResolvConfError> {
         if path.as_os_str().is_empty() {
             return Ok(Self::default());
@@ -44,17 +74,20 @@ impl ResolvConf {
         let file = std::fs::File::open(path).map_err(failed)?;
         let mut bytes = Vec::new();
         file.take(MAX_RESOLV_CONF_BYTES).read_to_end(&mut bytes).map_err(failed)?;
-        Self::parse(&String::from_utf8_lossy(&bytes))
+        if bytes.len() as u64 >= MAX_RESOLV_CONF_BYTES {
+            return Err(ParseError::TooLong.into());
+        }
+        Ok(Self::parse(&String::from_utf8_lossy(&bytes))?)
     }
 
     /// Name servers add up, the last `search` line wins, options add up by name.
-    pub fn parse(text: &str) -> Result<Self, ResolvConfError> {
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut conf = Self::default();
         for line in text.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
             let mut words = line.split_whitespace();
             match words.next() {
                 Some("nameserver") => {
-                    conf.nameservers.push(words.next().ok_or(ResolvConfError::EmptyNameserver)?.to_owned());
+                    conf.nameservers.push(words.next().ok_or(ParseError::EmptyNameserver)?.to_owned());
                 }
                 Some("search") => {
                     conf.searches =
@@ -88,14 +121,17 @@ fn append_new(list: &mut Vec<String>, more: impl IntoIterator<Item = String>) {
     }
 }
 
-/// The pod's settings, and warnings about it that arose.
-pub fn pod_dns(
-    pod: &Pod,
-    identity: &PodIdentity,
-    host: &ResolvConf,
-    facts: &NodeFacts,
-) -> (v1::DnsConfig, Vec<PodEvent>) {
-    let mut events = Vec::new();
+/// A pod's settings, and the warnings that arose.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PodDns {
+    pub config: v1::DnsConfig,
+    pub events: Vec<PodEvent>,
+    pub node_events: Vec<NodeEvent>,
+}
+
+/// The pod's settings.
+pub fn pod_dns(pod: &Pod, identity: &PodIdentity, host: &ResolvConf, facts: &NodeFacts) -> PodDns {
+    let (mut events, mut node_events) = (Vec::new(), Vec::new());
     let spec = pod.spec.as_ref();
     let policy = spec.and_then(|s| s.dns_policy.as_deref()).unwrap_or("ClusterFirst");
     let from_host = policy == "Default" || (policy == "ClusterFirst" && host_network(pod));
@@ -104,11 +140,11 @@ pub fn pod_dns(
     } else if from_host {
         host_dns(host, facts)
     } else if facts.cluster_dns.is_empty() {
-        let message = format!(
-            "pod: {:?}. kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
-            identity.to_string()
-        );
-        events.push(PodEvent::pod(identity, EventType::Warning, "MissingClusterDNS", message));
+        let (kind, reason) = (EventType::Warning, "MissingClusterDNS");
+        let message = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+        node_events.push(NodeEvent { kind, reason, message: message.to_owned() });
+        let message = format!("pod: {:?}. {message}", identity.to_string());
+        events.push(PodEvent::pod(identity, kind, reason, message));
         host_dns(host, facts)
     } else {
         v1::DnsConfig {
@@ -123,7 +159,7 @@ pub fn pod_dns(
     for message in fit_limits(&mut config) {
         events.push(PodEvent::pod(identity, EventType::Warning, "DNSConfigForming", message));
     }
-    (config, events)
+    PodDns { config, events, node_events }
 }
 
 fn host_dns(host: &ResolvConf, facts: &NodeFacts) -> v1::DnsConfig {
@@ -191,19 +227,29 @@ fn fit_limits(config: &mut v1::DnsConfig) -> Vec<String> {
     messages
 }
 
-/// What is wrong with the node's own search line, if anything (event `CheckLimitsForResolvConf` on the node).
-pub fn check_host_limits(path: &Path, host: &ResolvConf, facts: &NodeFacts) -> Option<String> {
+/// What is wrong with the node's own file, if anything, once at the start. Pods are told when theirs is made of it.
+pub fn check_host_file(facts: &NodeFacts) -> Option<NodeEvent> {
+    let path = &facts.resolv_conf;
+    let message = match ResolvConf::read(path) {
+        Ok(host) => exceeded_limit(path, &host, !facts.cluster_domain.is_empty())?,
+        Err(error) => error.to_string(),
+    };
+    Some(NodeEvent { kind: EventType::Warning, reason: "CheckLimitsForResolvConf", message })
+}
+
+/// What of the node's search line would be too much for pods. `cluster`: the cluster's three domains come before it.
+fn exceeded_limit(path: &Path, host: &ResolvConf, cluster: bool) -> Option<String> {
     let path = path.display();
-    let allowed = MAX_SEARCH_PATHS - if facts.cluster_domain.is_empty() { 0 } else { 3 };
+    let allowed = MAX_SEARCH_PATHS - if cluster { 3 } else { 0 };
     if host.searches.len() > allowed {
         return Some(format!(
             "Resolv.conf file '{path}' contains search line consisting of more than {allowed} domains!"
         ));
     }
     if host.searches.iter().any(|s| s.len() > MAX_SEARCH_PATH) {
-        let quoted = path.to_string();
         return Some(format!(
-            "Resolv.conf file {quoted:?} contains a search path which length is more than allowed {MAX_SEARCH_PATH} chars!"
+            "Resolv.conf file {} contains a search path which length is more than allowed {MAX_SEARCH_PATH} chars!",
+            quote(&path.to_string())
         ));
     }
     (host.searches.join(" ").len() > MAX_SEARCH_CHARS).then(|| {
@@ -219,6 +265,11 @@ mod tests {
     use crate::runtime::node_facts::HostFacts;
 
     fn run(spec: serde_json::Value, host: &str, change: impl Fn(&mut NodeFacts)) -> (v1::DnsConfig, Vec<PodEvent>) {
+        let dns = all(spec, host, change);
+        (dns.config, dns.events)
+    }
+
+    fn all(spec: serde_json::Value, host: &str, change: impl Fn(&mut NodeFacts)) -> PodDns {
         let pod: Pod = serde_json::from_value(serde_json::json!(
             {"metadata": {"name": "p", "namespace": "golden", "uid": "u"}, "spec": spec}))
         .unwrap();
@@ -268,7 +319,11 @@ mod tests {
         let (config, events) = run(spec(), HOST, |f| f.cluster_dns.clear());
         assert_eq!(config.servers, ["10.255.255.53"]);
         assert_eq!(events[0].reason, "MissingClusterDNS");
-        assert!(events[0].message.starts_with("pod: \"p_golden(u)\". kubelet does not have ClusterDNS IP"));
+        let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+        assert_eq!(events[0].message, format!("pod: \"p_golden(u)\". {text}"));
+        let node = all(spec(), HOST, |f| f.cluster_dns.clear()).node_events;
+        assert_eq!((node[0].reason, node[0].message.as_str()), ("MissingClusterDNS", text));
+        assert!(all(spec(), HOST, |_| {}).node_events.is_empty());
         let (config, _) = run(spec(), "", |f| {
             f.cluster_dns.clear();
             f.resolv_conf = PathBuf::new();
@@ -290,8 +345,96 @@ mod tests {
         assert_eq!(events.len(), 2);
         assert!(events.iter().all(|e| e.reason == "DNSConfigForming"));
         assert!(events[0].message.ends_with("the applied nameserver line is: 1 2 3"));
-        assert!(ResolvConf::parse("nameserver\n").is_err());
+    }
+
+    #[test]
+    fn search_paths_that_no_resolver_takes_are_left_out() {
+        let spec = |searches: &[String]| serde_json::json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {"nameservers": ["1"], "searches": searches}});
+        let long = "a".repeat(254);
+        let (config, events) = run(spec(&["x".into(), long.clone(), "y".into()]), "", |_| {});
+        assert_eq!(config.searches, ["x", "y"]);
+        assert_eq!(
+            events[0].message,
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: x y"
+        );
+        // One that is cut for being the 33rd does not make room for others.
+        let many: Vec<String> = std::iter::once(long).chain((0..40).map(|i| format!("d{i}"))).collect();
+        let (config, events) = run(spec(&many), "", |_| {});
+        assert_eq!((config.searches.len(), config.searches.last().unwrap().as_str()), (31, "d30"));
+        assert_eq!(events.len(), 1);
+        let just: Vec<String> = (0..32).map(|i| format!("d{i}")).collect();
+        let (config, events) = run(spec(&just), "", |_| {});
+        assert_eq!((config.searches.len(), events.len()), (32, 0));
+        // 2048 characters with the blanks between them, and one more.
+        let full: Vec<String> =
+            (0..16).map(|i| format!("{i:02}{}", "z".repeat(if i < 15 { 125 } else { 126 }))).collect();
+        assert_eq!(full.join(" ").len(), 2048);
+        assert!(run(spec(&full), "", |_| {}).1.is_empty());
+        let mut over = full;
+        over[0].push('z');
+        assert_eq!(run(spec(&over), "", |_| {}).0.searches.len(), 15);
+    }
+
+    #[test]
+    fn files_that_are_no_resolv_conf() {
+        let parse = |text: &str| ResolvConf::parse(text).map_err(|error| error.to_string());
+        assert_eq!(parse("nameserver\n"), Err("nameserver list is empty ".to_owned()));
+        let error = ResolvConfError::from(ParseError::EmptyNameserver);
+        assert_eq!(
+            error.for_pod(),
+            "Encountered error while parsing resolv conf file. Error: nameserver list is empty "
+        );
+        let conf = parse("  nameserver\t1.1.1.1 trailing\r\n; odd\nsearch a. b\nsearch\noptions a:1 a:2 b\n").unwrap();
+        assert_eq!((conf.nameservers, conf.searches.len()), (vec!["1.1.1.1".to_owned()], 0));
+        assert_eq!(conf.options, ["a:2", "b"]);
         assert_eq!(ResolvConf::read(Path::new("")).unwrap(), ResolvConf::default());
-        assert!(ResolvConf::read(Path::new("/nonexistent")).is_err());
+        let error = ResolvConf::read(Path::new("/nonexistent")).unwrap_err();
+        assert_eq!(error.for_pod(), "open /nonexistent: no such file or directory");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MAX_RESOLV_CONF_BYTES).unwrap();
+        let error = ResolvConf::read(file.path()).unwrap_err();
+        assert_eq!(error.to_string(), "the read limit is reached");
+    }
+
+    #[test]
+    fn the_nodes_own_file_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resolv.conf");
+        let check = |text: &str, domain: &str| {
+            std::fs::write(&path, text).unwrap();
+            let mut facts = NodeFacts::new(HostFacts::default());
+            facts.resolv_conf.clone_from(&path);
+            facts.cluster_domain = domain.to_owned();
+            check_host_file(&facts).map(|event| {
+                assert_eq!((event.kind, event.reason), (EventType::Warning, "CheckLimitsForResolvConf"));
+                event.message.replace(&path.display().to_string(), "FILE")
+            })
+        };
+        let domains = |count: usize, length: usize| format!("search {}", vec!["d".repeat(length); count].join(" "));
+        assert_eq!(check(&domains(29, 1), "cluster.local"), None);
+        assert_eq!(
+            check(&domains(30, 1), "cluster.local").unwrap(),
+            "Resolv.conf file 'FILE' contains search line consisting of more than 29 domains!"
+        );
+        assert_eq!(check(&domains(32, 1), ""), None);
+        assert_eq!(
+            check(&domains(33, 1), "").unwrap(),
+            "Resolv.conf file 'FILE' contains search line consisting of more than 32 domains!"
+        );
+        assert_eq!(
+            check(&domains(1, 254), "").unwrap(),
+            "Resolv.conf file \"FILE\" contains a search path which length is more than allowed 253 chars!"
+        );
+        assert_eq!(
+            check(&domains(9, 250), "").unwrap(),
+            "Resolv.conf file 'FILE' contains search line which length is more than allowed 2048 chars!"
+        );
+        assert_eq!(check("nameserver", "").unwrap(), "nameserver list is empty ");
+        let mut facts = NodeFacts::new(HostFacts::default());
+        facts.resolv_conf = "/nonexistent".into();
+        let event = check_host_file(&facts).unwrap();
+        assert_eq!(event.message, "open /nonexistent: no such file or directory");
+        facts.resolv_conf = PathBuf::new();
+        assert_eq!(check_host_file(&facts), None);
     }
 }

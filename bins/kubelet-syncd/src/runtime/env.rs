@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
 
 use super::downward::{DownwardError, variable_field, variable_resource};
+use super::env_files::{self, EnvFileError, EnvFiles};
 use super::named_objects::{LookupError, NamedObjects, Wanted};
 use super::node_facts::NodeFacts;
 use super::podspec::is_static;
@@ -24,8 +25,8 @@ pub enum EnvError {
     /// `kind` as upstream writes it here: `ConfigMap`, `Secret`.
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoKey { kind: &'static str, key: String, namespace: String, name: String },
-    #[error("env {variable:?} uses fileKeyRef, which is not supported yet")]
-    FileKeyRef { variable: String },
+    #[error(transparent)]
+    File(#[from] EnvFileError),
     #[error(transparent)]
     Downward(#[from] DownwardError),
     #[error("{0:?} is not valid UTF-8 once its variables are put in")]
@@ -38,6 +39,7 @@ impl EnvError {
         match self {
             EnvError::ServicesNotRead => true,
             EnvError::Object(error) => error.is_transient(),
+            EnvError::File(error) => matches!(error, EnvFileError::Away(_)),
             _ => false,
         }
     }
@@ -79,6 +81,8 @@ pub struct Inputs<'a> {
     pub services: Services<'a>,
     /// At least what [`wanted`] names.
     pub objects: &'a NamedObjects,
+    /// At least what [`env_files::wanted`] names.
+    pub files: &'a EnvFiles,
 }
 
 /// The objects that a container's environment names.
@@ -121,7 +125,7 @@ pub fn environment(
             Some(expand(literal, |name| lookup(&result, name).or_else(|| lookup(&service_variables, name))))
         } else if let Some(source) = &variable.value_from {
             let known = Known { pod, container, namespace, inputs, facts };
-            known.value(&variable.name, source)?
+            known.value(source)?
         } else {
             Some(Vec::new())
         };
@@ -174,7 +178,7 @@ struct Known<'a> {
 
 impl Known<'_> {
     /// None: it is optional and absent.
-    fn value(&self, variable: &str, source: &EnvVarSource) -> Result<Option<Vec<u8>>, EnvError> {
+    fn value(&self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, EnvError> {
         let objects = self.inputs.objects;
         Ok(match source {
             EnvVarSource { field_ref: Some(field), .. } => {
@@ -199,8 +203,8 @@ impl Known<'_> {
                 let value = secret.data.as_ref().and_then(|d| d.get(&key.key)).map(|bytes| bytes.0.clone());
                 self.or_no_key(value, "Secret", &key.name, &key.key, key.optional)?
             }
-            EnvVarSource { file_key_ref: Some(_), .. } => {
-                return Err(EnvError::FileKeyRef { variable: variable.to_owned() });
+            EnvVarSource { file_key_ref: Some(key), .. } if self.facts.env_files => {
+                env_files::value(self.inputs.files, key)?
             }
             _ => Some(Vec::new()),
         })

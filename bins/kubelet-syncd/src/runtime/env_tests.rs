@@ -38,7 +38,8 @@ fn kubernetes() -> Service {
 }
 
 fn inputs<'a>(pod_ips: &'a [IpAddr], services: &'a [Service], objects: &'a NamedObjects) -> Inputs<'a> {
-    Inputs { pod_ips, services: Services { known: services, synced: false }, objects }
+    static NO_FILES: EnvFiles = EnvFiles::new();
+    Inputs { pod_ips, services: Services { known: services, synced: false }, objects, files: &NO_FILES }
 }
 
 fn run_with(
@@ -200,16 +201,53 @@ fn what_is_missing_is_named() {
             "no route",
             true,
         ),
-        (
-            serde_json::json!({"name": "c", "env": [{"name": "F", "valueFrom":
-                {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
-            "env \"F\" uses fileKeyRef, which is not supported yet",
-            false,
-        ),
     ] {
         let error = error(container);
         assert_eq!((error.to_string().as_str(), error.is_transient()), (text, transient));
     }
+}
+
+#[test]
+fn variables_from_files() {
+    let key = |name: &str, key: &str, optional: bool| {
+        serde_json::json!({"name": name, "valueFrom":
+            {"fileKeyRef": {"volumeName": "v", "path": "env", "key": key, "optional": optional}}})
+    };
+    let name = ("v".to_owned(), "env".to_owned());
+    let run = |env: serde_json::Value, file: Result<&str, EnvFileError>, gate: bool| {
+        let p = pod(serde_json::json!({"name": "c", "env": env}));
+        let file = file.map(|text| env_files::EnvFile { path: "/v/env".into(), bytes: text.into() });
+        let (files, objects) = (EnvFiles::from([(name.clone(), file)]), NamedObjects::default());
+        let inputs = Inputs { files: &files, ..inputs(&[], &[], &objects) };
+        let facts = NodeFacts { env_files: gate, ..facts() };
+        environment(&p, &containers(&p)[0], inputs, &facts)
+    };
+    let env = || {
+        serde_json::json!([
+            {"name": "B", "value": "literal"}, {"name": "C", "value": "kept"},
+            key("A", "K", false), key("B", "K", true), key("C", "NONE", true), key("D", "NONE", true),
+            {"name": "AFTER", "value": "$(A) $(D)"},
+        ])
+    };
+    let pairs = |list: &[(&str, &str)]| list.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect::<Vec<_>>();
+    assert_eq!(
+        texts(run(env(), Ok("K='$(B)'"), true).unwrap()),
+        // What is read is not expanded.
+        pairs(&[("B", "$(B)"), ("C", "kept"), ("A", "$(B)"), ("AFTER", "$(B) $(D)")])
+    );
+    let off = pairs(&[("B", ""), ("C", ""), ("A", ""), ("D", ""), ("AFTER", " ")]);
+    assert_eq!(texts(run(env(), Ok("K='x'"), false).unwrap()), off, "without the gate upstream sets them empty");
+    for (file, text, transient) in [
+        (Ok("X='x'"), "environment variable key \"K\" not found in file \"/v/env\"", false),
+        (Ok("nonsense"), "couldn't parse env file", false),
+        (Err(EnvFileError::NoVolume("v".into())), "cannot find the volume \"v\" referenced by FileKeyRef", false),
+        (Err(EnvFileError::Away("volnetd restarts".into())), "volnetd restarts", true),
+    ] {
+        let error = run(serde_json::json!([key("A", "K", false)]), file, true).unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.is_transient()), (text, transient));
+    }
+    let container: Container = serde_json::from_value(serde_json::json!({"name": "c", "env": env()})).unwrap();
+    assert_eq!(env_files::wanted(&container), [name].into());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Events about pods, as these modules produce them; who records them is the core's business.
+//! Events about pods and the node, as these modules produce them; who records them is the core's business.
 
 use std::borrow::Cow;
 
@@ -54,7 +54,17 @@ impl PodEvent {
     }
 }
 
+/// One event about the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeEvent {
+    pub kind: EventType,
+    /// Upstream's reason.
+    pub reason: &'static str,
+    pub message: String,
+}
+
 /// Takes events; never blocks and never fails (a bounded queue behind it may drop and count).
 pub trait EventSink: Send + Sync {
     fn emit(&self, event: PodEvent);
+    fn emit_node(&self, event: NodeEvent);
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::actions::ProbeResults;
 use super::backoff::{CrashLoopBackOff, NoStore};
 use super::container_config::{MountedVolume, MountedVolumes};
-use super::events::{EventSink, PodEvent};
+use super::events::{EventSink, NodeEvent, PodEvent};
 use super::fixtures::{FakeObjects, pod, sandbox_status, uid};
 use super::hosts::EtcHosts;
 use super::model::{ContainerStatus, RuntimePod, SandboxState};
@@ -151,17 +151,17 @@ impl HostFiles for Fake {
         self.file(format!("log directory {}", c.unwrap_or("-")))?;
         Ok(LogDirectory { highest_index: self.log().highest_log })
     }
-    async fn write_etc_hosts(&self, _: &PodIdentity, hosts: &EtcHosts) -> Result<PathBuf, HostFilesError> {
+    async fn write_etc_hosts(&self, pod: &PodIdentity, hosts: &EtcHosts) -> Result<PathBuf, HostFilesError> {
         self.file(format!("hosts {} {:?}", hosts.hostname, hosts.pod_ips))?;
-        Ok("/pods/etc-hosts".into())
+        Ok(format!("/var/lib/kubelet/pods/{}/etc-hosts", pod.uid).into())
     }
-    async fn create_termination_file(&self, _: &PodIdentity, c: &str) -> Result<PathBuf, HostFilesError> {
+    async fn create_termination_file(&self, pod: &PodIdentity, c: &str) -> Result<PathBuf, HostFilesError> {
         self.file(format!("termination {c}"))?;
-        Ok("/pods/containers/x".into())
+        Ok(format!("/var/lib/kubelet/pods/{}/containers/{c}/x", pod.uid).into())
     }
     async fn prepare_sub_path(
         &self,
-        _: &PodIdentity,
+        pod: &PodIdentity,
         c: &str,
         part: &SubPath,
         volume: &MountedVolume,
@@ -170,7 +170,7 @@ impl HostFiles for Fake {
         self.file(line.clone())?;
         match self.log().failures.contains_key(&line) {
             true => Err(HostFilesError { message: "/secret/place is a link".to_owned(), transient: false }),
-            false => Ok(format!("/sub/{}", part.index).into()),
+            false => Ok(sub_path(pod.uid.as_str(), &part.volume, c, part.index).into()),
         }
     }
     async fn read_env_file(&self, _: &PodIdentity, volume: &str, path: &str) -> Result<Vec<u8>, HostFilesError> {
@@ -199,6 +199,10 @@ impl HostFiles for Fake {
     ) -> Result<(), HostFilesError> {
         self.file(format!("remove log {c} {n} {id}"))
     }
+}
+
+pub fn sub_path(uid: &str, volume: &str, container: &str, index: usize) -> String {
+    format!("/var/lib/kubelet/pods/{uid}/volume-subpaths/{volume}/{container}/{index}")
 }
 
 impl Images for Fake {
@@ -284,7 +288,7 @@ impl World {
         let fake = self.fake.clone();
         let context = SyncContext {
             facts: &self.facts,
-            cgroup_parent: "/kubepods/pod1",
+            cgroup_parent: &format!("/kubepods/pod{}", pod.metadata.uid.as_deref().unwrap()),
             volumes: &self.volumes,
             objects: &self.objects,
             probes: &ProbeResults::default(),
