@@ -1,7 +1,8 @@
 //! Any process, or all of them, may die at any instruction while pods of a cluster come and go: none is lost, doubled,
 //! restarted or stuck, and what the API server was told is never taken back.
 //!
-//! `BULKHEAD_KILLS` is how many deaths there are (21).
+//! `BULKHEAD_KILLS` is how often each of the five processes, the runtime and all of them together die (3), `BULKHEAD_PODS`
+//! how many pods there are at any time (18). The long run: `BULKHEAD_KILLS=20 BULKHEAD_PODS=50`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,12 +19,38 @@ use bulkhead_tests::{Dice, lab};
 use serde_json::{Value, json};
 
 const NODE: &str = "alpha";
-/// Pods of the API server, and static ones, that nothing is done to.
-const STABLE: usize = 8;
+/// Static pods of the test without a server.
 const STATIC: usize = 4;
 
-fn kills() -> u64 {
-    std::env::var("BULKHEAD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(21)
+/// How much is to happen.
+struct Plan {
+    /// Deaths of each.
+    kills: u64,
+    /// Pods of the API server, and static ones, that nothing is done to.
+    stable: usize,
+    stable_static: usize,
+    /// Pods of the API server, and static ones, that come and go: as many are there at a time.
+    idle: usize,
+    idle_static: usize,
+}
+
+impl Plan {
+    fn from_environment() -> Self {
+        let number =
+            |name: &str, default: usize| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+        let sixth = (number("BULKHEAD_PODS", 18) / 6).max(1);
+        let kills = number("BULKHEAD_KILLS", 3) as u64;
+        Self { kills, stable: 2 * sixth, stable_static: sixth, idle: 2 * sixth, idle_static: sixth }
+    }
+}
+
+/// Who dies; the order is another in each cycle.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Victim {
+    Daemon(&'static str),
+    Launcher,
+    Runtime,
+    Everything,
 }
 
 struct World {
@@ -49,35 +76,40 @@ impl World {
         Ok(all.into_iter().filter(|one| one.pod.starts_with("stable-")).collect())
     }
 
-    /// Kills a process, all of them or the runtime; what must be started by hand is.
-    fn strike(&mut self, round: u64) -> Result<String> {
-        let victim = match round % 7 {
-            which @ 0..=3 => {
-                let daemon = DAEMONS[usize::try_from(which)?];
-                self.node.kill_daemon(daemon)?;
-                daemon.to_owned()
-            }
-            4 => {
+    /// Kills; what must be started by hand is.
+    fn strike(&mut self, victim: Victim) -> Result<()> {
+        match victim {
+            Victim::Daemon(daemon) => self.node.kill_daemon(daemon)?,
+            Victim::Launcher => {
                 self.node.kill_launcher();
                 std::thread::sleep(Duration::from_millis(self.dice.below(300)));
                 self.node.launch()?;
-                "the launcher".to_owned()
             }
-            5 => {
+            Victim::Runtime => {
                 self.lab.containerd().kill();
                 std::thread::sleep(Duration::from_millis(self.dice.below(300)));
                 self.lab.containerd().spawn()?;
-                "containerd".to_owned()
             }
-            _ => {
+            Victim::Everything => {
                 self.lab.containerd().kill();
                 self.node.kill_everything();
                 self.lab.containerd().spawn()?;
                 self.node.launch()?;
-                "everything".to_owned()
             }
-        };
-        Ok(victim)
+        }
+        Ok(())
+    }
+
+    /// Each victim once, in an order of chance.
+    fn cycle(&mut self) -> Vec<Victim> {
+        let mut left: Vec<Victim> = DAEMONS.into_iter().map(Victim::Daemon).collect();
+        left.extend([Victim::Launcher, Victim::Runtime, Victim::Everything]);
+        let mut order = Vec::new();
+        while !left.is_empty() {
+            let which = self.dice.below(left.len() as u64) as usize;
+            order.push(left.swap_remove(which));
+        }
+        order
     }
 }
 
@@ -91,26 +123,39 @@ fn deaths_at_random_moments_under_churn_are_not_noticed_by_pods_or_the_server() 
     let node = lab.node(NODE).joins(&cluster)?.config("maxPods", json!(250)).start()?;
     let mut world = World { node, cluster, lab, dice };
     let cluster = world.cluster.clone();
+    let plan = Plan::from_environment();
 
-    let mut stable: Vec<String> = (0..STABLE).map(|index| format!("stable-{index}")).collect();
+    let mut stable: Vec<String> = (0..plan.stable).map(|index| format!("stable-{index}")).collect();
     for name in &stable {
         cluster.create(&idle(&world.node, name))?;
     }
-    for index in 0..STATIC {
+    for index in 0..plan.stable_static {
         let name = format!("stable-static-{index}");
         world.node.write(&Pod::idle(&name))?;
         stable.push(world.node.pod_name(&name));
+    }
+    // What is to be in the end: of pods of the API server, and of manifests.
+    let mut idles: VecDeque<String> = (0..plan.idle).map(|index| format!("idle-first-{index}")).collect();
+    let mut statics: VecDeque<String> = (0..plan.idle_static).map(|index| format!("static-first-{index}")).collect();
+    let mut once = VecDeque::new();
+    for name in &idles {
+        cluster.create(&idle(&world.node, name))?;
+    }
+    for name in &statics {
+        world.node.write(&Pod::idle(name))?;
     }
     for name in &stable {
         wait_ready(&cluster, name)?;
     }
     let before = world.stable()?;
-    ensure!(before.len() == STABLE + STATIC, "{before:#?}");
+    ensure!(before.len() == plan.stable + plan.stable_static, "{before:#?}");
 
-    // What is to be in the end: of pods of the API server, and of manifests.
-    let (mut idles, mut once, mut statics) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
     let mut all: Vec<String> = Vec::new();
-    for round in 0..kills() {
+    let mut victims = Vec::new();
+    for _ in 0..plan.kills {
+        victims.extend(world.cycle());
+    }
+    for (round, victim) in victims.into_iter().enumerate() {
         let began = Instant::now();
         for half in 0..2 {
             let name = format!("idle-{round}-{half}");
@@ -123,25 +168,21 @@ fn deaths_at_random_moments_under_churn_are_not_noticed_by_pods_or_the_server() 
         let name = format!("static-{round}");
         world.node.write(&Pod::idle(&name))?;
         statics.push_back(name);
-        for _ in 0..if idles.len() > 8 { 2 } else { 1 } {
-            if let Some(name) = idles.pop_front() {
-                cluster.delete("pods", NAMESPACE, &name, None)?;
-                all.push(name);
-            }
+        for name in idles.drain(..2).collect::<Vec<_>>() {
+            cluster.delete("pods", NAMESPACE, &name, None)?;
+            all.push(name);
         }
-        if statics.len() > 4
-            && let Some(name) = statics.pop_front()
-        {
+        if let Some(name) = statics.pop_front() {
             world.node.remove(&name)?;
             all.push(world.node.pod_name(&name));
         }
         let moment = Duration::from_millis(world.dice.below(1200));
         std::thread::sleep(moment);
-        let victim = world.strike(round)?;
-        world.node.wait_healthy().with_context(|| format!("after the death of {victim} in round {round}"))?;
+        world.strike(victim)?;
+        world.node.wait_healthy().with_context(|| format!("after the death of {victim:?} in round {round}"))?;
         let now = world.stable()?;
-        ensure!(now == before, "round {round}, death of {victim}: {before:#?} became {now:#?}");
-        println!("{round}: {victim} after {moment:?}; {:.1} s", began.elapsed().as_secs_f32());
+        ensure!(now == before, "round {round}, death of {victim:?}: {before:#?} became {now:#?}");
+        println!("{round}: {victim:?} after {moment:?}; {:.1} s", began.elapsed().as_secs_f32());
     }
 
     let statics: Vec<String> = statics.iter().map(|name| world.node.pod_name(name)).collect();

@@ -144,8 +144,15 @@ fn a_server_that_was_away_is_told_everything_once() -> Result<()> {
         Ok(())
     })?;
     let rest = outage().saturating_sub(gone.elapsed());
+    let mut turns = 0;
     holds_for("nothing happens to pods because the server is away", rest, || {
-        std::thread::sleep(Duration::from_millis(500));
+        // Manifests come and go: the last two are there at a time.
+        node.write(&Pod::idle(&format!("turn-{turns}")))?;
+        if turns >= 2 {
+            node.remove(&format!("turn-{}", turns - 2))?;
+        }
+        turns += 1;
+        std::thread::sleep(Duration::from_secs(2));
         node.is_healthy()?;
         let now = world.fingerprint_of_calm()?;
         ensure!(now == before, "{before:#?} became {now:#?}");
@@ -165,6 +172,14 @@ fn a_server_that_was_away_is_told_everything_once() -> Result<()> {
     cluster.wait_gone("pods", NAMESPACE, "ending")?;
     cluster.wait_gone("pods", NAMESPACE, &named("leaving"))?;
     world.ready(&named("coming"))?;
+    for turn in 0..turns {
+        let name = named(&format!("turn-{turn}"));
+        if turn + 2 < turns {
+            cluster.wait_gone("pods", NAMESPACE, &name)?;
+        } else {
+            world.ready(&name)?;
+        }
+    }
     let changed = cluster.wait_for("pods", NAMESPACE, &named("changing"), "a new mirror", |pod| {
         pod["metadata"]["annotations"]["changed"] == "yes" && condition(pod, "Ready") == "True"
     })?;
