@@ -107,7 +107,8 @@ fn aggregate(pod: &Pod, of: impl Fn(&Container) -> Amounts) -> Amounts {
     sum
 }
 
-fn overhead(pod: &Pod) -> Amounts {
+/// What the pod's runtime takes on top of its containers.
+pub fn pod_overhead(pod: &Pod) -> Amounts {
     amounts(pod.spec.as_ref().and_then(|s| s.overhead.as_ref()))
 }
 
@@ -116,7 +117,7 @@ pub fn pod_requests(pod: &Pod, with_overhead: bool) -> Amounts {
     let mut sum = aggregate(pod, |c| requests(c.resources.as_ref()));
     sum.extend(pod_level_amounts(requests(pod_level(pod))));
     if with_overhead {
-        add(&mut sum, &overhead(pod));
+        add(&mut sum, &pod_overhead(pod));
     }
     sum
 }
@@ -126,7 +127,7 @@ pub fn pod_limits(pod: &Pod, with_overhead: bool) -> Amounts {
     let mut sum = aggregate(pod, |c| limits(c.resources.as_ref()));
     sum.extend(pod_level_amounts(limits(pod_level(pod))));
     if with_overhead {
-        for (name, q) in overhead(pod) {
+        for (name, q) in pod_overhead(pod) {
             if let Some(have) = sum.get_mut(&name) {
                 *have += q;
             }
@@ -171,6 +172,16 @@ pub fn milli_cpu_to_shares(milli: i64) -> u64 {
 /// CFS quota in microseconds for thousandths of a core; 0 is no limit.
 pub fn milli_cpu_to_quota(milli: i64, period_us: i64) -> i64 {
     if milli <= 0 { 0 } else { (milli.saturating_mul(period_us) / 1000).max(MIN_QUOTA_US) }
+}
+
+/// Thousandths of a core for CPU shares, rounded up (upstream SharesToMilliCPU).
+pub fn shares_to_milli_cpu(shares: u64) -> i64 {
+    i64::try_from(shares.saturating_mul(1000).div_ceil(1024)).unwrap_or(i64::MAX)
+}
+
+/// Thousandths of a core for a CFS quota; None: no limit.
+pub fn quota_to_milli_cpu(quota_us: i64, period_us: i64) -> Option<i64> {
+    (quota_us > 0 && period_us > 0).then(|| quota_us.saturating_mul(1000) / period_us).filter(|milli| *milli > 0)
 }
 
 /// Values of a pod's cgroup; None leaves a value as it is. Same meaning as volnetd's `CgroupResources`.
@@ -286,7 +297,7 @@ pub fn overhead_resources(pod: &Pod, facts: &NodeFacts) -> v1::LinuxContainerRes
     if pod.spec.as_ref().is_none_or(|s| s.overhead.is_none()) {
         return v1::LinuxContainerResources::default();
     }
-    let overhead = overhead(pod);
+    let overhead = pod_overhead(pod);
     let cpu = get(&overhead, "cpu");
     linux_resources(facts, Some(cpu), cpu, get(&overhead, "memory"))
 }

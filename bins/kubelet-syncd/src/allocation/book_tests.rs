@@ -1,0 +1,181 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+/// Keeps what was saved last.
+#[derive(Debug, Default)]
+struct Disk(Mutex<Vec<Vec<u8>>>);
+
+impl AllocationStore for Disk {
+    fn save(&self, json: &[u8]) -> std::io::Result<()> {
+        self.0.lock().unwrap().push(json.to_vec());
+        Ok(())
+    }
+}
+
+impl Disk {
+    fn writes(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// A new process with what stands on disk.
+    fn restart(self: &Arc<Self>) -> Allocations {
+        let last = self.0.lock().unwrap().last().cloned();
+        let saved = last.map(|json| serde_json::from_slice(&json).unwrap()).unwrap_or_default();
+        Allocations::new(saved, self.clone(), Gates::default())
+    }
+}
+
+fn uid() -> PodUid {
+    PodUid::parse("u1").unwrap()
+}
+
+/// Containers a, b, ... with these requests of CPU, in thousandths.
+fn pod(cpu: &[i64]) -> Arc<Pod> {
+    let container = |(i, milli): (usize, &i64)| {
+        let name = char::from(b'a' + u8::try_from(i).unwrap()).to_string();
+        json!({"name": name, "resources": {"requests": {"cpu": format!("{milli}m")}}})
+    };
+    let containers: Vec<_> = cpu.iter().enumerate().map(container).collect();
+    Arc::new(serde_json::from_value(json!({"metadata": {"uid": "u1"}, "spec": {"containers": containers}})).unwrap())
+}
+
+fn own<'a>(pod: &'a Pod, name: &str) -> &'a ResourceRequirements {
+    let containers = &pod.spec.as_ref().unwrap().containers;
+    containers.iter().find(|c| c.name == name).unwrap().resources.as_ref().unwrap()
+}
+
+#[test]
+fn starting_a_pod_costs_one_write() {
+    let disk = Arc::new(Disk::default());
+    let book = disk.restart();
+    let pod = pod(&[100, 200]);
+    book.allocate(&uid(), &pod);
+    book.flush().unwrap();
+    for name in ["a", "b", "a"] {
+        book.set_actuated(&uid(), name, own(&pod, name), &pod).unwrap();
+    }
+    book.set_actuated_level(&uid(), &pod).unwrap();
+    book.allocate(&uid(), &pod);
+    book.flush().unwrap();
+    assert_eq!(disk.writes(), 1);
+    assert!(!book.is_in_progress(&uid(), &pod, |_| true));
+}
+
+#[test]
+fn a_resize_that_is_half_done_is_half_done_after_a_restart() {
+    let disk = Arc::new(Disk::default());
+    let book = disk.restart();
+    let (old, new) = (pod(&[100, 200]), pod(&[150, 250]));
+    book.allocate(&uid(), &old);
+    for name in ["a", "b"] {
+        book.set_actuated(&uid(), name, own(&old, name), &old).unwrap();
+    }
+    assert!(Arc::ptr_eq(&book.granted(&uid(), &old), &old));
+    assert_eq!(book.granted(&uid(), &new).spec, old.spec, "not granted yet");
+    book.allocate(&uid(), &new);
+    book.flush().unwrap();
+    book.set_actuated(&uid(), "a", own(&new, "a"), &new).unwrap();
+    let book = disk.restart();
+    assert!(book.is_in_progress(&uid(), &new, |_| true));
+    assert!(!book.is_in_progress(&uid(), &new, |name| name == "a"), "what does not run need not be resized");
+    assert_eq!(book.granted(&uid(), &new).spec, new.spec);
+    let real = book.actuated(&uid()).unwrap();
+    assert_eq!((&real.containers["a"], &real.containers["b"]), (own(&new, "a"), own(&old, "b")));
+    book.set_actuated(&uid(), "b", own(&new, "b"), &new).unwrap();
+    let book = disk.restart();
+    assert!(!book.is_in_progress(&uid(), &new, |_| true));
+}
+
+#[test]
+fn what_cannot_be_written_is_tried_again() {
+    #[derive(Debug, Default)]
+    struct Broken(Mutex<(bool, usize)>);
+    impl AllocationStore for Broken {
+        fn save(&self, _: &[u8]) -> std::io::Result<()> {
+            let mut inner = self.0.lock().unwrap();
+            inner.1 += 1;
+            if inner.0 { Ok(()) } else { Err(std::io::Error::other("full")) }
+        }
+    }
+    let store = Arc::new(Broken::default());
+    let book = Allocations::new(Saved::default(), store.clone(), Gates::default());
+    book.allocate(&uid(), &pod(&[1]));
+    assert!(book.flush().is_err() && book.flush().is_err());
+    store.0.lock().unwrap().0 = true;
+    book.flush().unwrap();
+    book.flush().unwrap();
+    assert_eq!(store.0.lock().unwrap().1, 3);
+}
+
+#[test]
+fn who_is_gone_is_forgotten_and_damage_is_dropped() {
+    let disk = Arc::new(Disk::default());
+    let entries =
+        Entries::from([("../x".to_owned(), PodResources::default()), ("u1".to_owned(), PodResources::default())]);
+    let saved = Saved { allocated: entries.clone(), actuated: entries, exported: Vec::new() };
+    let book = Allocations::new(saved, disk.clone(), Gates::default());
+    assert_eq!(book.entries().0.len(), 1);
+    book.start(&uid(), 2, Timestamp::UNIX_EPOCH);
+    assert_eq!(book.census(), [0, 0, 1]);
+    book.retain(&HashSet::new());
+    assert!(book.allocated(&uid()).is_none() && book.actuated(&uid()).is_none() && book.shown(&uid()).is_empty());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Grants sizes to the two containers.
+    Grant([i64; 2]),
+    /// The runtime takes one container's size.
+    Actuate(bool),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![[1..5i64, 1..5i64].prop_map(Step::Grant), any::<bool>().prop_map(Step::Actuate), Just(Step::Restart),]
+}
+
+proptest! {
+    /// Whatever happens and whenever the process dies: the book says of each container what it was given last, and a
+    /// resize is under way exactly as long as that is not what was granted last.
+    #[test]
+    fn actuated_follows_allocated(steps in prop::collection::vec(step(), 1..24)) {
+        let disk = Arc::new(Disk::default());
+        let mut book = disk.restart();
+        let mut granted = pod(&[1, 1]);
+        book.allocate(&uid(), &granted);
+        book.flush().unwrap();
+        let mut real = [1, 1];
+        for name in ["a", "b"] {
+            book.set_actuated(&uid(), name, own(&granted, name), &granted).unwrap();
+        }
+        let size = |pod: &Pod, i: usize| {
+            let list = own(pod, ["a", "b"][i]).requests.clone().unwrap();
+            list["cpu"].0.trim_end_matches('m').parse::<i64>().unwrap()
+        };
+        for step in steps {
+            match step {
+                Step::Grant(sizes) => {
+                    granted = pod(&sizes);
+                    book.allocate(&uid(), &granted);
+                    book.flush().unwrap();
+                }
+                Step::Actuate(second) => {
+                    let i = usize::from(second);
+                    let name = ["a", "b"][i];
+                    book.set_actuated(&uid(), name, own(&granted, name), &granted).unwrap();
+                    real[i] = size(&granted, i);
+                }
+                Step::Restart => book = disk.restart(),
+            }
+            let known = book.actuated(&uid()).unwrap();
+            for (i, name) in ["a", "b"].into_iter().enumerate() {
+                let cpu = &known.containers[name].requests.as_ref().unwrap()["cpu"].0;
+                prop_assert_eq!(cpu, &format!("{}m", real[i]));
+            }
+            let done = (0..2).all(|i| real[i] == size(&granted, i));
+            prop_assert_eq!(book.is_in_progress(&uid(), &granted, |_| true), !done);
+            prop_assert_eq!(&book.granted(&uid(), &pod(&[9, 9])).spec, &granted.spec);
+        }
+    }
+}

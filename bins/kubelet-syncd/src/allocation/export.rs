@@ -1,0 +1,111 @@
+//! Upstream's files `allocated_pods_state` and `actuated_pods_state` in the root directory: written after our own book
+//! has changed, and read once at the start when somebody else has written them since.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{State, StateKind};
+use bulkhead_sys::memfd;
+
+use super::book::{Allocations, Saved};
+use super::checkpoint::{self, Entries};
+
+/// Changes are gathered for so long. Nothing of ours relies on these files.
+const SETTLE: Duration = Duration::from_secs(2);
+/// After a write that failed.
+const AGAIN: Duration = Duration::from_secs(30);
+/// What volnetd takes of one file.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What to go on from: our own book, unless upstream's file is one that we never wrote. Pure.
+///
+/// `allocated`, `actuated`: what stands in upstream's files, with the first one's checksum.
+pub fn newest(own: Option<Saved>, allocated: Option<(Entries, u64)>, actuated: Option<Entries>) -> Saved {
+    match (own, allocated) {
+        (Some(own), Some((_, checksum))) if own.exported.contains(&checksum) => own,
+        (own, Some((allocated, checksum))) if own.is_none() || !allocated.is_empty() => {
+            Saved { allocated, actuated: actuated.unwrap_or_default(), exported: vec![checksum] }
+        }
+        (own, _) => own.unwrap_or_default(),
+    }
+}
+
+/// Reads upstream's files and decides. A file that is damaged or cannot be had counts as absent.
+pub async fn load(own: Option<Saved>, broker: &BrokerClient) -> Saved {
+    let read = async |kind: StateKind| {
+        let fd = broker.open(Kind::State(State { kind: kind.into() })).await;
+        match fd {
+            Ok(fd) => entries(fd).unwrap_or_else(|error| {
+                let name = kind.as_str_name();
+                tracing::warn!(name, error = &*error, "a checkpoint of another kubelet is not used");
+                None
+            }),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "there is no checkpoint of another kubelet");
+                None
+            }
+        }
+    };
+    let (allocated, actuated) = (read(StateKind::AllocatedPods).await, read(StateKind::ActuatedPods).await);
+    newest(own, allocated, actuated.map(|(entries, _)| entries))
+}
+
+fn entries(fd: OwnedFd) -> Result<Option<(Entries, u64)>, Box<dyn std::error::Error>> {
+    let mut bytes = Vec::new();
+    File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some(checkpoint::read(&bytes)?))
+}
+
+/// Keeps the files up to date. Runs for ever.
+pub async fn keep(book: Arc<Allocations>, broker: BrokerClient) {
+    loop {
+        book.changed.notified().await;
+        tokio::time::sleep(SETTLE).await;
+        while let Err(error) = put(&book, &broker).await {
+            tracing::debug!(error = &*error, "upstream's checkpoints of resources wait");
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let (allocated, actuated) = book.entries();
+    let (actuated, _) = checkpoint::write(actuated)?;
+    let (allocated, checksum) = checkpoint::write(allocated)?;
+    broker.put_state(StateKind::ActuatedPods, memfd::sealed("actuated", &actuated)?).await?;
+    // Known as ours before it stands there.
+    book.exporting(checksum)?;
+    broker.put_state(StateKind::AllocatedPods, memfd::sealed("allocated", &allocated)?).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::PodResources;
+
+    fn entries(uid: &str) -> Entries {
+        Entries::from([(uid.to_owned(), PodResources::default())])
+    }
+
+    #[test]
+    fn a_file_that_is_not_ours_is_newer_than_our_book() {
+        let own = Saved { allocated: entries("ours"), actuated: Entries::new(), exported: vec![1, 2] };
+        let theirs = || (entries("theirs"), 3);
+        let who = |saved: Saved| saved.allocated.into_keys().next();
+        assert_eq!(who(newest(Some(own.clone()), Some((entries("x"), 2)), None)).as_deref(), Some("ours"));
+        assert_eq!(who(newest(Some(own.clone()), Some((entries("x"), 1)), None)).as_deref(), Some("ours"));
+        assert_eq!(who(newest(Some(own.clone()), None, None)).as_deref(), Some("ours"));
+        assert_eq!(who(newest(Some(own.clone()), Some((Entries::new(), 9)), None)).as_deref(), Some("ours"));
+        let taken = newest(Some(own), Some(theirs()), Some(entries("theirs")));
+        assert_eq!((taken.exported.clone(), taken.actuated.len()), (vec![3], 1));
+        assert_eq!(who(taken).as_deref(), Some("theirs"));
+        assert_eq!(who(newest(None, Some(theirs()), None)).as_deref(), Some("theirs"));
+        assert_eq!(newest(None, None, None), Saved::default());
+    }
+}
