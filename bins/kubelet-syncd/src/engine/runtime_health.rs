@@ -1,10 +1,13 @@
 //! Whether the runtime and its network are ready, and what its handlers can do: asked until it is, and then slowly.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, v1};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::runtime::node_facts::{HandlerFeatures, SharedFacts};
 
 /// Pause between questions while all is well (upstream: 5 s; nothing here waits for the answer).
 const PAUSE: Duration = Duration::from_secs(10);
@@ -24,9 +27,6 @@ pub struct RuntimeHealth {
     pub reason: String,
     pub network_ready: bool,
     pub network_reason: String,
-    /// Of the default handler.
-    pub recursive_read_only_mounts: bool,
-    pub user_namespaces: bool,
     /// All handlers, by name; the default one has none.
     pub handlers: Vec<Handler>,
     /// None: the runtime says nothing of its features.
@@ -53,6 +53,15 @@ impl Handler {
 }
 
 impl RuntimeHealth {
+    /// The handlers as the builders of requests look them up.
+    pub fn handler_features(&self) -> BTreeMap<String, HandlerFeatures> {
+        let features = |handler: &Handler| HandlerFeatures {
+            recursive_read_only_mounts: handler.recursive_read_only_mounts,
+            user_namespaces: handler.user_namespaces,
+        };
+        self.handlers.iter().map(|handler| (handler.name.clone(), features(handler))).collect()
+    }
+
     /// Reads the conditions as upstream does (`pkg/kubelet/kubelet.go`, updateRuntimeUp). Pure.
     pub fn of(status: &v1::StatusResponse) -> RuntimeHealth {
         let conditions = status.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
@@ -73,17 +82,27 @@ impl RuntimeHealth {
         let (network_ready, network_reason) = find("NetworkReady");
         let mut handlers: Vec<Handler> = status.runtime_handlers.iter().map(Handler::of).collect();
         handlers.sort_by(|a, b| a.name.cmp(&b.name));
-        let default = handlers.iter().find(|handler| handler.name.is_empty()).cloned().unwrap_or_default();
         RuntimeHealth {
             known: true,
             ready,
             reason,
             network_ready,
             network_reason,
-            recursive_read_only_mounts: default.recursive_read_only_mounts,
-            user_namespaces: default.user_namespaces,
             handlers,
             supplemental_groups_policy: status.features.as_ref().map(|f| f.supplemental_groups_policy),
+        }
+    }
+}
+
+/// Keeps the facts of the runtime's handlers as the runtime tells them: another version of it may do more or less.
+pub async fn keep_handlers(mut health: watch::Receiver<RuntimeHealth>, facts: SharedFacts) {
+    while health.changed().await.is_ok() {
+        let features = {
+            let health = health.borrow_and_update();
+            health.known.then(|| health.handler_features())
+        };
+        if let Some(features) = features {
+            facts.set_handlers(features);
         }
     }
 }
@@ -179,7 +198,8 @@ mod tests {
         let health = RuntimeHealth::of(&status);
         let names: Vec<&str> = health.handlers.iter().map(|h| h.name.as_str()).collect();
         assert_eq!(names, ["", "gvisor", "runc"]);
-        assert!(health.recursive_read_only_mounts && !health.user_namespaces);
+        let features = health.handler_features();
+        assert!(features[""].recursive_read_only_mounts && !features[""].user_namespaces);
         assert_eq!(health.supplemental_groups_policy, Some(true));
         assert_eq!(RuntimeHealth::of(&v1::StatusResponse::default()).supplemental_groups_policy, None);
         assert!(!health.handlers[1].recursive_read_only_mounts && health.handlers[2].user_namespaces);

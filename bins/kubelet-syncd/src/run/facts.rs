@@ -27,6 +27,7 @@ pub fn node_facts(
     NodeFacts {
         runtime_name: version.runtime_name.clone(),
         pod_logs_dir: config.paths.pod_logs_dir.clone(),
+        pods_dir: config.paths.pods(),
         seccomp_root: config.paths.seccomp_root(),
         seccomp_default: config.seccomp_default(),
         cpu_cfs_quota: kubelet.cpu_cfs_quota(),
@@ -37,10 +38,11 @@ pub fn node_facts(
         resolv_conf: config.resolv_conf().map(PathBuf::from).unwrap_or_default(),
         cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
         cluster_domain: kubelet.cluster_domain.clone(),
+        hostname_override: config.feature_gates().enabled("HostnameOverride"),
+        env_files: config.feature_gates().enabled("EnvFiles"),
         allocatable: resources.allocatable.clone(),
         host_ips: host_ips(&config.node_ips),
-        recursive_read_only_mounts: health.recursive_read_only_mounts,
-        user_namespaces: health.user_namespaces,
+        handlers: health.handler_features(),
         ..NodeFacts::new(host)
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::runtime::dns::ResolvConf;
 use crate::runtime::env::{Inputs, Services, environment};
+use crate::runtime::env_files::EnvFiles;
 use crate::runtime::named_objects::NamedObjects;
 use crate::runtime::node_facts::HostFacts;
 use crate::runtime::podspec::containers;
@@ -49,7 +50,7 @@ fn pod(spec: serde_json::Value, container: serde_json::Value) -> Pod {
 fn sandbox_with(pod: &Pod, facts: &NodeFacts) -> v1::PodSandboxConfig {
     let identity = PodIdentity::of(pod).unwrap();
     let host = ResolvConf { nameservers: vec!["10.255.255.53".into()], ..ResolvConf::default() };
-    sandbox_plan(pod, &identity, 0, "/kubepods/besteffort/podX", &host, facts).unwrap().config
+    sandbox_plan(pod, &identity, 0, "/kubepods/besteffort/podX", &host, facts, PodRuntime::default()).unwrap().config
 }
 
 fn try_container(
@@ -74,7 +75,7 @@ fn try_container(
     ]);
     let ips = ["10.88.3.78".parse().unwrap()];
     let objects = NamedObjects::default();
-    let inputs = Inputs { pod_ips: &ips, services: Services::default(), objects: &objects };
+    let inputs = Inputs { pod_ips: &ips, services: Services::default(), objects: &objects, files: &EnvFiles::new() };
     let environment = environment(pod, &containers(pod)[index], inputs, &facts())?;
     let mut instance = Instance {
         restart_count: 0,
@@ -86,6 +87,7 @@ fn try_container(
         etc_hosts: Some(Path::new("/pods/etc-hosts")),
         termination_file: Some(Path::new("/pods/containers/main/13d0088e")),
         target: None,
+        runtime: &PodRuntime::default(),
     };
     change(&mut instance);
     container_config(pod, &identity, &containers(pod)[index], &instance, &facts())

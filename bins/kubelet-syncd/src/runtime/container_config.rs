@@ -10,7 +10,9 @@ use super::env::{EnvError, Environment, expand_command};
 use super::labels::{container_annotations, container_labels};
 use super::names::container_log_path;
 use super::node_facts::NodeFacts;
+use super::pod_runtime::PodRuntime;
 use super::podspec::{PodIdentity, image};
+use super::request_check::Refusal;
 use super::resources::container_resources;
 use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
 use super::sub_paths::{SubPath, SubPathError, sub_paths};
@@ -37,6 +39,8 @@ pub enum ContainerConfigError {
     RecursiveReadOnly(String),
     #[error("unable to find target container {0}")]
     NoTarget(String),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
 }
 
 impl ContainerConfigError {
@@ -92,6 +96,8 @@ pub struct Instance<'a> {
     pub termination_file: Option<&'a Path>,
     /// Container whose process namespace an ephemeral container joins.
     pub target: Option<&'a str>,
+    /// The pod's.
+    pub runtime: &'a PodRuntime,
 }
 
 /// True when the container wants the pod's /etc/hosts (it mounts nothing there itself).
@@ -114,7 +120,7 @@ pub fn check(
     mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     expand_command(container, instance.environment)?;
-    container_security_context(pod, container, instance.image_user, instance.target, facts, &[])?;
+    security_context(pod, container, instance, facts)?;
     Ok(parts)
 }
 
@@ -148,17 +154,19 @@ pub fn container_config(
         tty: container.tty == Some(true),
         linux: Some(v1::LinuxContainerConfig {
             resources: Some(container_resources(pod, container, facts)),
-            security_context: Some(container_security_context(
-                pod,
-                container,
-                instance.image_user,
-                instance.target,
-                facts,
-                &[],
-            )?),
+            security_context: Some(security_context(pod, container, instance, facts)?),
         }),
         ..Default::default()
     })
+}
+
+fn security_context(
+    pod: &Pod,
+    container: &Container,
+    instance: &Instance<'_>,
+    facts: &NodeFacts,
+) -> Result<v1::LinuxContainerSecurityContext, SecurityError> {
+    container_security_context(pod, container, instance.image_user, instance.target, instance.runtime.users, facts)
 }
 
 /// Volumes in the order of the spec, then the hosts file, then the termination message file.
@@ -182,7 +190,7 @@ fn mounts(
             (true, Some(path)) => Some(path),
             (true, None) => return Err(ContainerConfigError::sub_path(container, &mount.name)),
         };
-        mounts.push(volume_mount(container, mount, part, instance.volumes, facts)?);
+        mounts.push(volume_mount(container, mount, part, instance, facts)?);
     }
     let path_text = |path: &Path| path.to_string_lossy().into_owned();
     if let Some(file) = instance.etc_hosts.filter(|_| wants_etc_hosts(container)) {
@@ -202,6 +210,13 @@ fn mounts(
             ..Default::default()
         });
     }
+    if let Some(users) = instance.runtime.users {
+        // What the pod's root has on the disk belongs to the machine's: the runtime shifts it.
+        for mount in &mut mounts {
+            mount.uid_mappings = users.mapping();
+            mount.gid_mappings = users.mapping();
+        }
+    }
     Ok(mounts)
 }
 
@@ -213,10 +228,10 @@ fn volume_mount(
     container: &Container,
     mount: &VolumeMount,
     part: Option<&PathBuf>,
-    volumes: &MountedVolumes,
+    instance: &Instance<'_>,
     facts: &NodeFacts,
 ) -> Result<v1::Mount, ContainerConfigError> {
-    let volume = volumes.get(&mount.name).ok_or_else(|| ContainerConfigError::NoVolume {
+    let volume = instance.volumes.get(&mount.name).ok_or_else(|| ContainerConfigError::NoVolume {
         volume: mount.name.clone(),
         container: container.name.clone(),
     })?;
@@ -232,7 +247,7 @@ fn volume_mount(
         selinux_relabel: volume.managed && facts.host.selinux_enabled,
         readonly: mount.read_only == Some(true) || volume.read_only,
         propagation: propagation.into(),
-        recursive_read_only: recursive_read_only(mount, facts.recursive_read_only_mounts)
+        recursive_read_only: recursive_read_only(mount, instance.runtime.features.recursive_read_only_mounts)
             .map_err(ContainerConfigError::RecursiveReadOnly)?,
         ..Default::default()
     })

@@ -6,7 +6,10 @@
 //! | [`actions`], [`restart`] | what one sync has to do: kill, create, start, reset |
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
 //! | [`resources`], [`security`], [`env`], [`downward`], [`sub_paths`], [`dns`], [`hosts`], [`labels`], [`hash`], [`names`] | their parts |
+//! | [`request_check`] | whether a request grants no more than the spec, asked again before it is sent |
+//! | [`pod_runtime`], [`user_blocks`] | the handler that runs a pod, and which users of the machine are the pod's own |
 //! | [`named_objects`] | which objects of the API server are asked for, and what came of it |
+//! | [`resize`] | how running containers and their pod get the size that they were granted |
 //! | [`backoff`] | how long a crashed container waits |
 //! | [`kill`], [`gc`] | grace periods and order of stopping; which dead containers and sandboxes go |
 //! | [`sync`], `start`, `stop` | the executor: does it, in order, over [`ports`] |
@@ -41,6 +44,8 @@ pub(crate) mod fixtures;
 pub mod gc;
 pub mod hash;
 pub mod hidden;
+#[cfg(test)]
+mod hook_tests;
 pub mod hosts;
 pub mod kill;
 pub mod labels;
@@ -51,6 +56,8 @@ pub mod node_facts;
 pub mod pod_runtime;
 pub mod podspec;
 pub mod ports;
+pub mod request_check;
+pub mod resize;
 pub mod resources;
 pub mod restart;
 pub mod result;

@@ -23,6 +23,8 @@ pub struct NodeFacts {
     /// Name in front of `://` in container ids, as the runtime's Version call gives it.
     pub runtime_name: String,
     pub pod_logs_dir: PathBuf,
+    /// `<root-dir>/pods`.
+    pub pods_dir: PathBuf,
     /// `<root-dir>/seccomp`.
     pub seccomp_root: PathBuf,
     pub seccomp_default: bool,
@@ -38,23 +40,40 @@ pub struct NodeFacts {
     pub resolv_conf: PathBuf,
     pub cluster_dns: Vec<String>,
     pub cluster_domain: String,
+    /// Gate HostnameOverride.
+    pub hostname_override: bool,
+    /// Gate EnvFiles.
+    pub env_files: bool,
     /// What a container without a limit may use (`resourceFieldRef`).
     pub allocatable: BTreeMap<String, Quantity>,
     /// Addresses of the node, primary first. Empty without an API server.
     pub host_ips: Vec<IpAddr>,
-    /// The runtime's default handler mounts recursively read-only.
+    /// The runtime's handlers by name; the default one's is empty.
+    pub handlers: BTreeMap<String, HandlerFeatures>,
+}
+
+/// What a handler of the runtime can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HandlerFeatures {
+    /// It mounts recursively read-only.
     pub recursive_read_only_mounts: bool,
-    /// The runtime's default handler offers user namespaces.
+    /// It gives pods users of their own.
     pub user_namespaces: bool,
 }
 
 impl NodeFacts {
+    /// What a handler can do; one that the runtime does not name can do nothing beyond the usual.
+    pub fn handler(&self, name: &str) -> HandlerFeatures {
+        self.handlers.get(name).copied().unwrap_or_default()
+    }
+
     /// Facts with upstream's default configuration, for a node whose host part is known.
     pub fn new(host: HostFacts) -> Self {
         NodeFacts {
             host,
             runtime_name: "containerd".to_owned(),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            pods_dir: PathBuf::from("/var/lib/kubelet/pods"),
             seccomp_root: PathBuf::from("/var/lib/kubelet/seccomp"),
             seccomp_default: false,
             cpu_cfs_quota: true,
@@ -65,10 +84,11 @@ impl NodeFacts {
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),
+            hostname_override: true,
+            env_files: true,
             allocatable: BTreeMap::new(),
             host_ips: Vec::new(),
-            recursive_read_only_mounts: false,
-            user_namespaces: false,
+            handlers: BTreeMap::new(),
         }
     }
 
@@ -109,6 +129,17 @@ impl SharedFacts {
             }
             changed
         })
+    }
+
+    /// What the runtime's handlers can do, which an upgrade of the runtime may change.
+    pub fn set_handlers(&self, handlers: BTreeMap<String, HandlerFeatures>) {
+        self.0.send_if_modified(|facts| {
+            let changed = facts.handlers != handlers;
+            if changed {
+                *facts = Arc::new(NodeFacts { handlers, ..NodeFacts::clone(facts) });
+            }
+            changed
+        });
     }
 
     /// Sees each change.

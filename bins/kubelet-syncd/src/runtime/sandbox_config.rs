@@ -6,10 +6,11 @@ use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::dns::{ResolvConf, pod_dns};
-use super::events::PodEvent;
+use super::events::{NodeEvent, PodEvent};
 use super::hosts::{HostName, HostnameError, host_name, sandbox_hostname};
 use super::labels::{sandbox_annotations, sandbox_labels};
 use super::node_facts::NodeFacts;
+use super::pod_runtime::PodRuntime;
 use super::podspec::{PodIdentity, containers};
 use super::resources::{overhead_resources, sandbox_resources};
 use super::security::{SecurityError, sandbox_security_context, sandbox_sysctls};
@@ -29,6 +30,9 @@ pub struct SandboxPlan {
     pub config: v1::PodSandboxConfig,
     pub host_name: HostName,
     pub events: Vec<PodEvent>,
+    pub node_events: Vec<NodeEvent>,
+    /// What it was made for; the containers in it have the same.
+    pub runtime: PodRuntime,
 }
 
 /// Describes the sandbox of `pod`. `cgroup_parent` is the full path that volnetd's EnsurePod returned.
@@ -39,9 +43,10 @@ pub fn sandbox_plan(
     cgroup_parent: &str,
     resolv_conf: &ResolvConf,
     facts: &NodeFacts,
+    runtime: PodRuntime,
 ) -> Result<SandboxPlan, SandboxConfigError> {
-    let host_name = host_name(pod, identity, &facts.cluster_domain)?;
-    let (dns_config, events) = pod_dns(pod, identity, resolv_conf, facts);
+    let host_name = host_name(pod, identity, facts)?;
+    let dns = pod_dns(pod, identity, resolv_conf, facts);
     let log_directory =
         facts.pod_logs_dir.join(bulkhead_types::pod_log_dir_name(&identity.namespace, &identity.name, &identity.uid));
     let config = v1::PodSandboxConfig {
@@ -53,19 +58,19 @@ pub fn sandbox_plan(
         }),
         hostname: sandbox_hostname(pod, &host_name)?,
         log_directory: log_directory.to_string_lossy().into_owned(),
-        dns_config: Some(dns_config),
+        dns_config: Some(dns.config),
         port_mappings: containers(pod).iter().flat_map(port_mappings).collect(),
         labels: sandbox_labels(pod, identity),
         annotations: sandbox_annotations(pod),
         linux: Some(v1::LinuxPodSandboxConfig {
             cgroup_parent: cgroup_parent.to_owned(),
-            security_context: Some(sandbox_security_context(pod, facts, &[])?),
+            security_context: Some(sandbox_security_context(pod, runtime.users, &[])?),
             sysctls: sandbox_sysctls(pod),
             overhead: Some(overhead_resources(pod, facts)),
             resources: Some(sandbox_resources(pod, facts)),
         }),
     };
-    Ok(SandboxPlan { config, host_name, events })
+    Ok(SandboxPlan { config, host_name, events: dns.events, node_events: dns.node_events, runtime })
 }
 
 /// Ports of one container; a name (or, unnamed, the same mapping) counts once.

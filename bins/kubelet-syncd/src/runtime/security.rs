@@ -4,12 +4,15 @@
 //! The rules are upstream's (`pkg/kubelet/kuberuntime/security_context*.go`, `.../util/util.go`,
 //! `pkg/securitycontext/util.go`).
 
+use std::path::PathBuf;
+
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::SecurityContext;
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSecurityContext, SELinuxOptions, SeccompProfile};
 
 use super::node_facts::NodeFacts;
 use super::podspec::{PodIdentity, containers, ephemeral_containers, host_network, init_containers};
+use super::user_blocks::IdBlock;
 
 /// A security context that cannot be put into effect. The texts end up in statuses, hence upstream's wording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,18 +25,20 @@ pub enum SecurityError {
         "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (pod: {pod:?}, container: {container})"
     )]
     ImageUserNotNumeric { user: String, pod: String, container: String },
+    #[error(
+        "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-(2147483647)): must be between 0 and 2147483647, inclusive (pod: {pod:?}, container: {container})"
+    )]
+    ImageUserInvalid { uid: i64, pod: String, container: String },
     #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
     SeccompProfileMissing,
     #[error("localhostProfile {0:?} must be a relative path without '..'")]
     SeccompProfileEscapes(String),
     #[error("missing localhost apparmor profile name")]
     AppArmorProfileMissing,
+    #[error("unknown apparmor profile type: {0:?}")]
+    AppArmorType(String),
     #[error("unsupported supplementalGroupsPolicy: {0}")]
     SupplementalGroupsPolicy(String),
-    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
-    UserNamespacesUnsupported,
-    #[error("`spec.hostUsers: false` (user namespaces) is not supported yet")]
-    UserNamespacesLater,
 }
 
 /// User that an image runs as, from its configuration.
@@ -76,23 +81,18 @@ pub fn verify_run_as_non_root(
         (Some(0), _) => Err(SecurityError::RunAsUserIsRoot { pod, container }),
         (Some(_), _) => Ok(()),
         (None, Some(0)) => Err(SecurityError::ImageRunsAsRoot { pod, container }),
-        (None, Some(_)) => Ok(()),
+        (None, Some(uid)) if i32::try_from(uid).is_ok_and(|uid| uid > 0) => Ok(()),
+        (None, Some(uid)) => Err(SecurityError::ImageUserInvalid { uid, pod, container }),
         (None, None) if image.username.is_empty() => Err(SecurityError::ImageRunsAsRoot { pod, container }),
         (None, None) => Err(SecurityError::ImageUserNotNumeric { user: image.username.clone(), pod, container }),
     }
 }
 
-/// Namespaces of the pod, the same for its sandbox and its containers.
-pub fn namespace_options(pod: &Pod, facts: &NodeFacts) -> Result<v1::NamespaceOption, SecurityError> {
+/// Namespaces of the pod, the same for its sandbox and its containers. `users`: those of a pod that does not have the
+/// node's.
+pub fn namespace_options(pod: &Pod, users: Option<IdBlock>) -> v1::NamespaceOption {
     let spec = pod.spec.as_ref();
     let is = |value: Option<bool>| value == Some(true);
-    if spec.and_then(|s| s.host_users) == Some(false) {
-        return Err(if facts.user_namespaces {
-            SecurityError::UserNamespacesLater
-        } else {
-            SecurityError::UserNamespacesUnsupported
-        });
-    }
     let pod_or_node = |node: bool| if node { v1::NamespaceMode::Node } else { v1::NamespaceMode::Pod };
     let pid = if is(spec.and_then(|s| s.host_pid)) {
         v1::NamespaceMode::Node
@@ -101,19 +101,24 @@ pub fn namespace_options(pod: &Pod, facts: &NodeFacts) -> Result<v1::NamespaceOp
     } else {
         v1::NamespaceMode::Container
     };
-    Ok(v1::NamespaceOption {
+    let mapping = users.map(IdBlock::mapping).unwrap_or_default();
+    v1::NamespaceOption {
         network: pod_or_node(host_network(pod)).into(),
         pid: pid.into(),
         ipc: pod_or_node(is(spec.and_then(|s| s.host_ipc))).into(),
         target_id: String::new(),
-        userns_options: Some(v1::UserNamespace { mode: v1::NamespaceMode::Node.into(), ..Default::default() }),
-    })
+        userns_options: Some(v1::UserNamespace {
+            mode: pod_or_node(users.is_none()).into(),
+            uids: mapping.clone(),
+            gids: mapping,
+        }),
+    }
 }
 
 /// Security context of a sandbox. Its seccomp profile is always the runtime's default.
 pub fn sandbox_security_context(
     pod: &Pod,
-    facts: &NodeFacts,
+    users: Option<IdBlock>,
     extra_groups: &[i64],
 ) -> Result<v1::LinuxSandboxSecurityContext, SecurityError> {
     let mut result = v1::LinuxSandboxSecurityContext {
@@ -124,15 +129,13 @@ pub fn sandbox_security_context(
     if let Some(context) = pod_context(pod) {
         result.run_as_user = context.run_as_user.map(|value| v1::Int64Value { value });
         result.run_as_group = context.run_as_group.map(|value| v1::Int64Value { value });
-        result.namespace_options = Some(namespace_options(pod, facts)?);
+        result.namespace_options = Some(namespace_options(pod, users));
         // In another order than for containers; upstream does so, and runtimes see it.
         result.supplemental_groups.extend(context.fs_group);
         result.supplemental_groups.extend(extra_groups);
         result.supplemental_groups.extend(context.supplemental_groups.iter().flatten());
         result.supplemental_groups_policy = groups_policy(context)?.into();
         result.selinux_options = context.se_linux_options.as_ref().map(selinux);
-    } else if pod.spec.as_ref().and_then(|s| s.host_users) == Some(false) {
-        namespace_options(pod, facts)?;
     }
     Ok(result)
 }
@@ -143,11 +146,11 @@ pub fn container_security_context(
     container: &Container,
     image: &ImageUser,
     target: Option<&str>,
+    users: Option<IdBlock>,
     facts: &NodeFacts,
-    extra_groups: &[i64],
 ) -> Result<v1::LinuxContainerSecurityContext, SecurityError> {
     let context = effective(pod, container);
-    let mut namespaces = namespace_options(pod, facts)?;
+    let mut namespaces = namespace_options(pod, users);
     if let Some(target) = target
         && namespaces.pid == i32::from(v1::NamespaceMode::Container)
     {
@@ -186,16 +189,33 @@ pub fn container_security_context(
         result.supplemental_groups.extend(context.supplemental_groups.iter().flatten());
         result.supplemental_groups_policy = groups_policy(context)?.into();
     }
-    result.supplemental_groups.extend(extra_groups);
-    let app_armor = container
-        .security_context
-        .as_ref()
-        .and_then(|c| c.app_armor_profile.as_ref())
-        .or_else(|| pod_context(pod)?.app_armor_profile.as_ref());
-    if let Some(wanted) = app_armor {
-        set_app_armor(&mut result, wanted)?;
+    if let Some(wanted) = app_armor_profile(pod, container) {
+        set_app_armor(&mut result, &wanted)?;
     }
     Ok(result)
+}
+
+const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// The AppArmor profile of a container: its own field, else the annotation from before there were fields (the API server
+/// makes a field of it, nobody does so for a file), else the pod's field (upstream `pkg/security/apparmor` GetProfile).
+pub fn app_armor_profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
+    let of = |kind: &str| AppArmorProfile { type_: kind.to_owned(), localhost_profile: None };
+    let own = container.security_context.as_ref().and_then(|c| c.app_armor_profile.clone());
+    own.or_else(|| {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        let value = annotations.get(&format!("{APP_ARMOR_ANNOTATION}{}", container.name))?.as_str();
+        match value {
+            "runtime/default" => Some(of("RuntimeDefault")),
+            "unconfined" => Some(of("Unconfined")),
+            // Anything else is no profile, and as good as no annotation.
+            value => {
+                let name = value.strip_prefix("localhost/")?;
+                Some(AppArmorProfile { localhost_profile: Some(name.to_owned()), ..of("Localhost") })
+            }
+        }
+    })
+    .or_else(|| pod_context(pod)?.app_armor_profile.clone())
 }
 
 /// The old text form goes along for runtimes that know nothing else.
@@ -208,14 +228,14 @@ fn set_app_armor(
     let (profile, text) = match wanted.type_.as_str() {
         "RuntimeDefault" => (profile(ProfileType::RuntimeDefault), "runtime/default".to_owned()),
         "Unconfined" => (profile(ProfileType::Unconfined), "unconfined".to_owned()),
-        _ => {
-            let name = wanted.localhost_profile.as_deref().filter(|n| !n.is_empty());
+        "Localhost" => {
+            let name = wanted.localhost_profile.as_deref().filter(|n| !n.trim().is_empty());
             let name = name.ok_or(SecurityError::AppArmorProfileMissing)?;
-            let name = name.trim().trim_start_matches("localhost/");
             let typed =
                 v1::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: name.to_owned() };
             (typed, format!("localhost/{name}"))
         }
+        other => return Err(SecurityError::AppArmorType(other.to_owned())),
     };
     result.apparmor = Some(profile);
     result.apparmor_profile = text;
@@ -241,7 +261,7 @@ fn seccomp_profile(pod: &Pod, container: &Container, facts: &NodeFacts) -> Resul
             if escapes {
                 return Err(SecurityError::SeccompProfileEscapes(file.to_owned()));
             }
-            let path = facts.seccomp_root.join(file);
+            let path: PathBuf = facts.seccomp_root.join(file).components().collect();
             let localhost_ref = path.to_string_lossy().into_owned();
             Ok(v1::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref })
         }

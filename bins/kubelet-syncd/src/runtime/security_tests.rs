@@ -16,7 +16,7 @@ fn facts() -> NodeFacts {
 }
 
 fn build(pod: &Pod, image: &ImageUser, facts: &NodeFacts) -> Result<v1::LinuxContainerSecurityContext, SecurityError> {
-    container_security_context(pod, &containers(pod)[0], image, None, facts, &[])
+    container_security_context(pod, &containers(pod)[0], image, None, None, facts)
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn default_context_is_the_recorded_one() {
     assert_eq!((namespaces.network, namespaces.pid, namespaces.ipc), (0, 1, 0));
     assert_eq!(namespaces.userns_options.unwrap().mode, i32::from(v1::NamespaceMode::Node));
     assert!(c.capabilities.is_none() && c.apparmor.is_none() && !c.no_new_privs);
-    let s = sandbox_security_context(&p, &facts(), &[]).unwrap();
+    let s = sandbox_security_context(&p, None, &[]).unwrap();
     assert_eq!(s.seccomp.unwrap().profile_type, 0);
     assert!(s.run_as_user.is_none() && !s.privileged);
 }
@@ -51,7 +51,7 @@ fn pod_values_apply_where_the_container_has_none() {
     assert!(c.no_new_privs && c.readonly_rootfs && c.masked_paths.is_empty() && c.readonly_paths.is_empty());
     let caps = c.capabilities.unwrap();
     assert_eq!((caps.add_capabilities, caps.drop_capabilities), (vec!["NET_ADMIN".to_owned()], vec!["ALL".to_owned()]));
-    let s = sandbox_security_context(&p, &facts(), &[9]).unwrap();
+    let s = sandbox_security_context(&p, None, &[9]).unwrap();
     assert_eq!((s.run_as_user.unwrap().value, s.supplemental_groups), (1001, vec![3003, 9, 4004]));
     assert_eq!(s.selinux_options.unwrap().level, "s0");
 }
@@ -113,7 +113,7 @@ fn namespaces_follow_the_pod() {
         serde_json::from_value(serde_json::json!({"metadata": {}, "spec": spec})).unwrap()
     };
     let modes = |p: &Pod| {
-        let n = namespace_options(p, &facts()).unwrap();
+        let n = namespace_options(p, None);
         (n.network, n.pid, n.ipc)
     };
     let (node, of_pod, own) = (2, 0, 1);
@@ -127,11 +127,13 @@ fn namespaces_follow_the_pod() {
         modes(&of(serde_json::json!({"containers": [], "shareProcessNamespace": true}))),
         (of_pod, of_pod, of_pod)
     );
-    let users = of(serde_json::json!({"containers": [], "hostUsers": false}));
-    assert_eq!(namespace_options(&users, &facts()), Err(SecurityError::UserNamespacesUnsupported));
+    let block = IdBlock { first: 131_072, length: 65_536 };
+    let users = namespace_options(&of(serde_json::json!({"containers": []})), Some(block)).userns_options.unwrap();
+    let ids = vec![v1::IdMapping { host_id: 131_072, container_id: 0, length: 65_536 }];
+    assert_eq!((users.mode, &users.uids, &users.gids), (of_pod, &ids, &ids));
     let p = pod(serde_json::json!({}), serde_json::json!({}));
-    let c =
-        container_security_context(&p, &containers(&p)[0], &ImageUser::default(), Some("abc"), &facts(), &[]).unwrap();
+    let c = container_security_context(&p, &containers(&p)[0], &ImageUser::default(), Some("abc"), None, &facts());
+    let c = c.unwrap();
     let n = c.namespace_options.unwrap();
     assert_eq!((n.pid, n.target_id.as_str()), (i32::from(v1::NamespaceMode::Target), "abc"));
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,7 @@ use super::named_objects;
 use super::names::restart_count_from_logs;
 use super::podspec::{ContainerKind, PodIdentity, image, unsupported_features};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi};
+use super::request_check::{self, Refusal, Starting};
 use super::result::ActionError;
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
@@ -251,6 +253,12 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
     ) -> Result<(), ActionError> {
         let config = container_config(self.pod, self.identity, container, instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
+        self.look_again(container, instance, &config)
+            .map_err(|refusal| self.config_error(kind, container, &refusal.into()))?;
+        self.context.resizer.making(container).map_err(|error| ActionError {
+            transient: true,
+            ..ActionError::new("CreateContainerError", format!("noting the container's resources: {error}"))
+        })?;
         let created = self.manager.api.create_container(self.sandbox, config, &self.plan.config).await;
         let id = created.map_err(|error| {
             self.warn(kind, container, "Failed", format!("Error: {}", error.message));
@@ -312,6 +320,19 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             tracing::warn!(%pod, %container, %error, "cannot end the container whose postStart hook failed");
         }
         Err(ActionError::new("PostStartHookError", failed.0))
+    }
+
+    /// Whether the request grants no more than the spec.
+    fn look_again(
+        &self,
+        container: &Container,
+        instance: &Instance<'_>,
+        config: &v1::ContainerConfig,
+    ) -> Result<(), Refusal> {
+        let known = self.context.known(self.pod, self.identity, &self.plan.runtime);
+        let starting = Starting { container, image_user: instance.image_user, target: instance.target };
+        let checked = request_check::container(&known, &starting, config, &self.plan.config);
+        checked.inspect_err(|refusal| self.manager.refused("CreateContainer", self.identity, refusal))
     }
 
     fn config_error(&self, kind: ContainerKind, container: &Container, error: &ContainerConfigError) -> ActionError {

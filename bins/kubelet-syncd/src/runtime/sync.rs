@@ -1,7 +1,7 @@
 //! The executor: does the actions of one sync, in upstream's order, one pod at a time.
 //!
 //! Order (upstream `kuberuntime_manager.go` SyncPod): kill the pod, or single containers, or reset them; prune init
-//! containers; create the sandbox and learn its addresses; start ephemeral, init, then regular containers, one after
+//! containers; resize what runs; create the sandbox and learn its addresses; start ephemeral, init, then regular containers, one after
 //! another. A container that fails to start does not keep the others from starting, except that a failed init container
 //! ends the sync.
 //!
@@ -16,6 +16,7 @@ use std::time::SystemTime;
 
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::objects::Objects;
@@ -36,6 +37,9 @@ use super::podspec::{
     init_containers, is_sidecar,
 };
 use super::ports::{HostFiles, Images, RuntimeApi};
+use super::request_check::{self, Known, Refusal};
+use super::resize::act::Resizer;
+use super::resize::{Resize, plan};
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::Start;
@@ -56,8 +60,17 @@ pub struct SyncContext<'a> {
     /// The pod's end has been asked for meanwhile, or this process ends: nothing new is begun, what only waits is left, and
     /// a sandbox that cannot be made is no news.
     pub cancel: &'a CancellationToken,
+    /// Who keeps the book of resources.
+    pub resizer: &'a dyn Resizer,
     /// Called once a new sandbox has its network, before any image is pulled.
     pub on_sandbox_ready: &'a (dyn Fn(&SandboxId, &[IpAddr]) + Send + Sync),
+}
+
+impl<'a> SyncContext<'a> {
+    /// What requests about the pod are compared with.
+    pub(super) fn known(&self, pod: &'a Pod, identity: &'a PodIdentity, runtime: &'a PodRuntime) -> Known<'a> {
+        Known { pod, identity, facts: self.facts, cgroup_parent: self.cgroup_parent, runtime }
+    }
 }
 
 impl std::fmt::Debug for SyncContext<'_> {
@@ -79,6 +92,7 @@ pub struct RuntimeManager<R, F, I> {
     store: Arc<dyn BackOffStore>,
     pub(super) clock: Clock,
     users: UserBlocks,
+    refused: Option<IntCounterVec>,
     pub(super) pre_stops: Arc<PreStops>,
     pub(super) hidden: Hidden,
 }
@@ -103,7 +117,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let users = UserBlocks::new(Pool::of(UNIT, None, 0), Box::new(NoBlockStore));
         let (pre_stops, hidden) = (Arc::new(PreStops::new(Arc::new(NoStore), None)), Hidden::default());
         let back_off = Mutex::new(back_off);
-        RuntimeManager { api, files, images, events, back_off, store, clock, users, pre_stops, hidden }
+        RuntimeManager { api, files, images, events, back_off, store, clock, users, refused: None, pre_stops, hidden }
     }
 
     /// preStop hooks that were begun by an earlier life of this process are known.
@@ -121,6 +135,21 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// The pod as it may be shown: see [`super::hidden`].
     pub fn shown<'a>(&self, pod: &'a RuntimePod) -> Cow<'a, RuntimePod> {
         self.hidden.shown(pod)
+    }
+
+    /// Counts requests that were refused, with [`request_check::counter`].
+    #[must_use]
+    pub fn with_refusals(mut self, counter: IntCounterVec) -> Self {
+        self.refused = Some(counter);
+        self
+    }
+
+    /// A request was not sent, because it granted too much: a mistake of ours, and somebody has to learn of it.
+    pub(super) fn refused(&self, call: &'static str, pod: &PodIdentity, refusal: &Refusal) {
+        tracing::error!(%pod, call, "{refusal}");
+        if let Some(refused) = &self.refused {
+            refused.with_label_values(&[call, refusal.field]).inc();
+        }
     }
 
     /// Users for pods that have their own, kept over restarts.
@@ -178,7 +207,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         context: &SyncContext<'_>,
     ) -> SyncResult {
         let mut result = SyncResult::default();
-        let actions = actions::compute(pod, status, context.probes, context.restart_all);
+        let mut actions = actions::compute(pod, status, context.probes, context.restart_all);
+        plan(pod, status, context.resizer.actuated().as_ref(), context.resizer.gates(), &mut actions);
         if actions.is_empty() && init_containers(pod).is_empty() {
             return result;
         }
@@ -196,6 +226,10 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             return result;
         }
         self.prune_init_containers(pod, identity, status).await;
+        if let Some(sandbox) = actions.sandbox_id.as_ref().filter(|_| !actions.resize.is_empty()) {
+            // Before anything is started: a restarted container may need the room.
+            resize(identity, &actions.resize, sandbox, context, &mut result).await;
+        }
         if !actions.create_sandbox && !actions.starts_containers() {
             return result;
         }
@@ -295,7 +329,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         result: &mut SyncResult,
     ) -> Option<SandboxPlan> {
         let target = identity.to_string();
-        let runtime = match PodRuntime::of(pod, identity, context.objects, context.facts, &self.users) {
+        let (objects, facts, has_sandbox) = (context.objects, context.facts, !actions.create_sandbox);
+        let runtime = match PodRuntime::of(pod, identity, objects, facts, &self.users, has_sandbox) {
             Ok(runtime) => Ok(runtime),
             Err(error) if error.is_transient() => {
                 let message = format!("Failed to create sandbox for pod {target:?}: {error}");
@@ -347,6 +382,14 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         result: &mut SyncResult,
     ) -> Option<(SandboxId, Vec<IpAddr>)> {
         let target = identity.to_string();
+        let known = context.known(pod, identity, &plan.runtime);
+        if let Err(refusal) = request_check::sandbox(&known, &plan.config, &plan.runtime.handler) {
+            self.refused("RunPodSandbox", identity, &refusal);
+            let message = format!("Failed to create sandbox for pod {target:?}: {refusal}");
+            let error = ActionError::new("CreatePodSandboxError", message);
+            self.sandbox_failed(identity, &refusal.to_string(), error, result);
+            return None;
+        }
         if let Err(error) = self.files.prepare_log_directory(identity, None).await {
             let message = format!("Failed to create log directory for pod {target:?}: {error}");
             let action =
@@ -418,6 +461,18 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             _ => Ok(()),
         }
     }
+}
+
+/// A resize that does not work keeps nothing from being started.
+async fn resize(
+    identity: &PodIdentity,
+    resize: &Resize,
+    sandbox: &SandboxId,
+    context: &SyncContext<'_>,
+    result: &mut SyncResult,
+) {
+    let outcome = context.resizer.resize(resize, sandbox).await;
+    result.push(Action::ResizePodInPlace, &identity.to_string(), outcome);
 }
 
 async fn run_starts<R: RuntimeApi, F: HostFiles, I: Images>(

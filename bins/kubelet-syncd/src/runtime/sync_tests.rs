@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bulkhead_cri::Code;
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
 use super::*;
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
-use crate::runtime::fake_runtime::{container, simple, status, world};
-use crate::runtime::fixtures::{FakeObjects, container_status, pod, uid};
+use crate::runtime::fake_runtime::{container, simple, status, sub_path, world};
+use crate::runtime::fixtures::{FakeObjects, UID, container_status, pod, uid};
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::model::SandboxState;
 
@@ -421,22 +422,26 @@ async fn runtime_classes() {
 #[tokio::test]
 async fn parts_of_volumes() {
     let mut w = world();
+    let folder = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v");
     let volume = MountedVolume {
-        host_path: "/vol".into(),
+        host_path: (&folder).into(),
         read_only: false,
         managed: true,
         root: VolumeRoot::Plugin("kubernetes.io/empty-dir"),
     };
     w.volumes = BTreeMap::from([("v".to_owned(), volume)]);
-    let pod = named(serde_json::json!({"env": [{"name": "A", "value": "x"}], "volumeMounts": [
+    let mut pod = named(serde_json::json!({"env": [{"name": "A", "value": "x"}], "volumeMounts": [
         {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPathExpr": "$(A)/y"}]}));
+    let declared = Volume { name: "v".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Default::default() };
+    pod.spec.as_mut().unwrap().volumes = Some(vec![declared]);
     assert!(w.sync(&pod, &status(vec![])).await.is_ok());
     let mounts: Vec<_> = w.fake.log().configs[0].mounts.iter().map(|m| m.host_path.clone()).collect();
-    assert_eq!(mounts[..2], ["/vol", "/sub/1"]);
+    assert_eq!(mounts[..2], [folder.clone(), sub_path(UID, "v", "a", 1)]);
 
     // Why it failed could tell about the host's files: it is not for the pod's owner.
     w.fake.take();
-    w.fake.fail("sub path a 1 /vol/x/y", Code::Internal, "");
+    let call = format!("sub path a 1 {folder}/x/y");
+    w.fake.fail(&call, Code::Internal, "");
     let result = w.sync(&pod, &status(vec![])).await;
     let text = "failed to prepare subPath for volumeMount \"v\" of container \"a\"";
     assert_eq!(config_error(&result), (text.to_owned(), false));

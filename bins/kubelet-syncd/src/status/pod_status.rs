@@ -96,7 +96,7 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
             probes: input.probes,
             restarting,
             runtime_name: &input.facts.runtime_name,
-            recursive_read_only: input.facts.recursive_read_only_mounts,
+            recursive_read_only: input.facts.handler("").recursive_read_only_mounts,
         };
         Some(containers::statuses(inputs, list)).filter(|l| !l.is_empty())
     };
