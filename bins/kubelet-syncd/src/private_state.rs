@@ -1,5 +1,5 @@
 //! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers, what
-//! pods were granted. Small files in the private state folder, each replaced as a whole before anybody relies on it.
+//! pods were granted, which users of the machine they have. Small files in the private state folder, each replaced as a whole before anybody relies on it.
 
 use std::sync::Arc;
 
@@ -8,11 +8,13 @@ use bulkhead_daemon::StateDir;
 use crate::allocation::{AllocationStore, Saved};
 use crate::hooks::pre_stop::PreStopStore;
 use crate::runtime::backoff::BackOffStore;
+use crate::runtime::user_blocks::BlockStore;
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 
 const UIDS: &str = "static-pod-uids.json";
 const BACK_OFF: &str = "restart-back-off.json";
 const PRE_STOPS: &str = "pre-stop-hooks.json";
+const USERS: &str = "users-of-pods.json";
 const ALLOCATIONS: &str = "allocations.json";
 
 /// The state folder, shared by those who keep something in it.
@@ -97,5 +99,15 @@ impl BackOffStore for PrivateState {
                 "back-off of containers would not survive a restart"
             );
         }
+    }
+}
+
+impl BlockStore for PrivateState {
+    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+        self.0.read(USERS).map_err(|error| error.to_string())
+    }
+
+    fn save(&self, json: &[u8]) -> Result<(), String> {
+        self.0.write(USERS, json).map_err(|error| error.to_string())
     }
 }

@@ -10,6 +10,7 @@ use bulkhead_cri::CriClient;
 use bulkhead_types::{ContainerId, PodUid};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 
 use super::events::Reporter;
@@ -31,6 +32,7 @@ use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
 use crate::runtime::restart::restart_all_wanted;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
+use crate::runtime::user_blocks::{self, Pool, UserBlocks};
 use crate::start_limit::StartLimiter;
 use crate::status::conditions;
 use crate::status::pod_status::{self, StatusInput};
@@ -129,8 +131,15 @@ impl RuntimeSide {
             back_off,
             Arc::new(state.clone()),
         )
-        .with_pre_stops(pre_stops);
+        .with_pre_stops(pre_stops)
+        .with_users(users_of_pods(config, state));
         RuntimeSide { manager, images, policy: gc_policy(config), memory: Mutex::default() }
+    }
+
+    /// Counts requests that were not sent because they granted too much.
+    #[must_use]
+    pub fn with_refusals(self, counter: IntCounterVec) -> Self {
+        RuntimeSide { manager: self.manager.with_refusals(counter), ..self }
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -271,6 +280,11 @@ impl RuntimeSide {
         self.manager.retain_hooks(exist);
     }
 
+    /// Users of pods that are gone are given back.
+    pub fn retain_users(&self, keep: impl Fn(&PodUid) -> bool) {
+        self.manager.retain_users(keep);
+    }
+
     /// Old back-offs, of containers and of images.
     pub fn forget_expired(&self) {
         self.manager.forget_expired_back_off();
@@ -354,6 +368,20 @@ fn retry(result: &SyncResult) -> Option<Retry> {
     }
     let back_off = result.back_off_until().map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
     Some(Retry::Failed { back_off })
+}
+
+/// Blocks of the machine's users for pods that have their own.
+fn users_of_pods(config: &NodeConfig, state: PrivateState) -> UserBlocks {
+    let ids = config.kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
+    let max_pods = u32::try_from(config.kubelet.max_pods).unwrap_or(0);
+    // Without such a file nothing is set aside.
+    let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let subordinate = user_blocks::subordinate_ids(&file("/etc/subuid"), &file("/etc/subgid"));
+    let pool = subordinate.and_then(|range| Pool::of(ids.unwrap_or(user_blocks::UNIT), range, max_pods));
+    if let Err(error) = &pool {
+        tracing::warn!("pods cannot have users of their own: {error}");
+    }
+    UserBlocks::new(pool, Box::new(state))
 }
 
 fn gc_policy(config: &NodeConfig) -> GcPolicy {

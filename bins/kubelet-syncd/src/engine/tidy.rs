@@ -98,6 +98,10 @@ impl Engine {
         if self.prune {
             self.start_prune(plan.known, &known, now);
         }
+        // A sandbox keeps its users to the end, also one that nobody wants any more.
+        let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
+        let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
+        self.node.runtime.retain_users(|uid| wanted.contains(uid) || in_runtime.contains(uid) || has_work(uid));
         self.node.runtime.forget_expired();
         self.node.ownership.retain(&runtime, &wanted);
         let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();

@@ -40,6 +40,7 @@ use crate::runtime::dns;
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::node_facts::{HostFacts, SharedFacts};
 use crate::runtime::podspec::PodIdentity;
+use crate::runtime::request_check;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
@@ -190,6 +191,7 @@ async fn work(
     view.set_runtime(version.clone());
 
     let facts = SharedFacts::new(facts::node_facts(&config, host, &resources, &version, &health.borrow()));
+    tokio::spawn(runtime_health::keep_handlers(health.clone(), facts.clone()));
     tokio::spawn(api_node::keep_addresses(node_seen.clone(), facts.clone()));
     tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
     let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
@@ -204,6 +206,9 @@ async fn work(
         keyring,
         ImageMetrics::register(&daemon.registry)?,
     );
+    let refusals = request_check::counter()?;
+    daemon.registry.register(Box::new(refusals.clone()))?;
+    let runtime = runtime.with_refusals(refusals);
     let (cgroups_sender, cgroups) = watch::channel(None);
     let node = Arc::new(NodeContext::new(NodeParts {
         config: config.clone(),
