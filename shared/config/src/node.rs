@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bulkhead_types::{GoDuration, InstancePaths, NodeName, Process, Quantity};
+use bulkhead_types::{InstancePaths, NodeName, Process, Quantity};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -375,9 +375,21 @@ impl NodeConfig {
         self.kubelet.runtime_request_timeout.to_std()
     }
 
-    /// Cap of the restart back-off; `crashLoopBackOff.maxContainerRestartPeriod`.
-    pub fn max_container_restart_period(&self) -> Duration {
-        self.kubelet.crash_loop_back_off.max_container_restart_period.unwrap_or(GoDuration::from_secs(300)).to_std()
+    /// First and longest delay before a container that has ended starts again (upstream `pkg/kubelet/kubelet.go`
+    /// newCrashLoopBackOff): `crashLoopBackOff.maxContainerRestartPeriod`, 5 minutes by default, whatever the gate
+    /// `ReduceDefaultCrashLoopBackOffDecay` makes of the defaults.
+    pub fn crash_loop_back_off(&self) -> (Duration, Duration) {
+        let gates = self.feature_gates();
+        let seconds = Duration::from_secs;
+        let (initial, mut max) = match gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {
+            true => (seconds(1), seconds(60)),
+            false => (seconds(10), seconds(300)),
+        };
+        if gates.enabled("KubeletCrashLoopBackOffMax") {
+            let configured = self.kubelet.crash_loop_back_off.max_container_restart_period;
+            max = configured.map_or(seconds(300), |period| period.to_std());
+        }
+        (initial.min(max), max)
     }
 
     /// None: statistics of volumes are off.
@@ -464,6 +476,24 @@ mod tests {
         let (mut flags, mut kubelet) = (KubeletFlags::default(), flag_defaults());
         change(&mut flags, &mut kubelet);
         NodeConfig::new(flags, kubelet, identity())
+    }
+
+    #[test]
+    fn restart_back_off() {
+        let of = |gates: &[(&str, bool)], max: Option<i64>| {
+            let change = |_: &mut KubeletFlags, kubelet: &mut KubeletConfiguration| {
+                kubelet.feature_gates = gates.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect();
+                kubelet.crash_loop_back_off.max_container_restart_period =
+                    max.map(bulkhead_types::GoDuration::from_secs);
+            };
+            let (initial, max) = make(change).unwrap().0.crash_loop_back_off();
+            (initial.as_secs(), max.as_secs())
+        };
+        let reduced = ("ReduceDefaultCrashLoopBackOffDecay", true);
+        assert_eq!(of(&[], Some(300)), (10, 300));
+        assert_eq!(of(&[], Some(2)), (2, 2));
+        assert_eq!(of(&[reduced], Some(300)), (1, 300), "what is configured counts, and that is so by default");
+        assert_eq!(of(&[reduced, ("KubeletCrashLoopBackOffMax", false)], None), (1, 60));
     }
 
     #[test]

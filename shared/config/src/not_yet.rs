@@ -99,6 +99,7 @@ const GATES: &[&str] = &[
     "KubeletRegistrationGetOnExistsOnly",
     "NodeDeclaredFeatures",
     "PodLevelResources",
+    "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "TaintTolerationComparisonOperators",
 ];

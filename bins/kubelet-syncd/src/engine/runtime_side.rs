@@ -29,7 +29,7 @@ use crate::runtime::backoff::CrashLoopBackOff;
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
-use crate::runtime::restart::restart_all_wanted;
+use crate::runtime::restart::Past;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::runtime::user_blocks::{self, Pool, UserBlocks};
@@ -118,7 +118,8 @@ impl RuntimeSide {
             burst: unsigned(kubelet.registry_burst),
         };
         let images = Arc::new(ImageManager::new(cri.clone(), limits).with_metrics(image_metrics));
-        let mut back_off = CrashLoopBackOff::new(Some(config.max_container_restart_period()));
+        let (initial, max) = config.crash_loop_back_off();
+        let mut back_off = CrashLoopBackOff::new(initial, max);
         if let Some(saved) = state.back_off() {
             back_off.restore(&saved);
         }
@@ -167,7 +168,7 @@ impl RuntimeSide {
             volumes: &prepared.volumes,
             objects: &*node.objects,
             probes: &ProbeResults::default(),
-            restart_all: restart_all_wanted(pod, runtime, node.status(uid).as_ref()),
+            past: &Past::of(pod, runtime, node.status(uid).as_ref()),
             cancel,
             on_sandbox_ready: &sandbox_ready,
         };

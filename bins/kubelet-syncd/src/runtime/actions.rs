@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::hash::container_hash;
 use super::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
-use super::podspec::{
-    containers, ephemeral_containers, host_network, image, init_containers, is_deleted, is_sidecar, restart_policy,
+use super::podspec::{containers, ephemeral_containers, host_network, image, init_containers, is_deleted, is_sidecar};
+use super::restart::{
+    Past, failed_init_exit_code, may_restart, restarts_after_kill, should_start, triggers_restart_all,
 };
-use super::restart::{restarts_after_kill, should_start, triggers_restart_all};
 
 /// Result of a probe of one container instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub fn sandbox_decision(pod: &Pod, runtime: &RuntimePod) -> SandboxDecision {
 }
 
 /// Computes the actions of one sync.
-pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, restart_all: bool) -> PodActions {
+pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past) -> PodActions {
     let sandbox = sandbox_decision(pod, runtime);
     let mut actions = PodActions {
         kill_pod: sandbox.create,
@@ -132,14 +132,14 @@ pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, restart_a
         sandbox_id: sandbox.id,
         ..PodActions::default()
     };
-    if restart_all {
+    if past.restart_all {
         actions.containers_to_reset = resets(pod, runtime);
         return actions;
     }
     if sandbox.create {
-        with_new_sandbox(pod, runtime, &mut actions);
+        with_new_sandbox(pod, runtime, past, &mut actions);
     } else {
-        with_sandbox(pod, runtime, probes, &mut actions);
+        with_sandbox(pod, runtime, probes, past, &mut actions);
     }
     if is_deleted(pod) {
         // Its worker ends it; whatever this sync was asked for before the deletion, nothing begins any more.
@@ -151,35 +151,30 @@ pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, restart_a
     actions
 }
 
-fn with_sandbox(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, actions: &mut PodActions) {
+fn with_sandbox(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past, actions: &mut PodActions) {
     let ephemeral = ephemeral_containers(pod).iter().enumerate();
     actions.ephemeral_containers_to_start =
         ephemeral.filter(|(_, c)| runtime.newest(&c.name).is_none()).map(|(index, _)| index).collect();
     let initialized = init_actions(pod, runtime, probes, actions);
     if !actions.kill_pod && initialized {
-        regular_actions(pod, runtime, probes, actions);
+        regular_actions(pod, runtime, probes, past, actions);
     }
 }
 
-/// Everything starts over, from the first init container.
-fn with_new_sandbox(pod: &Pod, runtime: &RuntimePod, actions: &mut PodActions) {
-    if restart_policy(pod) == "Never" && actions.attempt != 0 && !runtime.containers.is_empty() {
-        // It ran: making a sandbox for it again would only confuse.
-        actions.create_sandbox = false;
-        return;
-    }
-    let succeeded =
-        |c: &Container| runtime.newest(&c.name).is_some_and(|s| s.state == RunState::Exited && s.exit_code == 0);
+/// Everything starts over, from the first init container, unless nothing that may run (again) is left.
+///
+/// What still runs ends with the old sandbox; where its policy asks for its exit code before it runs again, no sandbox is
+/// made for its sake yet. Upstream asks for the pod's policy alone: a pod with `Never` then waits for ever for containers
+/// that have not run, or that may run again by their own policy.
+fn with_new_sandbox(pod: &Pod, runtime: &RuntimePod, past: &Past, actions: &mut PodActions) {
     let to_start: Vec<usize> = containers(pod)
         .iter()
         .enumerate()
-        .filter(|(_, c)| {
-            let policy = c.restart_policy.as_deref().unwrap_or(restart_policy(pod));
-            !(policy == "OnFailure" && succeeded(c))
-        })
+        .filter(|(_, c)| !past.ended.contains(&c.name) && runtime.newest(&c.name).is_none_or(|s| runs_again(c, pod, s)))
         .map(|(index, _)| index)
         .collect();
-    if to_start.is_empty() && has_any_regular_container_created(pod, runtime) {
+    let has_run = has_any_regular_container_created(pod, runtime) || !past.ended.is_empty();
+    if to_start.is_empty() && has_run || init_keeps_from_starting_over(pod, runtime) {
         actions.create_sandbox = false;
         return;
     }
@@ -188,6 +183,26 @@ fn with_new_sandbox(pod: &Pod, runtime: &RuntimePod, actions: &mut PodActions) {
     } else {
         actions.init_containers_to_start = vec![0];
     }
+}
+
+/// The container may run in the pod's next sandbox.
+fn runs_again(container: &Container, pod: &Pod, newest: &ContainerStatus) -> bool {
+    match newest.state {
+        RunState::Created => true,
+        RunState::Running | RunState::Unknown => restarts_after_kill(container, pod),
+        RunState::Exited => may_restart(container, pod, newest.exit_code),
+    }
+}
+
+/// An init container has failed for good, or may have once it is stopped.
+fn init_keeps_from_starting_over(pod: &Pod, runtime: &RuntimePod) -> bool {
+    let ordinary = init_containers(pod).iter().filter(|c| !is_sidecar(c));
+    ordinary.filter_map(|c| Some((c, runtime.newest(&c.name)?))).any(|(container, status)| match status.state {
+        RunState::Created => false,
+        RunState::Running | RunState::Unknown => !restarts_after_kill(container, pod),
+        RunState::Exited => failed_init_exit_code(status.exit_code, &status.reason)
+            .is_some_and(|code| !may_restart(container, pod, code)),
+    })
 }
 
 /// Some regular container exists in a state that only follows on initialization
@@ -208,9 +223,9 @@ fn kill(status: &ContainerStatus, message: String, reason: KillReason) -> Contai
     ContainerKill { id: status.id.clone(), name: status.name.clone(), message, reason }
 }
 
-fn regular_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, actions: &mut PodActions) {
+fn regular_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past, actions: &mut PodActions) {
     let mut kept = 0;
-    for (index, container) in containers(pod).iter().enumerate() {
+    for (index, container) in containers(pod).iter().enumerate().filter(|(_, c)| !past.ended.contains(&c.name)) {
         let newest = runtime.newest(&container.name);
         let running = newest.filter(|s| s.state == RunState::Running);
         let Some(status) = running else {
@@ -328,16 +343,11 @@ impl InitStep<'_> {
             RunState::Running if sidecar => return self.running_sidecar(probes, actions, start),
             RunState::Running => {}
             RunState::Exited if sidecar => start.push(self.index),
-            RunState::Exited => {
-                let failed = self.status.exit_code != 0 || self.status.reason == "OOMKilled";
-                if !failed {
-                    return self.done(start);
-                }
-                if !should_start(self.container, pod, Some(self.status)) {
-                    return Progress::Failed;
-                }
-                start.push(self.index);
-            }
+            RunState::Exited => match failed_init_exit_code(self.status.exit_code, &self.status.reason) {
+                None => return self.done(start),
+                Some(code) if may_restart(self.container, pod, code) => start.push(self.index),
+                Some(_) => return Progress::Failed,
+            },
             RunState::Unknown => {
                 if !sidecar && !restarts_after_kill(self.container, pod) {
                     return Progress::Failed;

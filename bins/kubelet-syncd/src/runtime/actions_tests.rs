@@ -26,7 +26,7 @@ fn with(states: &[(&str, RunState, i32)]) -> RuntimePod {
 }
 
 fn run(spec: serde_json::Value, runtime: &RuntimePod) -> PodActions {
-    compute(&pod(spec), runtime, &ProbeResults::default(), false)
+    compute(&pod(spec), runtime, &ProbeResults::default(), &Past::default())
 }
 
 fn two(policy: &str) -> serde_json::Value {
@@ -104,6 +104,55 @@ fn replacing_a_sandbox() {
 }
 
 #[test]
+fn a_pod_that_runs_once_starts_over_only_with_what_has_not_run() {
+    let lost = |states: &[(&str, RunState, i32)]| {
+        let mut runtime = with(states);
+        runtime.sandboxes[0].state = SandboxState::NotReady;
+        runtime
+    };
+    let decide = |spec: serde_json::Value, states: &[(&str, RunState, i32)]| {
+        let actions = run(spec, &lost(states));
+        assert!(actions.kill_pod);
+        (actions.create_sandbox, actions.init_containers_to_start, actions.containers_to_start)
+    };
+    let exited = |name, code| (name, RunState::Exited, code);
+    let nothing = (false, vec![], vec![]);
+    assert_eq!(decide(two("Never"), &[exited("a", 1)]), (true, vec![], vec![1]), "b has never run");
+    assert_eq!(decide(two("Never"), &[("a", RunState::Created, 0)]), (true, vec![], vec![0, 1]));
+    assert_eq!(decide(two("Never"), &[("a", RunState::Running, 0), ("b", RunState::Unknown, 0)]), nothing);
+    let mut own = two("Never");
+    own["containers"][1]["restartPolicy"] = "Always".into();
+    assert_eq!(decide(own, &[exited("a", 1), exited("b", 137)]), (true, vec![], vec![1]), "b may run again");
+    assert_eq!(decide(init("Never"), &[exited("i2", 0), exited("i1", 0)]), (true, vec![0], vec![]));
+    assert_eq!(decide(init("Never"), &[exited("i1", 1)]), nothing);
+    assert_eq!(decide(init("Never"), &[("i1", RunState::Running, 0)]), nothing, "its exit code decides");
+    assert_eq!(decide(init("Always"), &[("i1", RunState::Running, 0)]), (true, vec![0], vec![]));
+}
+
+#[test]
+fn what_ended_for_good_is_not_run_again_when_its_record_is_lost() {
+    let told = |state: &str| -> k8s_openapi::api::core::v1::PodStatus {
+        serde_json::from_value(serde_json::json!({"containerStatuses": [{"name": "a", "image": "", "imageID": "",
+            "ready": false, "restartCount": 0, "state": json(state)}]}))
+        .unwrap()
+    };
+    let start = |policy: &str, runtime: &RuntimePod, state: &str| {
+        let p = pod(two(policy));
+        let past = Past::of(&p, runtime, Some(&told(state)));
+        let actions = compute(&p, runtime, &ProbeResults::default(), &past);
+        (actions.containers_to_start, actions.kill_pod, actions.create_sandbox)
+    };
+    let ended = r#"{"terminated": {"exitCode": 1}}"#;
+    let other = with(&[("b", RunState::Running, 0)]);
+    assert_eq!(start("Never", &other, ended), (vec![], false, false));
+    assert_eq!(start("OnFailure", &other, ended), (vec![0], false, false));
+    assert_eq!(start("Never", &other, r#"{"waiting": {}}"#), (vec![0], false, false));
+    assert_eq!(start("Never", &with(&[("b", RunState::Exited, 0)]), ended), (vec![], true, false));
+    assert_eq!(start("Never", &with(&[("a", RunState::Created, 0), ("b", RunState::Running, 0)]), ended).0, [0]);
+    assert_eq!(start("Never", &RuntimePod::default(), ended), (vec![1], true, true));
+}
+
+#[test]
 fn regular_containers() {
     for (policy, state, exit_code, start) in [
         ("Always", RunState::Exited, 0, vec![0]),
@@ -136,7 +185,7 @@ fn changed_and_failing_containers_are_killed() {
     let mut probes = ProbeResults { running: true, ..ProbeResults::default() };
     probes.liveness.insert(runtime.containers[0].id.clone(), ProbeResult::Failure);
     probes.startup.insert(runtime.containers[1].id.clone(), ProbeResult::Failure);
-    let actions = compute(&pod(two("OnFailure")), &runtime, &probes, false);
+    let actions = compute(&pod(two("OnFailure")), &runtime, &probes, &Past::default());
     let kills: Vec<_> = actions.containers_to_kill.iter().map(|k| (k.message.as_str(), k.reason)).collect();
     assert_eq!(
         kills,
@@ -145,7 +194,7 @@ fn changed_and_failing_containers_are_killed() {
             ("Container b failed startup probe, will be restarted", KillReason::StartupProbe),
         ]
     );
-    let actions = compute(&pod(two("Never")), &runtime, &probes, false);
+    let actions = compute(&pod(two("Never")), &runtime, &probes, &Past::default());
     assert!(actions.containers_to_start.is_empty() && actions.kill_pod);
     assert_eq!(actions.containers_to_kill[0].message, "Container a failed liveness probe");
 }
@@ -174,6 +223,8 @@ fn init_containers_run_one_after_another() {
     let mut runtime = with(&[("i1", RunState::Exited, 0)]);
     runtime.containers[0].reason = "OOMKilled".to_owned();
     assert_eq!(run(init("Always"), &runtime).init_containers_to_start, [0], "killed by the kernel is failed");
+    assert_eq!(run(init("OnFailure"), &runtime).init_containers_to_start, [0]);
+    assert!(run(init("Never"), &runtime).kill_pod);
 }
 
 #[test]
@@ -210,11 +261,11 @@ fn sidecars_wait_for_their_startup_probe_only_while_probes_run() {
     let runtime = with(&[("s1", RunState::Running, 0)]);
     assert_eq!(run(spec.clone(), &runtime).init_containers_to_start, [1]);
     let mut probes = ProbeResults { running: true, ..ProbeResults::default() };
-    assert!(compute(&pod(spec.clone()), &runtime, &probes, false).init_containers_to_start.is_empty());
+    assert!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start.is_empty());
     probes.startup.insert(runtime.containers[0].id.clone(), ProbeResult::Success);
-    assert_eq!(compute(&pod(spec.clone()), &runtime, &probes, false).init_containers_to_start, [1]);
+    assert_eq!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start, [1]);
     probes.startup.insert(runtime.containers[0].id.clone(), ProbeResult::Failure);
-    let actions = compute(&pod(spec), &runtime, &probes, false);
+    let actions = compute(&pod(spec), &runtime, &probes, &Past::default());
     assert_eq!((actions.init_containers_to_start, actions.containers_to_kill.len()), (vec![0], 1));
 }
 
@@ -235,7 +286,8 @@ fn restarting_all_containers_resets_every_instance() {
         {"name": "b", "image": "i"}]}"#,
     );
     let runtime = with(&[("a", RunState::Exited, 88), ("b", RunState::Running, 0), ("i1", RunState::Exited, 0)]);
-    let actions = compute(&pod(spec), &runtime, &ProbeResults::default(), true);
+    let actions =
+        compute(&pod(spec), &runtime, &ProbeResults::default(), &Past { restart_all: true, ..Past::default() });
     let order: Vec<_> = actions.containers_to_reset.iter().map(|r| (r.name.as_str(), r.kill)).collect();
     assert_eq!(order, [("b", true), ("i1", false), ("a", false)]);
     assert!(!actions.starts_containers() && !actions.kill_pod);
@@ -285,7 +337,7 @@ proptest! {
         if deleted {
             p.metadata.deletion_timestamp = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
         }
-        let actions = compute(&p, &runtime, &ProbeResults::default(), false);
+        let actions = compute(&p, &runtime, &ProbeResults::default(), &Past::default());
 
         // A sandbox is made only in place of all that there is.
         prop_assert!(!actions.create_sandbox || actions.kill_pod);
@@ -322,6 +374,6 @@ proptest! {
         ids.dedup();
         prop_assert_eq!(ids.len(), actions.containers_to_kill.len());
         // The same again gives the same.
-        prop_assert_eq!(&actions, &compute(&p, &runtime, &ProbeResults::default(), false));
+        prop_assert_eq!(&actions, &compute(&p, &runtime, &ProbeResults::default(), &Past::default()));
     }
 }

@@ -15,8 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::podspec::{PodIdentity, image};
 
-const INITIAL: Duration = Duration::from_secs(10);
-const MAX: Duration = Duration::from_secs(300);
 /// A container that ran this long since its last restart begins anew. Independent of the maximum.
 const EXPIRY: Duration = Duration::from_secs(600);
 /// More entries than a node can have containers: a bound on what a damaged file can bring in.
@@ -74,11 +72,9 @@ pub struct CrashLoopBackOff {
 }
 
 impl CrashLoopBackOff {
-    /// `max` is `crashLoopBackOff.maxContainerRestartPeriod` (1 s to 300 s; None is 300 s). A maximum below 10 s is the
-    /// first delay, too.
-    pub fn new(max: Option<Duration>) -> Self {
-        let max = max.unwrap_or(MAX);
-        CrashLoopBackOff { initial: INITIAL.min(max), max, entries: BTreeMap::new() }
+    /// `initial` is the delay before the second restart; it doubles with each further one up to `max`.
+    pub fn new(initial: Duration, max: Duration) -> Self {
+        CrashLoopBackOff { initial: initial.min(max), max, entries: BTreeMap::new() }
     }
 
     /// Takes over what was saved; unreadable or overlong content counts as nothing saved.
@@ -177,6 +173,13 @@ pub fn held_back_message(delay: Duration, container: &str, pod: &PodIdentity) ->
 }
 
 #[cfg(test)]
+impl Default for CrashLoopBackOff {
+    fn default() -> Self {
+        CrashLoopBackOff::new(Duration::from_secs(10), Duration::from_secs(300))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -201,18 +204,20 @@ mod tests {
 
     #[test]
     fn sequence() {
-        assert_eq!(delays(CrashLoopBackOff::new(None), 9), [0, 10, 20, 40, 80, 160, 300, 300, 300]);
-        assert_eq!(delays(CrashLoopBackOff::new(Some(Duration::from_secs(30))), 5), [0, 10, 20, 30, 30]);
-        assert_eq!(delays(CrashLoopBackOff::new(Some(Duration::from_secs(2))), 4), [0, 2, 2, 2]);
+        let of = |initial, max| CrashLoopBackOff::new(Duration::from_secs(initial), Duration::from_secs(max));
+        assert_eq!(delays(CrashLoopBackOff::default(), 9), [0, 10, 20, 40, 80, 160, 300, 300, 300]);
+        assert_eq!(delays(of(10, 30), 5), [0, 10, 20, 30, 30]);
+        assert_eq!(delays(of(10, 2), 4), [0, 2, 2, 2]);
+        assert_eq!(delays(of(1, 60), 9), [0, 1, 2, 4, 8, 16, 32, 60, 60]);
     }
 
     #[test]
     fn a_long_run_starts_over_and_a_restart_does_not() {
-        let mut back_off = CrashLoopBackOff::new(None);
+        let mut back_off = CrashLoopBackOff::default();
         let _ = back_off.next("k", at(0), at(0));
         let _ = back_off.next("k", at(1), at(11));
         assert_eq!(back_off.held_back("k", at(12), at(12)).unwrap().delay.as_secs(), 20);
-        let mut restored = CrashLoopBackOff::new(None);
+        let mut restored = CrashLoopBackOff::default();
         restored.restore(&back_off.to_json());
         assert_eq!(restored.held_back("k", at(12), at(12)).unwrap().until, at(32));
         assert_eq!(back_off.held_back("k", at(612), at(612)), None, "ran for more than ten minutes");
@@ -229,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_clock_set_back_holds_no_longer_than_the_delay() {
-        let mut back_off = CrashLoopBackOff::new(None);
+        let mut back_off = CrashLoopBackOff::default();
         let _ = back_off.next("k", at(100_000), at(100_000));
         assert_eq!(back_off.held_back("k", at(100_001), at(5)).unwrap().until, at(15));
     }
@@ -256,7 +261,7 @@ mod tests {
             max in 1u64..=300,
             steps in prop::collection::vec((0u64..2000, 0u64..2000), 1..40),
         ) {
-            let mut back_off = CrashLoopBackOff::new(Some(Duration::from_secs(max)));
+            let mut back_off = CrashLoopBackOff::new(Duration::from_secs(10), Duration::from_secs(max));
             for (finished, now) in steps {
                 if let Some(held) = back_off.held_back("k", at(finished), at(now)) {
                     prop_assert!(held.delay.as_secs() <= max);

@@ -17,12 +17,15 @@ use super::container_config::{MountedVolume, MountedVolumes};
 use super::events::{EventSink, NodeEvent, PodEvent};
 use super::fixtures::{FakeObjects, pod, sandbox_status, uid};
 use super::hosts::EtcHosts;
+use super::image_volumes::Counted;
 use super::model::{ContainerStatus, RuntimePod, SandboxState};
 use super::node_facts::{HostFacts, NodeFacts};
 use super::podspec::PodIdentity;
 use super::ports::{
     HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi,
 };
+use super::resize::NoResizer;
+use super::restart::Past;
 use super::result::SyncResult;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
@@ -33,6 +36,7 @@ pub struct Log {
     /// What fails: the call's line and the code and text of the error.
     pub failures: HashMap<String, (Code, &'static str)>,
     pub configs: Vec<v1::ContainerConfig>,
+    pub counted: Vec<Counted>,
     pub highest_log: Option<u32>,
     pub volnetd_away: bool,
     pub annotations: BTreeMap<String, String>,
@@ -214,6 +218,9 @@ impl Images for Fake {
         })?;
         Ok(ResolvedImage { image_ref: "sha256:i".to_owned(), ..ResolvedImage::default() })
     }
+    fn count_volumes(&self, counted: Counted) {
+        self.log().counted.push(counted);
+    }
 }
 
 impl EventSink for Fake {
@@ -249,7 +256,7 @@ pub fn world() -> World {
         fake.clone(),
         fake.clone(),
         Arc::new(fake.clone()),
-        CrashLoopBackOff::new(None),
+        CrashLoopBackOff::default(),
         Arc::new(NoStore),
     )
     .with_clock(Arc::new(move || *clock.lock().unwrap()));
@@ -292,8 +299,9 @@ impl World {
             volumes: &self.volumes,
             objects: &self.objects,
             probes: &ProbeResults::default(),
-            restart_all,
+            past: &Past { restart_all, ..Past::default() },
             cancel: &cancel,
+            resizer: &NoResizer,
             on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),
         };
         self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await

@@ -1,6 +1,8 @@
 //! Whether an exited container runs again: the pod's policy, the container's own policy and its rules on exit codes
 //! (upstream `pkg/api/v1/pod/util.go` ContainerShouldRestart, `pkg/kubelet/container/helpers.go`).
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodStatus};
 
 use super::model::{ContainerStatus, RunState, RuntimePod};
@@ -89,6 +91,43 @@ pub fn restart_all_wanted(pod: &Pod, runtime: &RuntimePod, last: Option<&PodStat
             .newest(&container.name)
             .is_some_and(|s| s.state == RunState::Exited && triggers_restart_all(container, s.exit_code))
     })
+}
+
+/// What the status told last adds to the runtime's records, which may have been lost since.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Past {
+    /// See [`restart_all_wanted`].
+    pub restart_all: bool,
+    /// Regular containers that were told to have ended for good and of which the runtime has nothing any more.
+    /// (Upstream runs such a container again.)
+    pub ended: BTreeSet<String>,
+}
+
+impl Past {
+    /// `told`: the status told last.
+    pub fn of(pod: &Pod, runtime: &RuntimePod, told: Option<&PodStatus>) -> Self {
+        let statuses = told.and_then(|t| t.container_statuses.as_deref()).unwrap_or(&[]);
+        let ended = |container: &&Container| {
+            let status = statuses.iter().find(|s| s.name == container.name);
+            let end = status.and_then(|s| s.state.as_ref()).and_then(|s| s.terminated.as_ref());
+            runtime.newest(&container.name).is_none()
+                && end.is_some_and(|end| !may_restart(container, pod, end.exit_code))
+        };
+        Past {
+            restart_all: restart_all_wanted(pod, runtime, told),
+            ended: containers(pod).iter().filter(ended).map(|c| c.name.clone()).collect(),
+        }
+    }
+}
+
+/// Exit code by which a failed init container is judged. One that the kernel killed a process of has failed, also if it
+/// made out to have succeeded: then as if it had been killed itself.
+pub fn failed_init_exit_code(exit_code: i32, reason: &str) -> Option<i32> {
+    match (exit_code, reason) {
+        (0, "OOMKilled") => Some(137),
+        (0, _) => None,
+        (code, _) => Some(code),
+    }
 }
 
 /// No instance of any container is left in the runtime.

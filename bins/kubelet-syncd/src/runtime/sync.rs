@@ -40,6 +40,7 @@ use super::ports::{HostFiles, Images, RuntimeApi};
 use super::request_check::{self, Known, Refusal};
 use super::resize::act::Resizer;
 use super::resize::{Resize, plan};
+use super::restart::Past;
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::Start;
@@ -55,8 +56,8 @@ pub struct SyncContext<'a> {
     /// What pods name on the API server.
     pub objects: &'a dyn Objects,
     pub probes: &'a ProbeResults,
-    /// The pod restarts in place; see [`super::restart::restart_all_wanted`].
-    pub restart_all: bool,
+    /// What was told of the pod and is not in `status` any more.
+    pub past: &'a Past,
     /// The pod's end has been asked for meanwhile, or this process ends: nothing new is begun, what only waits is left, and
     /// a sandbox that cannot be made is no news.
     pub cancel: &'a CancellationToken,
@@ -207,7 +208,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         context: &SyncContext<'_>,
     ) -> SyncResult {
         let mut result = SyncResult::default();
-        let mut actions = actions::compute(pod, status, context.probes, context.restart_all);
+        let mut actions = actions::compute(pod, status, context.probes, context.past);
         plan(pod, status, context.resizer.actuated().as_ref(), context.resizer.gates(), &mut actions);
         if actions.is_empty() && init_containers(pod).is_empty() {
             return result;
@@ -267,6 +268,10 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         result: &mut SyncResult,
     ) -> bool {
         if actions.kill_pod {
+            if !actions.create_sandbox && !status.has_ready_sandbox() && status.running().next().is_none() {
+                // As good as done; to do it again would be news, and news is a reason to look at the pod again.
+                return false;
+            }
             let killed = self.kill_pod_of(Some(pod), Some(identity), status, None).await;
             let ok = killed.is_ok();
             result.actions.extend(killed.actions);

@@ -22,6 +22,8 @@ pub const OWNED: [&str; 8] = [
     "PodResizePending",
 ];
 
+/// All containers of the pod are being restarted in place.
+const RESTARTING: &str = "AllContainersRestarting";
 /// Whether containers can be started.
 pub const SANDBOX_READY: &str = "PodReadyToStartContainers";
 
@@ -109,7 +111,8 @@ fn finish(verdict: Verdict, before: &[PodCondition], pod: &Pod, now: Timestamp) 
         message: some(&verdict.message),
         last_transition_time: same.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
         last_probe_time: None,
-        observed_generation: pod.metadata.generation.filter(|g| *g > 0),
+        // Upstream leaves it out of this one.
+        observed_generation: pod.metadata.generation.filter(|g| *g > 0 && verdict.kind != RESTARTING),
     }
 }
 
@@ -208,7 +211,7 @@ fn initialized(inputs: &Inputs<'_>) -> Verdict {
 }
 
 fn all_restarting(inputs: &Inputs<'_>) -> Verdict {
-    const KIND: &str = "AllContainersRestarting";
+    const KIND: &str = RESTARTING;
     match inputs.phase {
         Phase::Succeeded => return Verdict::because(KIND, false, "PodCompleted", String::new()),
         Phase::Failed => return Verdict::because(KIND, false, "PodFailed", String::new()),

@@ -21,7 +21,8 @@ use crate::runtime::podspec::{ContainerKind, image, init_containers, is_deleted,
 use crate::runtime::restart::should_start;
 
 const UNKNOWN: &str = "ContainerStatusUnknown";
-const RESTARTING: &str = "RestartingAllContainers";
+/// Why a container of a pod that restarts in place waits, and as what it ended.
+pub(super) const RESTARTING: &str = "RestartingAllContainers";
 const REMOVED: &str = "The container is removed because RestartAllContainers in place";
 /// As if it had been killed: what became of the container is not known.
 const UNKNOWN_EXIT: i32 = 137;

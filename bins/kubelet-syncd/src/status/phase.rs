@@ -1,9 +1,10 @@
 //! A pod's phase from its containers' statuses (upstream `pkg/kubelet/kubelet_pods.go` getPhase).
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod};
 
+use super::containers::{RESTARTING, terminated_of};
 use crate::runtime::podspec::{containers, init_containers, is_sidecar, is_static};
-use crate::runtime::restart::may_restart;
+use crate::runtime::restart::{failed_init_exit_code, may_restart};
 
 /// `status.phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,34 +36,34 @@ impl Phase {
 }
 
 /// What a container status amounts to.
-enum Kind {
+enum Kind<'a> {
     Missing,
     Running {
         started: bool,
     },
-    /// Ended, or waiting after having ended: exit code, and whether an in-place restart of the pod ended it.
+    /// Ended, or waiting after having ended.
     Stopped {
         exit_code: i32,
-        restarting: bool,
+        reason: &'a str,
         waits: bool,
     },
     Waiting,
     Unclear,
 }
 
-fn kind(statuses: &[ContainerStatus], container: &Container) -> Kind {
+fn kind<'a>(statuses: &'a [ContainerStatus], container: &Container) -> Kind<'a> {
     let Some(status) = statuses.iter().find(|s| s.name == container.name) else { return Kind::Missing };
     let state = status.state.as_ref();
-    let restarting = |reason: &Option<String>| reason.as_deref() == Some("RestartingAllContainers");
+    let stopped = |t: &'a ContainerStateTerminated, waits| {
+        let reason = t.reason.as_deref().unwrap_or_default();
+        Kind::Stopped { exit_code: t.exit_code, reason, waits }
+    };
     if state.is_some_and(|s| s.running.is_some()) {
         Kind::Running { started: status.started == Some(true) }
-    } else if let Some(t) = state.and_then(|s| s.terminated.as_ref()) {
-        Kind::Stopped { exit_code: t.exit_code, restarting: restarting(&t.reason), waits: false }
+    } else if let Some(t) = terminated_of(state) {
+        stopped(t, false)
     } else if state.is_some_and(|s| s.waiting.is_some()) {
-        match status.last_state.as_ref().and_then(|s| s.terminated.as_ref()) {
-            Some(t) => Kind::Stopped { exit_code: t.exit_code, restarting: restarting(&t.reason), waits: true },
-            None => Kind::Waiting,
-        }
+        terminated_of(status.last_state.as_ref()).map_or(Kind::Waiting, |t| stopped(t, true))
     } else {
         Kind::Unclear
     }
@@ -74,8 +75,9 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
     let mut init_pending = 0;
     for container in init_containers(pod).iter().filter(|c| !is_sidecar(c)) {
         match kind(statuses, container) {
-            Kind::Stopped { exit_code, restarting, .. } => {
-                if exit_code != 0 && !restarting && !may_restart(container, pod, exit_code) {
+            Kind::Stopped { exit_code, reason, .. } => {
+                let failed = failed_init_exit_code(exit_code, reason).filter(|_| reason != RESTARTING);
+                if failed.is_some_and(|code| !may_restart(container, pod, code)) {
                     return Phase::Failed;
                 }
             }
@@ -107,9 +109,9 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
             Kind::Missing | Kind::Unclear => unknown += 1,
             Kind::Running { .. } => running += 1,
             Kind::Waiting => waiting += 1,
-            Kind::Stopped { exit_code, restarting, waits } => {
+            Kind::Stopped { exit_code, reason, waits } => {
                 stopped += 1;
-                final_stops += usize::from(!restarting && !may_restart(container, pod, exit_code));
+                final_stops += usize::from(reason != RESTARTING && !may_restart(container, pod, exit_code));
                 succeeded += usize::from(exit_code == 0 && !waits);
             }
         }
@@ -145,6 +147,8 @@ mod tests {
     const WAITING: &str = r#"{"waiting": {}}"#;
     const OK: &str = r#"{"terminated": {"exitCode": 0}}"#;
     const BAD: &str = r#"{"terminated": {"exitCode": 1}}"#;
+    const OOM: &str = r#"{"terminated": {"exitCode": 0, "reason": "OOMKilled"}}"#;
+    const IN_PLACE: &str = r#"{"terminated": {"exitCode": 137, "reason": "RestartingAllContainers"}}"#;
 
     fn status(name: &str, state: &str, last: &str) -> ContainerStatus {
         let parse = |text: &str| serde_json::from_str(text).unwrap();
@@ -205,6 +209,9 @@ mod tests {
         for (spec, list, expected) in [
             (init("Always"), vec![("i", RUNNING, ""), ("a", WAITING, "")], Pending),
             (init("Never"), vec![("i", BAD, ""), ("a", WAITING, "")], Failed),
+            (init("Never"), vec![("i", OOM, ""), ("a", WAITING, "")], Failed),
+            (init("Never"), vec![("i", WAITING, IN_PLACE), ("a", WAITING, IN_PLACE)], Running),
+            (init("OnFailure"), vec![("i", OOM, ""), ("a", WAITING, "")], Pending),
             (init("Always"), vec![("i", BAD, ""), ("a", WAITING, "")], Pending),
             (init("Always"), vec![("i", WAITING, BAD), ("a", WAITING, "")], Pending),
             (init("Always"), vec![("i", OK, ""), ("a", RUNNING, "")], Running),
