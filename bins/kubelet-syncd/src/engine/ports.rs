@@ -20,6 +20,7 @@ use crate::pleg::{Busy, Pleg};
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::hosts::EtcHosts;
+use crate::runtime::image_volumes::Counted;
 use crate::runtime::podspec::PodIdentity;
 use crate::runtime::ports::{
     HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi,
@@ -245,6 +246,10 @@ impl HostFiles for Files {
             VolumeRoot::HostPath => {
                 api::prepare_sub_path_request::Root::HostPath(volume.host_path.to_string_lossy().into_owned())
             }
+            VolumeRoot::Image => {
+                let message = format!("volume {:?} is an image: its parts are the runtime's to show", part.volume);
+                return Err(HostFilesError { message, transient: false });
+            }
         };
         let request = api::PrepareSubPathRequest {
             pod_uid: pod.uid.to_string(),
@@ -360,8 +365,10 @@ impl Credentials for PullCredentials<'_> {
 impl Images for PodImages {
     async fn ensure_image(&self, request: ImageRequest<'_>) -> Result<ResolvedImage, ImageFailure> {
         let events = |kind: EventType, reason: &'static str, message: &str| {
-            let target = (request.kind, request.container);
-            self.reporter.emit(PodEvent::container(request.pod, target, kind, reason, message));
+            self.reporter.emit(match request.container {
+                Some(target) => PodEvent::container(request.pod, target, kind, reason, message),
+                None => PodEvent::pod(request.pod, kind, reason, message),
+            });
         };
         // A handler would go along only with the gate RuntimeClassInImageCriApi, which is alpha.
         let annotations = request.object.metadata.annotations.clone().unwrap_or_default();
@@ -388,9 +395,13 @@ impl Images for PodImages {
                 let back_off_until = error
                     .retry_at
                     .map(|at| SystemTime::now() + at.saturating_duration_since(tokio::time::Instant::now()));
-                tracing::debug!(container = request.container, ?back_off_until, "no image: {error}");
+                tracing::debug!(image = request.image, ?back_off_until, "no image: {error}");
                 Err(ImageFailure { reason: error.reason.to_string(), message: error.message, back_off_until })
             }
         }
+    }
+
+    fn count_volumes(&self, counted: Counted) {
+        self.manager.count_volumes(counted.requested, counted.mounts, counted.failed);
     }
 }

@@ -287,6 +287,14 @@ impl<S: ImageService> ImageManager<S> {
             .map(|(id, image)| ImageRef::of(id, name, image))
     }
 
+    /// A container with image volumes was started, or was not: `requested` volumes in `mounts` places, and whether the
+    /// runtime could not mount them.
+    pub fn count_volumes(&self, requested: usize, mounts: usize, failed: bool) {
+        if let Some(metrics) = &self.metrics {
+            metrics.volumes(requested, mounts, failed);
+        }
+    }
+
     /// Forgets back-offs that have run out long ago.
     pub fn collect_garbage(&self) {
         self.state().back_off.collect_garbage(Instant::now());

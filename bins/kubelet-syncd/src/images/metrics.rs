@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use super::PullPolicy;
 
@@ -34,6 +34,9 @@ const SIZES: [(u64, &str); 12] = [
 pub struct ImageMetrics {
     ensure_requests: IntCounterVec,
     pull_duration: HistogramVec,
+    volumes_requested: IntCounter,
+    volumes_mounted: IntCounter,
+    volumes_failed: IntCounter,
 }
 
 impl ImageMetrics {
@@ -54,7 +57,24 @@ impl ImageMetrics {
             &["image_size_in_bytes"],
         )?;
         registry.register(Box::new(pull_duration.clone()))?;
-        Ok(ImageMetrics { ensure_requests, pull_duration })
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(ImageMetrics {
+            ensure_requests,
+            pull_duration,
+            volumes_requested: counter("kubelet_image_volume_requested_total", "Number of requested image volumes.")?,
+            volumes_mounted: counter(
+                "kubelet_image_volume_mounted_succeed_total",
+                "Number of successful image volume mounts.",
+            )?,
+            volumes_failed: counter(
+                "kubelet_image_volume_mounted_errors_total",
+                "Number of failed image volume mounts.",
+            )?,
+        })
     }
 
     /// None: the request ended before that was known.
@@ -66,6 +86,13 @@ impl ImageMetrics {
         };
         let text = |known: Option<bool>| known.map_or("unknown", |known| if known { "true" } else { "false" });
         self.ensure_requests.with_label_values(&[policy, text(present), text(pull_required)]).inc();
+    }
+
+    pub(super) fn volumes(&self, requested: usize, mounts: usize, failed: bool) {
+        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        self.volumes_requested.inc_by(number(requested));
+        let mounted = if failed { &self.volumes_failed } else { &self.volumes_mounted };
+        mounted.inc_by(number(mounts));
     }
 
     pub(super) fn pulled(&self, bytes: u64, took: Duration) {
@@ -103,5 +130,10 @@ mod tests {
         metrics.ensured(PullPolicy::Always, None, Some(true));
         assert_eq!(metrics.ensure_requests.with_label_values(&["ifnotpresent", "false", "true"]).get(), 1);
         assert_eq!(metrics.ensure_requests.with_label_values(&["always", "unknown", "true"]).get(), 1);
+        metrics.volumes(1, 2, false);
+        metrics.volumes(1, 3, true);
+        let counted =
+            [&metrics.volumes_requested, &metrics.volumes_mounted, &metrics.volumes_failed].map(IntCounter::get);
+        assert_eq!(counted, [2, 2, 3]);
     }
 }

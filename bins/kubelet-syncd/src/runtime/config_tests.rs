@@ -84,6 +84,7 @@ fn try_container(
         volumes: &volumes,
         environment: &environment,
         sub_paths: &BTreeMap::new(),
+        images: &BTreeMap::new(),
         etc_hosts: Some(Path::new("/pods/etc-hosts")),
         termination_file: Some(Path::new("/pods/containers/main/13d0088e")),
         target: None,

@@ -1,12 +1,13 @@
 //! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 
 use super::env::{EnvError, Environment, expand_command};
+use super::image_volumes::ImageVolumes;
 use super::labels::{container_annotations, container_labels};
 use super::names::container_log_path;
 use super::node_facts::NodeFacts;
@@ -61,6 +62,8 @@ pub enum VolumeRoot {
     Plugin(&'static str),
     /// The host's own.
     HostPath,
+    /// An image: on this node it is nowhere, the runtime mounts it.
+    Image,
 }
 
 /// A volume that is ready, as the volume manager gives it.
@@ -90,6 +93,8 @@ pub struct Instance<'a> {
     /// Where the parts of volumes are that are mounted by `subPath`, by the mount's place among `volumeMounts`. None
     /// yet while [`check`] looks.
     pub sub_paths: &'a BTreeMap<usize, PathBuf>,
+    /// The volumes that are images.
+    pub images: &'a ImageVolumes,
     /// The pod's hosts file, if it has one.
     pub etc_hosts: Option<&'a Path>,
     /// The file for this instance's termination message, if it has one.
@@ -115,7 +120,8 @@ pub fn check(
     instance: &Instance<'_>,
     facts: &NodeFacts,
 ) -> Result<Vec<SubPath>, ContainerConfigError> {
-    let parts = sub_paths(container, instance.environment)?;
+    let mut parts = sub_paths(container, instance.environment)?;
+    parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
     mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
@@ -183,12 +189,23 @@ fn mounts(
         return Err(later("resources.claims (dynamic resource allocation)"));
     }
     let mut mounts = Vec::new();
-    let parts: BTreeSet<usize> = sub_paths(container, instance.environment)?.iter().map(|part| part.index).collect();
+    let parts: BTreeMap<usize, String> =
+        sub_paths(container, instance.environment)?.into_iter().map(|part| (part.index, part.path)).collect();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let part = match (parts.contains(&index), instance.sub_paths.get(&index)) {
-            (false, _) => None,
-            (true, Some(path)) => Some(path),
-            (true, None) => return Err(ContainerConfigError::sub_path(container, &mount.name)),
+        let part = parts.get(&index);
+        if let Some(image) = instance.images.get(&mount.name) {
+            // The runtime looks for the part of an image itself.
+            let mut shown = volume_mount(container, mount, None, instance, facts)?;
+            shown.host_path = String::new();
+            shown.image = Some(image.clone());
+            shown.image_sub_path = part.cloned().unwrap_or_default();
+            mounts.push(shown);
+            continue;
+        }
+        let part = match (part, instance.sub_paths.get(&index)) {
+            (None, _) => None,
+            (Some(_), Some(path)) => Some(path),
+            (Some(_), None) => return Err(ContainerConfigError::sub_path(container, &mount.name)),
         };
         mounts.push(volume_mount(container, mount, part, instance, facts)?);
     }
@@ -220,7 +237,8 @@ fn mounts(
     Ok(mounts)
 }
 
-fn absolute(path: &str) -> String {
+/// As a mount has it: the API takes a termination message path without the slash, too.
+pub fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 

@@ -2,16 +2,18 @@
 
 use std::net::IpAddr;
 
-use bulkhead_types::{is_dns1123_label, is_dns1123_subdomain};
 use k8s_openapi::api::core::v1::Pod;
 
+use super::node_facts::NodeFacts;
 use super::podspec::{PodIdentity, host_network};
+use crate::sources::validation::field::quote;
+use crate::sources::validation::names::{dns_label, dns_subdomain};
 
 /// Why a pod can have no host name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostnameError {
-    #[error("pod {field} {value:?} is not a valid DNS {kind}")]
-    Invalid { field: &'static str, value: String, kind: &'static str },
+    #[error("pod {field} {} is not a valid DNS {kind}: {}", quote(.value), .why.join(";"))]
+    Invalid { field: &'static str, value: String, kind: &'static str, why: Vec<String> },
     #[error("hostname for pod {pod:?} was invalid: {hostname:?}")]
     Empty { pod: String, hostname: String },
     #[error(
@@ -29,30 +31,32 @@ pub struct HostName {
 }
 
 /// Name and domain of the pod (upstream GeneratePodHostNameAndDomain).
-pub fn host_name(pod: &Pod, identity: &PodIdentity, cluster_domain: &str) -> Result<HostName, HostnameError> {
+pub fn host_name(pod: &Pod, identity: &PodIdentity, facts: &NodeFacts) -> Result<HostName, HostnameError> {
     let set = |value: &Option<String>| value.clone().filter(|v| !v.is_empty());
+    let label = |field: &'static str, value: String| match dns_label(&value) {
+        why if why.is_empty() => Ok(value),
+        why => Err(HostnameError::Invalid { field, value, kind: "label", why }),
+    };
     let spec = pod.spec.as_ref();
-    if let Some(value) = spec.and_then(|s| s.hostname_override.clone()) {
-        if !is_dns1123_subdomain(&value) {
-            return Err(HostnameError::Invalid { field: "HostnameOverride", value, kind: "subdomain" });
-        }
-        return Ok(HostName { hostname: cut(identity, &value)?, domain: String::new() });
+    if let Some(value) = spec.and_then(|s| s.hostname_override.clone()).filter(|_| facts.hostname_override) {
+        return match dns_subdomain(&value) {
+            why if why.is_empty() => Ok(HostName { hostname: cut(identity, &value)?, domain: String::new() }),
+            why => Err(HostnameError::Invalid { field: "HostnameOverride", value, kind: "subdomain", why }),
+        };
     }
     let hostname = match spec.and_then(|s| set(&s.hostname)) {
-        Some(value) if !is_dns1123_label(&value) => {
-            return Err(HostnameError::Invalid { field: "Hostname", value, kind: "label" });
-        }
-        Some(value) => value,
+        Some(value) => label("Hostname", value)?,
         None => identity.name.to_string(),
     };
+    let hostname = cut(identity, &hostname)?;
     let domain = match spec.and_then(|s| set(&s.subdomain)) {
-        Some(value) if !is_dns1123_label(&value) => {
-            return Err(HostnameError::Invalid { field: "Subdomain", value, kind: "label" });
+        Some(value) => {
+            let subdomain = label("Subdomain", value)?;
+            format!("{subdomain}.{}.svc.{}", identity.namespace, facts.cluster_domain)
         }
-        Some(value) => format!("{value}.{}.svc.{cluster_domain}", identity.namespace),
         None => String::new(),
     };
-    Ok(HostName { hostname: cut(identity, &hostname)?, domain })
+    Ok(HostName { hostname, domain })
 }
 
 /// 63 characters are what the kernel takes; no dash or dot is left at the end.
@@ -110,15 +114,23 @@ pub fn etc_hosts(pod: &Pod, name: &HostName, pod_ips: &[IpAddr]) -> Option<EtcHo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::node_facts::HostFacts;
 
     fn run(name: &str, spec: serde_json::Value) -> Result<(HostName, String), HostnameError> {
+        run_with(name, spec, true)
+    }
+
+    fn run_with(name: &str, spec: serde_json::Value, gate: bool) -> Result<(HostName, String), HostnameError> {
         let mut spec = spec;
         spec["containers"] = serde_json::json!([]);
         let pod: Pod = serde_json::from_value(
             serde_json::json!({"metadata": {"name": name, "namespace": "golden", "uid": "u"}, "spec": spec}),
         )
         .unwrap();
-        let host = host_name(&pod, &PodIdentity::of(&pod).unwrap(), "cluster.local")?;
+        let mut facts = NodeFacts::new(HostFacts::default());
+        facts.cluster_domain = "cluster.local".to_owned();
+        facts.hostname_override = gate;
+        let host = host_name(&pod, &PodIdentity::of(&pod).unwrap(), &facts)?;
         let sandbox = sandbox_hostname(&pod, &host)?;
         Ok((host, sandbox))
     }
@@ -134,10 +146,45 @@ mod tests {
         let long = format!("{}-b", "a".repeat(62));
         assert_eq!(run(&long, serde_json::json!({})).unwrap().1, "a".repeat(62));
         let overridden = serde_json::json!({"hostnameOverride": "a.b", "subdomain": "sub", "setHostnameAsFQDN": true});
-        let (host, sandbox) = run("x", overridden).unwrap();
+        let (host, sandbox) = run("x", overridden.clone()).unwrap();
         assert_eq!((host.domain.as_str(), sandbox.as_str()), ("", "a.b"));
-        let too_long = serde_json::json!({"hostname": "h".repeat(60), "subdomain": "s", "setHostnameAsFQDN": true});
-        assert!(matches!(run("x", too_long), Err(HostnameError::FqdnTooLong { .. })));
-        assert!(run("x", serde_json::json!({"subdomain": "A B"})).is_err());
+        assert_eq!(run_with("x", overridden, false).unwrap().1, "x.sub.golden.svc.cluster.local");
+        let long = serde_json::json!({"hostnameOverride": format!("{}.-b", "a".repeat(62)).replace("-b", "b")});
+        assert_eq!(run("x", long).unwrap().1, "a".repeat(62));
+        // 64 characters are as many as the kernel takes; the host network has no name of its own to be too long.
+        let of = |length: usize, host_network: bool| {
+            let hostname = "h".repeat(length - ".s.golden.svc.cluster.local".len());
+            run(
+                "x",
+                serde_json::json!({"hostname": hostname, "subdomain": "s", "setHostnameAsFQDN": true, "hostNetwork": host_network}),
+            )
+        };
+        assert_eq!(of(64, false).unwrap().1.len(), 64);
+        let fqdn = format!("{}.s.golden.svc.cluster.local", "h".repeat(38));
+        assert_eq!(
+            of(65, false).unwrap_err().to_string(),
+            format!(
+                "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long (64 characters is the max, 65 characters requested)"
+            )
+        );
+        assert_eq!(of(65, true).unwrap().1, "");
+    }
+
+    #[test]
+    fn names_that_are_none() {
+        let why = |spec: serde_json::Value| run("x", spec).unwrap_err().to_string();
+        let form = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name', or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+        assert_eq!(
+            why(serde_json::json!({"subdomain": "A \"B"})),
+            format!("pod Subdomain \"A \\\"B\" is not a valid DNS label: {form}")
+        );
+        assert_eq!(
+            why(serde_json::json!({"hostname": "a.b"})),
+            "pod Hostname \"a.b\" is not a valid DNS label: must not contain dots"
+        );
+        assert!(
+            why(serde_json::json!({"hostnameOverride": ""}))
+                .starts_with("pod HostnameOverride \"\" is not a valid DNS subdomain: ")
+        );
     }
 }

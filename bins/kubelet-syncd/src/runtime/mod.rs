@@ -42,11 +42,14 @@ pub(crate) mod fake_runtime;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod gc;
+#[cfg(test)]
+mod given_tests;
 pub mod hash;
 pub mod hidden;
 #[cfg(test)]
 mod hook_tests;
 pub mod hosts;
+pub mod image_volumes;
 pub mod kill;
 pub mod labels;
 pub mod model;

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::container_config::MountedVolume;
 use super::hosts::EtcHosts;
+use super::image_volumes::Counted;
 use super::podspec::{ContainerKind, PodIdentity};
 use super::security::ImageUser;
 use super::sub_paths::SubPath;
@@ -125,12 +126,12 @@ pub trait HostFiles: Send + Sync {
     ) -> impl Future<Output = Result<(), HostFilesError>> + Send;
 }
 
-/// An image that a container needs.
+/// An image that a container needs, or a volume.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageRequest<'a> {
     pub pod: &'a PodIdentity,
-    pub kind: ContainerKind,
-    pub container: &'a str,
+    /// Whom the events are about; `None`: the pod as a whole.
+    pub container: Option<(ContainerKind, &'a str)>,
     /// The spec's text.
     pub image: &'a str,
     /// `Always`, `IfNotPresent`, `Never`, or empty for the default.
@@ -158,10 +159,12 @@ pub struct ImageFailure {
     pub back_off_until: Option<SystemTime>,
 }
 
-/// Makes images present; emits the events about it (`Pulled`, `Pulling`, `Failed`, `BackOff`, ...) itself.
+/// Makes images present, and counts how they fare as volumes; emits the events about it (`Pulled`, `Pulling`, `Failed`, `BackOff`, ...) itself.
 pub trait Images: Send + Sync {
     fn ensure_image(
         &self,
         request: ImageRequest<'_>,
     ) -> impl Future<Output = Result<ResolvedImage, ImageFailure>> + Send;
+    /// A container with image volumes was started, or was not.
+    fn count_volumes(&self, counted: Counted);
 }

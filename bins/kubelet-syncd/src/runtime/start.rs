@@ -18,6 +18,7 @@ use super::env::{self, EnvError, Environment, Inputs, Services};
 use super::env_files::{self, EnvFile, EnvFileError, EnvFiles};
 use super::events::{EventType, PodEvent};
 use super::hosts::etc_hosts;
+use super::image_volumes::{self, ImageVolumes};
 use super::model::{RunState, RuntimePod};
 use super::named_objects;
 use super::names::restart_count_from_logs;
@@ -42,6 +43,8 @@ pub(super) struct Start<'a, R, F, I> {
     pub sandbox: &'a SandboxId,
     /// Primary first.
     pub ips: &'a [IpAddr],
+    /// What came of the pod's image volumes.
+    pub image_volumes: &'a image_volumes::Pulled,
 }
 
 /// Files that were made for an instance.
@@ -80,6 +83,22 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
                 format!("Container {} uses {feature}, which is not supported yet: it runs without", container.name);
             self.warn(kind, container, "FeatureNotSupported", message);
         }
+        let images = self.image_volumes(kind, container)?;
+        let outcome = self.start(kind, container, target, &images).await;
+        if !images.is_empty() {
+            let error = outcome.as_ref().err().map(|error| (error.reason.as_str(), error.message.as_str()));
+            self.manager.images.count_volumes(image_volumes::count(&images, container, error));
+        }
+        outcome
+    }
+
+    async fn start(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        target: Option<&str>,
+        images: &ImageVolumes,
+    ) -> Result<(), ActionError> {
         // A pull may take long, and whoever ends the pod does not wait for it.
         let image = unless_cancelled(self.context.cancel, self.image(kind, container)).await??;
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
@@ -92,6 +111,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             volumes: self.context.volumes,
             environment: &environment,
             sub_paths: &BTreeMap::new(),
+            images,
             etc_hosts: None,
             termination_file: None,
             target: target.as_deref(),
@@ -141,8 +161,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
     async fn image(&self, kind: ContainerKind, container: &Container) -> Result<ResolvedImage, ActionError> {
         let request = ImageRequest {
             pod: self.identity,
-            kind,
-            container: &container.name,
+            container: Some((kind, &container.name)),
             image: image(container),
             pull_policy: container.image_pull_policy.as_deref().unwrap_or(""),
             sandbox_config: &self.plan.config,
@@ -152,6 +171,21 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             self.warn(kind, container, "Failed", format!("Error: {}", failure.reason));
             ActionError { back_off_until: failure.back_off_until, ..ActionError::new(failure.reason, failure.message) }
         })
+    }
+
+    /// Its volumes that are images.
+    fn image_volumes(&self, kind: ContainerKind, container: &Container) -> Result<ImageVolumes, ActionError> {
+        let failures = match image_volumes::of_container(self.image_volumes, container) {
+            Ok(images) => return Ok(images),
+            Err(failures) => failures,
+        };
+        let mut waits = ActionError::new("ErrImagePull", "");
+        for failure in failures {
+            self.warn(kind, container, "Failed", format!("Error: {}", failure.reason));
+            let back_off_until = failure.back_off_until;
+            waits = ActionError { back_off_until, ..ActionError::new(failure.reason, failure.message) };
+        }
+        Err(waits)
     }
 
     /// Container id of the target that an ephemeral container names.
@@ -360,7 +394,10 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
 }
 
 /// Waits for something that nobody needs once the pod ends.
-async fn unless_cancelled<T>(cancel: &CancellationToken, what: impl Future<Output = T>) -> Result<T, ActionError> {
+pub(super) async fn unless_cancelled<T>(
+    cancel: &CancellationToken,
+    what: impl Future<Output = T>,
+) -> Result<T, ActionError> {
     tokio::select! {
         biased;
         () = cancel.cancelled() => Err(ActionError::cancelled()),

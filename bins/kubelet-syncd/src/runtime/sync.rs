@@ -29,6 +29,7 @@ use super::dns::ResolvConf;
 use super::end::primary_ip;
 use super::events::{EventSink, EventType, PodEvent};
 use super::hidden::Hidden;
+use super::image_volumes;
 use super::model::{RunState, RuntimePod};
 use super::node_facts::NodeFacts;
 use super::pod_runtime::PodRuntime;
@@ -43,7 +44,7 @@ use super::resize::{Resize, plan};
 use super::restart::Past;
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
-use super::start::Start;
+use super::start::{Start, unless_cancelled};
 use super::user_blocks::{NoBlockStore, Pool, UNIT, UserBlocks};
 
 /// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
@@ -251,8 +252,19 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             sandbox = Some(id);
         }
         if let Some(sandbox) = sandbox {
-            let start =
-                Start { manager: self, pod, identity, status, context, plan: &plan, sandbox: &sandbox, ips: &ips };
+            let pulling = image_volumes::pull(&self.images, pod, identity, &plan.config);
+            let Ok(image_volumes) = unless_cancelled(context.cancel, pulling).await else { return result };
+            let start = Start {
+                manager: self,
+                pod,
+                identity,
+                status,
+                context,
+                plan: &plan,
+                sandbox: &sandbox,
+                ips: &ips,
+                image_volumes: &image_volumes,
+            };
             run_starts(&start, &actions, &mut result).await;
         }
         result

@@ -32,6 +32,8 @@ pub enum VolumeKind {
         kind: HostPathType,
     },
     Content(Content),
+    /// The runtime mounts it.
+    Image,
     /// A sentence that says what is missing.
     Impossible {
         kind: &'static str,
@@ -46,6 +48,7 @@ impl VolumeKind {
             VolumeKind::EmptyDir { .. } => "emptyDir",
             VolumeKind::HostPath { .. } => "hostPath",
             VolumeKind::Content(content) => content.kind(),
+            VolumeKind::Image => "image",
             VolumeKind::Impossible { kind, .. } => kind,
         }
     }
@@ -58,6 +61,7 @@ impl VolumeKind {
             }
             VolumeKind::HostPath { .. } => VolumeRoot::HostPath,
             VolumeKind::Content(content) => VolumeRoot::Plugin(content.plugin_name()),
+            VolumeKind::Image => VolumeRoot::Image,
         }
     }
 }
@@ -99,6 +103,8 @@ fn kind_of(pod: &Pod, volume: &Volume, requests: &Amounts, memory: u64) -> Volum
         empty_dir(source, fs_group(pod), requests, memory)
     } else if let Some(source) = &volume.host_path {
         host_path(source)
+    } else if volume.image.is_some() {
+        VolumeKind::Image
     } else if let Some(content) = Content::of(pod, volume, memory) {
         VolumeKind::Content(content)
     } else {
@@ -176,14 +182,13 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 9] = [
+    let kinds: [(bool, &str); 8] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
         (v.nfs.is_some(), "nfs"),
         (v.iscsi.is_some(), "iscsi"),
         (v.fc.is_some(), "fc"),
-        (v.image.is_some(), "image"),
         (v.git_repo.is_some(), "gitRepo"),
         (v.flex_volume.is_some(), "flexVolume"),
     ];
@@ -227,6 +232,8 @@ mod tests {
         let config = one(serde_json::json!({"configMap": {"name": "c"}}), none.clone());
         assert!(matches!(&config, VolumeKind::Content(c) if c.fs_group == Some(7)), "{config:?}");
         assert_eq!((config.name(), config.root()), ("configMap", VolumeRoot::Plugin("kubernetes.io/configmap")));
+        let image = one(serde_json::json!({"image": {"reference": "r"}}), none.clone());
+        assert_eq!((image.name(), image.root()), ("image", VolumeRoot::Image));
         let claim = one(serde_json::json!({"persistentVolumeClaim": {"claimName": "c"}}), none);
         assert!(matches!(claim, VolumeKind::Impossible { kind: "persistentVolumeClaim", .. }), "{claim:?}");
     }

@@ -223,6 +223,7 @@ impl<V: VolumeVerbs> Maker<'_, V> {
                 self.put(plan, &rendered).await?;
                 Ok(made(reply, Some(rendered.hash)))
             }
+            VolumeKind::Image => Ok(Ready { host_path: String::new(), content: None }),
             VolumeKind::Impossible { why, .. } => Err(VolumeError::Impossible { volume, why: why.clone() }),
         }
     }
@@ -246,8 +247,8 @@ impl<V: VolumeVerbs> Maker<'_, V> {
 pub fn mounted(outcomes: &Outcomes) -> MountedVolumes {
     let ready = outcomes.iter().filter_map(|(plan, outcome)| {
         let host_path = PathBuf::from(&outcome.as_ref().ok()?.host_path);
-        let read_only = matches!(plan.kind, VolumeKind::Content(_));
-        let managed = !matches!(plan.kind, VolumeKind::HostPath { .. });
+        let read_only = matches!(plan.kind, VolumeKind::Content(_) | VolumeKind::Image);
+        let managed = !matches!(plan.kind, VolumeKind::HostPath { .. } | VolumeKind::Image);
         let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root() };
         Some((plan.name.to_string(), volume))
     });
