@@ -12,7 +12,10 @@ use crate::runtime::podspec;
 /// One wanted pod.
 #[derive(Debug, Clone)]
 pub struct Desired {
+    /// As everybody here sees it: with the resources that were granted to it.
     pub pod: Arc<Pod>,
+    /// As its source has it. The same object where it asks for what it has.
+    pub asked: Arc<Pod>,
     /// "file", "http" or "api".
     pub source: &'static str,
 }
@@ -70,6 +73,13 @@ impl DesiredPods {
 
     pub fn remove(&mut self, uid: &PodUid) -> Option<Desired> {
         self.pods.remove(uid)
+    }
+
+    /// The pod has what it asks for.
+    pub fn grant(&mut self, uid: &PodUid) {
+        if let Some(desired) = self.pods.get_mut(uid) {
+            desired.pod = desired.asked.clone();
+        }
     }
 
     pub fn get(&self, uid: &PodUid) -> Option<&Desired> {

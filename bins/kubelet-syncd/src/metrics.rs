@@ -10,6 +10,12 @@ const STARTUP_BUCKETS: [f64; 25] = [
     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 
+/// Milliseconds.
+const RESIZE_BUCKETS: [f64; 14] = [
+    10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0,
+    600_000.0,
+];
+
 /// Registered once for the process.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -30,6 +36,12 @@ pub struct Metrics {
     pub started_containers_errors: IntCounterVec,
     pub admission_rejections: IntCounterVec,
     pub preemptions: IntCounterVec,
+    pub requested_resizes: IntCounterVec,
+    pub resize_duration: HistogramVec,
+    pub pending_resizes: GaugeVec,
+    pub infeasible_resizes: IntCounterVec,
+    pub in_progress_resizes: Gauge,
+    pub deferred_accepted: IntCounterVec,
 }
 
 impl Metrics {
@@ -58,6 +70,15 @@ impl Metrics {
             &["operation_type"],
         )?;
         registry.register(Box::new(worker_duration.clone()))?;
+        let resize_duration = HistogramVec::new(
+            HistogramOpts::new("kubelet_pod_resize_duration_milliseconds", "Milliseconds that a resize took.")
+                .buckets(RESIZE_BUCKETS.to_vec()),
+            &["success"],
+        )?;
+        registry.register(Box::new(resize_duration.clone()))?;
+        let in_progress_resizes =
+            Gauge::new("kubelet_pod_in_progress_resizes", "Pods whose containers do not have what was granted yet.")?;
+        registry.register(Box::new(in_progress_resizes.clone()))?;
         let running_pods = Gauge::new("kubelet_running_pods", "Pods with a ready sandbox.")?;
         registry.register(Box::new(running_pods.clone()))?;
         let orphaned_runtime_pods =
@@ -95,6 +116,28 @@ impl Metrics {
                 "Pods that were ended to make room for a critical one, by what was short.",
                 &["preemption_signal"],
             )?,
+            requested_resizes: counters(
+                "kubelet_container_requested_resizes_total",
+                "Amounts of containers that somebody asked to change, by resource, list and what was done to it.",
+                &["resource", "requirement", "operation"],
+            )?,
+            infeasible_resizes: counters(
+                "kubelet_pod_infeasible_resizes_total",
+                "Resizes that this node can never do, by why.",
+                &["reason_detail"],
+            )?,
+            deferred_accepted: counters(
+                "kubelet_pod_deferred_accepted_resizes_total",
+                "Resizes that were granted after they had to wait, by what made them be tried again.",
+                &["retry_trigger"],
+            )?,
+            pending_resizes: gauges(
+                "kubelet_pod_pending_resizes",
+                "Pods that were not granted what they ask for, by why.",
+                &["reason"],
+            )?,
+            in_progress_resizes,
+            resize_duration,
             started_pods: counter("kubelet_started_pods_total", "Sandboxes whose start was tried.")?,
             started_pods_errors: counter("kubelet_started_pods_errors_total", "Sandboxes that could not be started.")?,
             started_containers: counters(

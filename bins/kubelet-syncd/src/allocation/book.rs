@@ -259,6 +259,13 @@ impl Allocations {
         })
     }
 
+    /// Nobody wants the pod any more: under the same uid another may come, which gets what it asks for.
+    pub fn release(&self, uid: &PodUid) {
+        let mut book = self.book();
+        book.allocated.remove(uid);
+        book.conditions.remove(uid);
+    }
+
     /// Nothing of the pod is left.
     pub fn forget(&self, uid: &PodUid) {
         let mut book = self.book();

@@ -68,6 +68,10 @@ impl Entrance {
         Entrance { settings, refused: HashSet::new(), waiting: HashMap::new(), leaving: HashSet::new() }
     }
 
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// The pod has no worker and is not to get one: it was refused, or waits until others have made room.
     pub(super) fn is_out(&self, uid: &PodUid) -> bool {
         self.refused.contains(uid) || self.waiting.contains_key(uid)
@@ -124,13 +128,14 @@ impl Engine {
     fn take_in(&mut self, uid: &PodUid, now: Instant) {
         self.entrance.waiting.remove(uid);
         let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
+        self.node.allocations.allocate(uid, &pod);
         self.node.objects.register_pod(&pod);
         self.update_worker(uid, pod, UpdateType::Create, now);
     }
 
     /// Pods that use the node, without this one: wanted, not stopped, not over, not on their way out for another's sake
     /// (upstream `GetActivePods`).
-    fn occupants(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
+    pub(super) fn occupants(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
         let counts = |other: &PodUid, pod: &Pod| {
             let stopped = self.workers.lifecycle(other).is_some_and(|at| at >= Lifecycle::Terminated);
             let over = self.node.is_over(other, pod) && !self.workers.termination_requested(other);
@@ -140,7 +145,7 @@ impl Engine {
         self.desired.iter().filter(|(other, d)| counts(other, &d.pod)).map(|(_, d)| d.pod.clone()).collect()
     }
 
-    fn node_info(&self) -> NodeInfo {
+    pub(super) fn node_info(&self) -> NodeInfo {
         let (config, capacity) = (&self.node.config, &self.node.capacity);
         let amount = |n: u64| Quantity::from_bytes(i64::try_from(n).unwrap_or(i64::MAX));
         let pages = capacity.huge_pages.iter().map(|(size, total)| (huge_page_resource(*size), amount(*total)));
@@ -189,8 +194,16 @@ impl Engine {
 
     /// Ends pods for the sake of a critical one, which waits for them.
     fn make_room(&mut self, uid: &PodUid, victims: Vec<PodUid>, resource: &str, now: Instant) {
+        let wait = self.push_off(&victims, resource, now);
+        let names: Vec<&str> = victims.iter().map(PodUid::as_str).collect();
+        self.node.hub.why(uid, format!("waits for pods to make room: {}", names.join(", ")));
+        self.entrance.waiting.insert(uid.clone(), Waits::Room { victims, until: now + wait });
+    }
+
+    /// Ends pods because a critical one needs what they have. Answers how long that may take.
+    pub(super) fn push_off(&mut self, victims: &[PodUid], resource: &str, now: Instant) -> Duration {
         let mut wait = ROOM_MIN;
-        for victim in &victims {
+        for victim in victims {
             let Some(pod) = self.desired.get(victim).map(|d| d.pod.clone()) else { continue };
             if let Ok(identity) = PodIdentity::of(&pod) {
                 let event = PodEvent::pod(&identity, EventType::Warning, preemption::REASON, preemption::MESSAGE);
@@ -217,9 +230,7 @@ impl Engine {
             let grace = self.workers.grace(victim).unwrap_or(0);
             wait = wait.max(Duration::from_secs(grace.saturating_add(grace / 2)));
         }
-        let names: Vec<&str> = victims.iter().map(PodUid::as_str).collect();
-        self.node.hub.why(uid, format!("waits for pods to make room: {}", names.join(", ")));
-        self.entrance.waiting.insert(uid.clone(), Waits::Room { victims, until: now + wait });
+        wait
     }
 
     /// Looks after who waits: at each end of work, when the node has changed, and when a wait is over.

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::entrance::Entrance;
 use super::node::NodeContext;
+use super::resize::{Resizes, Trigger};
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
 use super::tidy::{GC_PERIOD, HOUSEKEEPING_BUSY, HOUSEKEEPING_IDLE};
@@ -58,6 +59,7 @@ pub struct Engine {
     /// Pods of which something that they name has changed. None: nobody tells any more.
     object_changes: Option<broadcast::Receiver<PodUid>>,
     pub(super) entrance: Entrance,
+    pub(super) resizes: Resizes,
     pub(super) workers: Workers<Arc<Pod>>,
     pub(super) desired: DesiredPods,
     pub(super) queue: WorkQueue,
@@ -87,6 +89,7 @@ impl Engine {
             node_labels: node.objects.node(),
             object_changes: Some(node.objects.changes()),
             entrance: Entrance::new(Settings::of(&node.config)),
+            resizes: Resizes::new(now),
             node,
             sources,
             updates,
@@ -111,13 +114,9 @@ impl Engine {
     pub async fn run(mut self) {
         loop {
             self.node.turned();
-            let wake =
-                [Some(self.housekeeping_at), Some(self.gc_at), self.qos_at, self.queue.next(), self.entrance.next()]
-                    .into_iter()
-                    .flatten()
-                    .min()
-                    .unwrap_or(self.gc_at)
-                    .min(Instant::now() + HEARTBEAT);
+            let due = [self.qos_at, self.queue.next(), self.entrance.next(), self.resizes.next()];
+            let first = due.into_iter().flatten().fold(self.housekeeping_at.min(self.gc_at), Instant::min);
+            let wake = first.min(Instant::now() + HEARTBEAT);
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
@@ -134,10 +133,13 @@ impl Engine {
                 Ok(()) = self.peer.changed() => self.on_peer(),
                 Ok(()) = self.node_labels.changed() => self.on_node(),
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
+                () = self.node.prober.changed() => self.on_probes(),
                 () = self.node.ownership.learned() => self.housekeeping_at = Instant::now(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             self.on_time();
+            // Before anything that this turn has begun gets to run.
+            self.keep_allocations();
         }
         // Work in progress is dropped with its task; the next start takes up from what the runtime and the disk say.
         for cancel in self.tasks.values() {
@@ -152,6 +154,7 @@ impl Engine {
         if update.op == PodOp::Add {
             desired::oldest_first(&mut pods);
         }
+        let uids: Vec<PodUid> = pods.iter().filter_map(|pod| desired::uid_of(pod)).collect();
         for pod in pods {
             let Some(uid) = desired::uid_of(&pod) else { continue };
             match update.op {
@@ -163,6 +166,11 @@ impl Engine {
         }
         self.sources.consumed(update.source);
         self.check_sources();
+        match update.op {
+            PodOp::Add => self.resize_added(&uids, now),
+            PodOp::Remove => self.retry_resizes(Trigger::PodsRemoved, now),
+            PodOp::Update | PodOp::Delete | PodOp::Reconcile => {}
+        }
         self.count();
     }
 
@@ -171,11 +179,19 @@ impl Engine {
             let spec = pod.spec.as_ref();
             self.node.metrics.containers_per_pod.observe(spec.map_or(0, |s| s.containers.len()) as f64);
         }
-        self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
+        let before = self.desired.get(uid).map(|d| d.asked.clone());
+        let granted = self.node.allocations.granted(uid, &pod);
+        self.desired.insert(uid.clone(), Desired { pod: granted, asked: pod.clone(), source });
         self.node.ownership.knows(uid);
         self.node.volnetd.authority().next_generation();
-        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
+        self.qos_soon(now);
         view::introduce(&self.node, uid, &pod, source);
+        match before.filter(|_| kind != UpdateType::Create) {
+            Some(before) => self.resize_if_asked(uid, &before, now),
+            None => self.node.allocations.take_up(uid, &pod),
+        }
+        // From here on it is the pod with what it was granted.
+        let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
         if kind == UpdateType::Create {
             return self.let_in(uid, &pod, now);
         }
@@ -192,7 +208,9 @@ impl Engine {
     /// else's condition is one that the pod's readiness waits for.
     fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
         let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
-        self.desired.insert(uid.clone(), Desired { pod: pod.clone(), source });
+        let asked = pod;
+        let pod = self.node.allocations.granted(&uid, &asked);
+        self.desired.insert(uid.clone(), Desired { pod: pod.clone(), asked, source });
         // Whoever holds the object that was known until now takes this one: a node of many pods keeps one of each.
         let says_the_same = |old: &Arc<Pod>| Arc::ptr_eq(old, &before) || desired::differ_in_status_only(old, &pod);
         self.workers.replace_pod(&uid, &pod, says_the_same);
@@ -223,13 +241,14 @@ impl Engine {
 
     fn unwant(&mut self, uid: &PodUid, now: Instant) {
         let Some(gone) = self.desired.remove(uid) else { return };
+        self.node.allocations.release(uid);
         if self.entrance.forget(uid) && self.workers.lifecycle(uid).is_none() {
             // It never began.
             self.node.forget(uid);
             return;
         }
         self.node.volnetd.authority().next_generation();
-        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
+        self.qos_soon(now);
         // Before every source has delivered a removal is only noted: housekeeping ends the pod later.
         if self.node.volnetd.authority().sources_ready() {
             self.update_worker(uid, gone.pod, UpdateType::Kill, now);
@@ -293,6 +312,25 @@ impl Engine {
         self.count();
     }
 
+    /// Results of probes have changed.
+    fn on_probes(&mut self) {
+        let now = Instant::now();
+        for uid in self.node.prober.take_changed() {
+            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            match self.workers.lifecycle(&uid) {
+                Some(Lifecycle::Sync) if !self.entrance.is_out(&uid) => {
+                    // An end that has not been read up on is told by the work that follows.
+                    if !self.node.last_words.is_missing(&self.node.cache.get(&uid)) {
+                        view::refresh(&self.node, &uid, &pod, Stage::Alive);
+                    }
+                    self.update_worker(&uid, pod, UpdateType::Sync, now);
+                }
+                Some(Lifecycle::Terminating) => view::readiness(&self.node, &uid, &pod),
+                _ => {}
+            }
+        }
+    }
+
     fn on_done(&mut self, done: Done) {
         let now = Instant::now();
         self.tasks.remove(&done.uid);
@@ -303,6 +341,14 @@ impl Engine {
         self.apply(actions, now);
         self.show(&done.uid);
         self.attend_the_door(now);
+        if matches!(done.kind, WorkKind::Terminating | WorkKind::TerminatingRuntime | WorkKind::Terminated) {
+            self.retry_resizes(Trigger::PodTerminated, now);
+        }
+    }
+
+    /// The pods' requests have changed: the QoS cgroups follow.
+    pub(super) fn qos_soon(&mut self, now: Instant) {
+        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
     }
 
     pub(super) fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
@@ -384,6 +430,9 @@ impl Engine {
         if self.entrance.next().is_some_and(|at| at <= now) {
             self.attend_the_door(now);
         }
+        if self.resizes.next().is_some_and(|at| at <= now) {
+            self.retry_resizes(Trigger::Periodic, now);
+        }
         if self.qos_at.is_some_and(|at| at <= now) {
             self.qos_at = None;
             let pods: Vec<Arc<Pod>> = self.active().map(|(_, d)| d.pod.clone()).collect();
@@ -439,6 +488,10 @@ impl Engine {
 
     pub(super) fn count(&self) {
         let metrics = &self.node.metrics;
+        let [deferred, infeasible, under_way] = self.node.allocations.census();
+        metrics.pending_resizes.with_label_values(&["deferred"]).set(deferred as f64);
+        metrics.pending_resizes.with_label_values(&["infeasible"]).set(infeasible as f64);
+        metrics.in_progress_resizes.set(under_way as f64);
         let desired = |is_static: bool| {
             let all = self.desired.iter().filter(|(_, d)| (d.source != "api") == is_static);
             all.count() as f64

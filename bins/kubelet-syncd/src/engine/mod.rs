@@ -3,6 +3,7 @@
 //! * [`Engine`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
 //! * [`entrance`] lets pods in, keeps them waiting or refuses them, as [`crate::admission`] decides.
+//! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole,
 //!   and `tidy` says when.
@@ -17,6 +18,8 @@ pub mod last_words;
 pub mod node;
 pub mod ports;
 mod prepare;
+mod resize;
+mod resize_port;
 pub mod runtime_health;
 pub mod runtime_side;
 mod tidy;

@@ -14,11 +14,13 @@ use tokio::time::Instant;
 use super::events::Reporter;
 use super::last_words::LastWords;
 use super::runtime_health::RuntimeHealth;
+use crate::allocation::Allocations;
 use crate::api::objects::Objects;
 use crate::cgroups::Capacity;
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 use crate::pleg::{Pleg, PodCache};
+use crate::prober::Prober;
 use crate::runtime::container_config::MountedVolumes;
 use crate::runtime::node_facts::{NodeFacts, SharedFacts};
 use crate::service::PodHub;
@@ -63,8 +65,11 @@ pub struct NodeContext {
     pub reporter: Arc<Reporter>,
     pub metrics: Metrics,
     pub runtime: super::RuntimeSide,
+    pub prober: Arc<Prober>,
     pub last_words: LastWords,
     pub ownership: Arc<Ownership>,
+    /// What pods were granted, and what they have.
+    pub allocations: Arc<Allocations>,
     /// As the runtime says; empty: the configured one.
     pub cgroup_driver: String,
     /// Start of the process: what the cache says from then on may be relied on.
@@ -108,8 +113,10 @@ pub struct NodeParts {
     pub reporter: Arc<Reporter>,
     pub metrics: Metrics,
     pub runtime: super::RuntimeSide,
+    pub prober: Arc<Prober>,
     pub last_words: LastWords,
     pub ownership: Arc<Ownership>,
+    pub allocations: Arc<Allocations>,
     pub cgroup_driver: String,
     pub started: Instant,
     pub cgroups: watch::Receiver<Option<Epoch>>,
@@ -135,8 +142,10 @@ impl NodeContext {
             reporter: parts.reporter,
             metrics: parts.metrics,
             runtime: parts.runtime,
+            prober: parts.prober,
             last_words: parts.last_words,
             ownership: parts.ownership,
+            allocations: parts.allocations,
             cgroup_driver: parts.cgroup_driver,
             started: parts.started,
             cgroups: parts.cgroups,
@@ -257,7 +266,9 @@ impl NodeContext {
         shared.verdicts.remove(uid);
         drop(shared);
         self.objects.unregister_pod(uid);
+        self.allocations.forget(uid);
         self.runtime.forget(uid);
+        self.prober.forget(uid);
         self.hub.remove(uid);
     }
 

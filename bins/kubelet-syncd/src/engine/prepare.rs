@@ -8,12 +8,13 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::node::Prepared;
 use super::view;
-use super::work::{One, Step, Stop};
+use super::work::{FAILED, One, Step, Stop};
 use crate::pod_workers::Retry;
 use crate::runtime::events::EventType;
+use crate::runtime::model::RunState;
 use crate::runtime::named_objects::{self, NamedObjects};
 use crate::runtime::node_facts::NodeFacts;
-use crate::runtime::resources::{pod_cgroup_resources, qos_class};
+use crate::runtime::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 use crate::volnetd::Volnetd;
 use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
 
@@ -32,6 +33,7 @@ impl One {
             return self.refresh(pod, &facts, &plans, prepared).await;
         }
         self.why("prepares cgroup, folders and volumes");
+        let (resources, resizes) = self.without_resize(pod, resources);
         let volnetd = &self.node.volnetd;
         let (cgroup, folders, outcomes) = tokio::join!(
             volnetd.ensure_pod(
@@ -58,6 +60,10 @@ impl One {
                 return Err(self.volnetd_failed("making the pod's cgroup", &error));
             }
         };
+        if !resizes && let Err(error) = self.node.allocations.set_actuated_level(&self.uid, pod) {
+            tracing::warn!(%error, "what the pod has as a whole could not be noted");
+            return Err(FAILED);
+        }
         if let Err(error) = folders {
             return Err(self.volnetd_failed("making the pod's folders", &error));
         }
@@ -78,6 +84,20 @@ impl One {
         };
         self.node.set_prepared(&self.uid, prepared.clone());
         Ok(prepared)
+    }
+
+    /// While containers that run are being resized, the pod's limits change step by step with theirs and not before. Says
+    /// whether that is so.
+    fn without_resize(&self, pod: &Pod, resources: CgroupResources) -> (CgroupResources, bool) {
+        let runtime = self.node.cache.get(&self.uid);
+        let is_running = |name: &str| runtime.newest(name).is_some_and(|c| c.state == RunState::Running);
+        let resizes =
+            runtime.running().next().is_some() && self.node.allocations.is_in_progress(&self.uid, pod, is_running);
+        if !resizes {
+            return (resources, false);
+        }
+        let CgroupResources { pids_limit, hugepage_limits, .. } = resources;
+        (CgroupResources { pids_limit, hugepage_limits, ..CgroupResources::default() }, true)
     }
 
     /// Puts the files that have changed. What cannot be had now leaves the pod with what it has.
@@ -150,7 +170,7 @@ impl One {
     }
 }
 
-fn wire_qos(class: QosClass) -> api::Qos {
+pub(super) fn wire_qos(class: QosClass) -> api::Qos {
     match class {
         QosClass::Guaranteed => api::Qos::Guaranteed,
         QosClass::Burstable => api::Qos::Burstable,
@@ -158,7 +178,7 @@ fn wire_qos(class: QosClass) -> api::Qos {
     }
 }
 
-fn wire_resources(r: crate::runtime::resources::CgroupResources) -> api::CgroupResources {
+pub(super) fn wire_resources(r: CgroupResources) -> api::CgroupResources {
     api::CgroupResources {
         cpu_shares: r.cpu_shares,
         cpu_quota_us: r.cpu_quota_us,

@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::events::Reporter;
 use super::node::{NodeContext, Prepared};
 use super::ports::{Files, Paced, PodImages, with_turn};
-use super::view;
+use super::resize_port::PodResizer;
+use super::{resize, view};
 use super::work::is_over;
 use crate::hooks::pre_stop::PreStops;
 use crate::images::credentials::Keyring;
@@ -24,7 +25,6 @@ use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
 use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
-use crate::runtime::actions::ProbeResults;
 use crate::runtime::backoff::CrashLoopBackOff;
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::model::RuntimePod;
@@ -64,6 +64,8 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct RuntimeSide {
     manager: RuntimeManager<Paced, Files, PodImages>,
+    /// For what no start waits for.
+    cri: CriClient,
     images: Arc<ImageManager<CriClient>>,
     policy: GcPolicy,
     memory: Mutex<Memory>,
@@ -125,7 +127,7 @@ impl RuntimeSide {
         }
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
-            Paced::new(cri, limiter),
+            Paced::new(cri.clone(), limiter),
             Files(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone() },
             reporter,
@@ -134,7 +136,7 @@ impl RuntimeSide {
         )
         .with_pre_stops(pre_stops)
         .with_users(users_of_pods(config, state));
-        RuntimeSide { manager, images, policy: gc_policy(config), memory: Mutex::default() }
+        RuntimeSide { manager, cri, images, policy: gc_policy(config), memory: Mutex::default() }
     }
 
     /// Counts requests that were not sent because they granted too much.
@@ -161,21 +163,24 @@ impl RuntimeSide {
             return Report { did_something: false, failed: Some(Retry::Failed { back_off: None }) };
         };
         let facts = node.facts();
+        let resizer = PodResizer { node, cri: &self.cri, uid, pod, facts: &facts };
         let sandbox_ready = |_: &_, _: &_| view::sandbox_ready(node, uid);
         let context = SyncContext {
             facts: &facts,
             cgroup_parent: &prepared.cgroup_parent,
             volumes: &prepared.volumes,
             objects: &*node.objects,
-            probes: &ProbeResults::default(),
+            probes: &node.prober.results(uid, runtime),
             past: &Past::of(pod, runtime, node.status(uid).as_ref()),
             cancel,
+            resizer: &resizer,
             on_sandbox_ready: &sandbox_ready,
         };
         let _in_sync = InSync::begin(self, uid);
         let result =
             with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
         self.remember(uid, &result);
+        resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);
         if let Some(text) = result.error_text() {
             tracing::info!("sync is not complete: {text}");
@@ -225,14 +230,17 @@ impl RuntimeSide {
         let failures = self.memory().failures.of(uid);
         let facts = node.facts();
         let runtime = &*self.manager.shown(runtime);
+        let (actuated, resize) = (node.allocations.actuated(uid), node.allocations.shown(uid));
         let input = StatusInput {
             pod,
             runtime,
             old: last.as_ref().or(first.as_ref()),
             start_failures: &failures,
             messages: &node.last_words.of(runtime),
-            probes: &ProbeResults::default(),
+            probes: &node.prober.results(uid, runtime),
             facts: &facts,
+            actuated: actuated.as_ref(),
+            resize: &resize,
             terminal: stage != Stage::Alive,
             verdict: verdict.as_ref(),
             now: jiff::Timestamp::now(),
@@ -262,6 +270,7 @@ impl RuntimeSide {
             status = terminate(pod, &status);
         }
         node.set_status(uid, status.clone());
+        node.prober.observe(uid, pod, &status);
         status
     }
 

@@ -9,6 +9,7 @@ use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
 use super::main_loop::Engine;
+use super::resize::Trigger;
 use super::{upkeep, view};
 use crate::housekeeping;
 use crate::pod_workers::UpdateType;
@@ -38,6 +39,7 @@ impl Engine {
             self.housekeeping_at = Instant::now();
             // What ended while nobody looked need not wait a whole period.
             self.gc_at = self.gc_at.min(Instant::now() + HOUSEKEEPING_BUSY);
+            self.retry_resizes(Trigger::PodsAdded, Instant::now());
         }
     }
 
@@ -106,6 +108,7 @@ impl Engine {
         self.node.ownership.retain(&runtime, &wanted);
         let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
         self.node.last_words.retain(&exist);
+        self.node.prober.retain(&exist);
         self.node.runtime.retain_containers(&exist);
         self.count();
     }

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use super::node::NodeContext;
 use super::runtime_side::Stage;
-use super::view;
+use super::{resize, view};
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
@@ -169,6 +169,7 @@ impl One {
     async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
         self.node.first_seen(&self.uid);
         let runtime = self.runtime_pod(work.last_sync).await?;
+        resize::note_progress(&self.node, &self.uid, pod, &runtime);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
         if is_late && self.node.condemn(&self.uid, deadline_exceeded()) {
@@ -188,6 +189,7 @@ impl One {
             return Err(Stop::Retry(Retry::NetworkNotReady));
         }
         let prepared = self.prepare(pod).await?;
+        self.node.prober.add_pod(&self.uid, pod);
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
         // of a look in any case would be to try again at once, for ever.
@@ -218,8 +220,10 @@ impl One {
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
         self.say_terminating(work.grace, &runtime);
+        self.node.prober.stop_liveness_and_startup(&self.uid);
         self.kill(Some(pod), &runtime, work.grace).await?;
         let after = self.stopped().await?;
+        self.node.prober.remove_pod(&self.uid);
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &after, Stage::Stopped);
         view::publish(&self.node, &self.uid, pod, &after, &status, Stage::Stopped);
         Ok(Outcome::Done)

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_cri::CriError;
-use bulkhead_types::PodUid;
+use bulkhead_types::{ContainerId, PodUid};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -54,6 +54,8 @@ struct Inner {
     owners: HashMap<Box<str>, PodUid>,
     /// Pods to inspect, and whether their worker is to hear of it (`PodSync`) if nothing changed.
     wanted: HashMap<PodUid, bool>,
+    /// Containers about which everything is to be asked, by pod.
+    anew: HashMap<PodUid, HashSet<Box<str>>>,
     /// Pods that we are changing ourselves right now, and since when.
     busy: HashMap<PodUid, Instant>,
     closed: bool,
@@ -144,6 +146,17 @@ impl PodCache {
     pub(super) fn want(&self, uid: &PodUid) {
         self.inner().wanted.insert(uid.clone(), true);
         self.wake.notify_one();
+    }
+
+    pub(super) fn want_anew<'a>(&self, uid: &PodUid, containers: impl Iterator<Item = &'a ContainerId>) {
+        let ids = containers.map(|id| id.as_str().into());
+        self.inner().anew.entry(uid.clone()).or_default().extend(ids);
+        self.want(uid);
+    }
+
+    /// Containers about which everything is to be asked, since the last call.
+    pub(super) fn take_anew(&self) -> HashMap<PodUid, HashSet<Box<str>>> {
+        std::mem::take(&mut self.inner().anew)
     }
 
     /// One at a time for each pod: its worker.

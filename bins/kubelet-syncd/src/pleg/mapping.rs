@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
-use crate::runtime::model::{ContainerStatus, RunState, SandboxState, SandboxStatus};
+use crate::runtime::container_config::absolute;
+use crate::runtime::model::{ContainerStatus, RunState, RuntimeResources, SandboxState, SandboxStatus};
+use crate::runtime::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
 
 /// Labels that tie a container to its pod (upstream `staging/src/k8s.io/kubelet/pkg/types/labels.go`).
 pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
@@ -73,7 +75,8 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
     let name = status.labels.get(LABEL_CONTAINER_NAME).or(status.metadata.as_ref().map(|m| &m.name));
     let image = status.image.as_ref();
     let message_path = note(ANNOTATION_MESSAGE_PATH).unwrap_or_default();
-    let message_mount = status.mounts.iter().find(|m| !message_path.is_empty() && m.container_path == message_path);
+    let mounted_at = absolute(message_path);
+    let message_mount = status.mounts.iter().find(|m| !message_path.is_empty() && m.container_path == mounted_at);
     Some(ContainerStatus {
         id: ContainerId::parse(&status.id).ok()?,
         name: name.cloned().unwrap_or_default(),
@@ -94,10 +97,25 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
         log_path: status.log_path.clone(),
         termination_message_path: message_path.to_owned(),
         termination_message_policy: note(ANNOTATION_MESSAGE_POLICY).unwrap_or_default().to_owned(),
+        resources: resources(status),
         termination_message_host_path: message_mount.map(|m| m.host_path.clone()).filter(|p| !p.is_empty()),
         pod_termination_grace: note(ANNOTATION_TERMINATION_GRACE).and_then(|n| n.parse().ok()),
         pod_deletion_grace: note(ANNOTATION_DELETION_GRACE).and_then(|n| n.parse().ok()),
+        stop_signal: status.stop_signal,
     })
+}
+
+/// In the API's units (upstream `kuberuntime_container_linux.go` toKubeContainerResources).
+fn resources(status: &v1::ContainerStatus) -> RuntimeResources {
+    let Some(linux) = status.resources.as_ref().and_then(|r| r.linux.as_ref()) else {
+        return RuntimeResources::default();
+    };
+    let shares = u64::try_from(linux.cpu_shares).ok().filter(|shares| *shares > 0);
+    RuntimeResources {
+        cpu_request: shares.map(shares_to_milli_cpu),
+        cpu_limit: quota_to_milli_cpu(linux.cpu_quota, linux.cpu_period),
+        memory_limit: Some(linux.memory_limit_in_bytes).filter(|bytes| *bytes > 0),
+    }
 }
 
 /// CRI's nanoseconds since 1970; 0 (and less) means that it has not happened.
@@ -141,6 +159,15 @@ mod tests {
                 host_path: "/h/13d0088e".into(),
                 ..Default::default()
             }],
+            resources: Some(v1::ContainerResources {
+                linux: Some(v1::LinuxContainerResources {
+                    cpu_shares: 102,
+                    cpu_quota: 25_000,
+                    cpu_period: 100_000,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let mapped = container(&status, "s1").unwrap();
@@ -150,6 +177,8 @@ mod tests {
         assert_eq!(mapped.finished_at, None);
         assert_eq!(mapped.termination_message_host_path.as_deref(), Some("/h/13d0088e"));
         assert_eq!((mapped.pod_termination_grace, mapped.pod_deletion_grace), (Some(30), None));
+        let has = RuntimeResources { cpu_request: Some(100), cpu_limit: Some(250), memory_limit: None };
+        assert_eq!(mapped.resources, has);
         assert_eq!(container(&status, "../s"), None);
     }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_cri::CriClient;
-use bulkhead_types::PodUid;
+use bulkhead_types::{ContainerId, PodUid};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -142,6 +142,12 @@ impl Pleg {
     /// Asks for a fresh look at one pod, as after a sync that did something. Its events follow, or a `PodSync`.
     pub fn request(&self, uid: &PodUid) {
         self.shared.cache.want(uid);
+    }
+
+    /// [`Pleg::request`], asking also about these containers what cannot be seen from their states: they were changed
+    /// while they run.
+    pub fn refresh<'a>(&self, uid: &PodUid, containers: impl Iterator<Item = &'a ContainerId>) {
+        self.shared.cache.want_anew(uid, containers);
     }
 
     /// Says that this pod's worker is making its sandbox and containers: the events of that are its own doing, and one

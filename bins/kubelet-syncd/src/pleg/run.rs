@@ -129,6 +129,9 @@ impl PlegTask {
                 done = done => if let Some(done) = done { self.on_done(done) },
                 () = self.shared.cache.wake.notified() => {
                     let now = Instant::now();
+                    for (uid, ids) in self.shared.cache.take_anew() {
+                        self.tracker.refresh(&uid, ids);
+                    }
                     for (uid, tell) in self.shared.cache.take_wanted() {
                         self.tracker.request(&uid, tell, now);
                     }

@@ -210,6 +210,11 @@ impl Tracker {
         }
     }
 
+    /// The next look at the pod asks about these containers whatever their states are.
+    pub(super) fn refresh(&mut self, uid: &PodUid, ids: HashSet<Box<str>>) {
+        self.pods.entry(uid.clone()).or_default().refresh.extend(ids);
+    }
+
     /// Somebody wants a fresh look; with `tell` the pod's worker hears of it even if nothing changed.
     pub(super) fn request(&mut self, uid: &PodUid, tell: bool, now: Instant) {
         let track = self.pods.entry(uid.clone()).or_default();

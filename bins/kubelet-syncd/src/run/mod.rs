@@ -5,6 +5,7 @@ mod facts;
 mod runtime;
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
@@ -17,6 +18,7 @@ use bulkhead_types::Process;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::allocation::{self, Allocations};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::objects::{NoObjects, Objects};
 use crate::api::pods::{ApiPods, PodSource};
@@ -36,6 +38,9 @@ use crate::node_resources::{self, texts};
 use crate::ownership::{Ownership, Territory};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::private_state::PrivateState;
+use crate::prober::metrics::ProbeMetrics;
+use crate::prober::table::Began;
+use crate::prober::{self, Prober};
 use crate::runtime::dns;
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::node_facts::{HostFacts, SharedFacts};
@@ -209,6 +214,14 @@ async fn work(
     let refusals = request_check::counter()?;
     daemon.registry.register(Box::new(refusals.clone()))?;
     let runtime = runtime.with_refusals(refusals);
+    let saved = allocation::export::load(state.allocations(), &daemon.broker).await;
+    let gates = allocation::Gates::of(&config.feature_gates());
+    let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
+    tokio::spawn(allocation::export::keep(allocations.clone(), daemon.broker.clone()));
+    let store = Arc::new(state.clone());
+    let began = Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
+    let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.registry)?, &*store));
+    tokio::spawn(prober::run(prober.clone(), cri.clone(), reporter.clone(), store));
     let (cgroups_sender, cgroups) = watch::channel(None);
     let node = Arc::new(NodeContext::new(NodeParts {
         config: config.clone(),
@@ -223,8 +236,10 @@ async fn work(
         reporter: reporter.clone(),
         metrics,
         runtime,
+        prober,
         last_words: LastWords::new(daemon.broker.clone()),
         ownership,
+        allocations,
         cgroup_driver,
         started,
         cgroups,

@@ -76,6 +76,8 @@ pub struct PodActions {
     pub ephemeral_containers_to_start: Vec<usize>,
     pub containers_to_kill: Vec<ContainerKill>,
     pub containers_to_reset: Vec<ContainerReset>,
+    /// What running containers and the pod's cgroup have to become; [`super::resize::plan`] fills it in.
+    pub resize: super::resize::Resize,
 }
 
 impl PodActions {

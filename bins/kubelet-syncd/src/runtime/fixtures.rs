@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::env::Service;
 use super::hash::container_hash;
-use super::model::{ContainerStatus, RunState, SandboxState, SandboxStatus};
+use super::model::{ContainerStatus, RunState, RuntimeResources, SandboxState, SandboxStatus};
 use crate::api::objects::{KnownServices, ObjectError, Objects, Token, TokenWanted};
 
 pub const UID: &str = "11111111-2222-3333-4444-555555555555";
@@ -69,9 +69,11 @@ pub fn container_status(name: &str, state: RunState, exit_code: i32) -> Containe
         log_path: String::new(),
         termination_message_path: String::new(),
         termination_message_policy: String::new(),
+        resources: RuntimeResources::default(),
         termination_message_host_path: None,
         pod_termination_grace: None,
         pod_deletion_grace: None,
+        stop_signal: 0,
     }
 }
 

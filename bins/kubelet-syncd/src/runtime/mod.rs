@@ -68,6 +68,7 @@ pub mod sandbox_config;
 pub mod security;
 mod start;
 pub mod stop;
+pub mod stop_signal;
 pub mod sub_paths;
 pub mod sync;
 pub mod user_blocks;

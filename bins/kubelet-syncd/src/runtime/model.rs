@@ -36,6 +36,17 @@ pub struct SandboxStatus {
     pub ips: Vec<IpAddr>,
 }
 
+/// CPU and memory of a running container by the runtime's own word (CRI `ContainerStatus.resources`). None: it does not
+/// say, or there is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RuntimeResources {
+    /// Thousandths of a core.
+    pub cpu_request: Option<i64>,
+    pub cpu_limit: Option<i64>,
+    /// Bytes.
+    pub memory_limit: Option<i64>,
+}
+
 /// One instance of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerStatus {
@@ -62,12 +73,16 @@ pub struct ContainerStatus {
     /// From the annotations `io.kubernetes.container.terminationMessagePath` and `...Policy`.
     pub termination_message_path: String,
     pub termination_message_policy: String,
+    /// What the runtime says that the container has; runtimes that say nothing leave it empty.
+    pub resources: RuntimeResources,
     /// Host path that is mounted at the termination message path, from the runtime's mount list.
     pub termination_message_host_path: Option<String>,
     /// From annotation `io.kubernetes.pod.terminationGracePeriod`, seconds.
     pub pod_termination_grace: Option<i64>,
     /// From annotation `io.kubernetes.pod.deletionGracePeriod`, seconds.
     pub pod_deletion_grace: Option<i64>,
+    /// CRI's number of the signal that stops it; 0 when the runtime does not say.
+    pub stop_signal: i32,
 }
 
 /// Everything the runtime knows about a pod.

@@ -13,6 +13,7 @@ pub enum Action {
     RemoveContainer,
     CreatePodSandbox,
     KillPodSandbox,
+    ResizePodInPlace,
 }
 
 impl Action {
@@ -23,6 +24,7 @@ impl Action {
             Action::RemoveContainer => "RemoveContainer",
             Action::CreatePodSandbox => "CreatePodSandbox",
             Action::KillPodSandbox => "KillPodSandbox",
+            Action::ResizePodInPlace => "ResizePodInPlace",
         }
     }
 }

@@ -13,12 +13,15 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::reason_cache::StartFailure;
+use super::resources;
 use super::termination::join;
+use crate::allocation::PodResources;
 use crate::runtime::actions::{ProbeResult, ProbeResults, has_any_regular_container_created};
 use crate::runtime::container_config::recursive_read_only;
 use crate::runtime::model::{ContainerStatus as Instance, RunState, RuntimePod};
 use crate::runtime::podspec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
 use crate::runtime::restart::should_start;
+use crate::runtime::stop_signal;
 
 const UNKNOWN: &str = "ContainerStatusUnknown";
 /// Why a container of a pod that restarts in place waits, and as what it ended.
@@ -42,6 +45,10 @@ pub(super) struct Inputs<'a> {
     pub restarting: bool,
     pub runtime_name: &'a str,
     pub recursive_read_only: bool,
+    /// Which signal stops a container is told.
+    pub stop_signals: bool,
+    /// What containers were given last, by name.
+    pub actuated: Option<&'a PodResources>,
 }
 
 /// Statuses of `list`, one for each container.
@@ -69,7 +76,7 @@ fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
         None => without_instance(inputs, container, old),
     };
     apply_start_failure(inputs, container, newest, &mut status);
-    set_readiness(inputs, container, newest, &mut status);
+    set_readiness(inputs, container, newest, old, &mut status);
     status
 }
 
@@ -127,7 +134,14 @@ fn convert(
         restart_count: i32::try_from(instance.restart_count).unwrap_or(i32::MAX),
         last_state: Some(ContainerState::default()),
         volume_mounts: mount_statuses(container, inputs.recursive_read_only),
-        resources: Some(container.resources.clone().unwrap_or_default()),
+        stop_signal: stop_signal::shown(instance.stop_signal).filter(|_| inputs.stop_signals),
+        resources: Some(resources::of_container(
+            container,
+            instance,
+            &id,
+            old,
+            inputs.actuated.and_then(|pod| pod.containers.get(&container.name)),
+        )),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()).filter(|r| !r.is_empty()),
         ..ContainerStatus::default()
     };
@@ -160,8 +174,9 @@ fn convert(
                     exit_code: instance.exit_code,
                     reason: some(instance.reason.clone()),
                     message: told.or_else(|| some(join(&instance.message, own, ""))),
-                    started_at: instance.started_at.map(time),
-                    finished_at: instance.finished_at.map(time),
+                    // One whose start failed never ran: upstream shows the runtime's zero as it is.
+                    started_at: Some(time(instance.started_at.unwrap_or(SystemTime::UNIX_EPOCH))),
+                    finished_at: Some(time(instance.finished_at.unwrap_or(SystemTime::UNIX_EPOCH))),
                     container_id: Some(id),
                     signal: None,
                 }),
@@ -218,23 +233,34 @@ fn apply_start_failure(
     status.state = Some(waiting(&failure.reason, &failure.message));
 }
 
-/// `started` and `ready`, as the probe manager sets them; where no probes run, there are none.
-fn set_readiness(inputs: Inputs<'_>, container: &Container, newest: Option<&Instance>, status: &mut ContainerStatus) {
+/// `started` and `ready` by what probes found out (upstream `pkg/kubelet/prober/prober_manager.go`). Of an instance that no
+/// probe has spoken about, what was told before stays told: readiness does not change because this process began anew.
+fn set_readiness(
+    inputs: Inputs<'_>,
+    container: &Container,
+    newest: Option<&Instance>,
+    old: Option<&ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
     if inputs.kind == ContainerKind::Ephemeral {
         return;
     }
     let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
-    let passed = |has_probe: bool, results: &BTreeMap<ContainerId, ProbeResult>| {
-        !has_probe
-            || !inputs.probes.running
-            || newest.is_some_and(|s| results.get(&s.id) == Some(&ProbeResult::Success))
+    let told = old.filter(|old| old.container_id.is_some() && old.container_id == status.container_id);
+    let passed = |has_probe: bool, results: &BTreeMap<ContainerId, ProbeResult>, before: bool| {
+        match newest.and_then(|instance| results.get(&instance.id)) {
+            Some(result) => *result == ProbeResult::Success,
+            None => !has_probe || before,
+        }
     };
-    let started = running && passed(container.startup_probe.is_some(), &inputs.probes.startup);
+    let was_started = told.is_some_and(|old| old.started == Some(true));
+    let started = running && passed(container.startup_probe.is_some(), &inputs.probes.startup, was_started);
+    let was_ready = told.is_some_and(|old| old.ready);
     status.started = Some(started);
     status.ready = if inputs.kind == ContainerKind::Init && !is_sidecar(container) {
         terminated_of(status.state.as_ref()).is_some_and(|t| t.exit_code == 0)
     } else {
-        started && passed(container.readiness_probe.is_some(), &inputs.probes.readiness)
+        started && passed(container.readiness_probe.is_some(), &inputs.probes.readiness, was_ready)
     };
 }
 

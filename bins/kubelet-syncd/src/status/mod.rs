@@ -6,6 +6,7 @@
 //! | [`phase`] | Pending, Running, Succeeded, Failed |
 //! | [`containers`] | state, last state, restart count, readiness of each container |
 //! | [`conditions`] | the conditions that a kubelet owns |
+//! | `resources` | what containers and the pod have |
 //! | [`termination`] | termination messages: joining and limits |
 //! | [`terminate`] | the last status of a pod whose containers are gone |
 //! | [`transition`] | which updates are contradictions and must not be stored |
@@ -18,7 +19,9 @@ pub mod conditions;
 pub mod containers;
 pub mod phase;
 pub mod pod_status;
+pub mod readiness;
 pub mod reason_cache;
+mod resources;
 pub mod summary;
 pub mod terminate;
 pub mod termination;

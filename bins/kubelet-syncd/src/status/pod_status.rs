@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use bulkhead_types::ContainerId;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodIP, PodStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceRequirements,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::conditions;
@@ -13,6 +15,8 @@ use super::containers::{self, seconds};
 use super::phase::{Phase, phase};
 use super::reason_cache::StartFailure;
 use super::termination::{POD_BYTES_MAX, head};
+use crate::allocation::PodResources;
+use crate::allocation::conditions::IN_PROGRESS;
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::model::RuntimePod;
 use crate::runtime::node_facts::NodeFacts;
@@ -44,6 +48,10 @@ pub struct StatusInput<'a> {
     pub messages: &'a BTreeMap<ContainerId, String>,
     pub probes: &'a ProbeResults,
     pub facts: &'a NodeFacts,
+    /// What the pod's containers were given last.
+    pub actuated: Option<&'a PodResources>,
+    /// What is to be said of its resize.
+    pub resize: &'a [PodCondition],
     /// The pod's containers were all stopped because the pod ends.
     pub terminal: bool,
     /// Forces phase Failed with that reason.
@@ -60,7 +68,7 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         observed_generation: pod.metadata.generation.filter(|g| *g > 0),
         start_time: old.and_then(|o| o.start_time.clone()).or(Some(Time(seconds(input.now)))),
         allocated_resources: Some(to_api(&pod_requests(pod, true))).filter(|r| !r.is_empty()),
-        resources: Some(effective_resources(pod)),
+        resources: Some(pod_resources(input, old)),
         ..PodStatus::default()
     };
     set_container_statuses(input, old, &mut status);
@@ -69,11 +77,21 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let phase = set_phase(input, old, &all, &mut status);
     let disruption = input.verdict.and_then(|v| v.disruption.as_deref());
     let now = seconds(input.now);
-    status.conditions =
-        Some(conditions::all(conditions::Inputs { pod, runtime, old, statuses: &all, phase, disruption, now }));
+    let mut listed = conditions::all(conditions::Inputs { pod, runtime, old, statuses: &all, phase, disruption, now });
+    if !phase.is_terminal() && !input.terminal {
+        listed.extend_from_slice(input.resize);
+    }
+    status.conditions = Some(listed);
     set_addresses(input, old, &mut status);
     limit_messages(pod, &mut status);
     status
+}
+
+/// What the pod has: while a resize is under way what was told before, else what it was granted.
+fn pod_resources(input: &StatusInput<'_>, old: Option<&PodStatus>) -> ResourceRequirements {
+    let is_under_way = input.resize.iter().any(|c| c.type_ == IN_PROGRESS);
+    let told = old.filter(|o| is_under_way && o.phase.as_deref() == Some("Running"));
+    told.and_then(|o| o.resources.clone()).unwrap_or_else(|| effective_resources(input.pod))
 }
 
 /// The pod's requests and limits in sum.
@@ -96,7 +114,9 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
             probes: input.probes,
             restarting,
             runtime_name: &input.facts.runtime_name,
+            actuated: input.actuated,
             recursive_read_only: input.facts.handler("").recursive_read_only_mounts,
+            stop_signals: input.facts.stop_signals,
         };
         Some(containers::statuses(inputs, list)).filter(|l| !l.is_empty())
     };

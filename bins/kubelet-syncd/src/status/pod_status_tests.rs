@@ -53,6 +53,8 @@ impl World {
             messages: &self.messages,
             probes: &ProbeResults::default(),
             facts: &self.facts,
+            actuated: None,
+            resize: &[],
             terminal: self.terminal,
             verdict: self.verdict.as_ref(),
             now: Timestamp::from_second(self.now).unwrap(),
