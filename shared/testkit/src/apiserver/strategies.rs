@@ -134,22 +134,23 @@ pub fn prepare_update(resource: &Resource, subresource: &str, new: &mut Value, o
             amounts(new);
             pods::status::complaints(new, old)
         }
-        ("Pod", "ephemeralcontainers" | "resize") => {
-            let part = match subresource {
-                "resize" => pods::update::resize(new, old),
-                _ => pods::update::ephemeral_containers(new, old),
-            };
-            match part {
-                Ok(pod) => {
-                    *new = pod;
-                    pods::defaults::apply(new);
-                    amounts(new);
-                    bump_generation(new, old);
-                    Vec::new()
-                }
-                Err(error) => vec![error],
-            }
+        ("Pod", "resize") => {
+            *new = pods::resize::prepare(new, old);
+            pods::defaults::apply(new);
+            amounts(new);
+            bump_generation(new, old);
+            pods::resize::complaints(new, old)
         }
+        ("Pod", "ephemeralcontainers") => match pods::update::ephemeral_containers(new, old) {
+            Ok(pod) => {
+                *new = pod;
+                pods::defaults::apply(new);
+                amounts(new);
+                bump_generation(new, old);
+                Vec::new()
+            }
+            Err(error) => vec![error],
+        },
         ("CertificateSigningRequest", "") => {
             keep(new, old, "spec");
             keep(new, old, "status");

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod defaults;
 pub mod qos;
 pub mod references;
+pub mod resize;
 pub mod status;
 pub mod update;
 

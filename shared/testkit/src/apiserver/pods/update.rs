@@ -98,31 +98,6 @@ pub fn ephemeral_containers(new: &Value, old: &Value) -> Result<Value, FieldErro
     Ok(pod)
 }
 
-/// The pod as `pods/resize` may change it: resources and resize policies of containers.
-///
-/// # Errors
-/// Containers were added, removed or renamed.
-pub fn resize(new: &Value, old: &Value) -> Result<Value, FieldError> {
-    let mut pod = old.clone();
-    for list in ["containers", "initContainers"] {
-        let (after, before) = (array(&new["spec"][list]), array(&old["spec"][list]));
-        let names = |list: &[Value]| list.iter().map(|one| one["name"].clone()).collect::<Vec<_>>();
-        if names(after) != names(before) {
-            let field = format!("spec.{list}");
-            return Err(FieldError::forbidden(&field, "containers may not be added, removed or renamed on resize"));
-        }
-        for (index, one) in after.iter().enumerate() {
-            for field in ["resources", "resizePolicy"] {
-                restore(&mut pod["spec"][list][index], one, field);
-            }
-        }
-    }
-    if let Some(resources) = new["spec"].get("resources") {
-        pod["spec"]["resources"] = resources.clone();
-    }
-    Ok(pod)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,10 +126,6 @@ mod tests {
         new["spec"]["nodeName"] = json!("y");
         new["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
         new["spec"]["ephemeralContainers"] = json!([{"name": "debug"}]);
-        let resized = resize(&new, &old).unwrap();
-        assert_eq!(resized["spec"]["nodeName"], "x");
-        assert_eq!(resized["spec"]["containers"][0]["resources"]["requests"]["cpu"], "1");
-        assert!(resized["spec"].get("ephemeralContainers").is_none());
         let debugged = ephemeral_containers(&new, &old).unwrap();
         assert_eq!(debugged["spec"]["containers"], old["spec"]["containers"]);
         assert!(ephemeral_containers(&old, &debugged).is_err());
