@@ -54,33 +54,36 @@ impl LastWords {
     /// Reads what is missing. A broker that is away is asked again next time.
     pub async fn learn(&self, uid: &PodUid, pod: &RuntimePod) {
         for status in self.unread(pod) {
-            let file = match self.file(uid, status).await {
-                Ok(text) => text,
-                Err(Code::Unavailable) => continue,
-                Err(_) => String::new(),
-            };
+            let Some(file) = self.file(uid, status).await else { continue };
             let text = if falls_back_to_log(status, &file) { self.log(uid, pod, status).await } else { file };
             self.known().insert(status.id.clone(), text);
         }
     }
 
-    async fn file(&self, uid: &PodUid, status: &ContainerStatus) -> Result<String, Code> {
-        let Some(suffix) =
-            status.termination_message_host_path.as_deref().and_then(|p| Path::new(p).file_name()?.to_str())
-        else {
-            return Ok(String::new());
+    /// What the container wrote; a file that cannot be read says so itself, as upstream's does. None: not now.
+    async fn file(&self, uid: &PodUid, status: &ContainerStatus) -> Option<String> {
+        let path = status.termination_message_host_path.as_deref().map(Path::new);
+        let Some((path, suffix)) = path.and_then(|path| Some((path, path.file_name()?.to_str()?))) else {
+            return Some(String::new());
         };
+        let unreadable =
+            |error: &dyn std::fmt::Display| format!("Error on reading termination log {}: {error}", path.display());
         let request =
             TerminationMessage { pod_uid: uid.to_string(), container: status.name.clone(), suffix: suffix.to_owned() };
         match self.broker.open(Kind::TerminationMessage(request)).await {
-            Ok(fd) => Ok(tail(&read_end(fd, FILE_BYTES_MAX), FILE_BYTES_MAX).to_owned()),
+            Ok(fd) => Some(match read_end(fd, FILE_BYTES_MAX) {
+                Ok(text) => tail(&text, FILE_BYTES_MAX).to_owned(),
+                Err(error) => unreadable(&error),
+            }),
             Err(error) => {
-                tracing::debug!(
-                    container = status.name,
-                    error = &error as &dyn std::error::Error,
-                    "no termination message"
-                );
-                Err(error.code())
+                let cause = &error as &dyn std::error::Error;
+                tracing::debug!(container = status.name, error = cause, "no termination message");
+                match error.code() {
+                    Code::Unavailable => None,
+                    // Gone; or something else is mounted there, and a file of ours there is none.
+                    Code::NotFound | Code::InvalidArgument => Some(String::new()),
+                    _ => Some(unreadable(&error)),
+                }
             }
         }
     }
@@ -92,7 +95,10 @@ impl LastWords {
             restart_count: status.restart_count,
         };
         match self.broker.open(Kind::ContainerLog(request)).await {
-            Ok(fd) => log_tail(&read_end(fd, LOG_READ_MAX)),
+            Ok(fd) => match read_end(fd, LOG_READ_MAX) {
+                Ok(log) => log_tail(&log),
+                Err(error) => format!("Error on reading termination message from logs: {error}"),
+            },
             Err(error) => {
                 tracing::debug!(
                     container = status.name,
@@ -110,16 +116,13 @@ impl LastWords {
     }
 }
 
-/// The last bytes of a file as text; what is no UTF-8 is replaced. A failure reads as nothing.
-fn read_end(fd: OwnedFd, max: usize) -> String {
+/// The last bytes of a file as text; what is no UTF-8 is replaced.
+fn read_end(fd: OwnedFd, max: usize) -> std::io::Result<String> {
     let mut file = std::fs::File::from(fd);
-    let length = file.metadata().map_or(0, |m| m.len());
+    let length = file.metadata()?.len();
     let max = u64::try_from(max).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
-    let read =
-        file.seek(SeekFrom::Start(length.saturating_sub(max))).and_then(|_| file.take(max).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
-    }
+    file.seek(SeekFrom::Start(length.saturating_sub(max)))?;
+    file.take(max).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

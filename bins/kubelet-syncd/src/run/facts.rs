@@ -40,6 +40,7 @@ pub fn node_facts(
         cluster_domain: kubelet.cluster_domain.clone(),
         hostname_override: config.feature_gates().enabled("HostnameOverride"),
         env_files: config.feature_gates().enabled("EnvFiles"),
+        stop_signals: config.feature_gates().enabled("ContainerStopSignals"),
         allocatable: resources.allocatable.clone(),
         host_ips: host_ips(&config.node_ips),
         handlers: health.handler_features(),

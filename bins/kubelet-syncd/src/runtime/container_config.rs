@@ -16,6 +16,7 @@ use super::podspec::{PodIdentity, image};
 use super::request_check::Refusal;
 use super::resources::container_resources;
 use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
+use super::stop_signal;
 use super::sub_paths::{SubPath, SubPathError, sub_paths};
 
 /// Why a container cannot be described; the text is the message of `CreateContainerConfigError`.
@@ -162,6 +163,7 @@ pub fn container_config(
             resources: Some(container_resources(pod, container, facts)),
             security_context: Some(security_context(pod, container, instance, facts)?),
         }),
+        stop_signal: stop_signal::wanted(container, facts).into(),
         ..Default::default()
     })
 }

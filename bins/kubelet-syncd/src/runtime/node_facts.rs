@@ -44,6 +44,8 @@ pub struct NodeFacts {
     pub hostname_override: bool,
     /// Gate EnvFiles.
     pub env_files: bool,
+    /// Gate `ContainerStopSignals`: containers may name the signal that stops them.
+    pub stop_signals: bool,
     /// What a container without a limit may use (`resourceFieldRef`).
     pub allocatable: BTreeMap<String, Quantity>,
     /// Addresses of the node, primary first. Empty without an API server.
@@ -86,6 +88,7 @@ impl NodeFacts {
             cluster_domain: String::new(),
             hostname_override: true,
             env_files: true,
+            stop_signals: false,
             allocatable: BTreeMap::new(),
             host_ips: Vec::new(),
             handlers: BTreeMap::new(),
