@@ -15,6 +15,7 @@
 //! | [`start_limit`] | how many pods start at a time, and in which order |
 //! | [`pleg`] | what the runtime has, from its events and a slow audit |
 //! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
+//! | [`prober`] | whether a container has started, is ready, lives |
 //! | [`images`] | whether an image is there and how it gets there |
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
 //! | [`node_resources`] | what the node has, and what of it pods may have |
@@ -55,6 +56,7 @@ pub mod ownership;
 pub mod pleg;
 pub mod pod_workers;
 pub mod private_state;
+pub mod prober;
 pub mod run;
 pub mod runtime;
 pub mod service;

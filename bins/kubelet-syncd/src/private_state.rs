@@ -1,5 +1,5 @@
 //! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers, what
-//! pods were granted, which users of the machine they have. Small files in the private state folder, each replaced as a whole before anybody relies on it.
+//! probes found out, what pods were granted, which users of the machine they have. Small files in the private state folder, each replaced as a whole before anybody relies on it.
 
 use std::sync::Arc;
 
@@ -7,15 +7,20 @@ use bulkhead_daemon::StateDir;
 
 use crate::allocation::{AllocationStore, Saved};
 use crate::hooks::pre_stop::PreStopStore;
+use crate::prober::journal::ProbeStore;
+use crate::images::pull_records::PullRecords;
+use crate::images::{RecordStore, RecordStoreError};
 use crate::runtime::backoff::BackOffStore;
 use crate::runtime::user_blocks::BlockStore;
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 
 const UIDS: &str = "static-pod-uids.json";
 const BACK_OFF: &str = "restart-back-off.json";
+const PULLS: &str = "image-pulls.json";
 const PRE_STOPS: &str = "pre-stop-hooks.json";
 const USERS: &str = "users-of-pods.json";
 const ALLOCATIONS: &str = "allocations.json";
+const PROBES: &str = "probe-results.json";
 
 /// The state folder, shared by those who keep something in it.
 #[derive(Debug, Clone)]
@@ -72,6 +77,43 @@ impl PreStopStore for PrivateState {
         if let Err(error) = self.0.write(PRE_STOPS, json) {
             tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks may run again after a restart");
         }
+    }
+}
+
+impl ProbeStore for PrivateState {
+    fn load(&self) -> Option<Vec<u8>> {
+        self.0.read(PROBES).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what probes found out before is not known any more");
+            None
+        })
+    }
+
+    fn save(&self, json: &[u8]) {
+        if let Err(error) = self.0.write(PROBES, json) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what probes find out would not survive a restart");
+        }
+    }
+}
+
+impl PrivateState {
+    /// What [`RecordStore::save`] wrote last. Without it every image that is there counts as brought by somebody else.
+    pub fn pull_records(&self) -> PullRecords {
+        let read = self.0.read(PULLS).map_err(std::io::Error::other);
+        let parsed = read.and_then(|bytes| match bytes {
+            Some(bytes) => Ok(serde_json::from_slice(&bytes)?),
+            None => Ok(PullRecords::default()),
+        });
+        parsed.unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls begin anew");
+            PullRecords::default()
+        })
+    }
+}
+
+impl RecordStore for PrivateState {
+    fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
+        let bytes = serde_json::to_vec(records).map_err(|error| RecordStoreError(error.into()))?;
+        self.0.write(PULLS, &bytes).map_err(|error| RecordStoreError(std::io::Error::other(error)))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::runtime::podspec;
 use crate::runtime::resources::qos_class;
 use crate::status::conditions::SANDBOX_READY;
 use crate::status::containers::seconds;
+use crate::status::readiness::with_readiness;
 use crate::status::summary::{ContainerSummary, summarize};
 use crate::volumes::set_up::Outcomes;
 
@@ -82,6 +83,17 @@ pub fn refresh(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>, stage: Stage) {
     let runtime = node.cache.get(uid);
     let status = node.runtime.compute_status(node, uid, pod, &runtime, stage);
     publish(node, uid, pod, &runtime, &status, stage);
+}
+
+/// The pod is ending: of what probes find, its readiness is shown, and nothing else is said before the end (upstream
+/// `SetContainerReadiness`).
+pub fn readiness(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>) {
+    let Some(last) = node.status(uid) else { return };
+    let runtime = node.cache.get(uid);
+    let results = node.prober.results(uid, &runtime).readiness;
+    let Some(status) = with_readiness(pod, &last, &results, jiff::Timestamp::now()) else { return };
+    node.set_status(uid, status.clone());
+    publish(node, uid, pod, &runtime, &status, Stage::Alive);
 }
 
 /// A pod that was refused and of which the runtime has nothing: that is all there will ever be to say of it.

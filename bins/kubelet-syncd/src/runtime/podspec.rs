@@ -179,18 +179,6 @@ pub fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).filter(|p| !p.is_empty()).unwrap_or("Always")
 }
 
-/// The probe fields of a container that are set, by their path inside the container.
-pub fn unsupported_features(container: &Container) -> Vec<&'static str> {
-    [
-        (container.liveness_probe.is_some(), "livenessProbe"),
-        (container.readiness_probe.is_some(), "readinessProbe"),
-        (container.startup_probe.is_some(), "startupProbe"),
-    ]
-    .into_iter()
-    .filter_map(|(set, name)| set.then_some(name))
-    .collect()
-}
-
 /// True for what may be a container's name; anything else never becomes a path.
 pub fn is_container_name(name: &str) -> bool {
     is_dns1123_label(name)

@@ -22,7 +22,7 @@ use super::image_volumes::{self, ImageVolumes};
 use super::model::{RunState, RuntimePod};
 use super::named_objects;
 use super::names::restart_count_from_logs;
-use super::podspec::{ContainerKind, PodIdentity, image, unsupported_features};
+use super::podspec::{ContainerKind, PodIdentity, image};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi};
 use super::request_check::{self, Refusal, Starting};
 use super::result::ActionError;
@@ -78,11 +78,6 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         container: &Container,
         target: Option<&str>,
     ) -> Result<(), ActionError> {
-        for feature in unsupported_features(container) {
-            let message =
-                format!("Container {} uses {feature}, which is not supported yet: it runs without", container.name);
-            self.warn(kind, container, "FeatureNotSupported", message);
-        }
         let images = self.image_volumes(kind, container)?;
         let outcome = self.start(kind, container, target, &images).await;
         if !images.is_empty() {

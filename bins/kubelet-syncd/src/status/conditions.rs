@@ -99,6 +99,24 @@ pub(super) fn all(inputs: Inputs<'_>) -> Vec<PodCondition> {
     conditions
 }
 
+/// Ready and ContainersReady anew, for the containers as they are in the status now.
+pub(super) fn renew_readiness(pod: &Pod, last: &PodStatus, status: &mut PodStatus, now: Timestamp) {
+    let statuses: Vec<ContainerStatus> =
+        status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();
+    let Some(phase) = status.phase.as_deref().and_then(Phase::parse) else { return };
+    let runtime = RuntimePod::default();
+    let inputs = Inputs { pod, runtime: &runtime, old: Some(last), statuses: &statuses, phase, disruption: None, now };
+    let before = last.conditions.as_deref().unwrap_or_default();
+    let containers_ready = containers_ready(&inputs);
+    for verdict in [ready(&inputs, &containers_ready, before), containers_ready] {
+        let renewed = finish(verdict, before, pod, now);
+        match status.conditions.iter_mut().flatten().find(|c| c.type_ == renewed.type_) {
+            Some(condition) => *condition = renewed,
+            None => status.conditions.get_or_insert_default().push(renewed),
+        }
+    }
+}
+
 /// A condition with its times: the last transition stays unless the status changed.
 fn finish(verdict: Verdict, before: &[PodCondition], pod: &Pod, now: Timestamp) -> PodCondition {
     let status = if verdict.status { "True" } else { "False" };
