@@ -186,8 +186,16 @@ where
         Some(text)
     }
 
+    /// The pause before the next attempt. Whether the server is there is told to all watches by the first to reach it.
+    async fn rest(&mut self) {
+        let pause = std::mem::take(&mut self.pause);
+        if !pause.is_zero() {
+            self.client.shared.reachability.pause(pause).await;
+        }
+    }
+
     async fn step(&mut self) -> Result<Option<Change<K>>, Failure> {
-        tokio::time::sleep(std::mem::take(&mut self.pause)).await;
+        self.rest().await;
         match &mut self.state {
             State::Nothing => {
                 // The server's URL is not needed here, but without one there is no use in trying.

@@ -175,6 +175,45 @@ async fn a_watch_on_which_nothing_comes_goes_to_another_connection() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_back_is_asked_by_all_watches_at_once() {
+    let nobody = {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        listener.local_addr().unwrap()
+    };
+    let api = world::client(&bulkhead_apiclient::MemorySource::for_server(&format!("http://{nobody}")));
+    api.ready().await;
+    let mut watches = [pods(&api), pods(&api), pods(&api)];
+    // Until every pause is the longest: half a minute.
+    tokio::time::pause();
+    for _ in 0..7 {
+        for watch in &mut watches {
+            assert!(show(&watch.next().await.unwrap()).starts_with("failed "));
+        }
+    }
+    tokio::time::resume();
+    let mut dialogue = Dialogue::start_at(nobody).await;
+    let heartbeat = api.client(Lane::Heartbeat);
+    let call =
+        tokio::spawn(
+            async move { heartbeat.request_text(http::Request::get("/version").body(Vec::new()).unwrap()).await },
+        );
+    let asked = async {
+        let mut seen = std::collections::BTreeMap::new();
+        while seen.get("/api/v1/pods") != Some(&3) {
+            let refusal = answer(403, status(403, "Forbidden").to_string());
+            let at = dialogue.reply(refusal).await.uri.path().to_owned();
+            *seen.entry(at).or_insert(0) += 1;
+        }
+        seen
+    };
+    let waiting = futures_util::future::join_all(watches.iter_mut().map(|watch| watch.next()));
+    // They would come by themselves, but not before anybody's patience ends.
+    let (seen, _) = soon(futures_util::future::join(asked, waiting)).await;
+    assert_eq!(seen["/version"], 1);
+    assert!(soon(call).await.unwrap().is_err(), "a refusal is an answer");
+}
+
+#[tokio::test]
 async fn refusals_are_told_and_survived() {
     let mut dialogue = Dialogue::start().await;
     let api = dialogue.client();

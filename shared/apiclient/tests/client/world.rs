@@ -145,7 +145,14 @@ impl Server {
         speak: Speak,
         handler: impl Fn(Seen) -> BoxFuture<'static, Answer> + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), speak, handler)
+    }
+
+    fn start_on(
+        listener: TcpListener,
+        speak: Speak,
+        handler: impl Fn(Seen) -> BoxFuture<'static, Answer> + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let connections = Arc::new(AtomicUsize::new(0));
@@ -185,6 +192,12 @@ pub struct Dialogue {
 
 impl Dialogue {
     pub async fn start() -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    /// The same at an address that nobody served until now.
+    pub async fn start_at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let (sender, questions) = mpsc::unbounded_channel();
         let handler = move |seen| {
             let sender = sender.clone();
@@ -199,7 +212,7 @@ impl Dialogue {
             }
             .boxed()
         };
-        Dialogue { server: Server::start(Speak::Plain, handler).await, questions }
+        Dialogue { server: Server::start_on(listener, Speak::Plain, handler), questions }
     }
 
     pub fn client(&self) -> ApiClient {
