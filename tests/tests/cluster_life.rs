@@ -1,7 +1,8 @@
 //! Pods of a cluster from their creation to their end, as `kubectl` and controllers see them.
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
+use bulkhead_ipc::syncd::{PodState, WorkerState};
+use bulkhead_testkit::apiserver::{Config, resources};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually, leaks};
 use bulkhead_tests::history::{condition, pod_only_advances, values_of};
 use bulkhead_tests::lab;
@@ -283,5 +284,45 @@ fn what_was_deleted_and_made_while_the_node_was_down() -> Result<()> {
     }
     let started: Vec<String> = events(&cluster, &stays)?;
     ensure!(started.len() == 3 && started.iter().all(|line| line.ends_with("(1)")), "{started:#?}");
+    node.finish()
+}
+
+#[test]
+fn a_pod_that_has_ended_and_is_there_again_is_shown_as_it_ended() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let node = joined(&lab, &cluster)?;
+    create(&cluster, Pod::busybox("done", "exit 0").restart_policy("Never"))?;
+    let done = wait_phase(&cluster, "done", "Succeeded")?;
+    let agent = node.agent()?;
+    let shown = |what: &str, wanted: &dyn Fn(&PodState) -> bool| {
+        eventually(what, LONG, || {
+            let all = agent.pods()?;
+            let state =
+                all.iter().find(|state| done["metadata"]["uid"] == state.uid.as_str()).context("it is not shown")?;
+            ensure!(wanted(state), "{}: {}", state.phase, state.why);
+            Ok(state.clone())
+        })
+    };
+    let ended = |state: &PodState| state.worker() == WorkerState::Finished;
+    let before = shown("its work is done", &ended)?;
+    // As when the server's store is put back: the same object is gone, and there again.
+    let pods = resources::named("pods");
+    cluster.server()?.with_store(|store| {
+        if let Some(object) = store.remove(pods, "default", "done") {
+            store.put(pods, object.value.clone());
+        }
+    });
+    let again =
+        shown("it is another life's state", &|state| ended(state) && state.status_version > before.status_version)?;
+    ensure!(again.phase == "Succeeded" && again.api.is_some(), "{again:?}");
+    let now = cluster.get("pods", "default", "done")?;
+    ensure!(now["status"] == done["status"], "{:#}\nbecame\n{:#}", done["status"], now["status"]);
+    ensure!(
+        events(&cluster, &done)?.iter().filter(|line| line.starts_with("Normal Started")).count() == 1,
+        "it ran again"
+    );
+    cluster.delete("pods", "default", "done", None)?;
+    cluster.wait_gone("pods", "default", "done")?;
     node.finish()
 }

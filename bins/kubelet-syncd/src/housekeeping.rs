@@ -20,6 +20,9 @@ pub const ORPHAN_GRACE: u64 = 1;
 pub struct Plan {
     /// Pods that are wanted and have no worker (any more): create them.
     pub create: Vec<PodUid>,
+    /// The same of pods that are over: their worker has nothing to start, but what they are is shown and their end is seen
+    /// through. Upstream leaves them until they change.
+    pub show: Vec<PodUid>,
     /// Pods of the runtime that no worker knows: end them. With their full names.
     pub kill: Vec<(PodUid, String)>,
     /// Pods that no worker knows and of which it is not known whose they are: the runtime is to be asked.
@@ -28,17 +31,19 @@ pub struct Plan {
     pub known: HashSet<PodUid>,
 }
 
-/// Decides. `workers`: what the pod workers know after their own pass; `active`: wanted pods that are not over by their
-/// own status; `owner`: None where it is not known yet.
+/// Decides. `workers`: what the pod workers know after their own pass; `inside`: wanted pods that were let in; `over`:
+/// those that have ended by their own status; `owner`: None where it is not known yet.
 pub fn plan(
     workers: &BTreeMap<PodUid, Known>,
-    active: &HashSet<PodUid>,
+    inside: &HashSet<PodUid>,
+    over: &HashSet<PodUid>,
     desired: &HashSet<PodUid>,
     runtime: &[(PodUid, Arc<RuntimePod>)],
     owner: impl Fn(&RuntimePod) -> Option<Owner>,
 ) -> Plan {
-    let mut create: Vec<PodUid> = active.iter().filter(|uid| !workers.contains_key(*uid)).cloned().collect();
-    create.sort();
+    let mut alone: Vec<PodUid> = inside.iter().filter(|uid| !workers.contains_key(*uid)).cloned().collect();
+    alone.sort();
+    let (show, create) = alone.into_iter().partition(|uid| over.contains(uid));
     let (mut kill, mut ask) = (Vec::new(), Vec::new());
     let orphans = runtime.iter().filter(|(uid, _)| !workers.contains_key(uid) && !desired.contains(uid));
     for (uid, pod) in orphans.filter(|(_, pod)| is_alive(pod)) {
@@ -50,7 +55,7 @@ pub fn plan(
     }
     let mut known: HashSet<PodUid> = desired.union(&workers.keys().cloned().collect()).cloned().collect();
     known.extend(runtime.iter().filter(|(_, pod)| is_alive(pod)).map(|(uid, _)| uid.clone()));
-    Plan { create, kill, ask, known }
+    Plan { create, show, kill, ask, known }
 }
 
 /// Something of it runs.
@@ -60,7 +65,11 @@ fn is_alive(pod: &RuntimePod) -> bool {
 
 /// A pass that found something to do is followed by another one soon; else events tell.
 pub fn is_settled(plan: &Plan, workers: &BTreeMap<PodUid, Known>) -> bool {
-    plan.create.is_empty() && plan.kill.is_empty() && plan.ask.is_empty() && workers.values().all(|known| !known.orphan)
+    plan.create.is_empty()
+        && plan.show.is_empty()
+        && plan.kill.is_empty()
+        && plan.ask.is_empty()
+        && workers.values().all(|known| !known.orphan)
 }
 
 #[cfg(test)]
@@ -100,7 +109,9 @@ mod tests {
     fn only_unknown_living_pods_of_ours_are_ended() {
         let known = |orphan| Known { lifecycle: Lifecycle::Sync, orphan, has_config: true, is_static: true };
         let workers = BTreeMap::from([(uid("worker"), known(false))]);
-        let desired = HashSet::from([uid("worker"), uid("wanted")]);
+        let desired = HashSet::from([uid("worker"), uid("wanted"), uid("ended"), uid("over")]);
+        let workers = workers.into_iter().chain([(uid("over"), known(false))]).collect();
+        let over = HashSet::from([uid("ended"), uid("over")]);
         let runtime = [
             (uid("worker"), sandbox(SandboxState::Ready)),
             (uid("wanted"), sandbox(SandboxState::Ready)),
@@ -110,15 +121,18 @@ mod tests {
             (uid("unclear"), named("unclear")),
             (uid("unasked"), named("unasked")),
         ];
-        let plan = plan(&workers, &desired, &desired, &runtime, |pod| match pod.name.as_str() {
+        let plan = plan(&workers, &desired, &over, &desired, &runtime, |pod| match pod.name.as_str() {
             "theirs" => Some(Owner::Foreign),
             "unclear" => Some(Owner::Unclear),
             "unasked" => None,
             _ => Some(Owner::Ours),
         });
-        assert_eq!(plan.create, [uid("wanted")]);
+        assert_eq!((plan.create.as_slice(), plan.show.as_slice()), (&[uid("wanted")][..], &[uid("ended")][..]));
         assert_eq!(plan.kill, [(uid("orphan"), "p_n".to_owned())]);
-        assert_eq!(plan.known, ["worker", "wanted", "orphan", "theirs", "unclear", "unasked"].map(uid).into());
+        assert_eq!(
+            plan.known,
+            ["worker", "wanted", "ended", "over", "orphan", "theirs", "unclear", "unasked"].map(uid).into()
+        );
         assert_eq!(plan.ask, [named("unasked")]);
         let asks = Plan { ask: vec![named("unasked")], ..Plan::default() };
         assert!(!is_settled(&asks, &workers));

@@ -63,18 +63,17 @@ impl Engine {
         }
         let over: HashSet<PodUid> =
             self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
-        let active = wanted.difference(&over).filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
+        let inside = wanted.iter().filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
-        let plan = housekeeping::plan(&known, &active, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
+        let plan = housekeeping::plan(&known, &inside, &over, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
         for uid in &plan.create {
-            let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { continue };
             tracing::info!(pod_uid = %uid, "pod is wanted again under the same uid, starting it anew");
             self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
-            let source = self.desired.get(uid).map_or("file", |d| d.source);
-            view::introduce(&self.node, uid, &pod, source);
-            self.entrance.forget(uid);
-            self.node.objects.register_pod(&pod);
-            self.update_worker(uid, pod, UpdateType::Create, now);
+            self.begin_anew(uid, now);
+        }
+        for uid in &plan.show {
+            tracing::info!(pod_uid = %uid, "pod that has ended is there again under the same uid");
+            self.begin_anew(uid, now);
         }
         self.node.ownership.learn(plan.ask.clone());
         for (uid, name) in &plan.kill {
@@ -111,6 +110,15 @@ impl Engine {
         self.node.prober.retain(&exist);
         self.node.runtime.retain_containers(&exist);
         self.count();
+    }
+
+    /// A wanted pod without a worker gets one, and is shown again.
+    fn begin_anew(&mut self, uid: &PodUid, now: Instant) {
+        let Some((pod, source)) = self.desired.get(uid).map(|d| (d.pod.clone(), d.source)) else { return };
+        view::introduce(&self.node, uid, &pod, source);
+        self.entrance.forget(uid);
+        self.node.objects.register_pod(&pod);
+        self.update_worker(uid, pod, UpdateType::Create, now);
     }
 
     /// Once nothing of an orphan lives any more, what it left on the disk may go.
