@@ -7,9 +7,9 @@ use bulkhead_daemon::StateDir;
 
 use crate::allocation::{AllocationStore, Saved};
 use crate::hooks::pre_stop::PreStopStore;
-use crate::prober::journal::ProbeStore;
 use crate::images::pull_records::PullRecords;
 use crate::images::{RecordStore, RecordStoreError};
+use crate::prober::journal::ProbeStore;
 use crate::runtime::backoff::BackOffStore;
 use crate::runtime::user_blocks::BlockStore;
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
@@ -83,14 +83,20 @@ impl PreStopStore for PrivateState {
 impl ProbeStore for PrivateState {
     fn load(&self) -> Option<Vec<u8>> {
         self.0.read(PROBES).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "what probes found out before is not known any more");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "what probes found out before is not known any more"
+            );
             None
         })
     }
 
     fn save(&self, json: &[u8]) {
         if let Err(error) = self.0.write(PROBES, json) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "what probes find out would not survive a restart");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "what probes find out would not survive a restart"
+            );
         }
     }
 }

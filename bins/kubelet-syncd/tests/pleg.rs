@@ -295,7 +295,7 @@ async fn without_events_it_relists() {
 struct Nobody;
 
 impl Credentials for Nobody {
-    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+    async fn find(&self, _: &str) -> Vec<kubelet_syncd::images::Credential> {
         Vec::new()
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use super::events::Reporter;
 use crate::images::credentials::{Keyring, Puller};
-use crate::images::{Credentials, ImageManager, PullPolicy};
+use crate::images::{Credential, Credentials, ImageManager, PullPolicy};
 use crate::pleg::{Busy, Pleg};
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
@@ -339,7 +339,7 @@ impl<'a> PullCredentials<'a> {
 }
 
 impl Credentials for PullCredentials<'_> {
-    async fn find(&self, repository: &str) -> Vec<v1::AuthConfig> {
+    async fn find(&self, repository: &str) -> Vec<Credential> {
         let puller = Puller {
             namespace: self.pod.namespace.as_str(),
             pod: self.pod.name.as_str(),

@@ -21,6 +21,7 @@ use super::{resize, view};
 use super::work::is_over;
 use crate::hooks::pre_stop::PreStops;
 use crate::images::credentials::Keyring;
+use crate::images::pull_records::Policy;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
 use crate::pod_workers::Retry;
@@ -119,7 +120,15 @@ impl RuntimeSide {
             per_second: kubelet.registry_pull_qps.map_or(5, unsigned),
             burst: unsigned(kubelet.registry_burst),
         };
-        let images = Arc::new(ImageManager::new(cri.clone(), limits).with_metrics(image_metrics));
+        let gate = config.feature_gates().enabled("KubeletEnsureSecretPulledImages");
+        let (policy, allowed) =
+            (&kubelet.image_pull_credentials_verification_policy, &kubelet.preloaded_images_verification_allowlist);
+        let images = ImageManager::new(cri.clone(), limits).with_metrics(image_metrics).with_records(
+            Policy::of(gate, policy, allowed),
+            state.pull_records(),
+            Arc::new(state.clone()),
+        );
+        let images = Arc::new(images);
         let (initial, max) = config.crash_loop_back_off();
         let mut back_off = CrashLoopBackOff::new(initial, max);
         if let Some(saved) = state.back_off() {

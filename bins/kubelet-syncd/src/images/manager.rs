@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::backoff::{BackOff, TokenBucket};
+use super::pull_records::{Policy, PullRecords, Source, Verdict};
 use super::{ImageMetrics, reference};
 use crate::runtime::events::EventType;
 
@@ -114,7 +115,7 @@ impl<F: Fn(EventType, &'static str, &str)> ImageEvents for F {
     }
 }
 
-/// The two calls that are made. Implemented by the CRI client.
+/// The calls that are made. Implemented by the CRI client.
 pub trait ImageService {
     fn image_status(
         &self,
@@ -124,9 +125,14 @@ pub trait ImageService {
         &self,
         request: v1::PullImageRequest,
     ) -> impl Future<Output = Result<v1::PullImageResponse, CriError>> + Send;
+    fn list_images(&self) -> impl Future<Output = Result<v1::ListImagesResponse, CriError>> + Send;
 }
 
 impl ImageService for CriClient {
+    fn list_images(&self) -> impl Future<Output = Result<v1::ListImagesResponse, CriError>> + Send {
+        CriClient::list_images(self, v1::ListImagesRequest { filter: None })
+    }
+
     fn image_status(
         &self,
         request: v1::ImageStatusRequest,
@@ -161,10 +167,30 @@ impl Default for PullLimits {
     }
 }
 
-/// Where credentials come from; asked when an image has to be pulled and not before.
+/// What opens a registry.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Credential {
+    pub auth: v1::AuthConfig,
+    /// The pod's own source; `None`: the node's.
+    pub source: Option<Source>,
+}
+
+/// Where credentials come from; asked when an image has to be pulled, or to be shown to be the pod's, and not before.
 pub trait Credentials: Sync {
     /// For a repository (`registry.test/team/app`); tried one after the other, none: pulled without credentials.
-    fn find(&self, repository: &str) -> impl Future<Output = Vec<v1::AuthConfig>> + Send;
+    fn find(&self, repository: &str) -> impl Future<Output = Vec<Credential>> + Send;
+}
+
+/// Records of pulls could not be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to record image pull intent")]
+pub struct RecordStoreError(#[source] pub std::io::Error);
+
+/// Keeps records of pulls over restarts.
+pub trait RecordStore: Send + Sync {
+    /// # Errors
+    /// The records are as they were before.
+    fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError>;
 }
 
 /// What is to be there.
@@ -187,18 +213,30 @@ pub struct ImageManager<S> {
     slots: Option<Semaphore>,
     state: Mutex<State>,
     metrics: Option<ImageMetrics>,
+    policy: Policy,
+    store: Option<Arc<dyn RecordStore>>,
 }
 
 #[derive(Debug)]
 struct State {
     back_off: BackOff,
     bucket: Option<TokenBucket>,
+    records: PullRecords,
+    /// The records have been compared with what the runtime has.
+    stock_taken: bool,
+}
+
+impl std::fmt::Debug for dyn RecordStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RecordStore")
+    }
 }
 
 struct Pulled {
     id: String,
     image: Option<v1::Image>,
     took: Duration,
+    source: Option<Source>,
 }
 
 impl<S: ImageService> ImageManager<S> {
@@ -214,9 +252,22 @@ impl<S: ImageService> ImageManager<S> {
             state: Mutex::new(State {
                 back_off: BackOff::new(BACK_OFF_INITIAL, BACK_OFF_MAX),
                 bucket: TokenBucket::new(limits.per_second, limits.burst, Instant::now()),
+                records: PullRecords::default(),
+                stock_taken: false,
             }),
             metrics: None,
+            policy: Policy::Off,
+            store: None,
         }
+    }
+
+    /// The same manager with a policy of who may use images that are there, and what former processes noted about them.
+    #[must_use]
+    pub fn with_records(mut self, policy: Policy, records: PullRecords, store: Arc<dyn RecordStore>) -> Self {
+        self.policy = policy;
+        self.store = Some(store);
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).records = records;
+        self
     }
 
     /// The same manager, counting what it does.
@@ -251,6 +302,7 @@ impl<S: ImageService> ImageManager<S> {
         })?;
         let spec =
             v1::ImageSpec { image: name.clone(), annotations: request.annotations.clone(), ..Default::default() };
+        let mut found = Found { credentials, image: &name, known: None };
 
         if request.policy != PullPolicy::Always {
             let present = self.present(&spec).await.map_err(|error| {
@@ -261,30 +313,98 @@ impl<S: ImageService> ImageManager<S> {
                 fail(ImageErrorReason::ImageInspectError, message)
             })?;
             match present {
-                Some(image) => {
+                Some(image) if self.may_use(request.image, &image.id, &mut found).await => {
                     count(Some(true), Some(false));
-                    let message = format!(
-                        "Container image {:?} already present on machine and can be accessed by the pod",
-                        request.image
-                    );
+                    let who = if self.policy == Policy::Off { "" } else { " and can be accessed by the pod" };
+                    let message = format!("Container image {:?} already present on machine{who}", request.image);
                     events.event(EventType::Normal, "Pulled", &message);
                     return Ok(ImageRef::of(image.id.clone(), name, Some(image)));
                 }
-                None if request.policy == PullPolicy::Never => {
-                    count(Some(false), None);
+                present if request.policy == PullPolicy::Never => {
+                    // Also of one that is there and not this pod's: that it is there is nobody else's business.
+                    count(Some(present.is_some()), present.map(|_| true));
                     let message =
                         format!("Container image {:?} is not present with pull policy of Never", request.image);
                     events.event(EventType::Warning, "ErrImageNeverPull", &message);
                     return Err(fail(ImageErrorReason::ErrImageNeverPull, message));
                 }
-                None => count(Some(false), Some(true)),
+                present => count(Some(present.is_some()), Some(true)),
             }
         } else {
             count(None, Some(true));
         }
-        self.pull_unless_backing_off(request, spec, credentials, events)
-            .await
-            .map(|(id, image)| ImageRef::of(id, name, image))
+        let (id, image) = self.pull_unless_backing_off(request, spec, &mut found, events).await?;
+        Ok(ImageRef::of(id, name, image))
+    }
+
+    /// Whether the pod may use an image that is there without pulling it.
+    async fn may_use(&self, image: &str, id: &str, found: &mut Found<'_, impl Credentials>) -> bool {
+        if self.policy == Policy::Off {
+            return true;
+        }
+        self.take_stock().await;
+        let look = |sources: Option<&[Source]>| {
+            self.state().records.look(&self.policy, image, id, sources, jiff::Timestamp::now())
+        };
+        let mut verdict = look(None);
+        if verdict == Verdict::AskCredentials {
+            let sources: Vec<Source> = found.all().await.iter().filter_map(|one| one.source.clone()).collect();
+            verdict = look(Some(&sources));
+        }
+        if verdict == (Verdict::Known { changed: true })
+            && let Err(error) = self.save_records()
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "whose credentials fit an image is not kept");
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.looked(verdict);
+        }
+        matches!(verdict, Verdict::Allowed | Verdict::Known { .. })
+    }
+
+    /// Compares the records with what the runtime has: once, and after pulls of which nobody knows how they ended.
+    async fn take_stock(&self) {
+        {
+            let state = self.state();
+            if state.stock_taken && !state.records.has_leftovers() {
+                return;
+            }
+        }
+        match self.service.list_images().await {
+            Ok(answer) => {
+                let images = answer.images.iter().map(|image| {
+                    let names = image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str).collect();
+                    (image.id.as_str(), names)
+                });
+                let mut state = self.state();
+                let before = state.records.clone();
+                state.records.take_stock(images, jiff::Timestamp::now());
+                state.stock_taken = true;
+                let changed = state.records != before;
+                drop(state);
+                if changed && let Err(error) = self.save_records() {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls are not kept");
+                }
+            }
+            Err(error) => debug!(%error, "images could not be listed; records of pulls stay as they are"),
+        }
+    }
+
+    fn save_records(&self) -> Result<(), RecordStoreError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let records = self.state().records.clone();
+        store.save(&records)
+    }
+
+    /// Notes that a pull begins, before it does.
+    fn intend<'a>(&'a self, image: &'a str) -> Result<Intent<'a, S>, RecordStoreError> {
+        let is_on = self.policy != Policy::Off;
+        let intent = Intent { manager: self, image, is_open: is_on };
+        if is_on {
+            self.state().records.intend(image);
+            self.save_records()?;
+        }
+        Ok(intent)
     }
 
     /// A container with image volumes was started, or was not: `requested` volumes in `mounts` places, and whether the
@@ -314,7 +434,7 @@ impl<S: ImageService> ImageManager<S> {
         &self,
         request: ImageRequest<'_>,
         spec: v1::ImageSpec,
-        credentials: &impl Credentials,
+        found: &mut Found<'_, impl Credentials>,
         events: &impl ImageEvents,
     ) -> Result<(String, Option<v1::Image>), ImageError> {
         let image = request.image;
@@ -330,9 +450,15 @@ impl<S: ImageService> ImageManager<S> {
             return Err(ImageError { reason: ImageErrorReason::ImagePullBackOff, message, retry_at });
         }
 
+        let intent = self.intend(image).map_err(|error| {
+            let message = format!("Failed to record image pull intent for container image {image:?}: {error}");
+            ImageError { reason: ImageErrorReason::ErrImagePull, message, retry_at: None }
+        })?;
         events.event(EventType::Normal, "Pulling", &format!("Pulling image {image:?}"));
         let started = Instant::now();
-        match self.pull_in_turn(request, spec, credentials).await {
+        let outcome = self.pull_in_turn(request, spec, found).await;
+        intent.ended(outcome.as_ref().ok().map(|pulled| (pulled.id.as_str(), pulled.source.as_ref())));
+        match outcome {
             Ok(pulled) => {
                 let waited = started.elapsed();
                 let bytes = pulled.image.as_ref().map_or(0, |image| image.size);
@@ -366,11 +492,10 @@ impl<S: ImageService> ImageManager<S> {
         &self,
         request: ImageRequest<'_>,
         spec: v1::ImageSpec,
-        credentials: &impl Credentials,
+        found: &mut Found<'_, impl Credentials>,
     ) -> Result<Pulled, String> {
         // Before it is our turn: who is slow to say his credentials holds up nobody else's pull.
-        let repository = reference::ImageName::parse(&spec.image).map(|name| name.repository).unwrap_or_default();
-        let some: Vec<Option<v1::AuthConfig>> = credentials.find(&repository).await.into_iter().map(Some).collect();
+        let some: Vec<Option<Credential>> = found.all().await.iter().cloned().map(Some).collect();
         let none = [None];
         let credentials = if some.is_empty() { &none[..] } else { &some[..] };
         let _slot = match &self.slots {
@@ -380,13 +505,13 @@ impl<S: ImageService> ImageManager<S> {
         };
         let started = Instant::now();
         let mut failures: Vec<String> = Vec::new();
-        for auth in credentials {
+        for credential in credentials {
             if !self.state().bucket.as_mut().is_none_or(|bucket| bucket.take(started)) {
                 return Err("pull QPS exceeded".to_owned());
             }
             let pull = v1::PullImageRequest {
                 image: Some(spec.clone()),
-                auth: auth.clone(),
+                auth: credential.as_ref().map(|one| one.auth.clone()),
                 sandbox_config: request.sandbox_config.cloned(),
             };
             match self.service.pull_image(pull).await {
@@ -396,7 +521,8 @@ impl<S: ImageService> ImageManager<S> {
                 Ok(response) => {
                     // For the size in the event and the image's user; the image is there without it.
                     let image = self.present(&spec).await.ok().flatten();
-                    return Ok(Pulled { id: response.image_ref, image, took: started.elapsed() });
+                    let source = credential.as_ref().and_then(|one| one.source.clone());
+                    return Ok(Pulled { id: response.image_ref, image, took: started.elapsed(), source });
                 }
                 Err(error) => {
                     debug!(image = %spec.image, %error, "pulling an image");
@@ -409,6 +535,54 @@ impl<S: ImageService> ImageManager<S> {
         }
         // Go's aggregate of errors.
         Err(if failures.len() == 1 { failures.remove(0) } else { format!("[{}]", failures.join(", ")) })
+    }
+}
+
+/// The pod's credentials for one image, asked for once at most.
+struct Found<'a, C> {
+    credentials: &'a C,
+    image: &'a str,
+    known: Option<Vec<Credential>>,
+}
+
+impl<C: Credentials> Found<'_, C> {
+    async fn all(&mut self) -> &[Credential] {
+        if self.known.is_none() {
+            let repository = reference::ImageName::parse(self.image).map(|name| name.repository).unwrap_or_default();
+            self.known = Some(self.credentials.find(&repository).await);
+        }
+        self.known.as_deref().unwrap_or_default()
+    }
+}
+
+/// A pull that was noted to begin. Dropped before its end, it is one of which nobody knows how it ended.
+struct Intent<'a, S> {
+    manager: &'a ImageManager<S>,
+    image: &'a str,
+    is_open: bool,
+}
+
+impl<S: ImageService> Intent<'_, S> {
+    /// `pulled`: the runtime's id of the image, and whose credentials opened it.
+    fn ended(mut self, pulled: Option<(&str, Option<&Source>)>) {
+        if !self.is_open {
+            return;
+        }
+        self.is_open = false;
+        self.manager.state().records.ended(self.image, pulled, jiff::Timestamp::now());
+        if let Err(error) = self.manager.save_records() {
+            // What is on the disk says that a pull began: the next process will ask for credentials.
+            tracing::warn!(error = &error as &dyn std::error::Error, "the end of an image pull is not kept");
+        }
+    }
+}
+
+impl<S> Drop for Intent<'_, S> {
+    fn drop(&mut self) {
+        if self.is_open {
+            let mut state = self.manager.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.records.abandoned(self.image);
+        }
     }
 }
 

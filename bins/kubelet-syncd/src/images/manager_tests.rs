@@ -8,6 +8,7 @@ use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::PodUid;
 use proptest::prelude::*;
 
+use super::pull_records::{self, Owner, Policy, PullRecords, Source};
 use super::*;
 use crate::runtime::events::EventType;
 
@@ -19,6 +20,7 @@ struct Registry {
     inspect_fails: bool,
     running: Mutex<(usize, usize)>,
     pulls: Mutex<Vec<v1::PullImageRequest>>,
+    lists: Mutex<usize>,
 }
 
 impl ImageService for Arc<Registry> {
@@ -30,6 +32,16 @@ impl ImageService for Arc<Registry> {
         let there = self.present.lock().unwrap().contains(&name);
         let image = there.then(|| v1::Image { id: format!("sha256:{name}"), size: 4711, ..Default::default() });
         Ok(v1::ImageStatusResponse { image, ..Default::default() })
+    }
+
+    async fn list_images(&self) -> Result<v1::ListImagesResponse, CriError> {
+        *self.lists.lock().unwrap() += 1;
+        let image = |name: &String| v1::Image {
+            id: format!("sha256:{name}"),
+            repo_tags: vec![name.clone()],
+            ..Default::default()
+        };
+        Ok(v1::ListImagesResponse { images: self.present.lock().unwrap().iter().map(image).collect() })
     }
 
     async fn pull_image(&self, request: v1::PullImageRequest) -> Result<v1::PullImageResponse, CriError> {
@@ -55,10 +67,10 @@ fn error(code: Code, message: &str) -> CriError {
 }
 
 /// Credentials that are there.
-struct Fixed<'a>(&'a [v1::AuthConfig]);
+struct Fixed<'a>(&'a [Credential]);
 
 impl Credentials for Fixed<'_> {
-    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+    async fn find(&self, _: &str) -> Vec<Credential> {
         self.0.to_vec()
     }
 }
@@ -68,7 +80,7 @@ struct Bench {
     registry: Arc<Registry>,
     manager: ImageManager<Arc<Registry>>,
     events: Mutex<Vec<String>>,
-    credentials: Vec<v1::AuthConfig>,
+    credentials: Vec<Credential>,
 }
 
 impl Bench {
@@ -110,10 +122,7 @@ async fn present_images_are_used_as_they_are() {
     );
     for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
         assert_eq!(bench.ensure("busybox:1", policy).await.unwrap().id, "sha256:busybox:1");
-        assert_eq!(
-            bench.events(),
-            ["Normal Pulled Container image \"busybox:1\" already present on machine and can be accessed by the pod"]
-        );
+        assert_eq!(bench.events(), ["Normal Pulled Container image \"busybox:1\" already present on machine"]);
     }
     let image = bench.ensure("app", PullPolicy::IfNotPresent).await.unwrap();
     assert_eq!((image.id.as_str(), image.name.as_str()), ("sha256:app:latest", "app:latest"));
@@ -212,7 +221,8 @@ async fn credentials_are_tried_in_order() {
     let failures = VecDeque::from([(Code::Unknown, "denied"), (Code::Unknown, "denied"), (Code::Unknown, "late")]);
     let registry = Registry { failures: Mutex::new(failures), ..Default::default() };
     let mut bench = Bench::new(registry, PullLimits::default());
-    let auth = |user: &str| v1::AuthConfig { username: user.into(), ..Default::default() };
+    let auth =
+        |user: &str| Credential { auth: v1::AuthConfig { username: user.into(), ..Default::default() }, source: None };
     bench.credentials = vec![auth("a"), auth("b"), auth("c")];
     let error = bench.ensure("x:1", PullPolicy::Always).await.unwrap_err();
     assert_eq!(error.message, "[denied, late]");
@@ -246,7 +256,7 @@ async fn one_at_a_time_a_few_or_all() {
 struct Silent;
 
 impl Credentials for Silent {
-    async fn find(&self, _: &str) -> Vec<v1::AuthConfig> {
+    async fn find(&self, _: &str) -> Vec<Credential> {
         std::future::pending().await
     }
 }
@@ -269,6 +279,129 @@ async fn who_waits_for_credentials_holds_up_nobody() {
         _ = hangs => unreachable!(),
         other = bench.ensure("public:1", PullPolicy::Always) => assert!(other.is_ok()),
     }
+}
+
+/// Records on a disk that may be full.
+#[derive(Default)]
+struct Disk {
+    kept: Mutex<Vec<u8>>,
+    full: Mutex<bool>,
+}
+
+impl RecordStore for Disk {
+    fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
+        if *self.full.lock().unwrap() {
+            return Err(RecordStoreError(std::io::Error::other("no space")));
+        }
+        *self.kept.lock().unwrap() = serde_json::to_vec(records).unwrap();
+        Ok(())
+    }
+}
+
+/// Manager, registry and disk of a node that checks whose images are whose; `restart` makes its next process.
+struct Checked {
+    bench: Bench,
+    policy: Policy,
+    disk: Arc<Disk>,
+}
+
+impl Checked {
+    fn new(policy: Policy, present: &[&str]) -> Self {
+        let present = Mutex::new(present.iter().map(|name| (*name).to_owned()).collect());
+        let registry = Arc::new(Registry { present, ..Registry::default() });
+        Checked::of(policy, registry, Arc::default(), PullRecords::default())
+    }
+
+    fn of(policy: Policy, registry: Arc<Registry>, disk: Arc<Disk>, records: PullRecords) -> Self {
+        let manager = ImageManager::new(registry.clone(), PullLimits { per_second: 0, ..PullLimits::default() });
+        let manager = manager.with_records(policy.clone(), records, disk.clone());
+        Checked { bench: Bench { manager, registry, events: Mutex::default(), credentials: Vec::new() }, policy, disk }
+    }
+
+    fn restart(self) -> Self {
+        let records = serde_json::from_slice(&self.disk.kept.lock().unwrap()).unwrap();
+        Checked::of(self.policy, self.bench.registry, self.disk, records)
+    }
+
+    /// A pod with this secret (none: nobody's credentials); whether it had to pull.
+    async fn pod(&mut self, secret: Option<(&str, &str)>, policy: PullPolicy) -> Result<bool, ImageErrorReason> {
+        let owner = |name: &str| Owner { namespace: "ns".into(), name: name.into(), uid: name.into() };
+        let credential = |(name, password): (&str, &str)| Credential {
+            auth: v1::AuthConfig { password: password.into(), ..Default::default() },
+            source: Some(Source::Secret(pull_records::Secret { owner: owner(name), hash: password.into() })),
+        };
+        self.bench.credentials = secret.into_iter().map(credential).collect();
+        let before = self.bench.registry.pulls.lock().unwrap().len();
+        self.bench.ensure("r.test/app:1", policy).await.map_err(|error| error.reason)?;
+        Ok(self.bench.registry.pulls.lock().unwrap().len() > before)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_is_theirs_who_could_pull_it() {
+    use PullPolicy::{IfNotPresent, Never};
+    let mut node = Checked::new(Policy::NeverVerifyPreloadedImages, &["busybox:1"]);
+    // What came with the node is everybody's.
+    node.bench.ensure("busybox:1", Never).await.unwrap();
+    assert_eq!(
+        node.bench.events(),
+        ["Normal Pulled Container image \"busybox:1\" already present on machine and can be accessed by the pod"]
+    );
+    assert_eq!(node.pod(Some(("a", "p")), IfNotPresent).await, Ok(true));
+    node = node.restart();
+    assert_eq!(node.pod(Some(("a", "p")), IfNotPresent).await, Ok(false));
+    assert_eq!(node.pod(Some(("copy of a", "p")), Never).await, Ok(false));
+    // Others have to pull it, and where they may not it is as good as not there.
+    node.bench.events();
+    assert_eq!(node.pod(None, Never).await, Err(ImageErrorReason::ErrImageNeverPull));
+    assert_eq!(
+        node.bench.events(),
+        ["Warning ErrImageNeverPull Container image \"r.test/app:1\" is not present with pull policy of Never"]
+    );
+    node.bench.registry.failures.lock().unwrap().push_back((Code::Unknown, "denied"));
+    assert_eq!(node.pod(Some(("b", "guess")), IfNotPresent).await, Err(ImageErrorReason::ErrImagePull));
+    tokio::time::advance(Duration::from_secs(300)).await;
+    assert_eq!(node.pod(Some(("b", "q")), IfNotPresent).await, Ok(true));
+    assert_eq!(node.pod(Some(("b", "q")), IfNotPresent).await, Ok(false));
+    assert_eq!(node.pod(Some(("a", "p")), IfNotPresent).await, Ok(false));
+    assert_eq!(*node.bench.registry.lists.lock().unwrap(), 2, "once for each process");
+    // Pulled with no secret of anybody's, it is everybody's.
+    assert_eq!(node.pod(None, PullPolicy::Always).await, Ok(true));
+    assert_eq!(node.pod(None, Never).await, Ok(false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_was_cut_off_gives_nobody_the_image() {
+    let mut node = Checked::new(Policy::NeverVerifyPreloadedImages, &[]);
+    let cut =
+        tokio::time::timeout(Duration::from_millis(10), node.pod(Some(("a", "p")), PullPolicy::IfNotPresent)).await;
+    assert!(cut.is_err());
+    // The runtime went on with it.
+    node.bench.registry.present.lock().unwrap().push("r.test/app:1".to_owned());
+    for round in 0..2 {
+        assert_eq!(node.pod(None, PullPolicy::Never).await, Err(ImageErrorReason::ErrImageNeverPull), "{round}");
+        node = node.restart();
+    }
+    assert_eq!(node.pod(Some(("a", "p")), PullPolicy::IfNotPresent).await, Ok(true));
+    assert_eq!(node.pod(Some(("a", "p")), PullPolicy::Never).await, Ok(false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_pulled_that_cannot_be_noted() {
+    let mut node = Checked::new(Policy::AlwaysVerify, &[]);
+    *node.disk.full.lock().unwrap() = true;
+    let error = node.bench.ensure("r.test/app:1", PullPolicy::Always).await.unwrap_err();
+    assert_eq!(
+        error.message,
+        "Failed to record image pull intent for container image \"r.test/app:1\": failed to record image pull intent"
+    );
+    assert!(node.bench.registry.pulls.lock().unwrap().is_empty());
+    *node.disk.full.lock().unwrap() = false;
+    assert_eq!(node.pod(None, PullPolicy::IfNotPresent).await, Ok(true));
+    let mut off = Checked::new(Policy::Off, &[]);
+    *off.disk.full.lock().unwrap() = true;
+    assert_eq!(off.pod(Some(("a", "p")), PullPolicy::IfNotPresent).await, Ok(true));
+    assert_eq!(off.pod(None, PullPolicy::Never).await, Ok(false), "without the gate nothing is noted or asked");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use super::PullPolicy;
+use super::pull_records::Verdict;
 
 const PULL_SECONDS: [f64; 18] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0,
@@ -37,6 +38,7 @@ pub struct ImageMetrics {
     volumes_requested: IntCounter,
     volumes_mounted: IntCounter,
     volumes_failed: IntCounter,
+    must_pull_checks: IntCounterVec,
 }
 
 impl ImageMetrics {
@@ -57,6 +59,14 @@ impl ImageMetrics {
             &["image_size_in_bytes"],
         )?;
         registry.register(Box::new(pull_duration.clone()))?;
+        let must_pull_checks = IntCounterVec::new(
+            Opts::new(
+                "kubelet_imagemanager_image_mustpull_checks_total",
+                "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
+            ),
+            &["result"],
+        )?;
+        registry.register(Box::new(must_pull_checks.clone()))?;
         let counter = |name: &str, help: &str| {
             let counter = IntCounter::new(name, help)?;
             registry.register(Box::new(counter.clone()))?;
@@ -65,6 +75,7 @@ impl ImageMetrics {
         Ok(ImageMetrics {
             ensure_requests,
             pull_duration,
+            must_pull_checks,
             volumes_requested: counter("kubelet_image_volume_requested_total", "Number of requested image volumes.")?,
             volumes_mounted: counter(
                 "kubelet_image_volume_mounted_succeed_total",
@@ -86,6 +97,15 @@ impl ImageMetrics {
         };
         let text = |known: Option<bool>| known.map_or("unknown", |known| if known { "true" } else { "false" });
         self.ensure_requests.with_label_values(&[policy, text(present), text(pull_required)]).inc();
+    }
+
+    pub(super) fn looked(&self, verdict: Verdict) {
+        let result = match verdict {
+            Verdict::Allowed => "credentialPolicyAllowed",
+            Verdict::Known { .. } => "credentialRecordFound",
+            Verdict::MustPull | Verdict::AskCredentials => "mustAuthenticate",
+        };
+        self.must_pull_checks.with_label_values(&[result]).inc();
     }
 
     pub(super) fn volumes(&self, requested: usize, mounts: usize, failed: bool) {

@@ -6,10 +6,11 @@ mod manager;
 #[cfg(test)]
 mod manager_tests;
 mod metrics;
+pub mod pull_records;
 pub mod reference;
 
 pub use manager::{
-    Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService,
-    PullLimits, PullPolicy,
+    Credential, Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService,
+    PullLimits, PullPolicy, RecordStore, RecordStoreError,
 };
 pub use metrics::ImageMetrics;

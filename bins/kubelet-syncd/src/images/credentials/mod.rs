@@ -20,6 +20,8 @@ use self::docker_config::Entry;
 use self::matching::names_to_match;
 use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
+use super::Credential;
+use super::pull_records::{self, Owner, Source};
 use crate::api::objects::{Objects, TokenWanted};
 use crate::runtime::named_objects::{self, Wanted};
 
@@ -41,7 +43,7 @@ pub struct Puller<'a> {
 #[derive(Debug, Default)]
 pub struct Found {
     /// Each once.
-    pub credentials: Vec<AuthConfig>,
+    pub credentials: Vec<Credential>,
     /// Names of secrets that are not there or cannot be used.
     pub missing_secrets: Vec<String>,
     /// Why a provider gave nothing.
@@ -72,20 +74,23 @@ impl Keyring {
         let mut secrets = Vec::new();
         for name in puller.secrets {
             let entries = match objects.secret(name) {
-                Ok(secret) => entries_of(&secret),
+                Ok(secret) => entries_of(&secret).map(|entries| (secret, entries)),
                 Err(error) => {
                     tracing::info!(secret = name, %error, "an image pull secret is not to be had");
                     None
                 }
             };
             match entries {
-                Some(entries) => secrets.extend(entries),
+                Some((secret, entries)) => secrets.extend(entries.into_iter().map(|entry| {
+                    let source = secret_source(puller.namespace, &secret, &entry.auth);
+                    (entry, Some(source))
+                })),
                 None => found.missing_secrets.push(name.clone()),
             }
         }
         let names = names_to_match(repository);
         add(&mut found.credentials, &secrets, &names);
-        add(&mut found.credentials, &self.files.entries().await, &names);
+        add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), &names);
         for provider in self.providers.iter().filter(|p| names.iter().any(|name| p.serves(name))) {
             let token = match &provider.config.token_attributes {
                 None => None,
@@ -98,8 +103,9 @@ impl Keyring {
                     }
                 },
             };
+            let source = token.as_ref().map(|token| Source::ServiceAccount(token.account.clone()));
             match provider.credentials(repository, token.as_ref()).await {
-                Ok(entries) => add(&mut found.credentials, &entries, &names),
+                Ok(entries) => add(&mut found.credentials, &sourced(entries.iter().cloned(), source), &names),
                 Err(error) => found.provider_problems.push(error.to_string()),
             }
         }
@@ -144,7 +150,12 @@ impl Keyring {
             format!("{}/{}/{uid}", puller.namespace, puller.service_account)
         };
         let cache_key = format!("{of} {annotations:?}");
-        Ok(Some(ServiceAccountToken { token, annotations, cache_key, may_echo }))
+        let owner = Owner {
+            namespace: puller.namespace.to_owned(),
+            name: puller.service_account.to_owned(),
+            uid: account.metadata.uid.clone().unwrap_or_default(),
+        };
+        Ok(Some(ServiceAccountToken { token, annotations, cache_key, may_echo, account: owner }))
     }
 }
 
@@ -152,14 +163,40 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A credential for some registries, and where the pod has it from.
+type Sourced = (Entry, Option<Source>);
+
+fn sourced(entries: impl IntoIterator<Item = Entry>, source: Option<Source>) -> Vec<Sourced> {
+    entries.into_iter().map(|entry| (entry, source.clone())).collect()
+}
+
+/// A pull secret and the credential in it, as records of pulls know them.
+fn secret_source(namespace: &str, secret: &Secret, auth: &AuthConfig) -> Source {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let owner = Owner {
+        namespace: namespace.to_owned(),
+        name: text(&secret.metadata.name),
+        uid: text(&secret.metadata.uid),
+    };
+    // Lengths keep apart what ends where.
+    let parts =
+        [&auth.username, &auth.password, &auth.auth, &auth.server_address, &auth.identity_token, &auth.registry_token];
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    Source::Secret(pull_records::Secret { owner, hash: hex(&hash.finalize()) })
+}
+
 /// Those that fit, the more special first, none twice.
-fn add(credentials: &mut Vec<AuthConfig>, entries: &[Entry], names: &[String]) {
-    let mut fitting: Vec<&Entry> =
-        entries.iter().filter(|entry| names.iter().any(|name| entry.pattern.matches(name))).collect();
-    fitting.sort_by(|a, b| a.pattern.rank().cmp(&b.pattern.rank()));
-    for entry in fitting {
-        if !credentials.contains(&entry.auth) {
-            credentials.push(entry.auth.clone());
+fn add(credentials: &mut Vec<Credential>, entries: &[Sourced], names: &[String]) {
+    let mut fitting: Vec<&Sourced> =
+        entries.iter().filter(|(entry, _)| names.iter().any(|name| entry.pattern.matches(name))).collect();
+    fitting.sort_by(|(a, _), (b, _)| a.pattern.rank().cmp(&b.pattern.rank()));
+    for (entry, source) in fitting {
+        if credentials.iter().all(|known| known.auth != entry.auth) {
+            credentials.push(Credential { auth: entry.auth.clone(), source: source.clone() });
         }
     }
 }
@@ -195,10 +232,11 @@ mod tests {
         let mut found = Vec::new();
         let entries =
             [entry("*.test", "a"), entry("registry.test/team", "b"), entry("registry.test", "a"), entry("x.y", "c")];
-        add(&mut found, &entries, &names_to_match("registry.test/team/app"));
-        assert_eq!(found.iter().map(|auth| auth.password.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        add(&mut found, &sourced(entries, None), &names_to_match("registry.test/team/app"));
+        assert_eq!(found.iter().map(|one| one.auth.password.as_str()).collect::<Vec<_>>(), ["b", "a"]);
         let mut hub = Vec::new();
-        add(&mut hub, &[entry("https://index.docker.io/v1/", "h")], &names_to_match("docker.io/library/busybox"));
+        let entries = sourced([entry("https://index.docker.io/v1/", "h")], None);
+        add(&mut hub, &entries, &names_to_match("docker.io/library/busybox"));
         assert_eq!(hub.len(), 1);
     }
 

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::docker_config::Entry;
 use super::matching::Pattern;
+use crate::images::pull_records::Owner;
 
 /// Programs of one provider that run at once: one that hangs leaves room for other images.
 const QUESTIONS: usize = 4;
@@ -41,6 +42,8 @@ pub struct ServiceAccountToken {
     pub cache_key: String,
     /// `cacheType` is `Token`: the program may answer with the token itself.
     pub may_echo: bool,
+    /// Whose it is.
+    pub account: Owner,
 }
 
 impl std::fmt::Debug for ServiceAccountToken {
@@ -274,6 +277,7 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
             annotations: BTreeMap::new(),
             cache_key: "k".into(),
             may_echo: false,
+            account: Owner { namespace: "n".into(), name: "a".into(), uid: "u".into() },
         };
         for (script, word) in [
             ("echo no access to /secret/file >&2; exit 3".to_owned(), "no access to /secret/file"),
