@@ -165,8 +165,11 @@ pub fn pod_dns(pod: &Pod, identity: &PodIdentity, host: &ResolvConf, facts: &Nod
 fn host_dns(host: &ResolvConf, facts: &NodeFacts) -> v1::DnsConfig {
     if facts.resolv_conf.as_os_str().is_empty() {
         // No resolver configured: one that answers nothing, instead of whatever the runtime would put in.
-        let mut servers: Vec<String> =
-            facts.host_ips.iter().map(|ip| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned()).collect();
+        let mut servers = Vec::new();
+        append_new(
+            &mut servers,
+            facts.host_ips.iter().map(|ip| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned()),
+        );
         if servers.is_empty() {
             servers.push("127.0.0.1".to_owned());
         }
@@ -329,6 +332,11 @@ mod tests {
             f.resolv_conf = PathBuf::new();
         });
         assert_eq!((config.servers, config.searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
+        let (config, _) = run(serde_json::json!({"containers": [], "dnsPolicy": "Default"}), "", |f| {
+            f.resolv_conf = PathBuf::new();
+            f.host_ips = ["fd00::1", "10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap()).to_vec();
+        });
+        assert_eq!(config.servers, ["::1", "127.0.0.1"]);
     }
 
     #[test]

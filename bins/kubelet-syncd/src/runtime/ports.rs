@@ -159,7 +159,8 @@ pub struct ImageFailure {
     pub back_off_until: Option<SystemTime>,
 }
 
-/// Makes images present, and counts how they fare as volumes; emits the events about it (`Pulled`, `Pulling`, `Failed`, `BackOff`, ...) itself.
+/// Makes images present; emits the events about it (`Pulled`, `Pulling`, `Failed`, `BackOff`, ...) itself, and counts how
+/// they fare as volumes.
 pub trait Images: Send + Sync {
     fn ensure_image(
         &self,
