@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use futures_util::task::AtomicWaker;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -146,32 +147,45 @@ pub const FIRST_BYTES: usize = 8;
 
 /// The first bytes that came from the other side: enough to tell which protocol it speaks.
 #[derive(Debug, Clone, Default)]
-pub struct FirstBytes(Arc<(AtomicU64, AtomicU64)>);
+pub struct FirstBytes(Arc<Noticed>);
+
+#[derive(Debug, Default)]
+struct Noticed {
+    bytes: AtomicU64,
+    count: AtomicU64,
+    waiting: AtomicWaker,
+}
 
 impl FirstBytes {
     fn note(&self, bytes: &[u8]) {
-        let have = self.0.1.load(Ordering::Relaxed);
+        let have = self.0.count.load(Ordering::Relaxed);
         if have >= FIRST_BYTES as u64 {
             return;
         }
-        let mut value = self.0.0.load(Ordering::Relaxed);
+        let mut value = self.0.bytes.load(Ordering::Relaxed);
         let mut count = have;
         for byte in bytes.iter().take(FIRST_BYTES - usize::try_from(have).unwrap_or(FIRST_BYTES)) {
             value |= u64::from(*byte) << (8 * count);
             count += 1;
         }
-        self.0.0.store(value, Ordering::Relaxed);
-        self.0.1.store(count, Ordering::Relaxed);
+        self.0.bytes.store(value, Ordering::Relaxed);
+        self.0.count.store(count, Ordering::Relaxed);
+        self.0.waiting.wake();
     }
 
     /// What has come; zeros where nothing has.
     pub fn get(&self) -> [u8; FIRST_BYTES] {
-        self.0.0.load(Ordering::Relaxed).to_le_bytes()
+        self.0.bytes.load(Ordering::Relaxed).to_le_bytes()
+    }
+
+    /// The task is woken when more have come.
+    pub fn wake(&self, context: &Context<'_>) {
+        self.0.waiting.register(context.waker());
     }
 
     /// So many have come; it stops at [`FIRST_BYTES`].
     pub fn count(&self) -> usize {
-        usize::try_from(self.0.1.load(Ordering::Relaxed)).unwrap_or(FIRST_BYTES)
+        usize::try_from(self.0.count.load(Ordering::Relaxed)).unwrap_or(FIRST_BYTES)
     }
 }
 

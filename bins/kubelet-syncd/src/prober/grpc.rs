@@ -104,10 +104,13 @@ async fn ask(host: &str, port: u16, service: &str, timeout: Duration, connected:
             let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await;
             if let Ok((sender, connection)) = handshake {
                 let mut connection = pin!(connection);
-                let settled = poll_fn(|context| match connection.as_mut().poll(context) {
-                    Poll::Ready(_) => Poll::Ready(false),
-                    Poll::Pending if speaks_http2(&first) => Poll::Ready(true),
-                    Poll::Pending => Poll::Pending,
+                // What is read is read by a task of the library's own.
+                let settled = poll_fn(|context| {
+                    first.wake(context);
+                    if speaks_http2(&first) {
+                        return Poll::Ready(true);
+                    }
+                    connection.as_mut().poll(context).map(|_| false)
                 });
                 if settled.await {
                     *connected = true;

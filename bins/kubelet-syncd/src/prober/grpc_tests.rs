@@ -20,7 +20,7 @@ async fn server(
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = hyper::service::service_fn(async move |request: Request<hyper::body::Incoming>| {
+            let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| async move {
                 assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
                 assert_eq!(request.headers()["user-agent"], "kube-probe/1.36");
                 assert!(request.headers()["grpc-timeout"].to_str().unwrap().ends_with('m'));

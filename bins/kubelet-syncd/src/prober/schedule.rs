@@ -32,9 +32,9 @@ impl Beat {
         self.next += self.period.saturating_mul(missed.saturating_add(1));
     }
 
-    /// Something made the worker work out of turn: the period counts from here.
+    /// The worker is to work out of turn: the next beat is now, and the period counts from here.
     pub fn restart(&mut self, now: Instant) {
-        self.next = now + self.period;
+        self.next = now;
     }
 }
 
@@ -89,6 +89,8 @@ mod tests {
         beat.take(start + SECOND * 3 - SECOND / 100);
         assert_eq!(beat.next(), start + SECOND * 4);
         beat.restart(start + SECOND * 7 / 2);
+        assert_eq!(beat.next(), start + SECOND * 7 / 2);
+        beat.take(start + SECOND * 7 / 2);
         assert_eq!(beat.next(), start + SECOND * 9 / 2);
     }
 
