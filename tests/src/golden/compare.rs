@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::brief;
 use super::normal::Names;
 
 /// One difference.
@@ -32,6 +33,8 @@ pub struct Meant {
     pod: String,
     /// Beginning of the place; a `*` stands for one part of it.
     place: String,
+    /// Part of what is on either side; None: whatever it is.
+    text: Option<String>,
     /// Part of a line of docs/differences.md.
     line: String,
 }
@@ -48,7 +51,9 @@ pub fn meant() -> Result<Vec<Meant>> {
     let list = list.as_array().context("no list")?;
     list.iter()
         .map(|one| {
-            let meant = Meant { pod: text(one, "pod")?, place: text(one, "place")?, line: text(one, "line")? };
+            let part = one.get("text").map(|_| text(one, "text")).transpose()?;
+            let meant =
+                Meant { pod: text(one, "pod")?, place: text(one, "place")?, text: part, line: text(one, "line")? };
             ensure!(document.contains(&meant.line), "docs/differences.md has no line with {:?}", meant.line);
             Ok(meant)
         })
@@ -61,6 +66,10 @@ impl Meant {
         let mut parts = difference.place.split('/');
         (self.pod == "*" || self.pod == difference.pod)
             && self.place.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
+            && self
+                .text
+                .as_ref()
+                .is_none_or(|text| difference.recorded.contains(text) || difference.ours.contains(text))
     }
 }
 
@@ -81,6 +90,7 @@ pub fn statuses(pod: &str, recorded: &[Value], ours: &[Value]) -> Vec<Difference
                 differences.push(difference(pod, "status/order", "earlier", &status.to_string()));
             }
             None if recorded.iter().any(|end| is_end_withheld(end, status)) => {}
+            None if recorded.iter().skip(from).any(|one| brief::is_beside(one, status)) => {}
             None => {
                 let near = recorded.iter().skip(from).find(|one| one["phase"] == status["phase"]);
                 let near = near.map_or_else(|| "nothing like it".to_owned(), Value::to_string);
@@ -113,7 +123,7 @@ fn is_end_withheld(end: &Value, status: &Value) -> bool {
 }
 
 /// A status without the word on the sandbox, which comes a moment before or after that on the containers.
-fn without_sandbox(status: &Value) -> Value {
+pub(super) fn without_sandbox(status: &Value) -> Value {
     let mut status = status.clone();
     if let Some(conditions) = status["conditions"].as_array_mut() {
         conditions.retain(|condition| condition["type"] != "PodReadyToStartContainers");
@@ -136,7 +146,7 @@ pub fn as_far_as(goal: &Value, status: &Value) -> bool {
                     && runs(ours) == runs(goal)
                     && ours["ready"] == goal["ready"]
                     // In a loop the pause is as good as the end before it.
-                    && (restarts(goal) > 0 || reason(ours) == reason(goal))
+                    && ((restarts(goal) > 0 && reason(goal).is_null()) || reason(ours) == reason(goal))
             })
     };
     goal["phase"] == status["phase"] && goal["conditions"] == status["conditions"] && lists.into_iter().all(far)
@@ -201,7 +211,14 @@ mod tests {
     #[test]
     fn what_is_meant_is_told_by_its_place() {
         let difference = difference("env", "cri/CreateContainer/main/0/config/envs/3", "a", "b");
-        let meant = |pod: &str, place: &str| Meant { pod: pod.into(), place: place.into(), line: String::new() };
+        let with = |pod: &str, place: &str, text: Option<&str>| Meant {
+            pod: pod.into(),
+            place: place.into(),
+            text: text.map(str::to_owned),
+            line: String::new(),
+        };
+        let meant = |pod: &str, place: &str| with(pod, place, None);
+        assert!(with("*", "cri", Some("b")).covers(&difference) && !with("*", "cri", Some("c")).covers(&difference));
         assert!(meant("*", "cri/CreateContainer/*/*/config/envs").covers(&difference));
         assert!(!meant("*", "cri/CreateContainer/*/*/config/mounts").covers(&difference));
         assert!(!meant("other", "cri").covers(&difference));

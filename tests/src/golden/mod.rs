@@ -4,6 +4,7 @@
 //! server saw one after the other, and which events there were at the end (Kubernetes 1.36.2, containerd 1.6, cgroup
 //! v1). Times, ids and addresses differ from run to run and are normalised on both sides.
 
+mod brief;
 pub mod calls;
 pub mod compare;
 pub mod normal;
