@@ -320,7 +320,24 @@ fn apparmor_is_asked_of_new_pods() {
     assert_eq!(out(&profile("RuntimeDefault"), false), OFF);
     assert_eq!(out(&profile("RuntimeDefault"), true), "admitted");
     assert_eq!(out(&profile("Unconfined"), false), "admitted");
-    assert!(out(&profile("Localhost"), true).starts_with("AppArmor: Cannot enforce AppArmor: invalid empty"));
+    let nameless = |name: &str| {
+        format!(
+            "AppArmor: Cannot enforce AppArmor: invalid empty AppArmor profile name: \
+             \"&AppArmorProfile{{Type:Localhost,LocalhostProfile:{name},}}\""
+        )
+    };
+    assert_eq!(out(&profile("Localhost"), true), nameless("nil"));
+    // A file's annotations have not become fields.
+    let annotated = |value: &str| {
+        let mut pod = Pod::clone(&pod("p", json!({})));
+        let key = "container.apparmor.security.beta.kubernetes.io/main".to_owned();
+        pod.metadata.annotations = Some([(key, value.to_owned())].into());
+        pod
+    };
+    assert_eq!(out(&annotated("localhost/x"), false), OFF);
+    assert_eq!(out(&annotated("localhost/x"), true), "admitted");
+    assert_eq!(out(&annotated("localhost/ "), true), nameless("* "));
+    assert_eq!(out(&annotated("unconfined"), false), "admitted");
     let mut running = Pod::clone(&profile("RuntimeDefault"));
     running.status = serde_json::from_value(json!({"phase": "Running"})).unwrap();
     assert_eq!(out(&running, false), "admitted");

@@ -195,7 +195,8 @@ pub fn container_security_context(
     Ok(result)
 }
 
-const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+/// In front of a container's name: the annotation from before there were fields.
+pub const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// The AppArmor profile of a container: its own field, else the annotation from before there were fields (the API server
 /// makes a field of it, nobody does so for a file), else the pod's field (upstream `pkg/security/apparmor` GetProfile).

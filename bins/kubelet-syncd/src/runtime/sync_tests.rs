@@ -401,7 +401,7 @@ async fn runtime_classes() {
     let named = PodIdentity::of(&pod).unwrap();
     assert_eq!(
         error.message,
-        format!("Failed to create sandbox for pod \"{named}\": runtimeclass.node.k8s.io \"kata\" not found")
+        format!("Failed to generate sandbox config for pod \"{named}\": runtimeclass.node.k8s.io \"kata\" not found")
     );
     assert!(!error.transient && w.fake.cri().is_empty());
 

@@ -3,7 +3,7 @@
 //!
 //! Nothing here calls what builds the requests (`security`, `container_config`, `sandbox_config`, `resources`): the rules
 //! are written a second time, from the spec's side, so that one mistake does not pass twice. A request may grant less than
-//! the spec, never more; what has no more or less (a user, a profile, a path) has to be the same. Decision 17 says what is
+//! the spec, never more; what has no more or less (a user, a profile, a path) has to be the same. Decision 18 says what is
 //! covered.
 
 mod confinement;
@@ -131,3 +131,12 @@ impl Starting<'_> {
         self.container.security_context.clone().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod golden_tests;
+#[cfg(test)]
+mod mutations;
+#[cfg(test)]
+mod setup;
+#[cfg(test)]
+mod tests;

@@ -14,8 +14,6 @@ pub(super) fn container(known: &Known<'_>, starting: &Starting<'_>, asked: &[v1:
     let mut free: Vec<(usize, &VolumeMount)> = starting.container.volume_mounts.iter().flatten().enumerate().collect();
     let (mut hosts, mut message) = (false, false);
     for mount in asked {
-        mapping(known, "mounts.uid_mappings", &mount.uid_mappings)?;
-        mapping(known, "mounts.gid_mappings", &mount.gid_mappings)?;
         let wanted = free.iter().position(|(_, wanted)| is_at(&wanted.mount_path, &mount.container_path));
         if let Some(place) = wanted {
             let (index, wanted) = free.remove(place);
@@ -33,6 +31,8 @@ pub(super) fn container(known: &Known<'_>, starting: &Starting<'_>, asked: &[v1:
             let allowed = "those of volumeMounts, /etc/hosts and the termination message";
             must(false, "mounts.container_path", &mount.container_path, allowed)?;
         }
+        mapping(known, "mounts.uid_mappings", &mount.uid_mappings)?;
+        mapping(known, "mounts.gid_mappings", &mount.gid_mappings)?;
     }
     Ok(())
 }
