@@ -60,6 +60,8 @@ pub mod prober;
 pub mod run;
 pub mod runtime;
 pub mod service;
+#[cfg(test)]
+mod simulated;
 pub mod sources;
 pub mod start_limit;
 pub mod status;

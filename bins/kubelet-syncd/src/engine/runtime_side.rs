@@ -18,7 +18,6 @@ use super::node::{NodeContext, Prepared};
 use super::ports::{Files, Paced, PodImages, with_turn};
 use super::resize_port::PodResizer;
 use super::{resize, view};
-use super::work::is_over;
 use crate::hooks::pre_stop::PreStops;
 use crate::images::credentials::Keyring;
 use crate::images::pull_records::Policy;
@@ -35,11 +34,10 @@ use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::runtime::user_blocks::{self, Pool, UserBlocks};
 use crate::start_limit::StartLimiter;
-use crate::status::conditions;
-use crate::status::pod_status::{self, StatusInput};
+pub use crate::status::next::Stage;
+use crate::status::next::{Look, next};
+use crate::status::pod_status::StatusInput;
 use crate::status::reason_cache::ReasonCache;
-use crate::status::terminate::terminate;
-use crate::status::transition;
 use crate::volnetd::Volnetd;
 
 /// What a sync came to.
@@ -49,16 +47,6 @@ pub struct Report {
     pub did_something: bool,
     /// When to try again, when it did not all work.
     pub failed: Option<Retry>,
-}
-
-/// How far a pod's end has come, for its status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    Alive,
-    /// Its containers were stopped because it ends.
-    Stopped,
-    /// That was the runtime's last word on it.
-    Gone,
 }
 
 /// One for the node.
@@ -254,29 +242,15 @@ impl RuntimeSide {
             verdict: verdict.as_ref(),
             now: jiff::Timestamp::now(),
         };
-        let mut status = pod_status::generate(&input);
-        // A look at the runtime that began before the sandbox stood does not take back that it does.
-        if let Some(last) = last.as_ref().filter(|_| stage == Stage::Alive && node.knows_of_newer_sandbox(uid)) {
-            conditions::keep(&mut status, last, conditions::SANDBOX_READY);
-        }
-        // Between the end of one instance and the start of the next that a sync has decided on, all containers may have
-        // ended: whether the pod has is known when that sync is over, and a look follows it.
-        if let Some(last) = last.as_ref().filter(|last| !is_over(last))
-            && stage == Stage::Alive
-            && verdict.is_none()
-            && is_over(&status)
-            && self.memory().in_sync.contains(uid)
-        {
-            status = last.clone();
-        }
-        if let Some(last) = last.as_ref().or(pod.status.as_ref())
-            && let Some(why) = transition::illegal(pod, last, &status)
-        {
+        let look = Look {
+            last: last.as_ref(),
+            stage,
+            in_sync: self.memory().in_sync.contains(uid),
+            newer_sandbox: node.knows_of_newer_sandbox(uid),
+        };
+        let (status, dropped) = next(&input, look);
+        if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
-            status = last.clone();
-        }
-        if stage == Stage::Gone {
-            status = terminate(pod, &status);
         }
         node.set_status(uid, status.clone());
         node.prober.observe(uid, pod, &status);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{Epoch, PodUid};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -22,6 +22,7 @@ use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, PodIdentity};
+use crate::status::next::is_over;
 use crate::status::pod_status::{Verdict, is_past_deadline};
 use crate::volnetd::VolnetdError;
 
@@ -47,11 +48,6 @@ pub(super) enum Stop {
 pub(super) type Step<T> = Result<T, Stop>;
 
 const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
-
-/// The phase is one that no pod leaves.
-pub(super) fn is_over(status: &PodStatus) -> bool {
-    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
-}
 
 fn deadline_exceeded() -> Verdict {
     Verdict { reason: "DeadlineExceeded".to_owned(), message: PAST_DEADLINE.to_owned(), disruption: None }

@@ -143,9 +143,9 @@ pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Pa
     } else {
         with_sandbox(pod, runtime, probes, past, &mut actions);
     }
-    if is_deleted(pod) {
-        // Its worker ends it; whatever this sync was asked for before the deletion, nothing begins any more.
-        actions.create_sandbox = false;
+    // A deleted pod's worker ends it; whatever this sync was asked for before the deletion, nothing begins any more.
+    actions.create_sandbox &= !is_deleted(pod);
+    if is_deleted(pod) || actions.kill_pod && !actions.create_sandbox {
         actions.init_containers_to_start.clear();
         actions.containers_to_start.clear();
         actions.ephemeral_containers_to_start.clear();
@@ -279,12 +279,15 @@ fn init_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, actions:
     let mut initialized = containers(pod)
         .iter()
         .any(|c| runtime.newest(&c.name).is_some_and(|s| matches!(s.state, RunState::Created | RunState::Running)));
+    // What is left of a former sandbox proves nothing either, should its removal have failed.
+    let sandbox = runtime.sandboxes.first().map(|s| &s.id);
+    let newest = |name: &str| runtime.newest(name).filter(|s| Some(&s.sandbox_id) == sandbox);
     let mut start = Vec::new();
     // Backwards: the last one that has a status tells how far initialization got, whatever became of those before it.
     let mut seen_later = initialized;
     for (index, container) in list.iter().enumerate().rev() {
         let sidecar = is_sidecar(container);
-        let Some(status) = runtime.newest(&container.name) else {
+        let Some(status) = newest(&container.name) else {
             if seen_later && sidecar {
                 start.push(index);
             }

@@ -220,6 +220,9 @@ fn init_containers_run_one_after_another() {
     }
     let failed = run(init("Never"), &with(&[("i1", RunState::Exited, 3)]));
     assert!(failed.kill_pod && !failed.create_sandbox && !failed.starts_containers());
+    let mut former = with(&[("i2", RunState::Exited, 0), ("i1", RunState::Running, 0)]);
+    former.containers[0].sandbox_id = SandboxId::parse("former").unwrap();
+    assert!(!run(init("Always"), &former).starts_containers(), "i2 ran in another sandbox");
     let mut runtime = with(&[("i1", RunState::Exited, 0)]);
     runtime.containers[0].reason = "OOMKilled".to_owned();
     assert_eq!(run(init("Always"), &runtime).init_containers_to_start, [0], "killed by the kernel is failed");
@@ -275,6 +278,10 @@ fn ephemeral_containers_start_once() {
         "ephemeralContainers": [{"name": "d1", "image": "i"}, {"name": "d2", "image": "i"}]});
     let actions = run(spec, &with(&[("a", RunState::Running, 0), ("d1", RunState::Exited, 1)]));
     assert_eq!(actions.ephemeral_containers_to_start, [1]);
+    let over = serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "a", "image": "i"}],
+        "ephemeralContainers": [{"name": "d1", "image": "i"}]});
+    let actions = run(over, &with(&[("a", RunState::Exited, 0)]));
+    assert!(actions.kill_pod && !actions.starts_containers(), "its sandbox goes");
 }
 
 #[test]

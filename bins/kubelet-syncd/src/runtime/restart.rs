@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, ContainerState, Pod, PodStatus};
 
 use super::model::{ContainerStatus, RunState, RuntimePod};
 use super::podspec::{containers, init_containers, is_deleted, restart_policy};
@@ -109,7 +109,13 @@ impl Past {
         let statuses = told.and_then(|t| t.container_statuses.as_deref()).unwrap_or(&[]);
         let ended = |container: &&Container| {
             let status = statuses.iter().find(|s| s.name == container.name);
-            let end = status.and_then(|s| s.state.as_ref()).and_then(|s| s.terminated.as_ref());
+            let end_in = |state: Option<&ContainerState>| state.and_then(|s| s.terminated.clone());
+            let end = status.and_then(|s| {
+                end_in(s.state.as_ref()).or_else(|| {
+                    // It ran, and its end was not seen.
+                    end_in(s.last_state.as_ref()).filter(|end| end.reason.as_deref() == Some("ContainerStatusUnknown"))
+                })
+            });
             runtime.newest(&container.name).is_none()
                 && end.is_some_and(|end| !may_restart(container, pod, end.exit_code))
         };

@@ -9,6 +9,7 @@
 //! | `resources` | what containers and the pod have |
 //! | [`termination`] | termination messages: joining and limits |
 //! | [`terminate`] | the last status of a pod whose containers are gone |
+//! | [`next`] | what becomes of the status that was told last |
 //! | [`transition`] | which updates are contradictions and must not be stored |
 //! | [`reason_cache`] | why a container that should run does not |
 //! | [`summary`] | a few words about each container, for people |
@@ -17,6 +18,7 @@
 
 pub mod conditions;
 pub mod containers;
+pub mod next;
 pub mod phase;
 pub mod pod_status;
 pub mod readiness;

@@ -85,7 +85,7 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
         }
     }
     let (mut unknown, mut running, mut waiting, mut stopped, mut final_stops, mut succeeded) = (0, 0, 0, 0, 0, 0);
-    let mut sidecars_pending = 0;
+    let (mut sidecars_pending, mut sidecars_waiting) = (0, 0);
     for container in init_containers(pod).iter().filter(|c| is_sidecar(c)) {
         match kind(statuses, container) {
             Kind::Missing => unknown += 1,
@@ -96,7 +96,7 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
             Kind::Stopped { .. } => {}
             Kind::Waiting => {
                 sidecars_pending += 1;
-                waiting += 1;
+                sidecars_waiting += 1;
             }
             Kind::Unclear => {
                 sidecars_pending += 1;
@@ -116,7 +116,11 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
             }
         }
     }
-    if init_pending > 0 || (sidecars_pending > 0 && !initialized) || waiting > 0 {
+    // Nothing is left that a sidecar could serve: that one of them has not been seen to run (its record was lost) does not
+    // put off the pod's end.
+    let served = final_stops < containers(pod).len();
+    let sidecars_hold_up = served && (sidecars_pending > 0 && !initialized || sidecars_waiting > 0);
+    if init_pending > 0 || sidecars_hold_up || waiting > 0 {
         return Phase::Pending;
     }
     if unknown > 0 {
@@ -218,7 +222,8 @@ mod tests {
             (side.clone(), vec![("s", RUNNING, ""), ("a", RUNNING, "")], Running),
             (side.clone(), vec![("s", WAITING, ""), ("a", WAITING, "")], Pending),
             (side.clone(), vec![("s", RUNNING, ""), ("a", OK, "")], Running),
-            (side, vec![("s", BAD, ""), ("a", OK, "")], Succeeded),
+            (side.clone(), vec![("s", BAD, ""), ("a", OK, "")], Succeeded),
+            (side, vec![("s", WAITING, ""), ("a", OK, "")], Succeeded),
         ] {
             assert_eq!(run(spec.clone(), &list, false), expected, "{spec} {list:?}");
         }
