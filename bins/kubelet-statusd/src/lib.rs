@@ -58,6 +58,7 @@ use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 
+use crate::node::syncd_view::{self, Told};
 use crate::outward::Outward;
 
 pub use app::{App, Reply};
@@ -151,7 +152,19 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
         events,
         stop: daemon.stop.clone(),
     };
-    tokio::join!(node::run(outward.clone()), pods::run(outward.clone()), events::run(outward, own_events));
+    let (told, view, facts) = Told::new();
+    let follow = async {
+        tokio::select! {
+            () = daemon.stop.cancelled() => {}
+            () = syncd_view::follow(outward.syncd.clone(), told) => {}
+        }
+    };
+    tokio::join!(
+        follow,
+        node::run(outward.clone(), view),
+        pods::run(outward.clone(), facts),
+        events::run(outward.clone(), own_events)
+    );
 }
 
 /// Where to listen. A port that validation let through fits.

@@ -1,16 +1,17 @@
 //! Events: from kubelet-syncd's stream and this process's own, aggregated, limited, and kept while nobody takes them.
 //!
-//! kubelet-syncd's queue is read from where the last run got to (a file in the state folder), so that a restart of this
-//! process neither loses nor repeats; an event's name follows from its time and place, so that what is sent twice is
+//! kubelet-syncd's queue is read from where the last run got to, also while the API server is away; what was read and not
+//! sent is kept in the state folder ([`backlog`]), so that neither a restart of this process nor the end of kubelet-syncd
+//! loses it; an event's name follows from its time and place, so that what is sent twice is
 //! refused the second time. [`correlate`] decides what becomes of an event, [`send`] brings it there.
 
+pub mod backlog;
 pub mod correlate;
 mod feed;
 pub mod limit;
 pub mod lru;
 pub mod metrics;
 pub mod object;
-pub mod position;
 mod queue;
 pub mod send;
 
@@ -49,7 +50,7 @@ pub async fn run(outward: Outward, own: OwnEvents) {
             return;
         }
     };
-    let position = position::Position::read(outward.state.clone());
+    let backlog = backlog::Backlog::read(outward.state.clone());
     let stop = outward.stop.clone();
     let work = async {
         outward.api.ready().await;
@@ -58,14 +59,14 @@ pub async fn run(outward: Outward, own: OwnEvents) {
             syncd: outward.syncd.clone(),
             node: outward.config.node_name.to_string(),
             queue: outward.events.clone(),
-            position: position.clone(),
+            backlog: backlog.clone(),
             metrics,
         };
-        tokio::join!(sender.run(own), position.keep());
+        tokio::join!(sender.run(own), backlog.keep());
     };
     tokio::select! {
         () = stop.cancelled() => {}
         () = work => {}
     }
-    position.write().await;
+    backlog.write().await;
 }

@@ -9,20 +9,17 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd;
 use http::{Method, Request, header};
 use kube::Client;
-use tokio::sync::mpsc::channel;
 
 use super::Involved;
+use super::backlog::Backlog;
 use super::correlate::{Correlator, Verdict};
 use super::feed;
 use super::metrics::EventMetrics;
 use super::object::{EventObject, Occurrence};
-use super::position::Position;
 use super::queue::{EventQueue, OwnEvents};
 use crate::outward::{ANSWER_DEADLINE, retry_after};
 use crate::pods::gate::{Jitter, SILENT};
 
-/// Events of kubelet-syncd kept here while the API server is away.
-const WAITING: usize = 1000;
 /// Attempts at an event that the server fails over, as upstream's.
 const FAILURES: u32 = 12;
 
@@ -35,7 +32,7 @@ pub struct Sender {
     pub node: String,
     /// Knows pods' resource versions.
     pub queue: EventQueue,
-    pub position: Position,
+    pub backlog: Backlog,
     pub metrics: EventMetrics,
 }
 
@@ -54,25 +51,23 @@ struct Run {
 impl Sender {
     /// Sends for ever.
     pub async fn run(self, mut own: OwnEvents) {
-        let (sender, mut events) = channel(WAITING);
         let mut run = Run { correlator: Correlator::default(), jitter: Jitter::new(getrandom::u64().unwrap_or(1)) };
         let work = async {
             loop {
                 tokio::select! {
                     occurrence = own.next() => self.deal_with(&mut run, &occurrence).await,
-                    event = events.recv() => match event {
-                        Some(event) => self.take(&mut run, &event).await,
-                        None => return,
-                    },
+                    event = self.backlog.oldest() => self.take(&mut run, &event).await,
                 }
                 self.lost(own.dropped(), "here");
             }
         };
-        tokio::join!(feed::follow(self.syncd.clone(), self.position.get(), sender), work);
+        tokio::join!(
+            feed::follow(self.syncd.clone(), &self.backlog, |count| self.lost(count, "in kubelet-syncd")),
+            work
+        );
     }
 
     async fn take(&self, run: &mut Run, event: &syncd::Event) {
-        self.lost(event.dropped, "in kubelet-syncd");
         match Occurrence::of(event) {
             Some(occurrence) => self.deal_with(run, &occurrence).await,
             None => {
@@ -80,9 +75,7 @@ impl Sender {
                 self.metrics.count("unreadable", 1);
             }
         }
-        if let Some(cursor) = event.cursor {
-            self.position.advance(cursor);
-        }
+        self.backlog.dealt_with();
     }
 
     fn lost(&self, count: u64, place: &str) {

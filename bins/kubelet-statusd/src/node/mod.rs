@@ -31,7 +31,6 @@ use std::sync::Arc;
 use bulkhead_config::NodeConfig;
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use crate::events::{EventQueue, Involved, Record};
 use crate::outward::Outward;
@@ -46,8 +45,8 @@ use syncd_view::View;
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please \
      migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
-/// Keeps the Node and its lease until the daemon is to stop.
-pub async fn run(outward: Outward) {
+/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node.
+pub async fn run(outward: Outward, view: watch::Receiver<View>) {
     let metrics = match Metrics::register(&outward.registry) {
         Ok(metrics) => metrics,
         Err(error) => {
@@ -56,19 +55,14 @@ pub async fn run(outward: Outward) {
             return;
         }
     };
-    let (sender, view) = watch::channel(View::new(Instant::now()));
     let stop = outward.stop.clone();
     let keep = async {
-        let follow = syncd_view::follow(outward.syncd.clone(), sender);
-        let keep = async {
-            let facts = Facts::read(&outward.broker).await;
-            outward.api.ready().await;
-            let server = Server::new(&outward.config, &outward.api);
-            let start =
-                Start { config: outward.config.clone(), server, facts, metrics, events: outward.events.clone(), view };
-            keep(start, Timestamp::now).await;
-        };
-        tokio::join!(follow, keep);
+        let facts = Facts::read(&outward.broker).await;
+        outward.api.ready().await;
+        let server = Server::new(&outward.config, &outward.api);
+        let start =
+            Start { config: outward.config.clone(), server, facts, metrics, events: outward.events.clone(), view };
+        keep(start, Timestamp::now).await;
     };
     tokio::select! {
         () = stop.cancelled() => {}

@@ -1,4 +1,5 @@
-//! What kubelet-syncd says of the node: followed by a stream, asked again now and then, and remembered while it is away.
+//! What kubelet-syncd says of the node: followed by one stream for all who need it, asked again now and then, and
+//! remembered while it is away.
 //!
 //! A restart takes seconds and says nothing about the node, so what was known holds for [`GRACE`]; silence for longer is
 //! told as what it is. The same holds for the first words of a new syncd, which has not looked at the runtime yet.
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
-use bulkhead_ipc::client::Link;
+use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, WatchNodeRequest};
@@ -15,7 +16,8 @@ use bulkhead_types::Epoch;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
-use tonic::transport::Channel;
+
+use crate::pods::facts::Facts;
 
 /// For so long a silent or new kubelet-syncd counts as being restarted.
 pub const GRACE: Duration = Duration::from_secs(20);
@@ -71,26 +73,51 @@ pub fn differs(old: &NodeState, new: &NodeState) -> bool {
     essence(old) != essence(new)
 }
 
-/// Follows kubelet-syncd until nobody looks any more.
-pub async fn follow(link: Link, view: watch::Sender<View>) {
-    tokio::select! {
-        () = connect(link, &view) => {}
-        () = view.closed() => {}
+/// Who is told.
+#[derive(Debug)]
+pub struct Told {
+    /// The node's own part.
+    pub view: watch::Sender<View>,
+    /// What the writer of pods has to know of the node, as the kubelet-syncd of now says it.
+    pub facts: watch::Sender<Facts>,
+}
+
+impl Told {
+    /// The channels, before anything is known.
+    pub fn new() -> (Self, watch::Receiver<View>, watch::Receiver<Facts>) {
+        let (view, views) = watch::channel(View::new(Instant::now()));
+        let (facts, known) = watch::channel(Facts::default());
+        (Told { view, facts }, views, known)
+    }
+
+    fn take(&self, state: NodeState, life: Life) {
+        let facts = Facts::of(&state, life.epoch.get());
+        self.facts.send_if_modified(|known| {
+            let news = *known != facts;
+            *known = facts;
+            news
+        });
+        take(&self.view, state, life.since);
     }
 }
 
-async fn connect(link: Link, view: &watch::Sender<View>) {
-    let mut last: Option<(Epoch, Instant)> = None;
+/// One life of kubelet-syncd, and since when it is known.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    epoch: Epoch,
+    since: Instant,
+}
+
+/// Follows kubelet-syncd for ever.
+pub async fn follow(link: Link, told: Told) {
+    let mut last: Option<Life> = None;
     let mut retry = RETRY.0;
     loop {
         let epoch = link.ready().await;
-        let since = match last {
-            Some((known, since)) if known == epoch => since,
-            _ => Instant::now(),
-        };
-        last = Some((epoch, since));
+        let life = last.filter(|life| life.epoch == epoch).unwrap_or_else(|| Life { epoch, since: Instant::now() });
+        last = Some(life);
         let began = Instant::now();
-        if let Err(status) = converse(link.channel(), view, since).await {
+        if let Err(status) = converse(&link, &told, life).await {
             tracing::debug!(code = ?status.code(), "kubelet-syncd's node state: {}", status.message());
         }
         if began.elapsed() > RETRY.1 {
@@ -101,16 +128,21 @@ async fn connect(link: Link, view: &watch::Sender<View>) {
     }
 }
 
-/// Until the stream or an answer fails.
-async fn converse(channel: Channel, view: &watch::Sender<View>, since: Instant) -> Result<(), tonic::Status> {
-    let mut client = NodeClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    take(view, get(&mut client).await?, since);
+/// Until the stream or an answer fails, or another life speaks.
+async fn converse(link: &Link, told: &Told, life: Life) -> Result<(), tonic::Status> {
+    let mut client = NodeClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    // An answer does not say whose it is: of another life than was thought, it is asked for anew.
+    let mut lives = link.watch();
+    let is_other = move |state: &PeerState| state.ready_epoch().is_some_and(|now| now != life.epoch);
     let request = CallContext::new().streaming_request(WatchNodeRequest {});
     let mut stream = match tokio::time::timeout(DEADLINE, client.watch(request)).await {
         Ok(Ok(stream)) => stream.into_inner(),
         Ok(Err(status)) if status.code() == Code::Unimplemented => loop {
+            told.take(get(&mut client).await?, life);
             tokio::time::sleep(POLL).await;
-            take(view, get(&mut client).await?, since);
+            if is_other(&lives.borrow_and_update()) {
+                return Ok(());
+            }
         },
         Ok(Err(status)) => return Err(status),
         Err(_) => return Err(tonic::Status::deadline_exceeded("the stream did not start")),
@@ -118,17 +150,24 @@ async fn converse(channel: Channel, view: &watch::Sender<View>, since: Instant) 
     let mut refresh = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
     refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            message = stream.message() => match message? {
-                Some(state) => take(view, state, since),
-                None => return Ok(()),
-            },
-            _ = refresh.tick() => take(view, get(&mut client).await?, since),
+        let state = tokio::select! {
+            () = until(&mut lives, is_other) => return Ok(()),
+            message = stream.message() => message?,
+            _ = refresh.tick() => Some(get(&mut client).await?),
+        };
+        match state {
+            Some(state) if !is_other(&lives.borrow()) => told.take(state, life),
+            _ => return Ok(()),
         }
     }
 }
 
-async fn get(client: &mut NodeClient<Channel>) -> Result<NodeState, tonic::Status> {
+async fn until(lives: &mut watch::Receiver<PeerState>, holds: impl FnMut(&PeerState) -> bool) {
+    // A link that is no more is no life either.
+    let _ = lives.wait_for(holds).await;
+}
+
+async fn get(client: &mut NodeClient<tonic::transport::Channel>) -> Result<NodeState, tonic::Status> {
     let call = client.get(CallContext::new().request(GetNodeRequest {}, DEADLINE));
     let answer = tokio::time::timeout(DEADLINE, call).await;
     Ok(answer.map_err(|_| tonic::Status::deadline_exceeded("no answer"))??.into_inner())

@@ -39,18 +39,18 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn of(state: NodeState, epoch: u64) -> Self {
-        let orphan = |mirror: bulkhead_ipc::syncd::MirrorRef| OrphanMirror {
-            uid: mirror.uid,
-            namespace: mirror.namespace,
-            name: mirror.name,
+    pub fn of(state: &NodeState, epoch: u64) -> Self {
+        let orphan = |mirror: &bulkhead_ipc::syncd::MirrorRef| OrphanMirror {
+            uid: mirror.uid.clone(),
+            namespace: mirror.namespace.clone(),
+            name: mirror.name.clone(),
         };
         Facts {
             epoch,
             owner: owner(&state.api_node_json),
             api_synced: state.api_synced,
             sources_ready: state.sources_ready,
-            orphans: state.orphan_mirrors.into_iter().take(MAX_ORPHANS).map(orphan).collect(),
+            orphans: state.orphan_mirrors.iter().take(MAX_ORPHANS).map(orphan).collect(),
         }
     }
 }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_node_owns_when_it_is_there_to_stay() {
-        let of = |json: &str| Facts::of(NodeState { api_node_json: json.into(), ..NodeState::default() }, 1).owner;
+        let of = |json: &str| Facts::of(&NodeState { api_node_json: json.into(), ..NodeState::default() }, 1).owner;
         assert_eq!(of(r#"{"metadata":{"name":"n","uid":"u"}}"#), Some(Owner { name: "n".into(), uid: "u".into() }));
         assert_eq!(of(r#"{"metadata":{"name":"n","uid":"u","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#), None);
         assert_eq!(of(r#"{"metadata":{"name":"n","uid":""}}"#), None);

@@ -1,4 +1,4 @@
-//! kubelet-syncd's streams: pods and the node, followed across its restarts and ours.
+//! kubelet-syncd's stream of pods, followed across its restarts and ours.
 
 use std::time::Duration;
 
@@ -6,13 +6,10 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::context::CallContext;
-use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::pod_update::Update;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
-use bulkhead_ipc::syncd::{PodState, PodUpdate, WatchNodeRequest, WatchPodsRequest};
+use bulkhead_ipc::syncd::{PodState, PodUpdate, WatchPodsRequest};
 use tokio::sync::mpsc::Sender;
-
-use super::facts::Facts;
 
 /// Pause after a stream has ended or was refused; doubled each time between these.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -27,7 +24,6 @@ pub enum News {
     Pod(Box<PodState>),
     Removed(String),
     SnapshotDone,
-    Node(Facts),
 }
 
 /// Follows the pods until nobody listens.
@@ -80,35 +76,6 @@ fn read(update: PodUpdate) -> Option<News> {
         Update::RemovedUid(uid) => News::Removed(uid),
         Update::SnapshotDone(_) => News::SnapshotDone,
     })
-}
-
-/// Follows the node until nobody listens.
-pub async fn node(link: Link, news: Sender<News>) {
-    let mut pause = RETRY.0;
-    loop {
-        let epoch = link.ready().await.get();
-        let mut client = NodeClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let request = CallContext::new().streaming_request(WatchNodeRequest {});
-        if let Ok(Ok(answer)) = tokio::time::timeout(START, client.watch(request)).await {
-            let mut stream = answer.into_inner();
-            let mut link_state = link.watch();
-            loop {
-                let message = tokio::select! {
-                    message = stream.message() => message,
-                    // The stream does not say whose it is: of another life than was thought, it is opened anew.
-                    _ = link_state.wait_for(|state| state.ready_epoch().is_some_and(|now| now.get() != epoch)) => break,
-                };
-                let Ok(Some(state)) = message else { break };
-                pause = RETRY.0;
-                if news.send(News::Node(Facts::of(state, epoch))).await.is_err() {
-                    return;
-                }
-            }
-        }
-        if wait(&news, &mut pause).await.is_none() {
-            return;
-        }
-    }
 }
 
 /// Sleeps, longer each time; `None` when nobody listens any more.

@@ -21,22 +21,24 @@ pub mod requests;
 pub mod writer;
 
 use bulkhead_apiclient::Lane;
+use tokio::sync::watch;
 
 use crate::outward::Outward;
 
+use facts::Facts;
 pub use metrics::PodMetrics;
 pub use writer::Writer;
 
-/// Writes what kubelet-syncd says of its pods until the daemon is to stop.
-pub async fn run(outward: Outward) {
+/// Writes what kubelet-syncd says of its pods until the daemon is to stop. `node`: what it says of the node.
+pub async fn run(outward: Outward, node: watch::Receiver<Facts>) {
     let stop = outward.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
-        () = write(outward) => {}
+        () = write(outward, node) => {}
     }
 }
 
-async fn write(outward: Outward) {
+async fn write(outward: Outward, node: watch::Receiver<Facts>) {
     let metrics = match PodMetrics::new().and_then(|metrics| metrics.register(&outward.registry).map(|()| metrics)) {
         Ok(metrics) => metrics,
         Err(error) => {
@@ -48,6 +50,7 @@ async fn write(outward: Outward) {
     let writer = Writer {
         client: outward.api.client(Lane::Main),
         syncd: outward.syncd.clone(),
+        node,
         metrics,
         events: outward.events.clone(),
     };

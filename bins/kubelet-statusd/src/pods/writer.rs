@@ -9,8 +9,10 @@ use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::watch;
 
 use super::book::Book;
+use super::facts::Facts;
 use super::feed::{self, News};
 use super::metrics::PodMetrics;
 use super::requests::{Job, Outcome, send};
@@ -24,6 +26,8 @@ const NEWS: usize = 16;
 pub struct Writer {
     pub client: Client,
     pub syncd: Link,
+    /// What is known of the node.
+    pub node: watch::Receiver<Facts>,
     pub metrics: PodMetrics,
     /// Learns pods' resource versions, which events name.
     pub events: EventQueue,
@@ -41,13 +45,14 @@ impl Writer {
         let (sender, news) = channel(NEWS);
         let seed = getrandom::u64().unwrap_or(1);
         let book = Book::new(seed, self.metrics.clone());
-        let pods = feed::pods(self.syncd.clone(), sender.clone());
-        let node = feed::node(self.syncd.clone(), sender);
-        tokio::join!(pods, node, self.turn(book, news));
+        let pods = feed::pods(self.syncd.clone(), sender);
+        tokio::join!(pods, self.turn(book, news));
     }
 
     async fn turn(&self, mut book: Book, mut news: Receiver<News>) {
         let mut in_flight: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>> = FuturesUnordered::new();
+        let mut node = self.node.clone();
+        node.mark_changed();
         loop {
             while let Some(job) = book.next(Instant::now(), Timestamp::now()) {
                 tracing::debug!(pod = %job.pod, name = %job.name, action = job.action.name(), "request");
@@ -63,6 +68,10 @@ impl Writer {
                     Some(one) => self.take(&mut book, one),
                     None => return,
                 },
+                Ok(()) = node.changed() => {
+                    let facts = node.borrow_and_update().clone();
+                    book.node(facts, Instant::now());
+                }
                 Some((job, outcome)) = in_flight.next() => {
                     self.metrics.request(job.action.name(), outcome.name());
                     book.finished(&job, outcome, Instant::now());
@@ -84,7 +93,6 @@ impl Writer {
             }
             News::Removed(uid) => book.removed(&uid, now),
             News::SnapshotDone => book.snapshot_done(now),
-            News::Node(facts) => book.node(facts, now),
         }
     }
 }

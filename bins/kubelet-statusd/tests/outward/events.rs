@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bulkhead_daemon::StateDir;
 use bulkhead_ipc::syncd::Event;
-use kubelet_statusd::events::position::Position;
+use kubelet_statusd::events::backlog::Backlog;
 use kubelet_statusd::events::{EventMetrics, EventQueue, Involved, Record, Sender};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -15,7 +15,7 @@ use crate::syncd::Syncd;
 struct Run {
     task: JoinHandle<()>,
     queue: EventQueue,
-    position: Position,
+    backlog: Backlog,
 }
 
 impl Drop for Run {
@@ -29,23 +29,23 @@ impl Run {
     async fn stop(mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
-        self.position.write().await;
+        self.backlog.write().await;
     }
 }
 
 fn start(api: &Api, syncd: &Syncd, state: &tempfile::TempDir) -> Run {
     let folder: std::os::fd::OwnedFd = std::fs::File::open(state.path()).unwrap().into();
-    let position = Position::read(Arc::new(StateDir::lock(folder).unwrap()));
+    let backlog = Backlog::read(Arc::new(StateDir::lock(folder).unwrap()));
     let (queue, own) = EventQueue::new();
     let sender = Sender {
         client: api.client(),
         syncd: syncd.link(),
         node: "n".into(),
         queue: queue.clone(),
-        position: position.clone(),
+        backlog: backlog.clone(),
         metrics: EventMetrics::new().unwrap(),
     };
-    Run { task: tokio::spawn(sender.run(own)), queue, position }
+    Run { task: tokio::spawn(sender.run(own)), queue, backlog }
 }
 
 fn about(pod: &str, message: &str) -> Event {
@@ -160,6 +160,43 @@ async fn a_server_that_is_away_gets_them_all_later() {
     api.until("it was tried", |api| api.requests("").len() >= 2).await;
     api.heal();
     api.until("all", |api| api.list("/").len() == 40).await;
+}
+
+#[tokio::test]
+async fn what_was_read_outlives_both_processes() {
+    let (api, mut syncd, state) = (Api::default(), Syncd::start().await, tempfile::tempdir().unwrap());
+    api.fail("", usize::MAX, Fault::Broken);
+    let run = start(&api, &syncd, &state);
+    let keep = run.backlog.clone();
+    let keeping = tokio::spawn(async move { keep.keep().await });
+    for message in ["1", "2", "3"] {
+        syncd.event(about("a", message));
+    }
+    let file = state.path().join("events.json");
+    api.until("they are on the disk", |_| {
+        std::fs::read_to_string(&file).is_ok_and(|text| text.contains(r#""seq":3,"#))
+    })
+    .await;
+    // Both are killed; nobody else knows of these events.
+    keeping.abort();
+    run.task.abort();
+    drop(run);
+    syncd.restart(Vec::new()).await;
+    api.heal();
+    let _run = loop {
+        // The folder is held until the last of the killed process's tasks is gone.
+        let folder: std::os::fd::OwnedFd = std::fs::File::open(state.path()).unwrap().into();
+        match StateDir::lock(folder) {
+            Ok(lock) => {
+                drop(lock);
+                break start(&api, &syncd, &state);
+            }
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    syncd.event(about("a", "4"));
+    api.until("four", |api| messages(api) == ["1", "2", "3", "4"]).await;
+    assert!(counts(&api).iter().all(|(_, count)| *count == 1), "{:?}", counts(&api));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use bulkhead_ipc::syncd::{ApiObject, MirrorRef, NodeState, PodState, WorkerState};
 use kubelet_statusd::events::EventQueue;
+use kubelet_statusd::node::syncd_view::{self, Told};
 use kubelet_statusd::pods::{PodMetrics, Writer};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -22,13 +23,20 @@ impl Drop for Lab {
 }
 
 fn start_writer(api: &Api, syncd: &Syncd) -> JoinHandle<()> {
+    let (told, view, node) = Told::new();
+    let follow = syncd_view::follow(syncd.link(), told);
     let writer = Writer {
         client: api.client(),
         syncd: syncd.link(),
+        node,
         metrics: PodMetrics::new().unwrap(),
         events: EventQueue::new().0,
     };
-    tokio::spawn(writer.run())
+    tokio::spawn(async move {
+        // Whoever keeps the Node looks at it too.
+        let _view = view;
+        tokio::join!(follow, writer.run());
+    })
 }
 
 async fn lab() -> Lab {
@@ -305,4 +313,5 @@ async fn a_mirror_pods_life() {
     lab.settle("z").await;
     assert_eq!(lab.api.requests("POST").len(), 3);
     assert_eq!(lab.api.requests("DELETE").len(), 2);
+    assert_eq!(lab.syncd.node_streams(), 1, "whoever needs the node looks at the same stream");
 }

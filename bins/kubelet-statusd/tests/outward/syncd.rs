@@ -31,6 +31,8 @@ struct World {
     seq: u64,
     pods: BTreeMap<String, (u64, Option<PodState>)>,
     node: NodeState,
+    /// Streams of the node that were begun.
+    node_streams: usize,
     events: Vec<Event>,
 }
 
@@ -54,6 +56,7 @@ const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Pods/Watch", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Events/Watch", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Node/Watch", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Operator] },
 ];
 
 impl Syncd {
@@ -147,6 +150,11 @@ impl Syncd {
 
     pub fn node(&self, node: NodeState) {
         self.change(|world, _| world.node = node);
+    }
+
+    /// Streams of the node that were begun in all its lives.
+    pub fn node_streams(&self) -> usize {
+        self.world.lock().unwrap().node_streams
     }
 
     pub fn event(&self, mut event: Event) {
@@ -254,10 +262,11 @@ impl Events for Service {
 #[tonic::async_trait]
 impl Node for Service {
     async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
-        Err(Status::unimplemented("not asked"))
+        Ok(Response::new(self.world.lock().unwrap().node.clone()))
     }
     type WatchStream = Answer<NodeState>;
     async fn watch(&self, _: Request<WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.world.lock().unwrap().node_streams += 1;
         Ok(Response::new(self.stream(None, |world, _| (0, vec![world.node.clone()]))))
     }
 }

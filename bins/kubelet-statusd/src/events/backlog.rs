@@ -1,0 +1,281 @@
+//! kubelet-syncd's events that were read and are not dealt with yet, and how far its queue was read. Both outlive this
+//! process: while the API server is away kubelet-syncd may end, and its queue with it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_daemon::StateDir;
+use bulkhead_ipc::common::Cursor;
+use bulkhead_ipc::syncd::Event;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+/// In the state folder.
+const FILE: &str = "events.json";
+/// Written at most so often: each write costs the disk two flushes.
+const EVERY: Duration = Duration::from_millis(250);
+/// With each of so many events that wait the pause grows once more: the file grows with them.
+const STEP: usize = 50;
+/// Events kept while the API server is away; more stay in kubelet-syncd's own queue.
+pub const CAPACITY: usize = 1000;
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    epoch: u64,
+    seq: u64,
+    #[serde(default)]
+    waiting: Vec<KeptEvent>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeptEvent {
+    epoch: u64,
+    seq: u64,
+    time: String,
+    kind: String,
+    reason: String,
+    message: String,
+    pod_uid: String,
+    namespace: String,
+    pod_name: String,
+    field_path: String,
+}
+
+impl KeptEvent {
+    /// `None`: without a place among the others it cannot be told from them.
+    fn of(event: &Event) -> Option<Self> {
+        let cursor = event.cursor?;
+        let event = event.clone();
+        Some(KeptEvent {
+            epoch: cursor.epoch,
+            seq: cursor.seq,
+            time: event.time,
+            kind: event.r#type,
+            reason: event.reason,
+            message: event.message,
+            pod_uid: event.pod_uid,
+            namespace: event.namespace,
+            pod_name: event.pod_name,
+            field_path: event.field_path,
+        })
+    }
+
+    fn event(self) -> Event {
+        Event {
+            cursor: Some(Cursor { epoch: self.epoch, seq: self.seq }),
+            time: self.time,
+            r#type: self.kind,
+            reason: self.reason,
+            message: self.message,
+            pod_uid: self.pod_uid,
+            namespace: self.namespace,
+            pod_name: self.pod_name,
+            field_path: self.field_path,
+            // Told when it was read.
+            dropped: 0,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    read: Option<Cursor>,
+    waiting: VecDeque<Event>,
+    /// Counts changes; which of them is on the disk.
+    changes: u64,
+    written: u64,
+}
+
+/// Shared by who reads events, who sends them and who writes the file.
+#[derive(Debug, Clone)]
+pub struct Backlog {
+    state: Arc<StateDir>,
+    now: Arc<Mutex<Now>>,
+    changed: Arc<Notify>,
+    came: Arc<Notify>,
+    room: Arc<Notify>,
+}
+
+impl Backlog {
+    /// Reads what the last run left. A file that cannot be read counts as none: events are then named again, and refused
+    /// by the server where they are there already.
+    pub fn read(state: Arc<StateDir>) -> Self {
+        let now = match state.read(FILE) {
+            Ok(Some(bytes)) => match serde_json::from_slice::<Kept>(&bytes) {
+                Ok(kept) => Now {
+                    read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }),
+                    waiting: kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event).collect(),
+                    ..Now::default()
+                },
+                Err(error) => {
+                    tracing::warn!(%error, FILE, "state file is damaged: events are read from the beginning");
+                    Now::default()
+                }
+            },
+            Ok(None) => Now::default(),
+            Err(error) => {
+                tracing::warn!(%error, "events are read from the beginning");
+                Now::default()
+            }
+        };
+        Backlog {
+            state,
+            now: Arc::new(Mutex::new(now)),
+            changed: Arc::default(),
+            came: Arc::default(),
+            room: Arc::default(),
+        }
+    }
+
+    /// Up to where events were read.
+    pub fn position(&self) -> Option<Cursor> {
+        self.lock().read
+    }
+
+    /// Takes an event that was read, when there is room for it.
+    pub async fn push(&self, event: Event) {
+        loop {
+            let room = self.room.notified();
+            if self.lock().waiting.len() < CAPACITY {
+                break;
+            }
+            room.await;
+        }
+        {
+            let mut now = self.lock();
+            now.read = event.cursor.or(now.read);
+            now.waiting.push_back(event);
+            now.changes += 1;
+        }
+        self.came.notify_one();
+        self.changed.notify_one();
+    }
+
+    /// The oldest event; it stays until [`Backlog::dealt_with`].
+    pub async fn oldest(&self) -> Event {
+        loop {
+            if let Some(event) = self.lock().waiting.front() {
+                return event.clone();
+            }
+            self.came.notified().await;
+        }
+    }
+
+    /// The oldest event needs no more.
+    pub fn dealt_with(&self) {
+        {
+            let mut now = self.lock();
+            now.waiting.pop_front();
+            now.changes += 1;
+        }
+        self.room.notify_one();
+        self.changed.notify_one();
+    }
+
+    /// Writes the file whenever there is something to write, for ever.
+    pub async fn keep(&self) {
+        loop {
+            self.changed.notified().await;
+            let waiting = u32::try_from(self.lock().waiting.len() / STEP).unwrap_or(u32::MAX);
+            tokio::time::sleep(EVERY.saturating_mul(waiting.saturating_add(1))).await;
+            self.write().await;
+        }
+    }
+
+    /// Writes the file if it is not of now.
+    pub async fn write(&self) {
+        let (changes, kept) = {
+            let now = self.lock();
+            // Nothing was ever read with a place to go on from.
+            let Some(read) = now.read.filter(|_| now.changes != now.written) else { return };
+            let waiting = now.waiting.iter().filter_map(KeptEvent::of).collect();
+            (now.changes, Kept { epoch: read.epoch, seq: read.seq, waiting })
+        };
+        let state = self.state.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let bytes = serde_json::to_vec(&kept).unwrap_or_default();
+            state.write(FILE, &bytes)
+        });
+        match written.await {
+            Ok(Ok(())) => self.lock().written = changes,
+            Ok(Err(error)) => tracing::warn!(%error, "events that wait are not kept"),
+            Err(error) => tracing::warn!(%error, "events that wait are not kept"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        // Nothing panics while it is held.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(temp: &tempfile::TempDir) -> Arc<StateDir> {
+        Arc::new(StateDir::lock(std::fs::File::open(temp.path()).unwrap().into()).unwrap())
+    }
+
+    fn event(seq: u64) -> Event {
+        Event {
+            cursor: Some(Cursor { epoch: u64::MAX, seq }),
+            time: "2026-01-02T03:04:05.678Z".into(),
+            r#type: "Warning".into(),
+            reason: "BackOff".into(),
+            message: format!("message {seq}"),
+            pod_uid: "u".into(),
+            namespace: "d".into(),
+            pod_name: "p".into(),
+            field_path: "spec.containers{main}".into(),
+            dropped: 0,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_restart_has_what_waited_and_goes_on_where_the_last_run_was() {
+        let temp = tempfile::tempdir().unwrap();
+        let backlog = Backlog::read(folder(&temp));
+        assert_eq!(backlog.position(), None);
+        for seq in [5, 6, 7] {
+            backlog.push(event(seq)).await;
+        }
+        assert_eq!(backlog.oldest().await, event(5));
+        backlog.dealt_with();
+        backlog.write().await;
+        drop(backlog);
+        let backlog = Backlog::read(folder(&temp));
+        assert_eq!(backlog.position(), event(7).cursor);
+        for seq in [6, 7] {
+            assert_eq!(backlog.oldest().await, event(seq));
+            backlog.dealt_with();
+        }
+        backlog.write().await;
+        drop(backlog);
+        let backlog = Backlog::read(folder(&temp));
+        assert_eq!((backlog.position(), backlog.lock().waiting.len()), (event(7).cursor, 0));
+        drop(backlog);
+        // As an earlier version wrote it.
+        std::fs::write(temp.path().join(FILE), r#"{"epoch":3,"seq":4}"#).unwrap();
+        assert_eq!(Backlog::read(folder(&temp)).position(), Some(Cursor { epoch: 3, seq: 4 }));
+        std::fs::write(temp.path().join(FILE), "{").unwrap();
+        assert_eq!(Backlog::read(folder(&temp)).position(), None);
+    }
+
+    #[tokio::test]
+    async fn it_is_bounded_and_who_reads_waits_for_room() {
+        let temp = tempfile::tempdir().unwrap();
+        let backlog = Backlog::read(folder(&temp));
+        for seq in 0..CAPACITY as u64 {
+            backlog.push(event(seq)).await;
+        }
+        let more = backlog.push(event(CAPACITY as u64));
+        tokio::pin!(more);
+        assert!(futures_util::poll!(&mut more).is_pending());
+        backlog.dealt_with();
+        more.await;
+        assert_eq!(backlog.oldest().await, event(1));
+        assert_eq!(backlog.lock().waiting.len(), CAPACITY);
+    }
+}
