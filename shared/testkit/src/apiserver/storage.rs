@@ -18,7 +18,7 @@ pub type Object = Arc<Stored>;
 
 /// Versions kept for tests of one object; older ones go.
 const VERSIONS_OF_ONE: usize = 500;
-/// Objects whose versions are kept; beyond that the oldest object's go.
+/// Objects of one resource whose versions are kept; beyond that the oldest object's go.
 const REMEMBERED_OBJECTS: usize = 4000;
 
 /// One version of one object.
@@ -118,7 +118,8 @@ pub struct Store {
     tables: Vec<Table>,
     ring_size: usize,
     versions: BTreeMap<(usize, Key), Vec<(ChangeKind, Object)>>,
-    remembered: VecDeque<(usize, Key)>,
+    /// Of each resource the objects whose versions are kept, oldest first: events do not crowd out pods.
+    remembered: Vec<VecDeque<Key>>,
 }
 
 impl Store {
@@ -131,7 +132,7 @@ impl Store {
             tables: RESOURCES.iter().map(table).collect(),
             ring_size: ring_size.max(1),
             versions: BTreeMap::new(),
-            remembered: VecDeque::new(),
+            remembered: RESOURCES.iter().map(|_| VecDeque::new()).collect(),
         }
     }
 
@@ -200,11 +201,12 @@ impl Store {
         let index = resource.index();
         let entry = (index, key);
         if !self.versions.contains_key(&entry) {
-            self.remembered.push_back(entry.clone());
-            if self.remembered.len() > REMEMBERED_OBJECTS
-                && let Some(oldest) = self.remembered.pop_front()
+            let remembered = &mut self.remembered[index];
+            remembered.push_back(entry.1.clone());
+            if remembered.len() > REMEMBERED_OBJECTS
+                && let Some(oldest) = remembered.pop_front()
             {
-                self.versions.remove(&oldest);
+                self.versions.remove(&(index, oldest));
             }
         }
         let versions = self.versions.entry(entry).or_default();
