@@ -8,9 +8,10 @@
 //! let container = json!({"name": "main", "image": agnhost::IMAGE, "args": ["netexec", "--http-port=8080"]});
 //! ```
 //!
-//! Its servers take connections [`LISTEN_AFTER_MS`] after their start, as those of the recorded pods did whose first
-//! probe was refused; a container that is to listen at once has `LISTEN_AFTER_MS: "0"` in its environment. `/localhost.crt`
-//! and `/localhost.key` are for `--tls-cert-file` and `--tls-private-key-file`.
+//! Its servers take connections [`LISTEN_AFTER_MS`] after their start: the first probes of the recorded pods were refused,
+//! and those of a probe with a period of a second are made within the first second. A container that is to listen at once
+//! has `LISTEN_AFTER_MS: "0"` in its environment. `/localhost.crt` and `/localhost.key` are for `--tls-cert-file` and
+//! `--tls-private-key-file`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,7 +25,7 @@ use crate::{Lab, machine};
 /// What the recorded pods name.
 pub const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// Milliseconds between the start of a server and its first connection, where the container's environment says no other.
-pub const LISTEN_AFTER_MS: u16 = 500;
+pub const LISTEN_AFTER_MS: u16 = 1200;
 
 /// Packs `program`, and makes the image known to the lab's runtime.
 ///
@@ -48,6 +49,7 @@ fn write_archive(path: &Path, program: &Path) -> Result<()> {
         entrypoint: &["/agnhost"],
         command: &["pause"],
         environment: &[&pause],
+        user: "",
     };
     image::write_images(path, &[image])
 }

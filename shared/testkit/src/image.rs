@@ -40,6 +40,8 @@ pub(crate) struct Image<'a> {
     pub command: &'a [&'a str],
     /// `NAME=value`, besides PATH.
     pub environment: &'a [&'a str],
+    /// Whom its processes run as; empty: root.
+    pub user: &'a str,
 }
 
 /// Writes the archive with all images of this module.
@@ -55,8 +57,30 @@ pub fn write_archive(path: &Path) -> Result<()> {
         entrypoint: &[],
         command,
         environment: &[],
+        user: "",
     };
     write_images(path, &IMAGES.iter().map(of).collect::<Vec<_>>())
+}
+
+/// Gives a lab's runtime busybox under more names, each of which runs as a user of its own: name and user.
+///
+/// # Errors
+/// The archive cannot be written, or the runtime does not take it.
+pub fn import_with_users(lab: &crate::Lab, images: &[(&'static str, &'static str)]) -> Result<()> {
+    let layer = busybox_layer()?;
+    let layers = [layer.as_slice()];
+    let of = |(name, user): &(&'static str, &'static str)| Image {
+        name,
+        layers: &layers,
+        entrypoint: &[],
+        command: &["/bin/sh"],
+        environment: &[],
+        user,
+    };
+    let archive = lab.folder().join("users.tar");
+    write_images(&archive, &images.iter().map(of).collect::<Vec<_>>())?;
+    lab.containerd().import(&archive, &images.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
+    std::fs::remove_file(&archive).context("removing the image archive")
 }
 
 /// Writes an archive with these images.
@@ -100,6 +124,9 @@ pub(crate) fn write_images(path: &Path, images: &[Image<'_>]) -> Result<()> {
         });
         if !image.entrypoint.is_empty() {
             config["config"]["Entrypoint"] = json!(image.entrypoint);
+        }
+        if !image.user.is_empty() {
+            config["config"]["User"] = json!(image.user);
         }
         let config = config.to_string();
         let config_digest = archive.blob(config.as_bytes())?;

@@ -281,9 +281,11 @@ pub const MISTAKES: &[Mistake] = mistakes! {
         resources(r).hugepage_limits = vec![v1::HugepageLimit { page_size: "1GB".into(), limit: 1 << 40 }];
         true
     };
-    "never killed", "oom_score_adj", |s, r| {
-        resources(r).oom_score_adj = -999;
-        !(has_limit(s, "cpu") && has_limit(s, "memory"))
+    "never killed", "oom_score_adj", |_, r| { resources(r).oom_score_adj = -999; true };
+    "killed last", "oom_score_adj", |s, r| {
+        resources(r).oom_score_adj = -997;
+        let is_critical = of_spec(s, |spec| spec.priority_class_name.is_some());
+        !is_critical && !(has_limit(s, "cpu") && has_limit(s, "memory"))
     };
     "another container's name", "metadata", |_, r| { r.container.metadata.as_mut().unwrap().name = "x".into(); true };
     "another pod's container", "labels", |_, r| {

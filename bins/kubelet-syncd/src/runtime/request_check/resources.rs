@@ -34,8 +34,9 @@ pub(super) fn container(known: &Known<'_>, starting: &Starting<'_>, asked: &v1::
     pages(asked, &[own, pod])?;
     let unknown = asked.unified.keys().find(|key| !matches!(key.split('.').next(), Some("memory")));
     must(unknown.is_none(), "unified", unknown, "memory's")?;
-    let favoured = asked.oom_score_adj < 2;
-    must(!favoured || may_be_favoured(known), "oom_score_adj", asked.oom_score_adj, "2 at least")
+    // Lower than the least of a pod is what the node's own processes have.
+    let least = if may_be_favoured(known) { -997 } else { 2 };
+    must(asked.oom_score_adj >= least, "oom_score_adj", asked.oom_score_adj, format!("{least} at least"))
 }
 
 /// Memory and swap together (cgroup v1), or swap alone (v2).

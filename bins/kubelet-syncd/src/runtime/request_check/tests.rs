@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::mutations::MISTAKES;
 use super::setup::{CGROUP, Setup, merge, pod};
 use super::*;
+use crate::runtime::fake_runtime::{simple, status, world};
 use crate::runtime::user_blocks::IdBlock;
 
 /// A pod in which every mistake of the list can be made.
@@ -195,6 +196,26 @@ fn cgroups_of_both_drivers() {
         config.linux.as_mut().unwrap().cgroup_parent = asked.to_owned();
         assert_eq!(sandbox(&known, &config, "").is_ok(), fits, "{asked}");
     }
+}
+
+#[tokio::test]
+async fn a_refused_request_is_not_sent() {
+    let mut w = world();
+    // As if what writes the pod's files had them in another place than they have to be.
+    w.facts.pods_dir = "/elsewhere".into();
+    let refused = counter().unwrap();
+    w.manager = w.manager.with_refusals(refused.clone());
+    let result = w.sync(&simple(&["a"]), &status(vec![])).await;
+    let error = result.actions[0].error.clone().unwrap();
+    let text = error.message.as_str();
+    assert_eq!(error.reason, "CreateContainerConfigError");
+    assert!(
+        text.starts_with("refused to ask the runtime for more than the pod's spec allows: mounts.host_path"),
+        "{text}"
+    );
+    assert_eq!(w.fake.events(), [format!("event Warning Failed spec.containers{{a}} Error: {text}")]);
+    assert_eq!(w.fake.cri(), ["ImageStatus i"]);
+    assert_eq!(refused.with_label_values(&["CreateContainer", "mounts.host_path"]).get(), 1);
 }
 
 /// A key that is there or not.
