@@ -119,9 +119,7 @@ fn deaths_at_random_moments_under_churn_are_not_noticed_by_pods_or_the_server() 
     let dice = Dice::from_environment();
     println!("seed {} (set BULKHEAD_SEED to repeat)", dice.seed());
     std::fs::create_dir_all(lab.folder().join("work"))?;
-    // Every version of every pod is looked at in the end.
-    let config = Config { bookmark_every: Duration::from_secs(1), history: 200_000, ..Config::default() };
-    let cluster = lab.stand_in(config)?;
+    let cluster = lab.stand_in(Config { bookmark_every: Duration::from_secs(1), ..Config::default() })?;
     let node = lab.node(NODE).joins(&cluster)?.config("maxPods", json!(250)).start()?;
     let mut world = World { node, cluster, lab, dice };
     let cluster = world.cluster.clone();
