@@ -82,7 +82,8 @@ fn why_containers_end_or_do_not_start() -> Result<()> {
     create(&cluster, once("hog", hog).container_field("resources", limits))?;
     create(&cluster, missing("never").restart_policy("Never"))?;
     let again = create(&cluster, missing("again"))?;
-    create(&cluster, once("signalled", "kill -KILL $$; sleep 10").spec("shareProcessNamespace", json!(true)))?;
+    // Twice, because commands are expanded first.
+    create(&cluster, once("signalled", "kill -KILL $$$$; sleep 10").spec("shareProcessNamespace", json!(true)))?;
     let folder = Pod::idle("folder").container_field("workingDir", json!("/bin/busybox"));
     create(&cluster, folder.restart_policy("Never"))?;
 

@@ -34,8 +34,8 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Probes and hooks are not made, and said so by an event. Volumes are emptyDir, hostPath and those with files from the
-//! API; a pod with another kind waits and says why. No resizing in place, no resource managers and devices.
+//! Volumes are emptyDir, hostPath and those with files from the API; a pod with another kind waits and says why. No
+//! resource managers and devices.
 
 pub mod admission;
 pub mod allocation;
