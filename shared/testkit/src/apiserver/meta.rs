@@ -97,15 +97,15 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
 fn bad_name(resource: &Resource, name: &str) -> Option<String> {
+    // Only a label by itself is bounded; the parts of a subdomain are not.
     let label = |part: &str| {
         !part.is_empty()
-            && part.len() <= 63
             && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
             && !part.starts_with('-')
             && !part.ends_with('-')
     };
     match resource.plural {
-        "namespaces" | "services" => (!label(name)).then(|| LABEL.to_owned()),
+        "namespaces" | "services" => (name.len() > 63 || !label(name)).then(|| LABEL.to_owned()),
         _ => (name.len() > 253 || !name.split('.').all(label)).then(|| SUBDOMAIN.to_owned()),
     }
 }
@@ -152,7 +152,8 @@ mod tests {
             !bad("pods", "a.b-1") && bad("pods", "A") && bad("pods", "-a") && bad("pods", "a..b") && bad("pods", "")
         );
         assert!(!bad("namespaces", "a-1") && bad("namespaces", "a.b"));
-        assert!(!bad("pods", &"a".repeat(63)) && bad("pods", &"a".repeat(254)));
+        assert!(!bad("pods", &"a".repeat(253)) && bad("pods", &"a".repeat(254)));
+        assert!(!bad("namespaces", &"a".repeat(63)) && bad("namespaces", &"a".repeat(64)));
     }
 
     #[test]
