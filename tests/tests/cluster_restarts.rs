@@ -123,3 +123,47 @@ fn what_is_told_of_pods_only_goes_on() -> Result<()> {
     ensure!(started == restarts + 1, "{told:#?}");
     node.finish()
 }
+
+#[test]
+fn what_happened_while_nobody_could_be_told_outlives_who_knew_it_and_is_told_once() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let mut node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    create(&cluster, on_request("told"))?;
+    let pod = wait_ready(&cluster, "told")?;
+    wait_event(&cluster, &pod, "Normal Started")?;
+    cluster.stop()?;
+    end(&node, "told")?;
+    // It runs again, and whoever is to tell of it has written that down.
+    let notes = node.root_dir().join("bulkhead/statusd/events.json");
+    eventually("the start waits on the disk", LONG, || {
+        let text = std::fs::read_to_string(&notes)?;
+        let kept: Value = serde_json::from_str(&text)?;
+        let waiting = kept["waiting"].as_array().context("nothing waits")?;
+        ensure!(waiting.iter().any(|event| event["reason"] == "Started"), "{text}");
+        Ok(())
+    })?;
+    for daemon in ["kubelet-syncd", "kubelet-statusd"] {
+        node.kill_daemon(daemon)?;
+    }
+    node.wait_healthy()?;
+    cluster.resume()?;
+    wait_restarts(&cluster, "told", 1)?;
+    let starts = |lines: &[String]| -> i64 {
+        let counts = lines.iter().filter(|line| line.starts_with("Normal Started")).filter_map(|line| {
+            let count = line.rsplit('(').next()?.trim_end_matches(')');
+            count.parse::<i64>().ok()
+        });
+        counts.sum()
+    };
+    eventually("both starts are told", LONG, || {
+        let told = events(&cluster, &pod)?;
+        ensure!(starts(&told) >= 2, "{told:#?}");
+        Ok(())
+    })?;
+    // What happens next comes after whatever was still to be told.
+    settle(&cluster, &mut node, 0)?;
+    let told = events(&cluster, &pod)?;
+    ensure!(starts(&told) == 2, "{told:#?}");
+    node.finish()
+}

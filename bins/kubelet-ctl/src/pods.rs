@@ -237,6 +237,7 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
     line("Message", &pod.message);
     line("Started", &aged(&pod.started_at));
     line("QoS class", &pod.qos_class);
+    line("Resize", &pod.resize());
     line("Cgroup", &pod.cgroup);
     line("Sandbox", &sandbox);
     line("IP", &pod.ips.join(", "));
@@ -260,6 +261,10 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
             why.push(format!("next start {again}"));
         }
         why.push(container.message.clone());
+        // A pod that ends is not probed as one that is to run.
+        if pod.worker == "Sync" {
+            why.push(container.probes_wait_for().to_owned());
+        }
         why.retain(|part| !part.is_empty());
         let id = container.id.get(..13).unwrap_or(&container.id);
         table_row(

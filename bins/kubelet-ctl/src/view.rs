@@ -70,6 +70,9 @@ pub(crate) struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exit_code: Option<i32>,
     pub(crate) ready: bool,
+    /// Its startup probe has succeeded, or it has none; absent while that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) started: Option<bool>,
     pub(crate) restarts: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) back_off_until: String,
@@ -133,7 +136,8 @@ impl Pod {
             WorkerState::Terminated => "Terminated",
             WorkerState::Finished => "Finished",
         };
-        let status = if with_status { serde_json::from_slice(&state.status_json).ok() } else { None };
+        let whole: Option<serde_json::Value> = serde_json::from_slice(&state.status_json).ok();
+        let started = |name: &str| has_started(whole.as_ref()?, name);
         let events = state.recent_events.into_iter().map(|event| PodEvent::new(event, &state.namespace, &state.name));
         Pod {
             events: events.collect(),
@@ -161,7 +165,11 @@ impl Pod {
             host_network: state.host_network,
             started_at: state.started_at,
             log_directory: state.log_directory,
-            containers: state.containers.into_iter().map(Container::new).collect(),
+            containers: state
+                .containers
+                .into_iter()
+                .map(|container| Container { started: started(&container.name), ..Container::new(container) })
+                .collect(),
             volumes: state.volumes.into_iter().map(Volume::new).collect(),
             conditions: state
                 .conditions
@@ -174,8 +182,20 @@ impl Pod {
                     last_transition: condition.last_transition,
                 })
                 .collect(),
-            status,
+            status: whole.filter(|_| with_status),
         }
+    }
+
+    /// What is asked for and not given yet, as the pod's conditions say.
+    pub(crate) fn resize(&self) -> String {
+        let one = |kind: &str, word: &str| {
+            let condition = self.conditions.iter().find(|condition| condition.r#type == kind && condition.status)?;
+            let details = [condition.reason.as_str(), condition.message.as_str()];
+            let details: Vec<&str> = details.into_iter().filter(|detail| !detail.is_empty()).collect();
+            Some(if details.is_empty() { word.to_owned() } else { format!("{word} ({})", details.join(": ")) })
+        };
+        let both = [one("PodResizeInProgress", "in progress"), one("PodResizePending", "pending")];
+        both.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
     /// The SOURCE column: where the pod is from, and what of it is on the API server when that does not go without saying.
@@ -238,7 +258,24 @@ impl Pod {
     }
 }
 
+/// `started` of a container in a v1.PodStatus.
+fn has_started(status: &serde_json::Value, name: &str) -> Option<bool> {
+    let lists = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
+    let containers = lists.into_iter().filter_map(|list| status[list].as_array()).flatten();
+    containers.into_iter().find(|container| container["name"] == name)?["started"].as_bool()
+}
+
 impl Container {
+    /// What its probes wait for, in a pod that is to run.
+    pub(crate) fn probes_wait_for(&self) -> &'static str {
+        match (self.state.as_str(), self.started, self.ready) {
+            ("running", Some(false), _) => "its startup probe has not succeeded yet",
+            // An init container that is to end is never ready while it runs.
+            ("running", Some(true), false) if !self.init => "its readiness probe does not succeed",
+            _ => "",
+        }
+    }
+
     fn new(state: ContainerState) -> Self {
         Container {
             exit_code: (state.state == "terminated").then_some(state.exit_code),
@@ -248,6 +285,7 @@ impl Container {
             reason: state.reason,
             message: state.message,
             ready: state.ready,
+            started: None,
             restarts: state.restart_count,
             back_off_until: state.back_off_until,
             image: state.image,
@@ -290,6 +328,50 @@ impl PodEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_probes_wait_for_and_what_a_resize_has_come_to() {
+        let status = serde_json::json!({
+            "initContainerStatuses": [{"name": "init", "started": true}, {"name": "sidecar", "started": false}],
+            "containerStatuses": [{"name": "slow", "started": false}, {"name": "sick", "started": true}, {"name": "well", "started": true}, {"name": "new"}],
+        });
+        let container = |name: &str, init: bool, ready: bool| ContainerState {
+            name: name.into(),
+            state: "running".into(),
+            init,
+            ready,
+            ..Default::default()
+        };
+        let condition = |kind: &str, reason: &str, message: &str| bulkhead_ipc::syncd::Condition {
+            r#type: kind.into(),
+            status: true,
+            reason: reason.into(),
+            message: message.into(),
+            ..Default::default()
+        };
+        let state = PodState {
+            status_json: status.to_string().into_bytes(),
+            containers: vec![
+                container("init", true, false),
+                container("sidecar", true, false),
+                container("slow", false, false),
+                container("sick", false, false),
+                container("well", false, true),
+                container("new", false, false),
+            ],
+            conditions: vec![
+                condition("PodResizePending", "Deferred", "Node didn't have enough resource: cpu"),
+                condition("PodResizeInProgress", "", ""),
+            ],
+            ..Default::default()
+        };
+        let pod = Pod::new(state, false);
+        let waits: Vec<&str> = pod.containers.iter().map(Container::probes_wait_for).collect();
+        let (startup, readiness) = ("its startup probe has not succeeded yet", "its readiness probe does not succeed");
+        assert_eq!(waits, ["", startup, startup, readiness, "", ""]);
+        assert_eq!(pod.resize(), "in progress, pending (Deferred: Node didn't have enough resource: cpu)");
+        assert!(pod.status.is_none());
+    }
 
     #[test]
     fn status_words_are_kubectls() {

@@ -18,8 +18,8 @@
 //! that are ours are patched.
 //!
 //! # State
-//! How far kubelet-syncd's events were sent; all else is computed anew and compared with what the API server has. The state
-//! folder is held locked for the life of the process, so that no older instance runs beside it.
+//! kubelet-syncd's events that wait for the API server, and how far its queue was read; all else is computed anew and
+//! compared with what the API server has. The state folder is held locked for the life of the process, so that no older instance runs beside it.
 //!
 //! # When it fails
 //! A port that is taken is tried again; everything else goes on. A peer that does not answer within a second costs its

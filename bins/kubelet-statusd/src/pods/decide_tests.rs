@@ -54,6 +54,51 @@ fn a_change_is_a_patch_with_the_uid_and_no_change_is_nothing() {
     assert_eq!(decide(&wanted, around(None, None)), Decision::Nothing);
 }
 
+/// Conditions that come and go in a pod's life, beside one of somebody else that its readiness waits for.
+#[test]
+fn a_condition_that_is_over_is_taken_away_and_others_stay() {
+    let of = |kind: &str, status: &str| json!({"type": kind, "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    for kind in ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"] {
+        let (gate, ready) = (of("example.com/gate", "False"), of("Ready", "True"));
+        let api = copy(json!({"phase": "Running", "conditions": [of(kind, "True"), gate, ready]}));
+        let over =
+            for_api(&desired(json!({"phase": "Running", "conditions": [ready, of("example.com/gate", "True")]})), &api);
+        assert_eq!(
+            body(&over)["status"],
+            json!({
+                "$setElementOrder/conditions": [{"type": "example.com/gate"}, {"type": "Ready"}],
+                "conditions": [{"$patch": "delete", "type": kind}],
+            })
+        );
+        assert!(matches!(over, Decision::Patch { urgency: Urgency::Now, .. }), "somebody waits for it");
+        // And back again, with what it says.
+        let gone = copy(json!({"phase": "Running", "conditions": [gate, ready]}));
+        let mut told = of(kind, "True");
+        told["reason"] = json!("Deferred");
+        let back = body(&for_api(&desired(json!({"phase": "Running", "conditions": [told, ready]})), &gone));
+        assert_eq!(back["status"]["conditions"][0]["reason"], "Deferred");
+        assert_eq!(back["status"]["conditions"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn what_a_resize_gave_is_written_and_what_is_no_more_goes() {
+    let container = |cpu: &str| {
+        json!({"name": "a", "allocatedResources": {"cpu": cpu}, "resources": {"requests": {"cpu": cpu}},
+            "state": {"running": {}}, "lastState": {}})
+    };
+    let api = copy(json!({"phase": "Running", "resize": "Deferred", "containerStatuses": [container("1")],
+        "ephemeralContainerStatuses": [container("1")], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}));
+    let wanted = desired(json!({"phase": "Running", "containerStatuses": [container("1500m")],
+        "ephemeralContainerStatuses": [container("1")], "resources": {"limits": {"cpu": "1"}}}));
+    let decision = for_api(&wanted, &api);
+    assert_eq!(
+        body(&decision)["status"],
+        json!({"resize": null, "containerStatuses": [container("1500m")], "resources": {"limits": {"memory": null}}})
+    );
+    assert!(matches!(decision, Decision::Patch { urgency: Urgency::Now, .. }));
+}
+
 #[test]
 fn who_has_the_name_now_is_not_written_to() {
     let wanted = desired(json!({"phase": "Running"}));

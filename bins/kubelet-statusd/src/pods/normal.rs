@@ -1,9 +1,10 @@
 //! One form for a PodStatus, whoever wrote it: Go's encoder, our own, or a person.
 //!
 //! A difference that the API server would not store must not look like one, or it is written again and again: nulls and
-//! empty lists say nothing, times have whole seconds, some objects are always there
+//! empty lists say nothing, times have whole seconds, amounts one spelling, some objects are always there
 //! (upstream `pkg/kubelet/status/status_manager.go` normalizeStatus, and the types' `omitempty`).
 
+use bulkhead_types::Quantity;
 use serde_json::{Map, Value};
 
 /// A PodStatus as JSON.
@@ -19,6 +20,9 @@ pub const CONTAINER_LISTS: [&str; 3] = ["initContainerStatuses", "containerStatu
 /// Strings that mean the same when empty and when absent.
 const OPTIONAL_TEXTS: [&str; 9] =
     ["reason", "message", "phase", "podIP", "hostIP", "nominatedNodeName", "qosClass", "resize", "containerID"];
+
+/// Maps of amounts (v1.ResourceList), which the server stores in their canonical form and not at all when they are empty.
+const AMOUNTS: [&str; 3] = ["limits", "requests", "allocatedResources"];
 
 /// Reads a status and brings it into the common form. `None`: it is no JSON object.
 pub fn parse(json: &[u8]) -> Option<Status> {
@@ -98,10 +102,19 @@ fn prune(map: &mut Map<String, Value>) {
         Value::Null => false,
         Value::Array(items) => !items.is_empty(),
         Value::String(text) => !text.is_empty() || !OPTIONAL_TEXTS.contains(&key.as_str()),
+        Value::Object(amounts) => !amounts.is_empty() || !AMOUNTS.contains(&key.as_str()),
+        // Of a mount, and of an end by no signal.
+        Value::Bool(false) => key != "readOnly",
+        Value::Number(number) => key != "signal" || number.as_i64() != Some(0),
         _ => true,
     });
-    for value in map.values_mut() {
+    for (key, value) in map.iter_mut() {
         prune_value(value);
+        if AMOUNTS.contains(&key.as_str())
+            && let Value::Object(amounts) = value
+        {
+            amounts.values_mut().for_each(canonical);
+        }
     }
 }
 
@@ -110,6 +123,15 @@ fn prune_value(value: &mut Value) {
         Value::Object(map) => prune(map),
         Value::Array(items) => items.iter_mut().for_each(prune_value),
         _ => {}
+    }
+}
+
+/// The server's spelling of an amount; what is none stays.
+fn canonical(amount: &mut Value) {
+    if let Value::String(text) = amount
+        && let Ok(quantity) = Quantity::parse(text)
+    {
+        *text = quantity.to_string();
     }
 }
 
@@ -149,6 +171,24 @@ mod tests {
             "containerStatuses": [{"name": "a", "imageID": "", "resources": {}, "lastState": {}, "state": {"running": {"startedAt": "2026-01-02T03:04:05Z"}}}]});
         assert_eq!(of(from_us), from_go);
         assert_eq!(of(from_go.clone()), from_go);
+    }
+
+    #[test]
+    fn what_a_container_was_given_is_spelled_as_the_server_does() {
+        let ours = json!({"containerStatuses": [{"name": "a", "started": false, "ready": false, "restartCount": 0,
+            "resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}, "requests": {}}, "allocatedResources": {"cpu": "1000m"},
+            "user": {"linux": {"uid": 0, "gid": 0, "supplementalGroups": []}}, "stopSignal": "SIGTERM",
+            "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": false}, {"name": "w", "mountPath": "/w", "readOnly": true}],
+            "state": {"terminated": {"exitCode": 0, "signal": 0}}, "lastState": {}}],
+            "allocatedResources": {}, "resources": {"limits": {"cpu": "0.1"}}});
+        let stored = json!({"containerStatuses": [{"name": "a", "started": false, "ready": false, "restartCount": 0,
+            "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}, "allocatedResources": {"cpu": "1"},
+            "user": {"linux": {"uid": 0, "gid": 0}}, "stopSignal": "SIGTERM",
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w", "readOnly": true}],
+            "state": {"terminated": {"exitCode": 0}}, "lastState": {}}],
+            "resources": {"limits": {"cpu": "100m"}}});
+        assert_eq!(of(ours), stored);
+        assert_eq!(of(stored.clone()), stored);
     }
 
     #[test]
