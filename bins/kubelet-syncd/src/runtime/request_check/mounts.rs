@@ -155,7 +155,8 @@ fn is_read_only(volume: &Volume) -> bool {
     let made_here = volume.config_map.is_some()
         || volume.secret.is_some()
         || volume.projected.is_some()
-        || volume.downward_api.is_some();
+        || volume.downward_api.is_some()
+        || volume.image.is_some();
     let claimed = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
     let inline = volume.csi.as_ref().and_then(|csi| csi.read_only) == Some(true);
     made_here || claimed || inline

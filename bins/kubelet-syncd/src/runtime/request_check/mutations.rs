@@ -93,7 +93,10 @@ pub const MISTAKES: &[Mistake] = mistakes! {
     "root", "run_as_user", |_, r| context(r).run_as_user.replace(v1::Int64Value { value: 0 }).is_none_or(|was| was.value != 0);
     "another group", "run_as_group", |_, r| { context(r).run_as_group = uid(4711); true };
     "one more group", "supplemental_groups", |_, r| { context(r).supplemental_groups.push(4711); true };
-    "root's group", "supplemental_groups", |_, r| { context(r).supplemental_groups.push(0); true };
+    "root's group", "supplemental_groups", |s, r| {
+        context(r).supplemental_groups.push(0);
+        of_spec(s, |spec| spec.security_context.as_ref().unwrap().fs_group != Some(0))
+    };
     "groups of the image", "supplemental_groups_policy", |s, r| {
         context(r).supplemental_groups_policy = v1::SupplementalGroupsPolicy::Merge.into();
         of_spec(s, |spec| spec.security_context.as_ref().unwrap().supplemental_groups_policy.as_deref() == Some("Strict"))
