@@ -288,7 +288,7 @@ pub const MISTAKES: &[Mistake] = mistakes! {
     "killed last", "oom_score_adj", |s, r| {
         resources(r).oom_score_adj = -997;
         let is_critical = of_spec(s, |spec| spec.priority_class_name.is_some());
-        !is_critical && !(has_limit(s, "cpu") && has_limit(s, "memory"))
+        !(is_critical || has_limit(s, "cpu") && has_limit(s, "memory"))
     };
     "another container's name", "metadata", |_, r| { r.container.metadata.as_mut().unwrap().name = "x".into(); true };
     "another pod's container", "labels", |_, r| {
