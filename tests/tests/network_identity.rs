@@ -330,7 +330,7 @@ fn variables_come_from_files_of_the_pods_own() -> Result<()> {
         let message = member.wait_waiting(name, "main", "CreateContainerConfigError")?;
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
         let of_file = format!("/pods/{uid}/volumes/kubernetes.io~empty-dir/config/dir/config.env\"");
-        let complete = if text.ends_with("file") { message.ends_with(&of_file) } else { message == text };
+        let complete = if text.starts_with("environment") { message.ends_with(&of_file) } else { message == text };
         ensure!(message.starts_with(text) && complete, "{name}: {message:?}");
         member.wait_event(name, "Failed", |said| said == format!("Error: {message}"))?;
     }

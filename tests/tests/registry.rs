@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use bulkhead_testkit::{Lab, NodeBuilder};
+use bulkhead_testkit::{Lab, NodeBuilder, image};
 use bulkhead_tests::joined::{Member, secret};
 use bulkhead_tests::lab;
 use bulkhead_tests::registry::{PASSWORD, Registry, USER};
@@ -55,9 +55,9 @@ fn secrets_of_the_pod_open_the_registry() -> Result<()> {
     account["serviceAccountName"] = json!("builder");
     account.as_object_mut().map(|spec| spec.remove("imagePullSecrets"));
     member.create("account", &account)?;
-    // An image that is there is nobody's secret.
+    // An image that came with the node is nobody's secret (one of another content: the same would be the same image).
     let present = json!({"imagePullSecrets": [{"name": "right"}],
-        "containers": [{"name": "main", "imagePullPolicy": "IfNotPresent"}]});
+        "containers": [{"name": "main", "image": image::LOCAL_BUSYBOX, "imagePullPolicy": "IfNotPresent"}]});
     member.create("present", &present)?;
 
     for name in ["json", "cfg", "second", "account", "present"] {
@@ -210,5 +210,50 @@ case "$question" in *'"serviceAccountAnnotations":{{"role":"reader"}}'*) ;; *) e
     member.wait_waiting("locked", "main", "ImagePullBackOff")?;
     std::fs::set_permissions(&key_file, std::fs::Permissions::from_mode(0o644))?;
     member.wait_ready("locked")?;
+    member.node.finish()
+}
+
+/// An image that is on the node because one pod's secret opened the registry is there for pods that have that secret, or
+/// the same credential in another; what came with the node is everybody's.
+#[test]
+fn an_image_that_a_secret_opened_is_for_those_who_have_it() -> Result<()> {
+    let Some((lab, registry)) = registry()? else { return Ok(()) };
+    let image = registry.image();
+    let objects = [pull_secret("right", PASSWORD), pull_secret("copy", PASSWORD), pull_secret("wrong", "guessed")];
+    let member = Member::start(&lab, &objects, |node| node)?;
+    let present = |policy: &str, secrets: &[&str]| {
+        let mut spec = pulling(&image, secrets);
+        spec["containers"][0]["imagePullPolicy"] = json!(policy);
+        spec
+    };
+    let fits = format!("Container image {image:?} already present on machine and can be accessed by the pod");
+    let hidden = format!("Container image {image:?} is not present with pull policy of Never");
+    member.create("first", &present("IfNotPresent", &["right"]))?;
+    member.wait_ready("first")?;
+    let round = |member: &Member, round: &str| -> Result<()> {
+        for (name, secrets) in [("same", &["right"][..]), ("copy", &["copy"])] {
+            let name = format!("{name}-{round}");
+            member.create(&name, &present("Never", secrets))?;
+            member.wait_ready(&name)?;
+            member.wait_event(&name, "Pulled", |message| message == fits)?;
+        }
+        for (name, secrets) in [("without", &[][..]), ("wrong", &["wrong"])] {
+            let never = format!("{name}-never-{round}");
+            member.create(&never, &present("Never", secrets))?;
+            let message = member.wait_waiting(&never, "main", "ErrImageNeverPull")?;
+            ensure!(message == hidden, "{message}");
+            let pulls = format!("{name}-{round}");
+            member.create(&pulls, &present("IfNotPresent", secrets))?;
+            member.wait_waiting(&pulls, "main", "ImagePullBackOff")?;
+        }
+        Ok(())
+    };
+    round(&member, "before")?;
+    member.node.kill_daemon("kubelet-syncd")?;
+    round(&member, "after")?;
+    // An image that came with the node asks nobody for anything (one of another content: the same would be the same image).
+    let own = json!({"name": "main", "image": image::LOCAL_BUSYBOX, "imagePullPolicy": "Never"});
+    member.create("free", &json!({"containers": [own]}))?;
+    member.wait_ready("free")?;
     member.node.finish()
 }
