@@ -95,7 +95,7 @@ fn probes_gate_restart_and_tell() -> Result<()> {
         )
         .container_field("startupProbe", probe(json!({"tcpSocket": {"port": "site"}}), 60));
     let web = world.create(web)?;
-    let grpc = agnhost_pod("grpc", &["grpc-health-checking"])
+    let grpc = agnhost_pod("grpc-alpha", &["grpc-health-checking"])
         .container_field("readinessProbe", probe(json!({"grpc": {"port": 5000}}), 1))
         .container_field("livenessProbe", probe(json!({"grpc": {"port": 5000, "service": "nobody"}}), 1000));
     let grpc = world.create(grpc)?;
@@ -154,7 +154,7 @@ fn probes_gate_restart_and_tell() -> Result<()> {
         &web,
         "Warning ProbeWarning spec.containers{main} Liveness probe warning: Probe terminated redirects, Response body: ",
     )?;
-    wait_ready(cluster, "grpc")?;
+    wait_ready(cluster, "grpc-alpha")?;
     wait_event(
         cluster,
         &grpc,
@@ -164,7 +164,7 @@ fn probes_gate_restart_and_tell() -> Result<()> {
     let container = world.node.wait_running("grpc", 1)?.main().id.clone();
     let (code, said) = world.node.cri()?.exec(&container, &ask)?;
     ensure!(code == 0, "{said}");
-    world.wait("grpc", "it is not ready", |pod| !is_true(pod, "Ready"))?;
+    world.wait("grpc-alpha", "it is not ready", |pod| !is_true(pod, "Ready"))?;
     let unhealthy = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
     wait_event(cluster, &grpc, &format!("Warning Unhealthy spec.containers{{main}} {unhealthy}"))?;
     let shown = world.wait("closed", "it runs", |pod| main_of(pod)["state"]["running"].is_object())?;
@@ -209,7 +209,7 @@ fn readiness_outlives_a_restart_and_goes_on_while_a_pod_ends() -> Result<()> {
     }
     let ends = "trap 'rm /w/well; touch /w/asked; while test -e /w/asked; do sleep 0.1; done; exit 0' TERM; \
                 while true; do sleep 0.1; done";
-    let steady = Pod::idle("steady")
+    let steady = Pod::idle("steady-alpha")
         .container_field("startupProbe", exec("test -e /w/ready", 60))
         .container_field("readinessProbe", exec("test -e /w/ready", 2))
         .container_field("livenessProbe", exec("test -e /w/ready -o -e /w/gone", 2));
@@ -222,7 +222,7 @@ fn readiness_outlives_a_restart_and_goes_on_while_a_pod_ends() -> Result<()> {
     // Not ready, and not because of a restart.
     world.create(Pod::idle("never").container_field("readinessProbe", exec("exit 1", 1)))?;
     let mut node = world.node;
-    for pod in ["steady", "ending"] {
+    for pod in ["steady-alpha", "ending"] {
         wait_ready(cluster, pod)?;
     }
     for _ in 0..3 {
@@ -233,10 +233,10 @@ fn readiness_outlives_a_restart_and_goes_on_while_a_pod_ends() -> Result<()> {
     // What it finds now is told: it is probed again.
     std::fs::remove_file(world.signs.join("ready"))?;
     std::fs::write(world.signs.join("gone"), "")?;
-    cluster.wait_for("pods", "default", "steady", "it is not ready", |pod| !is_true(pod, "Ready"))?;
-    never_back(cluster, "steady")?;
+    cluster.wait_for("pods", "default", "steady-alpha", "it is not ready", |pod| !is_true(pod, "Ready"))?;
+    never_back(cluster, "steady-alpha")?;
     let changes: Vec<bool> = cluster
-        .history("pods", "default", "steady")?
+        .history("pods", "default", "steady-alpha")?
         .iter()
         .map(|pod| main_of(pod)["ready"] == true)
         .fold(Vec::new(), |mut all, ready| {
@@ -246,7 +246,7 @@ fn readiness_outlives_a_restart_and_goes_on_while_a_pod_ends() -> Result<()> {
             all
         });
     ensure!(changes == [false, true, false], "readiness changed {} times", changes.len() - 1);
-    let now = cluster.get("pods", "default", "steady")?;
+    let now = cluster.get("pods", "default", "steady-alpha")?;
     ensure!(main_of(&now)["restartCount"] == 0, "{now:#}");
     ensure!(!events(cluster, &steady)?.iter().any(|line| line.contains(" Killing ")), "it was killed");
     let never = cluster.history("pods", "default", "never")?;
