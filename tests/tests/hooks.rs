@@ -50,6 +50,14 @@ impl World {
         })
     }
 
+    /// The first version of the pod that tells of a failed postStart; the pause before the next start takes its place.
+    fn wait_failed(&self, pod: &str) -> Result<Value> {
+        eventually("the hook's failure", LONG, || {
+            let told = |pod: &Value| main_of(pod)["state"]["waiting"]["reason"] == "PostStartHookError";
+            self.history(pod)?.into_iter().find(told).context("nothing tells of it")
+        })
+    }
+
     fn delete(&self, pod: &str, grace: Option<i64>) -> Result<()> {
         self.cluster.delete("pods", "default", pod, grace)
     }
@@ -130,9 +138,7 @@ fn hooks_run_in_their_order_and_tell_of_their_failures() -> Result<()> {
     }
 
     // A failed postStart ends its container, after its preStop.
-    let shown = cluster.wait_for("pods", "default", "broken", "the hook's failure", |pod| {
-        main_of(pod)["state"]["waiting"]["reason"] == "PostStartHookError"
-    })?;
+    let shown = world.wait_failed("broken")?;
     let who = format!("broken_default({})", broken["metadata"]["uid"].as_str().context("no uid")?);
     let text = "sh -c echo no; exit 9";
     let message = format!(
@@ -301,9 +307,7 @@ fn hooks_make_requests() -> Result<()> {
         "Warning LifecycleHTTPFallback  request to HTTPS lifecycle hook {to_plain}:8080 got HTTP response, retry with HTTP succeeded"
     );
     wait_event(cluster, &fallback, &told)?;
-    let shown = cluster.wait_for("pods", "default", "refused", "the hook's failure", |pod| {
-        main_of(pod)["state"]["waiting"]["reason"] == "PostStartHookError"
-    })?;
+    let shown = world.wait_failed("refused")?;
     let message = main_of(&shown)["state"]["waiting"]["message"].as_str().unwrap_or_default();
     let who = format!("refused_default({})", refused["metadata"]["uid"].as_str().context("no uid")?);
     let begin =

@@ -47,6 +47,8 @@ pub(super) enum Stop {
 
 pub(super) type Step<T> = Result<T, Stop>;
 
+/// A status is not held up for longer by a runtime that is slow to answer.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
 fn deadline_exceeded() -> Verdict {
@@ -142,6 +144,15 @@ impl One {
         }
     }
 
+    /// A new picture of the pod for its status, if the runtime gives one soon. Nobody is told of it.
+    async fn look(&self) -> Step<()> {
+        let newer = tokio::time::timeout(LOOK_MAX, self.node.cache.get_newer_than(&self.uid, Instant::now()));
+        if let Ok(Ok(pod)) = self.wait(newer).await? {
+            self.wait(self.node.last_words.learn(&self.uid, &pod)).await?;
+        }
+        Ok(())
+    }
+
     /// volnetd with the node's cgroups in place.
     pub(super) async fn volnetd(&self) -> Step<Epoch> {
         if let Some(epoch) = *self.node.cgroups.borrow() {
@@ -199,6 +210,10 @@ impl One {
         // What was changed shows with that look. The picture from before it would tell of a container that it has ended,
         // when the pause after that end is over and the next one runs already.
         if !changed {
+            if report.did_something && report.failed != Some(Retry::PeerAway) {
+                // What failed may have left something: a container that could not be started, or whose hook failed.
+                self.look().await?;
+            }
             view::refresh(&self.node, &self.uid, pod, Stage::Alive);
         }
         if report.failed == Some(Retry::Failed { back_off: None }) {
