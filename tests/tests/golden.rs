@@ -110,8 +110,10 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
     let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
     differences.extend(calls::calls(name, &recording.calls, &theirs, &calls, &ours));
     let mut told = events(cluster, namespace, &uid)?;
-    // Which probe is under way when the end comes, and how it fails then, is chance.
-    told.retain(|event| !unhealthy(event) || in_life.contains(event));
+    // Which probe is under way when the end comes, and how it fails then, is chance; so is a runtime whose shim has ended
+    // in the middle of a call.
+    let runtime_failed = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("ttrpc: closed"));
+    told.retain(|event| (!unhealthy(event) || in_life.contains(event)) && !runtime_failed(event));
     differences.extend(compare::events(name, &recording.events, &theirs, &told, &ours));
     if let Some(last) = late {
         eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");

@@ -8,7 +8,7 @@ const LISTS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ephemer
 /// Whether `ours` is the recorded status but for containers in a state of less than a second beside the recorded one.
 pub(super) fn is_beside(recorded: &Value, ours: &Value) -> bool {
     let (mut plain, mut told) = (recorded.clone(), ours.clone());
-    let mut runs = false;
+    let (mut runs, mut starts) = (false, false);
     let mut brief = false;
     for list in LISTS {
         let (Some(theirs), Some(mine)) = (plain[list].as_array_mut(), told[list].as_array_mut()) else { continue };
@@ -21,6 +21,8 @@ pub(super) fn is_beside(recorded: &Value, ours: &Value) -> bool {
             }
             if runs_before(theirs, mine) {
                 runs = true;
+            } else if starts_before(theirs, mine) {
+                (runs, starts) = (true, true);
             } else if !pauses_after(theirs, mine) && !holds_back_after(theirs, mine) {
                 return false;
             }
@@ -29,6 +31,10 @@ pub(super) fn is_beside(recorded: &Value, ours: &Value) -> bool {
         }
     }
     for status in [&mut plain, &mut told] {
+        if starts {
+            // Pending as long as one of them has not run.
+            status["phase"] = Value::Null;
+        }
         if let Some(conditions) = status["conditions"].as_array_mut() {
             // What follows from a container that runs.
             conditions.retain(|one| !(runs && (one["type"] == "Ready" || one["type"] == "ContainersReady")));
@@ -46,6 +52,17 @@ fn runs_before(recorded: &Value, ours: &Value) -> bool {
     instance(recorded) == instance(ours)
         && recorded["state"]["terminated"].is_object()
         && ours["state"]["running"].is_object()
+        && recorded["lastState"] == ours["lastState"]
+}
+
+/// The first instance, recorded as running, is made and not started yet, or not made: one of several comes first.
+fn starts_before(recorded: &Value, ours: &Value) -> bool {
+    let reason = ours["state"]["waiting"]["reason"].as_str();
+    instance(recorded) == instance(ours)
+        && recorded["restartCount"] == 0
+        && recorded["state"]["running"].is_object()
+        && ours["state"]["waiting"].is_object()
+        && matches!(reason, None | Some("ContainerCreating" | "PodInitializing"))
         && recorded["lastState"] == ours["lastState"]
 }
 
@@ -89,6 +106,19 @@ mod tests {
         assert!(!is_beside(&recorded, &pod(pause("CrashLoopBackOff"), json!({}), "False")), "after nothing");
         assert!(!is_beside(&recorded, &pod(pause("CrashLoopBackOff"), end, "True")), "ready in a pause");
         assert!(!is_beside(&recorded, &pod(pause("Other"), json!({}), "False")));
+    }
+
+    #[test]
+    fn containers_start_one_after_the_other() {
+        let pod = |phase: &str, first: Value, second: Value| {
+            let one = |name: &str, state: Value| json!({"name": name, "restartCount": 0, "state": state});
+            json!({"phase": phase, "containerStatuses": [one("a", first), one("b", second)]})
+        };
+        let runs = || json!({"running": {}});
+        let recorded = pod("Running", runs(), runs());
+        assert!(is_beside(&recorded, &pod("Pending", runs(), json!({"waiting": {}}))));
+        assert!(!is_beside(&recorded, &pod("Pending", runs(), json!({"waiting": {"reason": "ErrImagePull"}}))));
+        assert!(!is_beside(&recorded, &pod("Pending", runs(), runs())), "a phase alone");
     }
 
     #[test]
