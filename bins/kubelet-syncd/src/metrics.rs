@@ -34,6 +34,7 @@ pub struct Metrics {
     pub started_pods_errors: IntCounter,
     pub started_containers: IntCounterVec,
     pub started_containers_errors: IntCounterVec,
+    pub terminated_containers: IntCounterVec,
     pub admission_rejections: IntCounterVec,
     pub preemptions: IntCounterVec,
     pub requested_resizes: IntCounterVec,
@@ -144,6 +145,11 @@ impl Metrics {
                 "kubelet_started_containers_total",
                 "Containers whose start was tried.",
                 &["container_type"],
+            )?,
+            terminated_containers: counters(
+                "kubelet_terminated_containers_total",
+                "Containers that have ended.",
+                &["container_type", "exit_code", "reason"],
             )?,
             started_containers_errors: counters(
                 "kubelet_started_containers_errors_total",

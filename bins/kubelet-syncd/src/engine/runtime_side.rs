@@ -34,6 +34,7 @@ use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::runtime::user_blocks::{self, Pool, UserBlocks};
 use crate::start_limit::StartLimiter;
+use crate::status::ends;
 pub use crate::status::next::Stage;
 use crate::status::next::{Look, next};
 use crate::status::pod_status::StatusInput;
@@ -251,6 +252,10 @@ impl RuntimeSide {
         let (status, dropped) = next(&input, look);
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
+        }
+        for end in ends::since(last.as_ref().or(pod.status.as_ref()), &status) {
+            let labels = [end.container_type, &end.exit_code.to_string(), &end.reason];
+            node.metrics.terminated_containers.with_label_values(&labels).inc();
         }
         node.set_status(uid, status.clone());
         node.prober.observe(uid, pod, &status);

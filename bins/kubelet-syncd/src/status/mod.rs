@@ -10,6 +10,7 @@
 //! | [`termination`] | termination messages: joining and limits |
 //! | [`terminate`] | the last status of a pod whose containers are gone |
 //! | [`next`] | what becomes of the status that was told last |
+//! | [`ends`] | which containers have ended between two statuses |
 //! | [`transition`] | which updates are contradictions and must not be stored |
 //! | [`reason_cache`] | why a container that should run does not |
 //! | [`summary`] | a few words about each container, for people |
@@ -18,6 +19,7 @@
 
 pub mod conditions;
 pub mod containers;
+pub mod ends;
 pub mod next;
 pub mod phase;
 pub mod pod_status;
