@@ -46,7 +46,7 @@ fn path(pod: &str) -> String {
 
 /// Asks for other resources by a strategic patch of the spec.
 fn ask(member: &Member, pod: &str, spec: &Value) -> Result<Value> {
-    let kind = "application/strategic-merge-patch+json";
+    let kind = "strategic-merge-patch";
     member.cluster.client().patch(&path(pod), kind, &json!({"spec": spec}))?.success()
 }
 
@@ -257,7 +257,7 @@ fn restarts_sidecars_and_the_pod_as_a_whole() -> Result<()> {
     ]);
     let mut containers = sized(&[[30, 50, 40, 60], [30, 50, 40, 60]]);
     containers[0]["resizePolicy"] = policy;
-    member.create("picky", &json!({"restartPolicy": "Never", "containers": containers}))?;
+    member.create("picky", &json!({"containers": containers}))?;
     let created = member.wait_ready("picky")?;
     // CPU alone: nothing restarts.
     let sizes = [[40, 60, 40, 60], [30, 50, 40, 60]];
@@ -318,7 +318,8 @@ fn restarts_sidecars_and_the_pod_as_a_whole() -> Result<()> {
 
 /// CPU that pods may have on the node, in thousandths.
 fn allocatable(member: &Member) -> Result<i64> {
-    let node = member.cluster.get("nodes", "", NODE)?;
+    let known = |node: &Value| node["status"]["allocatable"]["cpu"].is_string();
+    let node = member.cluster.wait_for("nodes", "", NODE, "its resources are known", known)?;
     let cpu = node["status"]["allocatable"]["cpu"].as_str().context("allocatable")?;
     Ok(bulkhead_types::Quantity::parse(cpu)?.milli_value())
 }
