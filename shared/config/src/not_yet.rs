@@ -92,6 +92,8 @@ const FIELDS: &[&str] = &[
 const GATES: &[&str] = &[
     "AllAlpha",
     "AllBeta",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
     "HostnameOverride",
     "KubeletCrashLoopBackOffMax",

@@ -14,8 +14,8 @@ struct Feature {
 /// Sorted; the name is the gate's too.
 const FEATURES: [Feature; 5] = [
     Feature { name: "ExtendWebSocketsToKubelet", done: false },
-    Feature { name: "InPlacePodLevelResourcesVerticalScaling", done: false },
-    Feature { name: "InPlacePodVerticalScalingInitContainers", done: false },
+    Feature { name: "InPlacePodLevelResourcesVerticalScaling", done: true },
+    Feature { name: "InPlacePodVerticalScalingInitContainers", done: true },
     Feature { name: "RestartAllContainersOnContainerExits", done: true },
     Feature { name: "UserNamespacesHostNetworkSupport", done: false },
 ];
@@ -48,6 +48,11 @@ mod tests {
         assert_eq!(of(&features, |gate| gate == "NodeDeclaredFeatures"), None);
         assert_eq!(of(&features, |gate| gate != "NodeDeclaredFeatures"), None);
         assert!(FEATURES.is_sorted_by_key(|feature| feature.name));
-        assert_eq!(declared(&FeatureGates::default()).unwrap(), ["RestartAllContainersOnContainerExits"]);
+        let done = [
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+            "RestartAllContainersOnContainerExits",
+        ];
+        assert_eq!(declared(&FeatureGates::default()).unwrap(), done);
     }
 }
