@@ -228,6 +228,48 @@ fn a_status_and_a_specification_are_written_apart() -> Result<()> {
 }
 
 /// Takes away what the server fills in by itself.
+#[test]
+fn a_resize_changes_cpu_and_memory_and_nothing_else() -> Result<()> {
+    let place = Place::new("resize")?;
+    let client = place.client();
+    let mut wanted = pod("a", "node-a");
+    wanted["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "100m", "memory": "1Gi"}});
+    let name = wanted["spec"]["containers"][0]["name"].clone();
+    let created = place.create(&wanted)?;
+    let path = format!("{PODS}/a/resize");
+    let ask = |container: Value| {
+        let mut container = container;
+        container["name"] = name.clone();
+        client.patch(&path, "strategic-merge-patch", &json!({"spec": {"containers": [container]}}))
+    };
+    let resized = ask(json!({"resources": {"requests": {"cpu": "0.2"}}, "image": "other"}))?.success()?;
+    assert_eq!(resized["metadata"]["generation"], 2);
+    assert_eq!(resized["spec"]["containers"][0]["resources"]["requests"], json!({"cpu": "200m", "memory": "1Gi"}));
+    assert_eq!(resized["spec"]["containers"][0]["image"], created["spec"]["containers"][0]["image"]);
+    let same = ask(json!({"resources": {"requests": {"cpu": "200m"}}}))?.success()?;
+    assert_eq!(same["metadata"]["generation"], 2);
+    let all = json!({"cpu": "1", "memory": "1Gi"});
+    for (container, why) in [
+        (
+            json!({"resources": {"requests": all, "limits": all}}),
+            "Pod QOS Class may not change as a result of resizing",
+        ),
+        (json!({"resources": {"requests": {"memory": null}}}), "resource requests cannot be removed"),
+        (json!({"resources": {"limits": {"cpu": "100m"}}}), "must be less than or equal to cpu limit of 100m"),
+        (json!({"resources": {"requests": {"ephemeral-storage": "1Gi"}}}), "only cpu and memory resources are mutable"),
+    ] {
+        let message = refused(&ask(container)?, 422, "Invalid");
+        assert!(message.contains(why), "{message}");
+    }
+    // The pod itself takes none of it.
+    let mut whole = same;
+    whole["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("300m");
+    refused(&client.send_json("PUT", &format!("{PODS}/a"), &whole)?, 422, "Invalid");
+    let replaced = client.send_json("PUT", &path, &whole)?.success()?;
+    assert_eq!(replaced["spec"]["containers"][0]["resources"]["requests"]["cpu"], "300m");
+    Ok(())
+}
+
 fn without_defaults(mut spec: Value) -> Value {
     let strip = |object: &mut Value, defaults: &[(&str, Value)]| {
         if let Some(map) = object.as_object_mut() {
