@@ -424,7 +424,7 @@ fn targets(pod: &Pod, status: &PodStatus) -> HashMap<String, Target> {
         let id = ContainerId::parse(status.container_id.as_deref()?.rsplit("://").next()?).ok()?;
         let state = match (status.state.as_ref().and_then(|state| state.running.as_ref()), ended_with(status)) {
             (Some(running), _) => {
-                let since = running.started_at.as_ref().and_then(|at| SystemTime::try_from(at.0).ok());
+                let since = running.started_at.as_ref().map(|at| SystemTime::from(at.0));
                 TargetState::Running { since }
             }
             (None, Some(code)) => TargetState::Ended { restarts: all_restart || may_restart(container, pod, code) },
