@@ -166,7 +166,6 @@ mod tests {
                     cpu_period: 100_000,
                     ..Default::default()
                 }),
-                ..Default::default()
             }),
             ..Default::default()
         };

@@ -60,7 +60,7 @@ mod tests {
             let alive = status(list, &[("a", running.clone()), ("b", running.clone())]);
             let one = status(list, &[("a", ended.clone()), ("b", running.clone())]);
             let end = End { container_type, exit_code: 3, reason: "Error".into() };
-            assert_eq!(since(Some(&alive), &one), [end.clone()]);
+            assert_eq!(since(Some(&alive), &one), std::slice::from_ref(&end));
             assert_eq!(since(Some(&one), &one), []);
             assert_eq!(since(Some(&one), &alive), [], "it runs again");
             assert_eq!(since(None, &one), [end], "it had ended when it was first looked at");
