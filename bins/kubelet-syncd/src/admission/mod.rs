@@ -2,7 +2,8 @@
 //! `pkg/kubelet/kubelet.go`, `pkg/kubelet/lifecycle`).
 //!
 //! Pure: a pod, the pods that count beside it, the node and the settings in; a [`Decision`] out. The main loop acts on it.
-//! Not here because this node has none of it: resizes, device, CPU and memory managers.
+//! Not here because this node has none of it: device, CPU and memory managers. What is asked of resizes beforehand is
+//! [`crate::allocation::verdict`].
 
 pub mod affinity;
 pub mod apparmor;

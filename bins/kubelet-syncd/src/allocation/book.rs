@@ -125,10 +125,6 @@ impl Allocations {
         }
     }
 
-    pub fn allocated(&self, uid: &PodUid) -> Option<PodResources> {
-        self.book().allocated.get(uid).cloned()
-    }
-
     /// What the pod really has, as far as that is known.
     pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
         self.book().actuated.get(uid).cloned()

@@ -119,7 +119,7 @@ fn who_is_gone_is_forgotten_and_damage_is_dropped() {
     book.start(&uid(), 2, Timestamp::UNIX_EPOCH);
     assert_eq!(book.census(), [0, 0, 1]);
     book.retain(&HashSet::new());
-    assert!(book.allocated(&uid()).is_none() && book.actuated(&uid()).is_none() && book.shown(&uid()).is_empty());
+    assert!(book.entries().0.is_empty() && book.actuated(&uid()).is_none() && book.shown(&uid()).is_empty());
 }
 
 #[derive(Debug, Clone)]

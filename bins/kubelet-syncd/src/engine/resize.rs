@@ -176,10 +176,9 @@ impl Engine {
                 Tried::Waits => self.wait_for_resize(&uid),
                 Tried::Granted | Tried::Never => {}
             }
-            if matches!(tried, Tried::Granted) || self.node.allocations.conditions(&uid) != before {
-                if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
-                    self.update_worker(&uid, pod, UpdateType::Sync, now);
-                }
+            let news = matches!(tried, Tried::Granted) || self.node.allocations.conditions(&uid) != before;
+            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()).filter(|_| news) {
+                self.update_worker(&uid, pod, UpdateType::Sync, now);
             }
         }
     }

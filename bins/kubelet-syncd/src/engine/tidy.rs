@@ -103,6 +103,9 @@ impl Engine {
         let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
         let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
         self.node.runtime.retain_users(|uid| wanted.contains(uid) || in_runtime.contains(uid) || has_work(uid));
+        let mut granted = wanted.clone();
+        granted.extend(self.workers.uids().cloned());
+        self.node.allocations.retain(&granted);
         self.node.runtime.forget_expired();
         self.node.ownership.retain(&runtime, &wanted);
         let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();

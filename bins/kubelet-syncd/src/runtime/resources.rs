@@ -349,8 +349,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: u64) -> 
 
 fn unassigned_memory_share(pod: &Pod, level_requests: &Amounts) -> i64 {
     let assigned = aggregate(pod, |c| requests(c.resources.as_ref()));
-    let sidecars = init_containers(pod).iter().filter(|c| is_sidecar(c)).count();
-    let count = i64::try_from(containers(pod).len() + sidecars).unwrap_or(1).max(1);
+    let count = i64::try_from(containers(pod).len() + init_containers(pod).len()).unwrap_or(1).max(1);
     (get(level_requests, "memory").value() - get(&assigned, "memory").value()).max(0) / count
 }
 

@@ -113,6 +113,11 @@ fn oom_scores() {
     let level = pod(serde_json::json!({"resources": {"requests": {"memory": "500Mi"}},
         "containers": [{"name": "a", "resources": {"requests": {"memory": "100Mi"}}}, {"name": "b"}]}));
     assert_eq!(oom_score_adj(&level, &containers(&level)[0], capacity), 700);
+    // Those that have done their work by then have their share, too.
+    let level =
+        pod(serde_json::json!({"resources": {"requests": {"memory": "500Mi"}}, "initContainers": [{"name": "i"}],
+        "containers": [{"name": "a", "resources": {"requests": {"memory": "100Mi"}}}, {"name": "b"}, {"name": "c"}]}));
+    assert_eq!(oom_score_adj(&level, &containers(&level)[0], capacity), 800);
 }
 
 #[test]
