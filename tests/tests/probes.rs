@@ -107,9 +107,11 @@ fn probes_gate_restart_and_tell() -> Result<()> {
         "command": ["sh", "-c", IDLE], "startupProbe": exec("test -e /w/side", 60),
         "volumeMounts": [{"name": "w", "mountPath": "/w"}]});
     world.create(Pod::idle("gated").spec("initContainers", json!([side])))?;
-    // Its children would live on, if nobody ended them.
+    // The runtime ends a command that takes too long, but not what it began in the background.
+    let alone = probe(json!({"exec": {"command": ["sleep", "61733"]}}), 1000);
     let script = "sleep 61731 & sleep 61732; true";
-    let slow = world.create(Pod::idle("slow").container_field("readinessProbe", exec(script, 1)))?;
+    let slow = Pod::idle("slow").container_field("readinessProbe", exec(script, 1));
+    let slow = world.create(slow.container_field("livenessProbe", alone))?;
 
     // Startup comes before the others.
     let waits = world.wait("all", "it runs", |pod| main_of(pod)["state"]["running"].is_object())?;
@@ -186,16 +188,21 @@ fn probes_gate_restart_and_tell() -> Result<()> {
     world.sign("side")?;
     wait_ready(cluster, "gated")?;
 
-    // Time is up: a failure, and nothing of it is left.
+    // Time is up: a failure, and the command is ended before the next one begins.
+    let commands = |mark: &str| -> Vec<_> {
+        processes::all().into_iter().filter(|(_, line)| line.iter().any(|one| one.starts_with(mark))).collect()
+    };
+    let late = "Liveness probe failed: command timed out: \"sleep 61733\" timed out after 1s";
+    wait_event(cluster, &slow, &format!("Warning Unhealthy spec.containers{{main}} {late}"))?;
+    ensure!(commands("61733").len() <= 1, "{:?}", commands("61733"));
     let line = format!(
         "Warning Unhealthy spec.containers{{main}} Readiness probe failed: command timed out: \"sh -c {script}\" timed out after 1s"
     );
     wait_event(cluster, &slow, &line)?;
     cluster.delete("pods", "default", "slow", None)?;
     cluster.wait_gone("pods", "default", "slow")?;
-    let left: Vec<_> =
-        processes::all().into_iter().filter(|(_, line)| line.iter().any(|one| one.starts_with("6173"))).collect();
-    ensure!(left.is_empty(), "{left:?}");
+    // What commands left in the container went with it.
+    ensure!(commands("6173").is_empty(), "{:?}", commands("6173"));
     world.node.finish()
 }
 
