@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerPort, HTTPGetAction};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::api::core::v1::HTTPGetAction;
 
 use super::Hook;
 use crate::dial::join_host_port;
 use crate::http_get::{Get, GetErrorKind, get};
 use crate::runtime::events::{EventSink, EventType, PodEvent};
+use crate::runtime::podspec;
 
 /// What servers see (upstream's version is that whose kubelet this one takes the place of).
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -49,7 +49,7 @@ fn plan(hook: &Hook, action: &HTTPGetAction) -> Result<Get, String> {
     Ok(Get {
         https: action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
         host,
-        port: port(&action.port, &hook.ports)?,
+        port: podspec::port_number(&action.port, &hook.ports)?,
         path: action.path.clone().unwrap_or_default(),
         headers: headers.collect(),
         user_agent: USER_AGENT.to_owned(),
@@ -60,20 +60,6 @@ fn plan(hook: &Hook, action: &HTTPGetAction) -> Result<Get, String> {
 fn without_tls(request: Get) -> Get {
     let keep = |(name, _): &(String, String)| !name.eq_ignore_ascii_case("authorization");
     Get { https: false, headers: request.headers.into_iter().filter(keep).collect(), ..request }
-}
-
-/// The number of a port that may be given by its name (upstream `pkg/probe/util.go` ResolveContainerPort).
-fn port(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, String> {
-    let number = match port {
-        IntOrString::Int(number) => i64::from(*number),
-        IntOrString::String(name) => {
-            let named = ports.iter().find(|port| port.name.as_ref() == Some(name)).map(|p| i64::from(p.container_port));
-            // A number that was written as text is one, too.
-            let number = named.or_else(|| name.parse().ok());
-            number.ok_or_else(|| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?
-        }
-    };
-    u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 #[cfg(test)]

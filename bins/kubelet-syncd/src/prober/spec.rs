@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::worker::{ProbeKind, Rules};
-use crate::runtime::env;
+use crate::runtime::{env, podspec};
 
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +73,8 @@ impl ProbeSpec {
 
 fn action(container: &Container, probe: &Probe) -> Action {
     let host = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
+    // An error is told at each try.
+    let port = |port: &IntOrString| podspec::port_number(port, container.ports.as_deref().unwrap_or_default());
     if let Some(exec) = &probe.exec {
         return Action::Exec { command: command(container, exec.command.as_deref().unwrap_or_default()) };
     }
@@ -80,19 +82,18 @@ fn action(container: &Container, probe: &Probe) -> Action {
         return Action::Http {
             https: http.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
             host: host(&http.host),
-            port: port(&http.port, container),
+            port: port(&http.port),
             path: http.path.clone().unwrap_or_default(),
             headers: http.http_headers.iter().flatten().map(|h| (h.name.clone(), h.value.clone())).collect(),
         };
     }
     if let Some(tcp) = &probe.tcp_socket {
-        return Action::Tcp { host: host(&tcp.host), port: port(&tcp.port, container) };
+        return Action::Tcp { host: host(&tcp.host), port: port(&tcp.port) };
     }
     match &probe.grpc {
-        Some(grpc) => Action::Grpc {
-            port: port(&IntOrString::Int(grpc.port), container),
-            service: grpc.service.clone().unwrap_or_default(),
-        },
+        Some(grpc) => {
+            Action::Grpc { port: port(&IntOrString::Int(grpc.port)), service: grpc.service.clone().unwrap_or_default() }
+        }
         None => Action::None,
     }
 }
@@ -105,21 +106,6 @@ fn command(container: &Container, command: &[String]) -> Vec<String> {
         |name: &str| variables().find(|v| v.name == name).map(|v| v.value.as_deref().unwrap_or_default().as_bytes());
     // Text with text put in is text.
     command.iter().map(|part| String::from_utf8_lossy(&env::expand(part, value_of)).into_owned()).collect()
-}
-
-/// A port's number (upstream `pkg/probe/util.go` ResolveContainerPort). An error is told at each try.
-fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
-    let number = match port {
-        IntOrString::Int(number) => i64::from(*number),
-        IntOrString::String(name) => {
-            let named = container.ports.iter().flatten().find(|p| p.name.as_deref() == Some(name));
-            match named {
-                Some(named) => i64::from(named.container_port),
-                None => name.parse().map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?,
-            }
-        }
-    };
-    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 use std::borrow::Cow;
 
 use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// Annotation that names the source of a pod (`file`, `http`, `api`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
@@ -118,6 +119,24 @@ pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
         volume_mounts: e.volume_mounts,
         working_dir: e.working_dir,
     }
+}
+
+/// The number of a port that may be given by its name, as probes and hooks give it (upstream `pkg/probe/util.go`
+/// ResolveContainerPort).
+///
+/// # Errors
+/// The text that upstream has for a name that no port has, and for a number that no port can have.
+pub fn port_number(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => i64::from(*number),
+        IntOrString::String(name) => {
+            let named = ports.iter().find(|port| port.name.as_ref() == Some(name)).map(|p| i64::from(p.container_port));
+            // A number that was written as text is one, too.
+            let number = named.or_else(|| name.parse().ok());
+            number.ok_or_else(|| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?
+        }
+    };
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 /// The container of that name, whichever list it is in.
