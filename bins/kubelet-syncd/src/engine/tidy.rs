@@ -65,7 +65,8 @@ impl Engine {
             self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
         let inside = wanted.iter().filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
-        let plan = housekeeping::plan(&known, &inside, &over, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
+        let plan =
+            housekeeping::plan(&known, &inside, &over, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
         for uid in &plan.create {
             tracing::info!(pod_uid = %uid, "pod is wanted again under the same uid, starting it anew");
             self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();

@@ -10,7 +10,7 @@ pub mod pull_records;
 pub mod reference;
 
 pub use manager::{
-    Credential, Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest, ImageService,
-    PullLimits, PullPolicy, RecordStore, RecordStoreError,
+    Credential, Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest,
+    ImageService, PullLimits, PullPolicy, RecordStore, RecordStoreError,
 };
 pub use metrics::ImageMetrics;

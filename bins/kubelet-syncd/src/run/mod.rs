@@ -219,7 +219,8 @@ async fn work(
     let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
     tokio::spawn(allocation::export::keep(allocations.clone(), daemon.broker.clone()));
     let store = Arc::new(state.clone());
-    let began = Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
+    let began =
+        Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
     let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.registry)?, &*store));
     tokio::spawn(prober::run(prober.clone(), cri.clone(), reporter.clone(), store));
     let (cgroups_sender, cgroups) = watch::channel(None);

@@ -173,11 +173,8 @@ fn sourced(entries: impl IntoIterator<Item = Entry>, source: Option<Source>) -> 
 /// A pull secret and the credential in it, as records of pulls know them.
 fn secret_source(namespace: &str, secret: &Secret, auth: &AuthConfig) -> Source {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let owner = Owner {
-        namespace: namespace.to_owned(),
-        name: text(&secret.metadata.name),
-        uid: text(&secret.metadata.uid),
-    };
+    let owner =
+        Owner { namespace: namespace.to_owned(), name: text(&secret.metadata.name), uid: text(&secret.metadata.uid) };
     // Lengths keep apart what ends where.
     let parts =
         [&auth.username, &auth.password, &auth.auth, &auth.server_address, &auth.identity_token, &auth.registry_token];
