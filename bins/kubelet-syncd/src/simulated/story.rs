@@ -288,6 +288,11 @@ impl World {
         for container in containers(&self.pod) {
             one_runs |= runs(&container.name) == 1;
             let newest = machine.runtime.newest(&container.name);
+            let shown = told.container_statuses.iter().flatten().find(|s| s.name == container.name);
+            let shown = shown.and_then(|s| s.state.as_ref()).is_some_and(|s| s.running.is_some());
+            if shown != (runs(&container.name) == 1) {
+                return Err(format!("that {} runs is told as {shown}", container.name));
+            }
             let again =
                 newest.is_some_and(|s| s.state == RunState::Exited && may_restart(container, &self.pod, s.exit_code));
             if again || newest.is_some_and(|s| s.state == RunState::Created) {

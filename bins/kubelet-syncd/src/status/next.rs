@@ -43,13 +43,14 @@ pub fn next(input: &StatusInput<'_>, look: Look<'_>) -> (PodStatus, Option<Strin
     if let Some(last) = last.filter(|_| stage == Stage::Alive && newer_sandbox) {
         conditions::keep(&mut status, last, conditions::SANDBOX_READY);
     }
-    // Between the end of one instance and the start of the next that a sync has decided on, all containers may have
-    // ended: whether the pod has is known when that sync is over, and a look follows it.
+    // Between the end of one instance and the start of the next that a sync has decided on, a container seems to have ended
+    // for good, or all of them: whether that is so is known when that sync is over, and a look follows it. Once it were
+    // told, the next instance could not be.
     if let Some(last) = last.filter(|last| !is_over(last))
         && stage == Stage::Alive
         && input.verdict.is_none()
-        && is_over(&status)
         && in_sync
+        && (is_over(&status) || transition::ends_for_good(input.pod, last, &status))
     {
         status = last.clone();
     }

@@ -25,6 +25,16 @@ pub fn illegal(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
     })
 }
 
+/// Some container has ended for good of which that has not been told.
+pub(super) fn ends_for_good(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
+    let told = |name: &str| {
+        let all = old.init_container_statuses.iter().chain(&old.container_statuses).flatten();
+        all.into_iter().any(|s| s.name == name && terminated_of(s.state.as_ref()).is_some())
+    };
+    let all = new.init_container_statuses.iter().chain(&new.container_statuses).flatten();
+    all.into_iter().any(|status| ended_for_good(pod, status) && !told(&status.name))
+}
+
 fn ended_for_good(pod: &Pod, status: &ContainerStatus) -> bool {
     let Some(terminated) = terminated_of(status.state.as_ref()) else { return false };
     if init_containers(pod).iter().any(|c| c.name == status.name && is_sidecar(c)) {
