@@ -39,7 +39,10 @@ fn resolver(text: &str) -> BTreeMap<String, Vec<String>> {
     found
 }
 
-fn words(pairs: &[(&str, &str)]) -> BTreeMap<String, Vec<String>> {
+/// The lines of a resolv.conf by their keyword.
+type Lines = BTreeMap<String, Vec<String>>;
+
+fn words(pairs: &[(&str, &str)]) -> Lines {
     let split = |text: &str| text.split_whitespace().map(str::to_owned).collect();
     pairs.iter().map(|(keyword, text)| ((*keyword).to_owned(), split(text))).collect()
 }
@@ -66,7 +69,7 @@ fn resolver_hosts_and_names_as_containers_see_them() -> Result<()> {
     let kept = [CLUSTER.to_owned(), many[..28].join(" ")].join(" ");
     let long_name = format!("{}-tail-that-is-cut", "n".repeat(62));
     let overridden = "own.name.test";
-    let pods: Vec<(&str, Value, BTreeMap<String, Vec<String>>)> = vec![
+    let pods: Vec<(&str, Value, Lines)> = vec![
         ("cluster", json!({}), words(&[("nameserver", "10.96.0.10"), ("search", CLUSTER), ("options", "ndots:5")])),
         (
             "default",

@@ -176,13 +176,9 @@ fn start_many(cluster: &Cluster, node: &Node, names: &[String], figures: &mut Fi
     });
     created.map_err(|_| anyhow::anyhow!("creating pods panicked"))??;
     figures.start_many.node = times?;
-    figures.start_many_use = since(&before, &usage(node)?);
+    figures.start_many_use = measure::since(&before, &usage(node)?);
     figures.start_many_requests = count(&cluster.log()?.after(mark));
     Ok(())
-}
-
-fn since(before: &BTreeMap<String, Usage>, after: &BTreeMap<String, Usage>) -> BTreeMap<String, Usage> {
-    after.iter().map(|(name, after)| (name.clone(), after.since(before.get(name).copied()))).collect()
 }
 
 fn idle(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> Result<()> {
@@ -190,7 +186,7 @@ fn idle(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> R
     std::thread::sleep(SETTLE);
     let (mark, before, begin) = (cluster.log()?.mark(), usage(node)?, Instant::now());
     std::thread::sleep(plan.idle);
-    figures.idle = since(&before, &usage(node)?);
+    figures.idle = measure::since(&before, &usage(node)?);
     figures.idle_seconds = begin.elapsed().as_secs_f64();
     figures.idle_requests = count(&cluster.log()?.after(mark));
     figures.pss_full_kib = pss(node)?;

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod measure;
+mod probes;
 mod report;
 
 use std::process::ExitCode;
@@ -37,9 +38,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster"])
+                .value_parser(["all", "standalone", "cluster", "probes"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster alone, or both"),
+                .help("Static pods alone, a member of a cluster alone, probes alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -47,6 +48,7 @@ fn run() -> Result<()> {
         .arg(number("idle", "60", "Seconds of idling with those pods"))
         .arg(number("exits", "15", "Killed containers, for the time until the node knows"))
         .arg(number("cluster-exits", "100", "Killed containers, for the time until the API server knows"))
+        .arg(number("probes", "500", "Probes, each once a second"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -67,7 +69,8 @@ fn run() -> Result<()> {
     };
     let part = matches.get_one::<String>("part").map_or("all", String::as_str);
     let mut sections = Vec::new();
-    if part != "cluster" {
+    let has = |name: &str| part == "all" || part == name;
+    if has("standalone") {
         let plan = Plan {
             judged: !quick,
             pairs: few("pairs", 3)?,
@@ -78,10 +81,14 @@ fn run() -> Result<()> {
         };
         sections.push(report::standalone(&plan, &measure::run(&plan)?));
     }
-    if part != "standalone" {
+    if has("cluster") {
         let (pods, exits) = (few("cluster-pods", 8)?, few("cluster-exits", 3)?);
         let plan = cluster::Plan { judged: !quick, pods, exits, idle, in_flight };
         sections.push(report::cluster(&plan, &cluster::run(&plan)?));
+    }
+    if has("probes") {
+        let plan = probes::Plan { judged: !quick, probes: few("probes", 50)?, watched: idle };
+        sections.push(report::probes(&plan, &probes::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

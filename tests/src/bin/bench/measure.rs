@@ -308,6 +308,11 @@ pub fn usage(node: &Node) -> Result<BTreeMap<String, Usage>> {
         .collect()
 }
 
+/// What each process has used since `before` was taken.
+pub fn since(before: &BTreeMap<String, Usage>, after: &BTreeMap<String, Usage>) -> BTreeMap<String, Usage> {
+    after.iter().map(|(name, after)| (name.clone(), after.since(before.get(name).copied()))).collect()
+}
+
 fn total(node: &Node) -> Result<Usage> {
     Ok(usage(node)?.into_values().sum())
 }

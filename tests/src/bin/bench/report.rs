@@ -1,6 +1,7 @@
 //! The figures as tables for people and as JSON for comparisons, with the budget beside each.
 
 mod cluster;
+mod probes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::measure::{Figures, Pair, Plan};
 
 pub use cluster::section as cluster;
+pub use probes::section as probes;
 
 /// One table.
 #[derive(Debug)]
