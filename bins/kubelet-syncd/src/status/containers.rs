@@ -212,8 +212,10 @@ fn apply_start_failure(
             return;
         }
         let is_waiting = status.state.as_ref().is_some_and(|s| s.waiting.is_some());
+        // In a pod that restarts in place it has been removed to run again.
         if newest.is_none()
             && is_waiting
+            && !inputs.restarting
             && !is_sidecar(container)
             && has_any_regular_container_created(inputs.pod, inputs.runtime)
         {

@@ -546,3 +546,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_restart_in_place_counts_once_however_often_it_is_looked_at() {
+    let rule = serde_json::json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}}]);
+    let mut w = world(serde_json::json!({"restartPolicy": "Never",
+        "initContainers": [{"name": "i", "image": "i"}, {"name": "s", "image": "i", "restartPolicy": "Always"}],
+        "containers": [{"name": "a", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rule}]}));
+    w.sandbox();
+    w.container("i", RunState::Exited, 0);
+    w.container("s", RunState::Running, 0);
+    w.container("a", RunState::Exited, 88);
+    w.step();
+    // They are removed one after another, the one that asked for it last.
+    for removed in ["s", "i", "a"] {
+        w.runtime.containers.retain(|c| c.name != removed);
+        w.step();
+        w.step();
+    }
+    let status = w.step();
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let seen: Vec<_> =
+        all.map(|c| (c.name.as_str(), c.restart_count, c.state.clone().unwrap().waiting.is_some())).collect();
+    assert_eq!(seen, [("i", 1, true), ("s", 1, true), ("a", 1, true)]);
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+}
