@@ -249,11 +249,11 @@ fn set_readiness(
     }
     let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
     let told = old.filter(|old| old.container_id.is_some() && old.container_id == status.container_id);
-    let passed = |has_probe: bool, results: &BTreeMap<ContainerId, ProbeResult>, before: bool| {
-        match newest.and_then(|instance| results.get(&instance.id)) {
-            Some(result) => *result == ProbeResult::Success,
-            None => !has_probe || before,
-        }
+    let passed = |has_probe: bool, results: &BTreeMap<ContainerId, ProbeResult>, before: bool| match newest
+        .and_then(|instance| results.get(&instance.id))
+    {
+        Some(result) => *result == ProbeResult::Success,
+        None => !has_probe || before,
     };
     let was_started = told.is_some_and(|old| old.started == Some(true));
     let started = running && passed(container.startup_probe.is_some(), &inputs.probes.startup, was_started);

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use bulkhead_types::ContainerId;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceRequirements,
-};
+use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::conditions;
