@@ -201,6 +201,9 @@ impl Cgroups for Fake {
     async fn remove_pod(&self, _: Request<volnetd::RemovePodRequest>) -> Answer<volnetd::RemovePodReply> {
         not_faked()
     }
+    async fn end_session(&self, _: Request<volnetd::EndSessionRequest>) -> Answer<volnetd::EndSessionReply> {
+        not_faked()
+    }
 }
 
 const OPERATOR: &[Role] = &[Role::Operator];

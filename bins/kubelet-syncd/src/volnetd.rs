@@ -136,6 +136,7 @@ verbs! {
     ensure_pod(CgroupsClient, EnsurePodRequest) -> EnsurePodReply, QUICK;
     set_qos(CgroupsClient, SetQosRequest) -> SetQosReply, QUICK;
     remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;
+    end_session(CgroupsClient, EndSessionRequest) -> EndSessionReply, QUICK;
 }
 
 /// volnetd's own words where there are some.

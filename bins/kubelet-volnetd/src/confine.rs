@@ -14,7 +14,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability::CAP_FOWNER,       // chmod and unlink of what a pod's user owns
     Capability::CAP_FSETID,       // keeps setgid when a volume is given to its group
     Capability::CAP_DAC_OVERRIDE, // reads and removes what a pod's user made private
-    Capability::CAP_KILL,         // what is left in a pod's cgroup
+    Capability::CAP_KILL,         // what is left in a pod's cgroup, or by a command in a container
     Capability::CAP_NET_ADMIN,    // utility chains, later
     Capability::CAP_SYSLOG,       // /dev/kmsg under dmesg_restrict
     Capability::CAP_SYS_RESOURCE, // PSI windows below 2 s, limits above ours

@@ -39,7 +39,7 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 20] = [
+pub const VERBS: [Verb; 21] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
@@ -59,6 +59,7 @@ pub const VERBS: [Verb; 20] = [
     verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
+    verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; statusd: credentials alone"),
 ];

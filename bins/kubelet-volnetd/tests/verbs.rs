@@ -54,6 +54,10 @@ async fn wrong_peers() {
     }
 }
 
+fn end_session(pod: &str, container: &str, guard: Option<DestructiveGuard>) -> EndSessionRequest {
+    EndSessionRequest { pod_uid: pod.into(), container_id: container.into(), session: 4_000_000, not_before: 0, guard }
+}
+
 const BAD_IDS: [&str; 8] = ["", ".", "..", "../../etc", "/etc/passwd", "a/b", "a\0b", ".hidden"];
 
 #[tokio::test(flavor = "current_thread")]
@@ -96,6 +100,8 @@ async fn paths_in_place_of_ids() {
             files.prune_logs(PruneLogsRequest { known_pod_uids: vec![b()], guard }).await.err(),
             cgroups.ensure_pod(EnsurePodRequest { pod_uid: b(), qos: 1, resources: None }).await.err(),
             cgroups.remove_pod(RemovePodRequest { pod_uid: b(), guard }).await.err(),
+            cgroups.end_session(end_session(bad, "good", guard)).await.err(),
+            cgroups.end_session(end_session("good", bad, guard)).await.err(),
         ];
         for pod in [log(bad, "good", "good"), log("good", bad, "good"), log("good", "good", bad)] {
             let prepare = PrepareLogDirectoryRequest { pod: pod.clone(), container: g() };
@@ -292,6 +298,7 @@ async fn stale_guards() {
             files.remove_container_log(remove).await.err(),
             files.prune_logs(PruneLogsRequest { known_pod_uids: vec![], guard }).await.err(),
             cgroups.remove_pod(RemovePodRequest { pod_uid: "p".into(), guard }).await.err(),
+            cgroups.end_session(end_session("p", "c", guard)).await.err(),
         ];
         for (i, status) in codes.iter().enumerate() {
             assert_eq!(status.as_ref().map(tonic::Status::code), Some(Code::FailedPrecondition), "{guard:?}, call {i}");

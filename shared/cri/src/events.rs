@@ -41,6 +41,18 @@ pub struct RuntimeEvent {
     pub at: SystemTime,
 }
 
+/// A command that somebody ran in a container has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExecEnd {
+    /// On the host.
+    pub pid: u32,
+    /// 128 and the signal's number, where one ended it.
+    pub exit_code: i32,
+}
+
+/// Ends only with an error, as [`EventStream`] does.
+pub type ExecEndStream = Pin<Box<dyn Stream<Item = Result<ExecEnd, CriError>> + Send>>;
+
 /// Ends only with an error. An error is also how an unsupported stream shows (`is_unimplemented`): a server that has
 /// nothing to say yet answers nothing at all, so there is no telling a quiet stream from a slow one at the start.
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<RuntimeEvent, CriError>> + Send>>;
@@ -51,6 +63,8 @@ const CONTAINERD_FILTERS: [&str; 3] = [
     r#"topic=="/containers/delete""#,
     r#"topic~="^/?sandboxes/(start|exit)$""#,
 ];
+
+const TASK_EXIT: &str = "containerd.events.TaskExit";
 
 /// Longer ids are nobody's: the rest of such an event is dropped.
 const ID_BYTES_MAX: usize = 128;
@@ -67,22 +81,45 @@ impl CriClient {
     /// containerd's own events of one containerd namespace (the CRI's is `k8s.io`).
     pub fn containerd_events(&self, namespace: &'static str) -> EventStream {
         const METHOD: &str = "containerd_subscribe";
-        let mut stub = self.events.clone();
         let filters = CONTAINERD_FILTERS.iter().map(|f| format!("namespace=={namespace},{f}")).collect();
-        let open = async move {
+        until_error(METHOD, self.subscribe(namespace, filters), |envelope| from_containerd(&envelope))
+    }
+
+    /// containerd's word of each command in one container that ends from about now on; a runtime without such events
+    /// answers with an error, one that does not know the container with nothing. `container`: a `ContainerId`.
+    pub fn exec_ends(&self, namespace: &'static str, container: &str) -> ExecEndStream {
+        const METHOD: &str = "containerd_subscribe";
+        let filter = format!(r#"namespace=={namespace},topic=="/tasks/exit",event.container_id=={container:?}"#);
+        until_error(METHOD, self.subscribe(namespace, vec![filter]), |envelope| exec_end(&envelope))
+    }
+
+    fn subscribe(
+        &self,
+        namespace: &'static str,
+        filters: Vec<String>,
+    ) -> impl Future<Output = Result<tonic::Response<tonic::Streaming<service::Envelope>>, tonic::Status>> + Send + 'static
+    {
+        let mut stub = self.events.clone();
+        async move {
             let mut request = Request::new(service::SubscribeRequest { filters });
             request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(namespace));
             stub.subscribe(request).await
-        };
-        until_error(METHOD, open, |envelope| from_containerd(&envelope))
+        }
     }
 }
 
-fn until_error<M: Send + 'static>(
+/// The end of a process that is not the container's own. None: something else.
+fn exec_end(envelope: &service::Envelope) -> Option<ExecEnd> {
+    let any = envelope.event.as_ref().filter(|any| any.type_url.rsplit('/').next() == Some(TASK_EXIT))?;
+    let event = payload::TaskExit::decode(any.value.as_slice()).ok()?;
+    (event.id != event.container_id).then(|| ExecEnd { pid: event.pid, exit_code: exit_code(event.exit_status) })
+}
+
+fn until_error<M: Send + 'static, E: Send + 'static>(
     method: &'static str,
     open: impl Future<Output = Result<tonic::Response<tonic::Streaming<M>>, tonic::Status>> + Send + 'static,
-    read: impl Fn(M) -> Option<RuntimeEvent> + Send + 'static,
-) -> EventStream {
+    read: impl Fn(M) -> Option<E> + Send + 'static,
+) -> Pin<Box<dyn Stream<Item = Result<E, CriError>> + Send>> {
     let messages = stream::once(open).map_ok(tonic::Response::into_inner).try_flatten();
     let events = messages
         .map_err(move |status| CriError::from_status(method, &status))
@@ -118,7 +155,7 @@ fn from_containerd(envelope: &service::Envelope) -> Option<RuntimeEvent> {
             let event = payload::TaskStart::decode(bytes).ok()?;
             (event.container_id, RuntimeEventKind::Started, None)
         }
-        "containerd.events.TaskExit" => {
+        TASK_EXIT => {
             let event = payload::TaskExit::decode(bytes).ok()?;
             if event.id != event.container_id {
                 return None;
@@ -184,7 +221,12 @@ mod tests {
             assert_eq!(event.at, UNIX_EPOCH + Duration::new(100, 5));
         }
         let exec = b"\x0a\x02c1\x12\x05probe\x18\x07".to_vec();
-        assert_eq!(from_containerd(&envelope("containerd.events.TaskExit", exec)), None);
+        let exec = envelope("containerd.events.TaskExit", exec);
+        assert_eq!(from_containerd(&exec), None);
+        assert_eq!(exec_end(&exec), Some(ExecEnd { pid: 7, exit_code: 0 }));
+        assert_eq!(exec_end(&envelope("containerd.events.TaskExit", own)), None);
+        assert_eq!(exec_end(&envelope("containerd.events.TaskStart", Vec::new())), None);
+        assert_eq!(exec_end(&envelope("containerd.events.TaskExit", vec![0xff])), None, "broken payload");
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod redact;
 
 pub use client::{CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX};
 pub use error::CriError;
-pub use events::{EventStream, RuntimeEvent, RuntimeEventKind};
+pub use events::{EventStream, ExecEnd, ExecEndStream, RuntimeEvent, RuntimeEventKind};
 pub use tonic::Code;
 
 /// CRI `runtime.v1`: messages, clients, and servers for tests that stand in for a runtime.

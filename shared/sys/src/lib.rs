@@ -38,6 +38,7 @@ pub mod peer;
 pub mod process;
 pub mod scm;
 pub mod seccomp;
+pub mod session;
 pub mod spawn;
 pub mod systemd;
 pub mod tree;

@@ -17,7 +17,7 @@ pub enum EventSource {
 }
 
 /// containerd's name for what its CRI side made.
-pub(super) const CONTAINERD_NAMESPACE: &str = "k8s.io";
+pub(crate) const CONTAINERD_NAMESPACE: &str = "k8s.io";
 
 /// Reconnecting after a break. The upper bound is what a restarted runtime waits at most before it is seen again.
 const RECONNECT_MIN: Duration = Duration::from_millis(50);

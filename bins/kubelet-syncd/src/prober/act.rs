@@ -1,14 +1,18 @@
 //! One probe as it is made: what is asked of whom, and what the answer comes to (upstream `pkg/probe/*` and
 //! `pkg/kubelet/prober/prober.go`). The texts go into events.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::version::MINOR;
 use bulkhead_cri::{CriClient, CriError, v1};
-use bulkhead_types::{ContainerId, GoDuration};
+use bulkhead_types::{ContainerId, GoDuration, PodUid};
+
+use tokio::time::Instant;
 
 use super::grpc;
+use super::leftover::Leftovers;
 use super::spec::{Action, ProbeSpec};
 use crate::dial;
 use crate::http_get::{self, Get, GetErrorKind};
@@ -43,6 +47,7 @@ impl Outcome {
 /// A probe that is to be made now.
 #[derive(Debug, Clone)]
 pub struct Attempt {
+    pub pod: PodUid,
     pub container: ContainerId,
     pub spec: Arc<ProbeSpec>,
     /// The pod's address.
@@ -55,22 +60,22 @@ pub fn user_agent() -> String {
 }
 
 /// Makes it.
-pub async fn probe(cri: &CriClient, attempt: &Attempt) -> Outcome {
-    let mut outcome = once(cri, attempt).await;
+pub async fn probe(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt) -> Outcome {
+    let mut outcome = once(cri, leftovers, attempt).await;
     for _ in 1..TRIES {
         if !matches!(outcome, Outcome::Error { .. }) {
             break;
         }
-        outcome = once(cri, attempt).await;
+        outcome = once(cri, leftovers, attempt).await;
     }
     outcome
 }
 
-async fn once(cri: &CriClient, attempt: &Attempt) -> Outcome {
+async fn once(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt) -> Outcome {
     let timeout = attempt.spec.timeout;
     let host = |host: &Option<String>| host.clone().unwrap_or_else(|| attempt.ip.clone());
     let asked = match &attempt.spec.action {
-        Action::Exec { command } => return exec(cri, &attempt.container, command, timeout).await,
+        Action::Exec { command } => return exec(cri, leftovers, attempt, command).await,
         Action::Http { https, host: of, port, path, headers } => port.as_ref().map(|port| {
             Asked::Http(Get {
                 https: *https,
@@ -121,16 +126,24 @@ fn http_outcome(result: Result<http_get::Answer, http_get::GetError>) -> Outcome
     }
 }
 
-async fn exec(cri: &CriClient, container: &ContainerId, command: &[String], timeout: Duration) -> Outcome {
+async fn exec(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt, command: &[String]) -> Outcome {
+    let Attempt { pod, container, .. } = attempt;
+    let timeout = attempt.spec.timeout;
     let request = v1::ExecSyncRequest {
         container_id: container.to_string(),
         cmd: command.to_vec(),
         timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
     };
-    // A command whose children hold its output open is over all the same.
-    match tokio::time::timeout(timeout.saturating_add(EXEC_SLACK), cri.exec_sync(request)).await {
-        Ok(result) => exec_outcome(command, timeout, result),
-        Err(_) => Outcome::Failure(timed_out(command, timeout)),
+    let give_up = Instant::now() + timeout.saturating_add(EXEC_SLACK);
+    let mut call = pin!(cri.exec_sync(request));
+    let answer = match leftovers.follow(cri, (pod, container), timeout, call.as_mut()).await {
+        Some(answer) => Some(answer),
+        // A command whose children hold its output open is over all the same.
+        None => tokio::time::timeout_at(give_up, call).await.ok(),
+    };
+    match answer {
+        Some(result) => exec_outcome(command, timeout, result),
+        None => Outcome::Failure(timed_out(command, timeout)),
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`table`] | all of them together, what of their pods they see, what has changed |
 //! | [`spec`] | what a probe of a spec asks for |
 //! | [`act`], [`grpc`] | how it is made, and in which words it fails |
+//! | [`leftover`] | what a command began, when its time is up |
 //! | [`journal`] | what outlives this process |
 //! | [`metrics`] | what is counted |
 //!
@@ -19,6 +20,7 @@
 pub mod act;
 pub mod grpc;
 pub mod journal;
+pub mod leftover;
 pub mod metrics;
 pub mod schedule;
 pub mod spec;
@@ -41,6 +43,7 @@ use tokio::time::Instant;
 
 use act::{Attempt, Outcome};
 use journal::{ProbeStore, Restored};
+use leftover::Leftovers;
 use metrics::ProbeMetrics;
 use schedule::WorkerId;
 use table::{Began, Table};
@@ -154,17 +157,24 @@ struct Made {
     took: Duration,
 }
 
-async fn make(cri: &CriClient, connections: &Semaphore, worker: WorkerId, attempt: Attempt) -> Made {
+async fn make(ports: (&CriClient, &Leftovers), connections: &Semaphore, worker: WorkerId, attempt: Attempt) -> Made {
+    let (cri, leftovers) = ports;
     let is_command = matches!(attempt.spec.action, Action::Exec { .. });
     // Never closed; were it, probes would go unbounded rather than stop.
     let _connection = if is_command { None } else { connections.acquire().await.ok() };
     let began = Instant::now();
-    let outcome = act::probe(cri, &attempt).await;
+    let outcome = act::probe(cri, leftovers, &attempt).await;
     Made { worker, outcome, took: began.elapsed() }
 }
 
 /// Makes the probes until the process ends.
-pub async fn run(prober: Arc<Prober>, cri: CriClient, events: Arc<dyn EventSink>, store: Arc<dyn ProbeStore>) {
+pub async fn run(
+    prober: Arc<Prober>,
+    cri: CriClient,
+    leftovers: Leftovers,
+    events: Arc<dyn EventSink>,
+    store: Arc<dyn ProbeStore>,
+) {
     let connections = Semaphore::new(CONNECTIONS);
     let mut made = FuturesUnordered::new();
     let mut saving: Option<(JoinHandle<()>, HashSet<PodUid>)> = None;
@@ -186,7 +196,7 @@ pub async fn run(prober: Arc<Prober>, cri: CriClient, events: Arc<dyn EventSink>
             (due, [table.next(), counts].into_iter().flatten().min().unwrap_or(now + LONG))
         };
         for (worker, attempt) in due {
-            made.push(make(&cri, &connections, worker, attempt));
+            made.push(make((&cri, &leftovers), &connections, worker, attempt));
         }
         if sleep.deadline() != next {
             sleep.as_mut().reset(next);

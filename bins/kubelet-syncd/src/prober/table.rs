@@ -289,7 +289,12 @@ impl Table {
         match tick {
             Tick::Probe if !seen.ip.is_empty() => {
                 let container = sight.target?.id.clone();
-                return Some(Attempt { container, spec: slot.spec.clone(), ip: seen.ip.clone() });
+                return Some(Attempt {
+                    pod: slot.uid.clone(),
+                    container,
+                    spec: slot.spec.clone(),
+                    ip: seen.ip.clone(),
+                });
             }
             Tick::Probe | Tick::Wait => {
                 let at = slot.beat.next();

@@ -38,6 +38,7 @@ use crate::node_resources::{self, texts};
 use crate::ownership::{Ownership, Territory};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::private_state::PrivateState;
+use crate::prober::leftover::Leftovers;
 use crate::prober::metrics::ProbeMetrics;
 use crate::prober::table::Began;
 use crate::prober::{self, Prober};
@@ -222,7 +223,8 @@ async fn work(
     let began =
         Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
     let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.registry)?, &*store));
-    tokio::spawn(prober::run(prober.clone(), cri.clone(), reporter.clone(), store));
+    let leftovers = Leftovers::new(volnetd.clone());
+    tokio::spawn(prober::run(prober.clone(), cri.clone(), leftovers, reporter.clone(), store));
     let (cgroups_sender, cgroups) = watch::channel(None);
     let node = Arc::new(NodeContext::new(NodeParts {
         config: config.clone(),

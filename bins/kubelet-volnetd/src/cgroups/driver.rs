@@ -6,7 +6,7 @@
 //! | cgroupRoot `/a/b` | `/a/b/kubepods` | `/a.slice/a-b.slice/a-b-kubepods.slice` |
 
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath};
-use bulkhead_types::PodUid;
+use bulkhead_types::{ContainerId, PodUid};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
@@ -62,6 +62,16 @@ impl Driver {
             }
         }
     }
+}
+
+/// What runtimes call a container's cgroup in its pod's: containerd and CRI-O, by either driver.
+pub fn names_of_container(container: &ContainerId) -> [String; 4] {
+    [
+        container.to_string(),
+        format!("crio-{container}"),
+        format!("cri-containerd-{container}.scope"),
+        format!("crio-{container}.scope"),
+    ]
 }
 
 #[cfg(test)]

@@ -8,9 +8,11 @@ pub mod driver;
 pub use driver::Driver;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Resources};
-use bulkhead_types::{PodUid, QosClass, cpu};
+use bulkhead_sys::session::{self, SessionError};
+use bulkhead_types::{ContainerId, PodUid, QosClass, cpu};
 
 /// Huge pages of the QoS levels are not limited (upstream `HugePages unbounded`, 2^62).
 const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
@@ -26,6 +28,10 @@ pub enum PodsTreeError {
     NoSystemd,
     #[error("asking systemd for the slice {slice}")]
     Systemd { slice: String, source: bulkhead_sys::systemd::SystemdError },
+    #[error("no cgroup of container {container} in that of pod {pod}")]
+    NoContainer { pod: PodUid, container: ContainerId },
+    #[error(transparent)]
+    Session(#[from] SessionError),
 }
 
 /// A pod's cgroup that is there.
@@ -141,6 +147,27 @@ impl PodsTree {
             }
         }
         Ok(())
+    }
+
+    /// Kills what is left of a session in one container's own cgroup. Answers how many processes it was.
+    pub fn end_session(
+        &self,
+        pod: &PodUid,
+        container: &ContainerId,
+        session: u32,
+        not_before: Duration,
+    ) -> Result<usize, PodsTreeError> {
+        let names = driver::names_of_container(container);
+        if self.per_qos {
+            for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+                let pod = self.pod_path(pod, qos)?;
+                if let Some(name) = self.hierarchies.children(&pod)?.iter().find(|name| names.contains(name)) {
+                    return Ok(session::end(&self.hierarchies, &pod.child(name)?, session, not_before)?);
+                }
+            }
+        }
+        // Without a cgroup for each pod nothing ties the container to the pod.
+        Err(PodsTreeError::NoContainer { pod: pod.clone(), container: container.clone() })
     }
 
     /// Every pod's cgroup in the tree.
@@ -266,6 +293,13 @@ mod tests {
         {
             assert_eq!(std::fs::read_to_string(file).unwrap().trim(), "512");
         }
+        // A container's own cgroup below its pod's is found, by its id alone.
+        let container = ContainerId::parse("c0ffee").unwrap();
+        let end = |pod: &PodUid| tree.end_session(pod, &container, std::process::id(), Duration::ZERO);
+        assert!(matches!(end(&uid), Err(PodsTreeError::NoContainer { .. })));
+        hierarchies.ensure(&path.child("cri-containerd-c0ffee.scope").unwrap()).unwrap();
+        assert!(matches!(end(&uid), Err(PodsTreeError::Session(SessionError::LeaderLives(_)))));
+        assert!(matches!(end(&guaranteed), Err(PodsTreeError::NoContainer { .. })), "another pod's");
         for _ in 0..2 {
             tree.remove(&uid).unwrap();
             tree.remove(&guaranteed).unwrap();

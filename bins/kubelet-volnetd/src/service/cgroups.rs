@@ -1,7 +1,7 @@
 //! `kubelet.volnetd.v1.Cgroups`.
 
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
 use bulkhead_ipc::volnetd::{self as wire, *};
@@ -83,6 +83,18 @@ impl Cgroups for Verbs {
             })
             .await?;
         Ok(Response::new(RemovePodReply { done }))
+    }
+
+    async fn end_session(&self, request: Request<EndSessionRequest>) -> Result<Response<EndSessionReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let container = validate::container_id(&request.container_id)?;
+        self.guard(request.guard.as_ref())?;
+        let not_before = Duration::from_nanos(request.not_before);
+        // The pod's lock is not needed: no file or cgroup changes, and a probe must not wait for a volume.
+        let end = move |node: &Node| node.cgroups.end_session(&pod, &container, request.session, not_before);
+        let ended = self.run(None, end).await?;
+        Ok(Response::new(EndSessionReply { ended: u32::try_from(ended).unwrap_or(u32::MAX) }))
     }
 
     type ListStream = Pin<Box<dyn Stream<Item = Result<PodCgroup, Status>> + Send>>;

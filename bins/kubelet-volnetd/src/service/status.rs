@@ -5,6 +5,7 @@ use std::error::Error;
 
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::open::OpenError;
+use bulkhead_sys::session::SessionError;
 use bulkhead_types::chain;
 use rustix::io::Errno;
 use tonic::{Code, Status};
@@ -151,8 +152,19 @@ impl From<PodsTreeError> for Status {
             PodsTreeError::Cgroup(error) => code_of_cgroup(error),
             PodsTreeError::NoRoot { .. } | PodsTreeError::NoSystemd => Code::FailedPrecondition,
             PodsTreeError::Systemd { .. } => Code::Unavailable,
+            PodsTreeError::NoContainer { .. } => Code::NotFound,
+            PodsTreeError::Session(error) => code_of_session(error),
         };
         status(code, &error)
+    }
+}
+
+fn code_of_session(error: &SessionError) -> Code {
+    match error {
+        SessionError::Cgroup(error) => code_of_cgroup(error),
+        SessionError::NoSession(_) => Code::InvalidArgument,
+        SessionError::LeaderLives(_) | SessionError::Older { .. } => Code::FailedPrecondition,
+        SessionError::Busy { .. } => Code::Unavailable,
     }
 }
 
