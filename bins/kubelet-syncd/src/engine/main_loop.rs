@@ -71,7 +71,7 @@ pub struct Engine {
     qos_at: Option<Instant>,
     /// What belongs to nobody is to be removed from the disk: at the start, and when an orphan was seen.
     pub(super) prune: bool,
-    /// A pod has ended: garbage collection looks for log folders of pods that are gone.
+    /// A pod has ended or is not wanted any more: garbage collection looks for log folders of pods that are gone.
     pub(super) logs: bool,
     /// The last pass could not remove everything.
     pub(super) prune_again: Arc<AtomicBool>,
@@ -241,6 +241,8 @@ impl Engine {
 
     fn unwant(&mut self, uid: &PodUid, now: Instant) {
         let Some(gone) = self.desired.remove(uid) else { return };
+        // Its folder of logs was wanted until now, also when its work had ended before.
+        self.logs = true;
         self.node.allocations.release(uid);
         if self.entrance.forget(uid) && self.workers.lifecycle(uid).is_none() {
             // It never began.

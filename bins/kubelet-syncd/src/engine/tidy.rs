@@ -20,6 +20,8 @@ pub(super) const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
 pub(super) const HOUSEKEEPING_IDLE: Duration = Duration::from_secs(60);
 /// Container garbage collection of the whole node.
 pub(super) const GC_PERIOD: Duration = Duration::from_secs(60);
+/// The next one while a pod that nobody wants is about to be forgotten.
+const GC_AGAIN: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept.
@@ -158,17 +160,25 @@ impl Engine {
             .map(|(uid, _)| uid)
             .filter(|uid| self.workers.content_should_be_removed(uid))
             .collect();
-        let known = std::mem::take(&mut self.logs).then(|| {
+        let looks_at_logs = std::mem::take(&mut self.logs);
+        if looks_at_logs && self.workers.uids().any(|uid| self.desired.get(uid).is_none()) {
+            // It has not been forgotten yet, so its logs stay this time.
+            self.logs = true;
+            self.gc_at = self.gc_at.min(Instant::now() + GC_AGAIN);
+        }
+        let known = looks_at_logs.then(|| {
             let mut known = self.desired.uids();
             known.extend(self.workers.uids().cloned());
             known.extend(self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)));
             known.iter().map(ToString::to_string).collect()
         });
-        let node = self.node.clone();
+        let (node, again) = (self.node.clone(), self.prune_again.clone());
         tokio::spawn(async move {
             upkeep::collect_node(&node, &removable).await;
-            if let Some(known) = known {
-                upkeep::prune_logs(&node, known).await;
+            if let Some(known) = known
+                && !upkeep::prune_logs(&node, known).await
+            {
+                again.store(true, Ordering::Relaxed);
             }
         });
     }
