@@ -110,8 +110,9 @@ fn system_crates_have_one_home() -> Result<()> {
     Ok(())
 }
 
-/// What a process without privileges may use of the system crate: the means to confine itself further.
-const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd"];
+/// What a process without privileges may use of the system crate: the means to confine itself further, memory to pass on,
+/// and a clock.
+const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd", "clock"];
 
 #[test]
 fn processes_without_privileges_use_the_system_crate_to_confine_themselves_only() -> Result<()> {

@@ -19,6 +19,7 @@
 //! | [`tree`] | walking and removing a directory tree that others may be changing |
 //! | [`mount`], [`mountinfo`] | mounts and the kernel's list of them |
 //! | [`cgroup`] | control groups v1 and v2 behind one interface |
+//! | [`clock`] | the clock of processes' start times |
 //! | [`inotify`] | the one inotify instance |
 //! | [`heap`] | memory that the allocator does not use |
 //! | [`systemd`] | the two requests of the systemd cgroup driver |
@@ -26,6 +27,7 @@
 
 pub mod async_fd;
 pub mod cgroup;
+pub mod clock;
 pub mod fence;
 pub mod heap;
 pub mod inotify;

@@ -43,20 +43,8 @@ struct Process {
     ended: bool,
 }
 
-/// Time since the machine began, sleep included: the clock of the times at which processes start.
-pub fn since_boot() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec to where it is told, and nothing else.
-    if unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) } != 0 {
-        // As late as can be: then every process is older, and none is ended.
-        return Duration::MAX;
-    }
-    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
-    Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default())
-}
-
 /// Ends what is in the cgroup or below it and in this session, if all of it began at `not_before` or later (as
-/// [`since_boot`] counts). Blocks for up to a second. Answers how many processes were ended.
+/// [`crate::clock::since_boot`] counts). Blocks for up to a second. Answers how many processes were ended.
 ///
 /// # Errors
 /// See [`SessionError`]; nothing was killed unless it is `Busy`, or another read failed after a kill.
@@ -136,6 +124,7 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::since_boot;
     use proptest::prelude::*;
 
     fn process(pid: i32, session: i32, started: u64) -> Process {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bulkhead_cri::{CriClient, CriError, ExecEnd};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd::EndSessionRequest;
-use bulkhead_sys::session::since_boot;
+use bulkhead_sys::clock::since_boot;
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
