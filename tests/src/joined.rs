@@ -30,6 +30,22 @@ impl Member {
         Ok(Self { cluster, node })
     }
 
+    /// The process that decides dies; waits until the next one knows the pod and that it runs.
+    ///
+    /// # Errors
+    /// What is known of it instead.
+    pub fn decide_anew(&mut self, pod: &str) -> Result<()> {
+        self.node.kill_daemon("kubelet-syncd")?;
+        self.node.wait_healthy()?;
+        let agent = self.node.agent()?;
+        eventually(&format!("{pod} is known again"), LONG, || {
+            let all = agent.pods()?;
+            let found = all.iter().find(|one| one.name == pod).context("it is not known")?;
+            ensure!(found.phase == "Running", "{} {}", found.phase, found.why);
+            Ok(())
+        })
+    }
+
     /// Creates a pod that is bound to the node: what `spec` says, with one container `main` that idles unless it says
     /// otherwise.
     ///

@@ -252,7 +252,7 @@ fn what_runs_again_when_a_part_of_the_pod_is_lost() -> Result<()> {
     ensure!(times(&lines, "i1") == 1 && times(&lines, "main") == 1, "{lines:#?}");
 
     // A restart of the process that decides disturbs nothing, and runs no init container again.
-    decide_anew(&mut member, "service")?;
+    member.decide_anew("service")?;
     ensure!(service.lines() == lines, "{:#?}", service.lines());
 
     // The sandbox is lost: everything from the beginning.
@@ -288,17 +288,4 @@ fn stop_sandbox(member: &Member, pod: &str) -> Result<()> {
     let all = cri.sandboxes()?;
     let found = all.iter().rfind(|one| one.pod == pod && one.ready).context("it has no sandbox")?;
     cri.stop_sandbox(&found.id)
-}
-
-/// The process that decides dies; waits until the next one knows the pod.
-fn decide_anew(member: &mut Member, pod: &str) -> Result<()> {
-    member.node.kill_daemon("kubelet-syncd")?;
-    member.node.wait_healthy()?;
-    let agent = member.node.agent()?;
-    eventually(&format!("{pod} is known again"), LONG, || {
-        let all = agent.pods()?;
-        let found = all.iter().find(|one| one.name == pod).context("it is not known")?;
-        ensure!(found.phase == "Running", "{} {}", found.phase, found.why);
-        Ok(())
-    })
 }

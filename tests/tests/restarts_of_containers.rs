@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::image::LOCAL_BUSYBOX;
-use bulkhead_testkit::{IDLE, LONG, Lab, eventually};
+use bulkhead_testkit::{IDLE, Lab};
 use bulkhead_tests::history::condition;
 use bulkhead_tests::joined::{Member, waiting};
 use bulkhead_tests::lab;
@@ -67,7 +67,7 @@ fn rules_restart_one_or_all() -> Result<()> {
                 "RestartAllContainers",
                 88,
             ),
-            container("stubborn", IDLE),
+            container("beside", IDLE),
         ],
     );
     member.create("all", &all)?;
@@ -84,11 +84,11 @@ fn rules_restart_one_or_all() -> Result<()> {
 
     // All of them, in the sandbox that they have, from the first init container on.
     let pod = member.wait("all", "all have restarted", |pod| {
-        ["side", "source", "stubborn"].iter().all(|name| runs_after(pod, name, 1))
+        ["side", "source", "beside"].iter().all(|name| runs_after(pod, name, 1))
     })?;
     ensure!(status(&pod, "prepare")["restartCount"] == 1 && status(&pod, "prepare")["ready"] == true, "{pod:#}");
     ensure!(pod["status"]["phase"] == "Running", "{pod:#}");
-    for name in ["side", "source", "stubborn"] {
+    for name in ["side", "source", "beside"] {
         let last = &status(&pod, name)["lastState"]["terminated"];
         ensure!(last["reason"] == "RestartingAllContainers" && last["exitCode"] == 137, "{name} {pod:#}");
     }
@@ -112,13 +112,13 @@ fn rules_restart_one_or_all() -> Result<()> {
     let sandboxes = member.node.cri()?.sandboxes()?;
     let own: Vec<_> = sandboxes.iter().filter(|one| one.pod == "all").collect();
     ensure!(own.len() == 1 && own[0].attempt == 0 && own[0].ready, "{own:?}");
-    let logs = std::fs::read_dir(member.node.log_folder_of(&pod).join("stubborn"))?.count();
+    let logs = std::fs::read_dir(member.node.log_folder_of(&pod).join("beside"))?.count();
     ensure!(logs == 2, "{logs} logs of a container that ran twice");
 
     // A restart of the process that decides changes nothing of it.
-    decide_anew(&mut member, "all")?;
+    member.decide_anew("all")?;
     let after = member.cluster.get("pods", "default", "all")?;
-    ensure!(["side", "source", "stubborn"].iter().all(|name| runs_after(&after, name, 1)), "{after:#}");
+    ensure!(["side", "source", "beside"].iter().all(|name| runs_after(&after, name, 1)), "{after:#}");
     for pod in ["ruled", "other", "all"] {
         member.cluster.delete("pods", "default", pod, None)?;
     }
@@ -155,7 +155,7 @@ fn debugging_containers_and_changed_images() -> Result<()> {
     // Another one; what is there stays as it is, and what has ended is not started again, by nobody.
     debug(&member, "web", &json!([looks, debugger(&member, "stays", IDLE, None)]))?;
     member.wait("web", "another one runs", |pod| runs_after(pod, "stays", 0))?;
-    decide_anew(&mut member, "web")?;
+    member.decide_anew("web")?;
     let pod = member.cluster.get("pods", "default", "web")?;
     ensure!(runs_after(&pod, "stays", 0) && runs_after(&pod, "main", 0), "{pod:#}");
     ensure!(status(&pod, "looks")["restartCount"] == 0 && condition(&pod, "Ready")?["status"] == "True", "{pod:#}");
@@ -251,17 +251,4 @@ fn a_pause_outlives_whoever_keeps_it() -> Result<()> {
     })?;
     member.cluster.delete("pods", "default", "loop", None)?;
     member.node.finish()
-}
-
-/// The process that decides dies; waits until the next one knows the pod.
-fn decide_anew(member: &mut Member, pod: &str) -> Result<()> {
-    member.node.kill_daemon("kubelet-syncd")?;
-    member.node.wait_healthy()?;
-    let agent = member.node.agent()?;
-    eventually(&format!("{pod} is known again"), LONG, || {
-        let all = agent.pods()?;
-        let found = all.iter().find(|one| one.name == pod).context("it is not known")?;
-        ensure!(found.phase == "Running", "{} {}", found.phase, found.why);
-        Ok(())
-    })
 }

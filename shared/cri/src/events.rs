@@ -99,11 +99,11 @@ impl CriClient {
         filters: Vec<String>,
     ) -> impl Future<Output = Result<tonic::Response<tonic::Streaming<service::Envelope>>, tonic::Status>> + Send + 'static
     {
-        let mut stub = self.events.clone();
+        let mut events = self.events.clone();
         async move {
             let mut request = Request::new(service::SubscribeRequest { filters });
             request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(namespace));
-            stub.subscribe(request).await
+            events.subscribe(request).await
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One laboratory: a number, a folder, a network namespace, a containerd. All names follow from the number, and the
 //! number is claimed with a lock that dies with the process: what a killed test left behind is found and removed by
-//! the next lab that gets its number.
+//! the next lab of the machine.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -76,6 +76,7 @@ impl Lab {
         machine::ensure_installed(&|line| eprintln!("{line}"))?;
         let (number, claim) = claim()?;
         tear_down(number);
+        tear_down_abandoned();
         match build(number) {
             Ok((netns, containerd)) => {
                 Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _exclusive: exclusive, _claim: claim }) })
@@ -155,6 +156,17 @@ fn claim() -> Result<(u8, Claim)> {
         }
     }
     bail!("250 labs are running already")
+}
+
+/// Removes labs whose test was killed: their folders are there, and nobody holds their numbers.
+fn tear_down_abandoned() {
+    let Ok(entries) = std::fs::read_dir(FOLDERS) else { return };
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u8>().ok());
+    for number in numbers {
+        if let Ok(Some(_held)) = lock(&number.to_string(), FlockArg::LockExclusiveNonblock) {
+            tear_down(number);
+        }
+    }
 }
 
 fn folder(number: u8) -> PathBuf {

@@ -13,7 +13,8 @@ use tokio_rustls::client::TlsStream;
 use super::{GetError, GetErrorKind};
 use crate::dial::Noted;
 
-/// Takes every certificate, and every signature with it: without a name to check they prove nothing.
+/// Takes every certificate, and every signature with it: without a name to check they prove nothing, and a pod's key may be
+/// of a kind or size that our library cannot check.
 #[derive(Debug)]
 struct Anybody(Vec<SignatureScheme>);
 

@@ -27,9 +27,9 @@ pub fn since(old: Option<&PodStatus>, new: &PodStatus) -> Vec<End> {
     let mut ends = Vec::new();
     for (container_type, list) in lists {
         let before: &[ContainerStatus] = old.and_then(list).map_or(&[], Vec::as_slice);
-        for now in list(new).into_iter().flatten() {
-            let Some(end) = terminated_of(now.state.as_ref()) else { continue };
-            let known = before.iter().find(|one| one.name == now.name);
+        for after in list(new).into_iter().flatten() {
+            let Some(end) = terminated_of(after.state.as_ref()) else { continue };
+            let known = before.iter().find(|one| one.name == after.name);
             if known.is_none_or(|one| terminated_of(one.state.as_ref()).is_none()) {
                 let reason = end.reason.clone().unwrap_or_default();
                 ends.push(End { container_type, exit_code: end.exit_code, reason });
