@@ -368,7 +368,7 @@ impl Table {
 
     /// What is published of the pod's containers.
     pub fn results(&self, uid: &PodUid, runtime: &RuntimePod) -> ProbeResults {
-        let mut results = ProbeResults { running: true, ..ProbeResults::default() };
+        let mut results = ProbeResults::default();
         let mut put = |kind: ProbeKind, container: &ContainerId, result: ProbeResult| {
             let list = match kind {
                 ProbeKind::Startup => &mut results.startup,

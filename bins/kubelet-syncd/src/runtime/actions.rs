@@ -26,8 +26,6 @@ pub enum ProbeResult {
 /// Newest probe results by container id.
 #[derive(Debug, Clone, Default)]
 pub struct ProbeResults {
-    /// Somebody runs probes. While nobody does, probes in the spec are as good as absent: nothing waits for them.
-    pub running: bool,
     pub liveness: BTreeMap<ContainerId, ProbeResult>,
     pub startup: BTreeMap<ContainerId, ProbeResult>,
     pub readiness: BTreeMap<ContainerId, ProbeResult>,
@@ -379,7 +377,7 @@ impl InitStep<'_> {
         let mut restart = |message: String, reason| {
             actions.containers_to_kill.push(kill(self.status, message, reason));
         };
-        if probes.running && self.container.startup_probe.is_some() {
+        if self.container.startup_probe.is_some() {
             match probes.startup.get(&self.status.id) {
                 Some(ProbeResult::Success) => {}
                 Some(ProbeResult::Failure) => {

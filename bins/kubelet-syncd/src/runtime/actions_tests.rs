@@ -182,7 +182,7 @@ fn changed_and_failing_containers_are_killed() {
     assert_eq!(actions.containers_to_start, [0]);
 
     let runtime = with(&[("a", RunState::Running, 0), ("b", RunState::Running, 0)]);
-    let mut probes = ProbeResults { running: true, ..ProbeResults::default() };
+    let mut probes = ProbeResults::default();
     probes.liveness.insert(runtime.containers[0].id.clone(), ProbeResult::Failure);
     probes.startup.insert(runtime.containers[1].id.clone(), ProbeResult::Failure);
     let actions = compute(&pod(two("OnFailure")), &runtime, &probes, &Past::default());
@@ -263,7 +263,7 @@ fn sidecars_wait_for_their_startup_probe_only_while_probes_run() {
     spec["initContainers"][0]["startupProbe"] = serde_json::json!({"exec": {"command": ["true"]}});
     let runtime = with(&[("s1", RunState::Running, 0)]);
     assert_eq!(run(spec.clone(), &runtime).init_containers_to_start, [1]);
-    let mut probes = ProbeResults { running: true, ..ProbeResults::default() };
+    let mut probes = ProbeResults::default();
     assert!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start.is_empty());
     probes.startup.insert(runtime.containers[0].id.clone(), ProbeResult::Success);
     assert_eq!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start, [1]);

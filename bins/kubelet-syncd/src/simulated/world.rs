@@ -100,7 +100,7 @@ impl World {
             wanted: true,
             workers: Workers::default(),
             told: None,
-            probes: ProbeResults { running: true, ..ProbeResults::default() },
+            probes: ProbeResults::default(),
             executor,
             kept,
             failures: ReasonCache::default(),
@@ -186,7 +186,7 @@ impl World {
         self.workers = Workers::default();
         self.told = None;
         self.failures = ReasonCache::default();
-        self.probes = ProbeResults { running: true, ..ProbeResults::default() };
+        self.probes = ProbeResults::default();
         self.work = None;
         self.due = None;
         self.in_sync = false;
