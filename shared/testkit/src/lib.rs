@@ -31,6 +31,8 @@ pub mod containerd;
 pub mod cri;
 #[cfg(feature = "grpc")]
 pub mod floor;
+#[cfg(feature = "apiserver")]
+pub mod https;
 pub mod image;
 mod lab;
 pub mod leaks;

@@ -78,13 +78,13 @@ impl Authority {
         self.issue(params, YEAR)
     }
 
-    /// A client's certificate: user name and group (one: rcgen writes each kind of name once).
+    /// A client's certificate: user name and group (one: rcgen writes each kind of name once; empty for none).
     ///
     /// # Errors
     /// No randomness.
     pub fn client(&self, user: &str, group: &str, lifetime: Duration) -> Result<Pair> {
         let mut params = CertificateParams::default();
-        params.distinguished_name = name(user, Some(group));
+        params.distinguished_name = name(user, Some(group).filter(|group| !group.is_empty()));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(params, lifetime)
     }

@@ -448,6 +448,14 @@ impl Cluster {
         self.authority().client(&format!("system:node:{node}"), NODES, lifetime)
     }
 
+    /// A client certificate for anybody: user name and group (empty for none).
+    ///
+    /// # Errors
+    /// No randomness.
+    pub fn client_certificate(&self, user: &str, group: &str, lifetime: Duration) -> Result<Pair> {
+        self.authority().client(user, group, lifetime)
+    }
+
     /// Writes a kubeconfig with which a node speaks as itself.
     ///
     /// # Errors
