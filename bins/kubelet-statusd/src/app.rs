@@ -1,48 +1,35 @@
-//! Answers to requests: the route's question put to the processes, their answers as upstream words them.
+//! Which code answers a request, and what every answer may draw on: the other processes, the configuration, the broker.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bulkhead_apiclient::Reachability;
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_types::Process;
+use http::{Request, StatusCode, header};
+use hyper::body::Incoming;
 use prometheus::Registry;
 use tokio::sync::watch;
 
-use crate::exposition::{self, Source};
 use crate::health::{self, Inputs};
 use crate::own_metrics::OwnMetrics;
 use crate::peers::Peers;
-use crate::routes::{self, Route, Surface};
-use crate::{resource, summary};
-
-const TEXT: &str = "text/plain; charset=utf-8";
-const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
-const JSON: &str = "application/json";
-
-/// An answer, before it is HTTP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
-    pub status: u16,
-    pub content_type: &'static str,
-    pub body: String,
-}
-
-impl Reply {
-    fn text(status: u16, body: impl Into<String>) -> Self {
-        Reply { status, content_type: TEXT, body: body.into() }
-    }
-}
+use crate::routes::{self, Route, Surface, Switches};
+use crate::server::answer::{self, Answer};
+use crate::{cadvisor, logs, node_logs, resource, scrape, streaming, summary, views};
 
 /// What this process knows and whom it asks.
 #[derive(Debug)]
 pub struct App {
-    node_name: String,
-    sync_frequency: Duration,
-    peers: Peers,
-    registry: Registry,
-    own: OwnMetrics,
+    pub config: Arc<NodeConfig>,
+    pub peers: Peers,
+    pub broker: BrokerClient,
+    pub registry: Registry,
+    pub own: OwnMetrics,
+    switches: Switches,
     listening: Arc<Mutex<BTreeMap<SocketAddr, Surface>>>,
     api_server: Option<watch::Receiver<Reachability>>,
 }
@@ -63,8 +50,15 @@ impl Drop for Listening {
 }
 
 impl App {
-    pub fn new(node_name: String, sync_frequency: Duration, peers: Peers, registry: Registry, own: OwnMetrics) -> Self {
-        App { node_name, sync_frequency, peers, registry, own, listening: Arc::default(), api_server: None }
+    pub fn new(
+        config: Arc<NodeConfig>,
+        peers: Peers,
+        broker: BrokerClient,
+        registry: Registry,
+        own: OwnMetrics,
+    ) -> Self {
+        let switches = switches(&config);
+        App { config, peers, broker, registry, own, switches, listening: Arc::default(), api_server: None }
     }
 
     /// The node has an API server, and this says whether it answers.
@@ -80,7 +74,7 @@ impl App {
     }
 
     pub fn node_name(&self) -> &str {
-        &self.node_name
+        self.config.node_name.as_str()
     }
 
     /// Notes that `address` is served for as long as the answer lives.
@@ -100,52 +94,65 @@ impl App {
     }
 
     /// Answers one request. Never fails: what goes wrong is an answer too.
-    pub async fn respond(&self, surface: Surface, method: &str, path: &str, query: Option<&str>) -> Reply {
+    pub async fn answer(self: &Arc<Self>, surface: Surface, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        let route = routes::route(surface, &self.switches, request.method().as_str(), path, request.uri().query());
         // Upstream counts the requests of its API servers, not those of the healthz port.
         if surface == Surface::Healthz {
-            return self.answer(surface, method, path, query).await;
+            return self.dispatch(route, request).await;
         }
-        let labels = [routes::method_label(method), routes::path_label(path), "readonly", "false"];
+        let path = routes::path_label(path);
+        let server_type = if surface == Surface::Main { "readwrite" } else { "readonly" };
+        let labels = [routes::method_label(request.method().as_str()), path, server_type, routes::long_running(path)];
         self.own.requests.with_label_values(&labels).inc();
         let inflight = self.own.inflight.with_label_values(&labels);
         inflight.inc();
         let started = Instant::now();
-        let reply = self.answer(surface, method, path, query).await;
+        let answer = self.dispatch(route, request).await;
         self.own.request_seconds.with_label_values(&labels).observe(started.elapsed().as_secs_f64());
         inflight.dec();
-        reply
+        answer
     }
 
-    async fn answer(&self, surface: Surface, method: &str, path: &str, query: Option<&str>) -> Reply {
-        match routes::route(surface, method, path, query) {
+    async fn dispatch(self: &Arc<Self>, route: Route, request: Request<Incoming>) -> Answer {
+        match route {
             Route::Health { verbose, exclude } => {
                 let answer = health::root(&self.checks().await, verbose, &exclude);
-                Reply::text(if answer.healthy { 200 } else { 500 }, answer.text)
+                answer::text(health_status(answer.healthy), answer.text)
             }
-            Route::HealthCheck(name) => match self.check(name).await {
+            Route::HealthCheck(name) => match self.check(&name).await {
                 Some(outcome) => {
                     let answer = health::single(outcome);
-                    Reply::text(if answer.healthy { 200 } else { 500 }, answer.text)
+                    answer::text(health_status(answer.healthy), answer.text)
                 }
                 None => not_found(),
             },
-            Route::Metrics => Reply { status: 200, content_type: EXPOSITION, body: self.metrics().await },
-            Route::ResourceMetrics => {
-                let stats = self.summary().await.ok();
-                let body = exposition::render(&resource::families(stats.as_ref()));
-                Reply { status: 200, content_type: EXPOSITION, body }
+            Route::Metrics => scrape::metrics(self, request).await,
+            Route::ProbeMetrics => scrape::probes(self, request).await,
+            Route::SliMetrics { reset } => scrape::slis(self, reset, request).await,
+            Route::ResourceMetrics => resource::serve(self, request).await,
+            Route::CadvisorMetrics => cadvisor::serve(self, request).await,
+            Route::Summary => summary::serve(self, request).await,
+            Route::Pods => views::pods(self, request).await,
+            Route::RunningPods => views::running_pods(self, request).await,
+            Route::Configz => views::configz(self, request).await,
+            Route::FlagsVerbosity => views::flags_v(self, request).await,
+            Route::Flagz => views::flagz(self, request).await,
+            Route::Statusz => views::statusz(self, request).await,
+            Route::Pprof(profile) => views::pprof(self, &profile, request).await,
+            Route::ContainerLogs(place) => logs::serve(self, &place, request).await,
+            Route::NodeLogs(relative) => node_logs::serve(self, &relative, request).await,
+            Route::Exec(place) => streaming::exec(self, &place, request).await,
+            Route::Attach(place) => streaming::attach(self, &place, request).await,
+            Route::PortForward(place) => streaming::port_forward(self, &place, request).await,
+            Route::Run(place) => streaming::run(self, &place, request).await,
+            Route::Checkpoint(place) => streaming::checkpoint(self, &place, request).await,
+            Route::Disabled(words) => answer::text(StatusCode::METHOD_NOT_ALLOWED, words),
+            Route::MethodNotAllowed => {
+                let mut answer = answer::text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
+                answer.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
+                answer
             }
-            Route::Summary { only_cpu_and_memory } => match self.summary().await {
-                Ok((node, pods)) => {
-                    let document = summary::document(&node, &pods, only_cpu_and_memory);
-                    Reply { status: 200, content_type: JSON, body: format!("{document:#}\n") }
-                }
-                Err(status) => {
-                    Reply::text(500, format!("Internal Error: failed to get statistics: {}", status.message()))
-                }
-            },
-            Route::DebugDisabled => Reply::text(405, "Debug endpoints are disabled.\n"),
-            Route::MethodNotAllowed => Reply::text(405, "405: Method Not Allowed"),
             Route::NotFound => not_found(),
         }
     }
@@ -168,60 +175,29 @@ impl App {
             node,
             volnetd: self.peers.presence(Process::Volnetd),
             evictiond: self.peers.presence(Process::Evictiond),
-            sync_frequency: self.sync_frequency,
+            sync_frequency: self.config.sync_frequency(),
         }
-    }
-
-    async fn summary(
-        &self,
-    ) -> Result<(bulkhead_ipc::evictiond::NodeStats, Vec<bulkhead_ipc::evictiond::PodStats>), tonic::Status> {
-        let summary = self.peers.summary().await;
-        if let Err(status) = &summary {
-            tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
-        }
-        summary
-    }
-
-    /// The metrics of all processes in one valid text.
-    async fn metrics(&self) -> String {
-        let (syncd, volnetd, evictiond) = tokio::join!(
-            self.peers.metrics(Process::Syncd),
-            self.peers.metrics(Process::Volnetd),
-            self.peers.metrics(Process::Evictiond)
-        );
-        let mut sources = Vec::new();
-        for (process, text) in [(Process::Syncd, syncd), (Process::Volnetd, volnetd), (Process::Evictiond, evictiond)] {
-            let families = text.map(|text| exposition::parse(&text));
-            let up = matches!(families, Some(Ok(_)));
-            self.own.up.with_label_values(&[process.name()]).set(up.into());
-            match families {
-                Some(Ok(families)) => sources.push(Source { process: process.name(), families }),
-                Some(Err(error)) => tracing::warn!(process = process.name(), %error, "metrics are left out"),
-                None => tracing::debug!(process = process.name(), "no metrics in time"),
-            }
-        }
-        self.own.up.with_label_values(&[Process::Statusd.name()]).set(1);
-        // Our own last, so that they tell of this very scrape.
-        match exposition::parse(&bulkhead_daemon::encode_metrics(&self.registry)) {
-            Ok(families) => sources.push(Source { process: Process::Statusd.name(), families }),
-            Err(error) => tracing::error!(%error, "our own metrics are left out"),
-        }
-        sources.extend(launcher());
-        exposition::render(&exposition::merge(sources))
     }
 }
 
-/// The launcher has no socket: what the kernel shows of the parent process, if that is it.
-fn launcher() -> Option<Source> {
-    let parent = rustix::process::getppid()?.as_raw_nonzero().get();
-    let comm = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    if comm.trim_end() != "kubelet" {
-        return None;
+fn switches(config: &NodeConfig) -> Switches {
+    let kubelet = &config.kubelet;
+    let gates = config.feature_gates();
+    Switches {
+        debugging: kubelet.enable_debugging_handlers.unwrap_or(true),
+        profiling: kubelet.enable_profiling_handler.unwrap_or(true),
+        debug_flags: kubelet.enable_debug_flags_handler.unwrap_or(true),
+        system_log: kubelet.enable_system_log_handler.unwrap_or(true),
+        checkpoint: gates.enabled("ContainerCheckpoint"),
+        flagz: gates.enabled("ComponentFlagz"),
+        statusz: gates.enabled("ComponentStatusz"),
     }
-    let families = exposition::parse(&bulkhead_daemon::process_metrics_of(Some(parent.unsigned_abs()))).ok()?;
-    Some(Source { process: "kubelet", families })
 }
 
-fn not_found() -> Reply {
-    Reply::text(404, "404 page not found\n")
+fn health_status(healthy: bool) -> StatusCode {
+    if healthy { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR }
+}
+
+fn not_found() -> Answer {
+    answer::text(StatusCode::NOT_FOUND, "404: Page Not Found")
 }

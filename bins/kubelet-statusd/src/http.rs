@@ -5,16 +5,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
-use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::app::{App, Reply};
+use crate::app::App;
 use crate::routes::Surface;
+use crate::server::answer;
 
 /// Bounds of a server.
 #[derive(Debug, Clone, Copy)]
@@ -71,17 +70,12 @@ async fn connection(stream: TcpStream, surface: Surface, app: Arc<App>, limits: 
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let app = app.clone();
         async move {
-            let uri = request.uri();
-            let answer = app.respond(surface, request.method().as_str(), uri.path(), uri.query());
-            let reply = match tokio::time::timeout(limits.answer_time, answer).await {
-                Ok(reply) => reply,
-                Err(_) => Reply {
-                    status: 503,
-                    content_type: "text/plain; charset=utf-8",
-                    body: "the node agent did not answer in time\n".into(),
-                },
+            let answer = app.answer(surface, request);
+            let answer = match tokio::time::timeout(limits.answer_time, answer).await {
+                Ok(answer) => answer,
+                Err(_) => answer::text(StatusCode::SERVICE_UNAVAILABLE, "the node agent did not answer in time\n"),
             };
-            Ok::<_, Infallible>(into_http(reply))
+            Ok::<_, Infallible>(answer)
         }
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -103,17 +97,4 @@ async fn connection(stream: TcpStream, surface: Surface, app: Arc<App>, limits: 
     if let Err(error) = outcome {
         tracing::debug!(%error, "connection ended");
     }
-}
-
-fn into_http(reply: Reply) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(reply.body)));
-    *response.status_mut() =
-        http::StatusCode::from_u16(reply.status).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = response.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(reply.content_type));
-    headers.insert(http::header::X_CONTENT_TYPE_OPTIONS, http::HeaderValue::from_static("nosniff"));
-    if reply.status == 405 {
-        headers.insert(http::header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
-    }
-    response
 }

@@ -31,20 +31,27 @@
 //! server on 10250 are not there yet, nor `/metrics/cadvisor`, `/metrics/probes` and `/pods`, which go with it.
 
 mod app;
+pub mod cadvisor;
 pub mod events;
 pub mod exposition;
 pub mod health;
 mod http;
+pub mod logs;
 pub mod node;
+pub mod node_logs;
 pub mod outward;
 mod own_metrics;
 mod peers;
 pub mod pods;
 pub mod resource;
 pub mod routes;
+pub mod scrape;
+pub mod server;
 mod service;
 mod strategic;
+pub mod streaming;
 pub mod summary;
+pub mod views;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,7 +68,7 @@ use bulkhead_types::Process;
 use crate::node::syncd_view::{self, Told};
 use crate::outward::Outward;
 
-pub use app::{App, Reply};
+pub use app::App;
 pub use http::{Limits, serve_http};
 pub use own_metrics::OwnMetrics;
 pub use peers::Peers;
@@ -102,7 +109,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         let api = ApiClient::start("kubelet-statusd", config.clone(), daemon.broker.clone(), volnetd);
         Some(api.with_metrics(&daemon.registry)?)
     };
-    let app = App::new(config.node_name.to_string(), config.sync_frequency(), peers, daemon.registry.clone(), own);
+    let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
     let app = Arc::new(match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,

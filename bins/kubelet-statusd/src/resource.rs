@@ -1,9 +1,25 @@
 //! `/metrics/resource`: what metrics-server reads. Names, help and timestamps are upstream's
-//! (`pkg/kubelet/metrics/collectors/resource_metrics.go`). Pure.
+//! (`pkg/kubelet/metrics/collectors/resource_metrics.go`).
+
+use std::sync::Arc;
 
 use bulkhead_ipc::evictiond::{CpuStats, MemoryStats, NodeStats, PodStats};
+use http::Request;
+use hyper::body::Incoming;
 
+use crate::app::App;
 use crate::exposition::{Family, Kind, Sample};
+use crate::scrape;
+use crate::server::answer::Answer;
+
+/// `/metrics/resource`.
+pub async fn serve(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
+    let stats = app.peers.summary().await;
+    if let Err(status) = &stats {
+        tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+    }
+    scrape::text(&families(stats.ok().as_ref()))
+}
 
 /// The families of a node's statistics; `None` when there are none to be had, which upstream calls a scrape error.
 pub fn families(stats: Option<&(NodeStats, Vec<PodStats>)>) -> Vec<Family> {

@@ -1,8 +1,33 @@
 //! `/stats/summary`: the JSON that upstream serves (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`). Unknown figures are
-//! absent. Times have whole seconds. Pure.
+//! absent. Times have whole seconds.
+
+use std::sync::Arc;
 
 use bulkhead_ipc::evictiond::{ContainerStats, CpuStats, FsStats, MemoryStats, NodeStats, PodStats};
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::routes;
+use crate::server::answer::{self, Answer};
+
+/// `/stats/summary`.
+pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    // Upstream: only when it is there exactly once and says "true".
+    let asked: Vec<String> = routes::pairs(request.uri().query().unwrap_or_default())
+        .filter(|(key, _)| key == "only_cpu_and_memory")
+        .map(|(_, value)| value)
+        .collect();
+    match app.peers.summary().await {
+        Ok((node, pods)) => answer::json(format!("{:#}\n", document(&node, &pods, asked == ["true"]))),
+        Err(status) => {
+            tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+            let text = format!("Internal Error: failed to get statistics: {}", status.message());
+            answer::text(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+    }
+}
 
 /// The whole document. `only_cpu_and_memory` leaves out file systems, processes and volumes.
 pub fn document(node: &NodeStats, pods: &[PodStats], only_cpu_and_memory: bool) -> Value {

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
 use bulkhead_ipc::common::{
@@ -158,7 +160,9 @@ async fn lab_of(more: impl FnOnce(App) -> App) -> Lab {
     let own = OwnMetrics::register(&registry, "n", "v1.36.0-test").unwrap();
     let [syncd_link, volnetd_link, evictiond_link] = links;
     let peers = Peers::new(syncd_link, volnetd_link, evictiond_link);
-    let app = Arc::new(more(App::new("n".into(), Duration::from_secs(60), peers, registry, own)));
+    let config = NodeConfig::for_tests(dir.path());
+    let broker = BrokerClient::new(&dir.path().join("broker"));
+    let app = Arc::new(more(App::new(Arc::new(config), peers, broker, registry, own)));
     let limits =
         Limits { connection_life: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
     let mut addresses = Vec::new();
