@@ -99,7 +99,7 @@ impl App {
         let route = routes::route(surface, &self.switches, request.method().as_str(), path, request.uri().query());
         // Upstream counts the requests of its API servers, not those of the healthz port.
         if surface == Surface::Healthz {
-            return self.dispatch(route, request).await;
+            return self.dispatch(surface, route, request).await;
         }
         let path = routes::path_label(path);
         let server_type = if surface == Surface::Main { "readwrite" } else { "readonly" };
@@ -108,13 +108,13 @@ impl App {
         let inflight = self.own.inflight.with_label_values(&labels);
         inflight.inc();
         let started = Instant::now();
-        let answer = self.dispatch(route, request).await;
+        let answer = self.dispatch(surface, route, request).await;
         self.own.request_seconds.with_label_values(&labels).observe(started.elapsed().as_secs_f64());
         inflight.dec();
         answer
     }
 
-    async fn dispatch(self: &Arc<Self>, route: Route, request: Request<Incoming>) -> Answer {
+    async fn dispatch(self: &Arc<Self>, surface: Surface, route: Route, request: Request<Incoming>) -> Answer {
         match route {
             Route::Health { verbose, exclude } => {
                 let answer = health::root(&self.checks().await, verbose, &exclude);
@@ -125,7 +125,7 @@ impl App {
                     let answer = health::single(outcome);
                     answer::text(health_status(answer.healthy), answer.text)
                 }
-                None => not_found(),
+                None => not_found(surface),
             },
             Route::Metrics => scrape::metrics(self, request).await,
             Route::ProbeMetrics => scrape::probes(self, request).await,
@@ -153,7 +153,7 @@ impl App {
                 answer.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
                 answer
             }
-            Route::NotFound => not_found(),
+            Route::NotFound => not_found(surface),
         }
     }
 
@@ -198,6 +198,8 @@ fn health_status(healthy: bool) -> StatusCode {
     if healthy { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR }
 }
 
-fn not_found() -> Answer {
-    answer::text(StatusCode::NOT_FOUND, "404: Page Not Found")
+/// In the words of Go's plain mux on the health port, of the router that upstream uses on the others.
+fn not_found(surface: Surface) -> Answer {
+    let words = if surface == Surface::Healthz { "404 page not found\n" } else { "404: Page Not Found" };
+    answer::text(StatusCode::NOT_FOUND, words)
 }
