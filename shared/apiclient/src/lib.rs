@@ -7,7 +7,7 @@
 //! | `material`, [`exec`] | what a kubeconfig and its files amount to; what a credential program is told and may answer |
 //! | [`program`] | how a program for credentials is run, and how much of it is taken |
 //! | `session` | which credentials are in force |
-//! | `tls`, `server`, `transport` | whom we trust, where requests go, which connection they take |
+//! | [`tls`], `server`, `transport` | whom we trust, where requests go, which connection they take |
 //! | `service`, `budget`, `retry`, `body` | when a request is sent, sent again, given up |
 //! | [`lane`] | which budget a request comes from |
 //! | [`watch`], `backoff` | how a watch goes on for ever |
@@ -29,7 +29,7 @@ mod server;
 mod service;
 mod session;
 pub mod source;
-mod tls;
+pub mod tls;
 mod transport;
 pub mod watch;
 

@@ -1,5 +1,8 @@
 //! `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`.
 
+pub mod dial;
+pub mod target;
+
 use std::sync::Arc;
 
 use http::{Request, StatusCode};
