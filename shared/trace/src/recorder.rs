@@ -1,0 +1,121 @@
+//! Spans that have ended, until somebody takes them. Bounded: when nobody does, the oldest go.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+
+/// What waits at most, as upstream's exporter has it (`OTEL_BSP_MAX_QUEUE_SIZE`).
+const SPANS_MAX: usize = 2048;
+
+/// OpenTelemetry's span kinds, as far as they occur here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Internal,
+    Server,
+    Client,
+}
+
+/// An attribute's value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Text(String),
+    Number(i64),
+    Flag(bool),
+}
+
+/// A span that has ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FinishedSpan {
+    pub trace: [u8; 16],
+    pub span: [u8; 8],
+    pub parent: Option<[u8; 8]>,
+    pub name: String,
+    pub kind: Kind,
+    /// Nanoseconds since the epoch.
+    pub start: u64,
+    pub end: u64,
+    pub attributes: Vec<(&'static str, Value)>,
+    /// Why the work failed, where it did.
+    pub error: Option<String>,
+}
+
+/// Holds spans that have ended. Cheap to clone; clones share.
+#[derive(Debug, Clone, Default)]
+pub struct Recorder(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: Mutex<Waiting>,
+    some: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    spans: VecDeque<FinishedSpan>,
+    dropped: u64,
+}
+
+impl Recorder {
+    /// Keeps a span; the oldest goes when there are too many.
+    pub fn keep(&self, span: FinishedSpan) {
+        let Ok(mut waiting) = self.0.waiting.lock() else { return };
+        if waiting.spans.len() >= SPANS_MAX {
+            waiting.spans.pop_front();
+            waiting.dropped += 1;
+        }
+        waiting.spans.push_back(span);
+        drop(waiting);
+        self.0.some.notify_one();
+    }
+
+    /// Waits until there are spans, then takes at most `most` of them, oldest first. For one taker.
+    pub async fn take(&self, most: usize) -> Vec<FinishedSpan> {
+        loop {
+            let taken = self.take_now(most);
+            if !taken.is_empty() {
+                return taken;
+            }
+            self.0.some.notified().await;
+        }
+    }
+
+    /// Takes what there is.
+    pub fn take_now(&self, most: usize) -> Vec<FinishedSpan> {
+        let Ok(mut waiting) = self.0.waiting.lock() else { return Vec::new() };
+        let count = waiting.spans.len().min(most);
+        waiting.spans.drain(..count).collect()
+    }
+
+    /// How many went without having been taken, since the start.
+    pub fn dropped(&self) -> u64 {
+        self.0.waiting.lock().map_or(0, |waiting| waiting.dropped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_go() {
+        let recorder = Recorder::default();
+        for index in 0..SPANS_MAX as u64 + 3 {
+            recorder.keep(FinishedSpan {
+                trace: [1; 16],
+                span: [1; 8],
+                parent: None,
+                name: "work".into(),
+                kind: Kind::Internal,
+                start: index,
+                end: index,
+                attributes: Vec::new(),
+                error: None,
+            });
+        }
+        assert_eq!(recorder.dropped(), 3);
+        assert_eq!(recorder.take_now(2).iter().map(|span| span.start).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(recorder.take_now(usize::MAX).len(), SPANS_MAX - 2);
+        assert!(recorder.take_now(1).is_empty());
+    }
+}
