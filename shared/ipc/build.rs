@@ -2,17 +2,28 @@
 
 use prost::Message as _;
 
-const PACKAGES: [&str; 5] = ["common", "volnetd", "syncd", "evictiond", "statusd"];
+/// Proto files, below `kubelet/`.
+const FILES: [&str; 6] = [
+    "common/v1/common.proto",
+    "volnetd/v1/volnetd.proto",
+    "syncd/v1/syncd.proto",
+    "syncd/v1/streams.proto",
+    "evictiond/v1/evictiond.proto",
+    "statusd/v1/statusd.proto",
+];
+
+/// Messages whose generated `Debug` would print secrets; `src/redact.rs` gives them one that does not.
+const SECRETS: [&str; 1] = ["kubelet.syncd.v1.StreamUrl"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = "../../proto";
-    let files: Vec<String> = PACKAGES.iter().map(|p| format!("{root}/kubelet/{p}/v1/{p}.proto")).collect();
+    let files: Vec<String> = FILES.iter().map(|file| format!("{root}/kubelet/{file}")).collect();
     for file in &files {
         println!("cargo::rerun-if-changed={file}");
     }
     let set = protox::compile(&files, [root])?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out.join("descriptors.bin"), set.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(set)?;
+    tonic_prost_build::configure().skip_debug(SECRETS).compile_fds(set)?;
     Ok(())
 }

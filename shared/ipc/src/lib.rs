@@ -14,6 +14,7 @@ pub mod broker;
 pub mod client;
 pub mod context;
 pub mod peers;
+mod redact;
 pub mod server;
 
 /// Generated code, in the shape of the proto packages.

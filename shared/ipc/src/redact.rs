@@ -1,0 +1,20 @@
+//! `Debug` for the messages that carry secrets: it says that there is something, never what.
+
+use std::fmt;
+
+/// The one-time URL holds the token that opens the stream.
+impl fmt::Debug for crate::syncd::StreamUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamUrl").field("url", &if self.url.is_empty() { "" } else { "<redacted>" }).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_token_is_not_printed() {
+        let url = crate::syncd::StreamUrl { url: "http://127.0.0.1:1/exec/SECRET".into() };
+        let text = format!("{url:?} {url:#?} {:?}", tonic::Response::new(url.clone()));
+        assert!(!text.contains("SECRET") && text.contains("redacted"), "{text}");
+    }
+}
