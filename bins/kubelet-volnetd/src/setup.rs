@@ -39,6 +39,8 @@ pub fn directories(settings: &Settings) -> Result<(), SetupError> {
     for name in ["pods", "plugins", "plugins_registry", "pod-resources"] {
         create(&root.join(name), 0o750)?;
     }
+    // Upstream makes it with the gate ContainerCheckpoint alone; an empty folder harms nobody.
+    create(&settings.paths.checkpoints(), 0o700)?;
     create(&settings.container_links_dir, 0o755)?;
     if mount::make_rshared(root)? {
         tracing::info!(path = %root.display(), "made the root directory a shared mount");

@@ -247,8 +247,9 @@ calls! { runtime:
     list_containers(ListContainersRequest) -> ListContainersResponse, |d, _| Some(d);
     update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse, |d, _| Some(d);
     reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse, |d, _| Some(d);
+    /// The request's own time where it is longer than the usual deadline, as upstream.
     checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse,
-        |d, r| Some(d.saturating_add(seconds(r.timeout)));
+        |d, r| Some(d.max(seconds(r.timeout)));
     /// The command's own time and the usual deadline on top; a command without a limit has none here either.
     exec_sync(ExecSyncRequest) -> ExecSyncResponse,
         |d, r| if r.timeout == 0 { None } else { Some(d.saturating_add(seconds(r.timeout))) };

@@ -76,6 +76,11 @@ impl InstancePaths {
         self.root_dir.join("seccomp")
     }
 
+    /// Archives of checkpointed containers; the runtime writes them.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root_dir.join("checkpoints")
+    }
+
     pub fn is_default_root(&self) -> bool {
         self.root_dir == Path::new("/var/lib/kubelet")
     }

@@ -14,6 +14,8 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
+use bulkhead_ipc::syncd::streams_server::StreamsServer;
+use bulkhead_ipc::syncd::views_server::ViewsServer;
 use bulkhead_types::Process;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -48,6 +50,7 @@ use crate::runtime::node_facts::{HostFacts, SharedFacts};
 use crate::runtime::podspec::PodIdentity;
 use crate::runtime::request_check;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
+use crate::service::streams::{StreamParts, StreamsApi};
 use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_limit::{HOLD, StartLimiter, slots};
@@ -84,13 +87,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Callers are answered from the first moment on: that little is known yet is an answer.
     let service =
         SyncdApi { epoch: daemon.epoch, pods: hub, events: ring, node: view.clone(), stop: daemon.stop.clone() };
+    let streams = StreamsApi::default();
     let services = daemon
         .services()?
         .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(ViewsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
-        .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES));
+        .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(StreamsServer::new(streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
-    let working = work(&daemon, config, started, reporter, view);
+    let working = work(&daemon, config, started, reporter, view, streams);
     tokio::pin!(serving, working);
     tokio::select! {
         served = &mut serving => served,
@@ -107,6 +113,7 @@ async fn work(
     started: Instant,
     reporter: Arc<Reporter>,
     view: Arc<NodeView>,
+    streams: StreamsApi,
 ) -> Result<(), RunError> {
     let state = tokio::select! {
         state = daemon.state_dir() => PrivateState::new(state?),
@@ -143,6 +150,7 @@ async fn work(
     );
     let host = HostFacts::read(std::path::Path::new("/"));
     view.set_first(FirstParts {
+        cri: cri.clone(),
         pleg: pleg.clone(),
         health: health.clone(),
         answered,
@@ -257,6 +265,14 @@ async fn work(
     );
     let sources = Arc::new(sources);
     view.set_engine(node.clone(), sources.clone());
+    streams.set(StreamParts {
+        cri,
+        cache: pleg.cache(),
+        sources: sources.clone(),
+        hub: reporter.hub.clone(),
+        checkpoints_dir: config.paths.checkpoints(),
+        request_timeout: config.runtime_request_timeout(),
+    });
     if let (Some((client, _)), Some(sender)) = (&server, sources.api_sender()) {
         let source = PodSource {
             node: config.node_name.clone(),

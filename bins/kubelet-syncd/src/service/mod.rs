@@ -6,6 +6,8 @@ pub mod hub;
 pub mod node_view;
 pub mod ring;
 pub mod rules;
+pub mod streams;
+mod views;
 
 pub use hub::PodHub;
 pub use ring::EventRing;
