@@ -3,8 +3,9 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "common/v1/common.proto",
+    "common/v1/traces.proto",
     "volnetd/v1/volnetd.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",

@@ -13,14 +13,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-types", &[]),
     ("bulkhead-sys", &["bulkhead-types"]),
     ("bulkhead-config", &["bulkhead-types"]),
-    ("bulkhead-cri", &["bulkhead-types"]),
-    ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys"]),
-    ("bulkhead-daemon", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
+    ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
+    ("bulkhead-trace", &[]),
+    ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
+    ("bulkhead-daemon", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-trace"]),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
-    ("kubelet-evictiond", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    (
+        "kubelet-evictiond",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-trace"],
+    ),
     (
         "kubelet-syncd",
         &[
@@ -31,11 +35,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "bulkhead-daemon",
             "bulkhead-cri",
             "bulkhead-apiclient",
+            "bulkhead-trace",
         ],
     ),
     (
         "kubelet-statusd",
-        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-apiclient"],
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-daemon",
+            "bulkhead-apiclient",
+            "bulkhead-trace",
+        ],
     ),
 ];
 

@@ -25,10 +25,12 @@ mod process_service;
 mod skeleton;
 mod state_dir;
 mod supervisor;
+mod traces;
 
 pub use exit::ExitReason;
 pub use metrics::encode as encode_metrics;
 pub use privileges::{Capability, Intended};
-pub use process_metrics::of as process_metrics_of;
+pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};
 pub use skeleton::{Daemon, RunError, Spec, run};
 pub use state_dir::{StateDir, StateError};
+pub use traces::wire_span;

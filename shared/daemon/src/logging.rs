@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write as _};
 
+use bulkhead_trace::TraceLayer;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{FormatFields, Writer};
@@ -18,8 +19,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging for the process. `verbosity` is klog's: 0 to 3 info, from 4 on debug, from 6 on trace.
-pub fn start(format: LogFormat, verbosity: u32) {
+/// Starts logging for the process, and recording of traces where the configuration names it. `verbosity` is klog's: 0 to 3
+/// info, from 4 on debug, from 6 on trace.
+pub fn start(format: LogFormat, verbosity: u32, traces: Option<TraceLayer>) {
     let level = match verbosity {
         0..=3 => Level::INFO,
         4 | 5 => Level::DEBUG,
@@ -31,12 +33,16 @@ pub fn start(format: LogFormat, verbosity: u32) {
         let limit = if ours || verbosity >= 8 { level } else { Level::WARN };
         *metadata.level() <= limit && !quotes_answers(metadata.target())
     });
-    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .fmt_fields(PlainFields)
         .event_format(Klog { format, pid: std::process::id() });
-    let subscriber = tracing_subscriber::registry().with(tracing_subscriber::Layer::with_filter(layer, filter));
+    let traces = traces.map(|layer| {
+        let ours = |metadata: &tracing::Metadata<'_>| metadata.target() == bulkhead_trace::TARGET;
+        layer.with_filter(tracing_subscriber::filter::filter_fn(ours))
+    });
+    let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter)).with(traces);
     // A second start in one process (tests) keeps the first.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -20,10 +20,8 @@ pub fn of(pid: Option<u32>) -> String {
         }
     };
     let stat = read(at("stat"));
-    let boot = read("/proc/stat".to_owned());
-    let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<f64>().ok());
     let cpu = field(&stat, 14).zip(field(&stat, 15)).map(|(user, system)| (user + system) / TICKS);
-    let started = field(&stat, 22).zip(boot).map(|(ticks, boot)| boot + ticks / TICKS);
+    let started = started(&stat);
     let page = f64::from(u32::try_from(rustix::param::page_size()).unwrap_or(4096));
     add("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", cpu);
     add("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.", started);
@@ -39,12 +37,36 @@ pub fn of(pid: Option<u32>) -> String {
         "Maximum amount of virtual memory available in bytes.",
         limit(&limits, "Max address space"),
     );
+    // Of the network namespace, so the same for all processes of the node agent.
+    let netstat = if pid.is_none() { read(at("net/netstat")) } else { String::new() };
+    let received = "Number of bytes received by the process over the network.";
+    add("process_network_receive_bytes_total", "counter", received, ip_octets(&netstat, "InOctets"));
+    let sent = "Number of bytes sent by the process over the network.";
+    add("process_network_transmit_bytes_total", "counter", sent, ip_octets(&netstat, "OutOctets"));
     out
+}
+
+/// When this process started, seconds since the epoch.
+pub fn start_time() -> Option<f64> {
+    started(&std::fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+fn started(stat: &str) -> Option<f64> {
+    let boot = std::fs::read_to_string("/proc/stat").ok()?;
+    let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<f64>().ok())?;
+    Some(boot + field(stat, 22)? / TICKS)
 }
 
 /// A field of /proc/<pid>/stat by proc(5)'s number (from 3 on: the name before it may hold spaces and parentheses).
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+/// A number of /proc/<pid>/net/netstat: each row of names has a row of numbers below it.
+fn ip_octets(netstat: &str, name: &str) -> Option<f64> {
+    let mut rows = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
+    let place = rows.next()?.split_whitespace().position(|known| known == name)?;
+    rows.next()?.split_whitespace().nth(place)?.parse().ok()
 }
 
 /// The soft limit; upstream shows "unlimited" as the largest number.
@@ -66,6 +88,9 @@ mod tests {
         assert_eq!(field(stat, 22), Some(12345.0));
         assert_eq!(field(stat, 24), Some(700.0));
         assert_eq!(field("", 14), None);
+        let netstat = "TcpExt: A InOctets\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 77 88\n";
+        assert_eq!((ip_octets(netstat, "InOctets"), ip_octets(netstat, "OutOctets")), (Some(77.0), Some(88.0)));
+        assert_eq!((ip_octets(netstat, "Other"), ip_octets("", "InOctets")), (None, None));
         assert_eq!(
             limit("Max open files            1024                 4096                 files\n", "Max open files"),
             Some(1024.0)

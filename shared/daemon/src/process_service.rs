@@ -18,6 +18,7 @@ pub(crate) struct ProcessService {
     pub(crate) epoch: Epoch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: prometheus::Registry,
+    pub(crate) probes: prometheus::Registry,
     /// Landlock rules in words, and departures from the intended privileges.
     pub(crate) landlock: Vec<String>,
     pub(crate) warnings: Vec<String>,
@@ -61,7 +62,12 @@ impl ProcessApi for ProcessService {
         }))
     }
 
-    async fn metrics(&self, _: Request<MetricsRequest>) -> Result<Response<MetricsReply>, Status> {
-        Ok(Response::new(MetricsReply { text: crate::encode_metrics(&self.registry) }))
+    async fn metrics(&self, request: Request<MetricsRequest>) -> Result<Response<MetricsReply>, Status> {
+        let text = if request.into_inner().probes {
+            crate::metrics::encode_apart(&self.probes)
+        } else {
+            crate::encode_metrics(&self.registry)
+        };
+        Ok(Response::new(MetricsReply { text }))
     }
 }

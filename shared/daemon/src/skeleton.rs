@@ -13,9 +13,11 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::ProcessServer;
+use bulkhead_ipc::common::traces_server::TracesServer;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
 use bulkhead_ipc::server::{HealthReporter, Services, ServingStatus};
 use bulkhead_ipc::volnetd::{PrivateState, open_request::Kind};
+use bulkhead_trace::Recorder;
 use bulkhead_types::{Epoch, Process};
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +30,7 @@ use crate::privileges::{self, Intended};
 use crate::process_service::{ProcessService, Readiness};
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
+use crate::traces::{self, TracesService};
 
 /// How long calls in flight may take to end after SIGTERM. Watch streams never end by themselves, so it is waited out.
 const DRAIN: Duration = Duration::from_millis(300);
@@ -59,12 +62,16 @@ pub struct Daemon {
     pub broker: BrokerClient,
     /// Metrics; what is registered here is served by `Process.Metrics`.
     pub registry: prometheus::Registry,
+    /// Metrics that are served apart from the others, because they grow with the pods: series of probes.
+    pub probes: prometheus::Registry,
     /// Cancelled when the daemon is to stop.
     pub stop: CancellationToken,
     listeners: Mutex<Listeners>,
     readiness: Readiness,
     landlock: Vec<String>,
     warnings: Vec<String>,
+    /// Spans that have ended; `None` where the configuration names no tracing.
+    pub traces: Option<Recorder>,
     health: Mutex<Option<HealthReporter>>,
     healthy: Arc<AtomicBool>,
 }
@@ -131,10 +138,12 @@ impl Daemon {
             epoch: self.epoch,
             readiness: self.readiness.clone(),
             registry: self.registry.clone(),
+            probes: self.probes.clone(),
             landlock: self.landlock.clone(),
             warnings: self.warnings.clone(),
         };
-        Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)))
+        let traces = TracesServer::new(TracesService(self.traces.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)).add(traces))
     }
 
     /// Serves the gRPC socket until the daemon stops.
@@ -220,7 +229,8 @@ where
     let config = load_config(run_dir).map_err(|message| (ExitReason::Config, message))?;
     let logging = &config.kubelet.logging;
     let format = if logging.format == "json" { LogFormat::Json } else { LogFormat::Text };
-    logging::start(format, logging.verbosity);
+    let (traces, recording) = traces::recording(&config).unzip();
+    logging::start(format, logging.verbosity, recording);
     let listeners =
         listeners::take().map_err(|e| (ExitReason::Privileges, format!("could not take the passed sockets: {e}")))?;
 
@@ -243,11 +253,13 @@ where
         config: Arc::new(config),
         epoch: Epoch::from_random(u64::from_le_bytes(random)),
         registry: prometheus::Registry::new(),
+        probes: prometheus::Registry::new(),
         stop: CancellationToken::new(),
         listeners: Mutex::new(listeners),
         readiness: Arc::new(Mutex::new(Err("starting".into()))),
         landlock,
         warnings,
+        traces,
         health: Mutex::new(None),
         healthy: Arc::new(AtomicBool::new(true)),
     });

@@ -1,7 +1,8 @@
-//! What travels with every call beside its message: a request id and, where the call is about one, a pod uid.
+//! What travels with every call beside its message: a request id, where the call is about one a pod uid, and while traces
+//! are recorded the span that the call is made in.
 //!
-//! Both are gRPC metadata (`x-request-id`, `x-pod-uid`), so a log line of any process leads to the lines of the others
-//! that belong to the same piece of work.
+//! All are gRPC metadata (`x-request-id`, `x-pod-uid`, `traceparent`), so a log line of any process leads to the lines of
+//! the others that belong to the same piece of work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,6 +47,9 @@ impl CallContext {
         }
         if let Some(value) = self.pod_uid.as_ref().and_then(|uid| uid.as_str().parse().ok()) {
             request.metadata_mut().insert(POD_UID, value);
+        }
+        if let Some(value) = bulkhead_trace::current().and_then(|current| current.to_string().parse().ok()) {
+            request.metadata_mut().insert(bulkhead_trace::HEADER, value);
         }
         request
     }

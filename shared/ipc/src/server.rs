@@ -194,6 +194,22 @@ pub async fn serve(
         .await
 }
 
+/// The span of a call that belongs to somebody's trace; calls outside of any begin none.
+fn served_span(parent: &str, method: &str) -> tracing::Span {
+    if parent.is_empty() {
+        return tracing::Span::none();
+    }
+    let name = method.trim_start_matches('/');
+    tracing::info_span!(
+        target: bulkhead_trace::TARGET,
+        "call",
+        { bulkhead_trace::NAME_FIELD } = name,
+        { bulkhead_trace::KIND_FIELD } = "server",
+        { bulkhead_trace::PARENT_FIELD } = parent,
+        rpc.system = "grpc",
+    )
+}
+
 /// Checks each call against the policy and opens its tracing span.
 #[derive(Debug, Clone)]
 struct PeerCheckLayer {
@@ -247,8 +263,9 @@ where
                     request_id = header(REQUEST_ID),
                     pod_uid = header(POD_UID)
                 );
+                let traced = served_span(header(bulkhead_trace::HEADER), &method);
                 request.extensions_mut().insert(role);
-                Box::pin(self.inner.call(request).instrument(span))
+                Box::pin(self.inner.call(request).instrument(span).instrument(traced))
             }
             Err(status) => {
                 tracing::warn!(method, code = ?status.code(), "call refused: {}", status.message());

@@ -15,7 +15,7 @@ use crate::recorder::{FinishedSpan, Kind, Recorder, Value};
 use crate::{ERROR_FIELD, KIND_FIELD, NAME_FIELD, PARENT_FIELD, TARGET};
 
 /// A value's length at most, bytes: an exporter's batch is bounded by this and the number of spans.
-const TEXT_MAX: usize = 1024;
+const TEXT_MAX: usize = 512;
 
 thread_local! {
     /// Open spans that this thread is in, innermost last.
