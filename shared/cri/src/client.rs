@@ -11,6 +11,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use crate::containerd::service::events_client::EventsClient;
 use crate::error::CriError;
@@ -172,6 +174,9 @@ async fn bounded<Q, R>(
     call: impl AsyncFnOnce(Request<Q>) -> Result<Response<R>, Status>,
 ) -> Result<R, CriError> {
     let mut request = Request::new(message);
+    if let Some(value) = bulkhead_trace::current().and_then(|current| current.to_string().parse().ok()) {
+        request.metadata_mut().insert(bulkhead_trace::HEADER, value);
+    }
     let outcome = match deadline {
         Some(deadline) => {
             request.set_timeout(deadline);
@@ -185,8 +190,36 @@ async fn bounded<Q, R>(
     outcome.map(Response::into_inner).map_err(|status| CriError::from_status(method, &status))
 }
 
+/// The span of a call that is part of somebody's trace; what is asked without one (relists) begins none. `service` and
+/// `method` make the name that gRPC's own instrumentation gives.
+fn call_span(service: &str, method: &str) -> Span {
+    if bulkhead_trace::current().is_none() {
+        return Span::none();
+    }
+    let mut name = format!("runtime.v1.{service}/");
+    let mut starts_word = true;
+    for c in method.chars() {
+        match c {
+            '_' => starts_word = true,
+            c if starts_word => {
+                name.push(c.to_ascii_uppercase());
+                starts_word = false;
+            }
+            c => name.push(c),
+        }
+    }
+    tracing::info_span!(
+        target: bulkhead_trace::TARGET,
+        "call",
+        { bulkhead_trace::NAME_FIELD } = name,
+        { bulkhead_trace::KIND_FIELD } = "client",
+        rpc.system = "grpc",
+        error = Empty,
+    )
+}
+
 macro_rules! calls {
-    ($stub:ident: $($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident, $deadline:expr;)*) => {
+    ($stub:ident of $service:literal: $($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident, $deadline:expr;)*) => {
         impl CriClient {$(
             $(#[$doc])*
             pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
@@ -194,8 +227,12 @@ macro_rules! calls {
                 let deadline = deadline(self.deadlines.request, &request);
                 let mut stub = self.$stub.clone();
                 let started = Instant::now();
+                let span = call_span($service, stringify!($name));
                 let call = bounded(stringify!($name), deadline, request, async |request| stub.$name(request).await);
-                let result = call.await;
+                let result = call.instrument(span.clone()).await;
+                if let Err(error) = &result {
+                    span.record("error", tracing::field::display(error));
+                }
                 if let Some(observer) = &self.observer {
                     observer.call_ended(operation(stringify!($name)), started.elapsed(), result.as_ref().err());
                 }
@@ -226,7 +263,7 @@ fn seconds(value: i64) -> Duration {
     Duration::from_secs(u64::try_from(value).unwrap_or(0))
 }
 
-calls! { runtime:
+calls! { runtime of "RuntimeService":
     version(VersionRequest) -> VersionResponse, |d, _| Some(d);
     status(StatusRequest) -> StatusResponse, |d, _| Some(d);
     runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse, |d, _| Some(d);
@@ -262,7 +299,7 @@ calls! { runtime:
     list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse, |d, _| Some(d);
 }
 
-calls! { images:
+calls! { images of "ImageService":
     list_images(ListImagesRequest) -> ListImagesResponse, |d, _| Some(d);
     image_status(ImageStatusRequest) -> ImageStatusResponse, |d, _| Some(d);
     /// No deadline: a large image over a slow line is not an error. Dropping the future cancels the pull.
