@@ -284,7 +284,8 @@ impl Engine {
                 };
                 let runtime = self.node.cache.get(&uid);
                 if lifecycle == Some(Lifecycle::Terminating) {
-                    // As upstream: between the beginning of the end and the end nothing new is said.
+                    // As upstream: between the beginning of the end and the end nothing new is said of its status.
+                    view::seen(&self.node, &uid, &runtime);
                 } else if self.node.last_words.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
                     tokio::spawn(async move {
@@ -302,7 +303,7 @@ impl Engine {
             None if self.workers.lifecycle(&uid).is_none() => {
                 self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
             }
-            None => {}
+            None => view::seen(&self.node, &uid, &self.node.cache.get(&uid)),
         }
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();

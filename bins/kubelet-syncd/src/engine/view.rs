@@ -15,6 +15,7 @@ use crate::metrics::Metrics;
 use crate::pod_workers::Lifecycle;
 use crate::pod_workers::state::Known;
 use crate::runtime::model::{RunState, RuntimePod};
+use crate::runtime::names::log_number;
 use crate::runtime::podspec;
 use crate::runtime::resources::qos_class;
 use crate::status::conditions::SANDBOX_READY;
@@ -43,6 +44,7 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         state.qos_class = qos_class(pod).as_str().to_owned();
         state.host_network = podspec::host_network(pod);
         state.log_directory = logs;
+        state.container_names = podspec::container_names(pod);
         if state.phase.is_empty() {
             state.phase = "Pending".to_owned();
             // Nothing is known of it yet.
@@ -141,6 +143,7 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
         if stage != Stage::Alive {
             state.containers_may_run = false;
         }
+        put_instances(state, runtime);
         let sandbox = runtime.sandboxes.first();
         state.sandbox_id = sandbox.map(|s| s.id.to_string()).unwrap_or_default();
         state.sandbox_ready = runtime.has_ready_sandbox();
@@ -156,6 +159,25 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
             }
         }
     });
+}
+
+/// What the runtime has of the pod, whether or not anything else is said of it now.
+pub fn seen(node: &NodeContext, uid: &PodUid, runtime: &RuntimePod) {
+    node.hub.modify_known(uid, |state| put_instances(state, runtime));
+}
+
+fn put_instances(state: &mut api::PodState, runtime: &RuntimePod) {
+    if runtime.uid.is_none() && state.instances.is_none() {
+        // Nobody has looked yet; that is not the same as nothing being there.
+        return;
+    }
+    let containers = runtime.containers.iter().map(|instance| api::ContainerInstance {
+        name: instance.name.clone(),
+        id: instance.id.to_string(),
+        log_number: log_number(&instance.log_path, &state.log_directory, &instance.name),
+        running: instance.state == RunState::Running,
+    });
+    state.instances = Some(api::Instances { containers: containers.collect() });
 }
 
 fn ips(status: &PodStatus, runtime: &RuntimePod) -> Vec<String> {

@@ -5,6 +5,14 @@ pub fn container_log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
 }
 
+/// `<n>` of a log file that is where [`container_log_path`] puts it; `None` for a log anywhere else.
+pub fn log_number(path: &str, pod_directory: &str, container: &str) -> Option<u32> {
+    let file = path.strip_prefix(pod_directory)?.strip_prefix('/')?.strip_prefix(container)?.strip_prefix('/')?;
+    let number = file.strip_suffix(".log")?.parse().ok()?;
+    // "+1" and "01" are other files.
+    (file == format!("{number}.log")).then_some(number)
+}
+
 /// File name below `/var/log/containers`; the base is cut so that the whole stays within 255 bytes
 /// (upstream `pkg/kubelet/kuberuntime/legacy.go`).
 pub fn container_log_link(pod: &str, namespace: &str, container: &str, container_id: &str) -> String {
@@ -36,6 +44,20 @@ mod tests {
         assert_eq!(long.len(), 255);
         assert!(long.ends_with(".log"));
         assert_eq!(container_log_path("main", 2), "main/2.log");
+        for (path, number) in [
+            ("/l/n_p_u/main/2.log", Some(2)),
+            ("/l/n_p_u/main/02.log", None),
+            ("/l/n_p_u/main/+2.log", None),
+            ("/l/n_p_u/main/2.log.1", None),
+            ("/l/n_p_u/main/../2.log", None),
+            ("/l/n_p_u/main/x/2.log", None),
+            ("/l/n_p_u/other/2.log", None),
+            ("/l/n_p_u2/main/2.log", None),
+            ("/elsewhere/2.log", None),
+            ("", None),
+        ] {
+            assert_eq!(log_number(path, "/l/n_p_u", "main"), number, "{path}");
+        }
         assert_eq!((restart_count_from_logs(None), restart_count_from_logs(Some(4))), (0, 5));
     }
 }

@@ -89,6 +89,12 @@ pub fn ephemeral_containers(pod: &Pod) -> &[EphemeralContainer] {
     pod.spec.as_ref().and_then(|s| s.ephemeral_containers.as_deref()).unwrap_or(&[])
 }
 
+/// Names of all containers of all kinds.
+pub fn container_names(pod: &Pod) -> Vec<String> {
+    let plain = init_containers(pod).iter().chain(containers(pod)).map(|container| &container.name);
+    plain.chain(ephemeral_containers(pod).iter().map(|container| &container.name)).cloned().collect()
+}
+
 /// An ephemeral container as an ordinary one; only the target is left out.
 pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
     let e = ephemeral.clone();
