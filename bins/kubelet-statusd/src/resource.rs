@@ -13,12 +13,12 @@ use crate::scrape;
 use crate::server::answer::Answer;
 
 /// `/metrics/resource`.
-pub async fn serve(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
+pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
     let stats = app.peers.summary().await;
     if let Err(status) = &stats {
         tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
     }
-    scrape::text(&families(stats.ok().as_ref()))
+    scrape::answer(&families(stats.ok().as_ref()), request.headers())
 }
 
 /// The families of a node's statistics; `None` when there are none to be had, which upstream calls a scrape error.
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn as_upstream_writes_it() {
         let time = "2026-11-21T00:47:47.915Z".to_owned();
-        let cpu = |ns| Some(CpuStats { time: time.clone(), usage_nano_cores: None, usage_core_nano_seconds: Some(ns) });
+        let cpu = |ns| Some(CpuStats { time: time.clone(), usage_core_nano_seconds: Some(ns), ..Default::default() });
         let memory = |b| Some(MemoryStats { time: time.clone(), working_set_bytes: Some(b), ..Default::default() });
         let pod = PodStats {
             namespace: "default".into(),

@@ -27,18 +27,21 @@ impl CriMetrics {
         let durations = HistogramVec::new(
             HistogramOpts::new(
                 "kubelet_runtime_operations_duration_seconds",
-                "Duration in seconds of calls to the container runtime, by operation.",
+                "[ALPHA] Duration in seconds of runtime operations. Broken down by operation type.",
             )
             .buckets(buckets),
             &["operation_type"],
         )?;
         registry.register(Box::new(durations.clone()))?;
         Ok(CriMetrics {
-            operations: counter("kubelet_runtime_operations_total", "Calls to the container runtime, by operation.")?,
+            operations: counter(
+                "kubelet_runtime_operations_total",
+                "[ALPHA] Cumulative number of runtime operations by operation type.",
+            )?,
             durations,
             errors: counter(
                 "kubelet_runtime_operations_errors_total",
-                "Calls to the container runtime that failed, by operation.",
+                "[ALPHA] Cumulative number of runtime operation errors by operation type.",
             )?,
         })
     }
@@ -50,6 +53,45 @@ impl CallObserver for CriMetrics {
         self.durations.with_label_values(&[operation]).observe(took.as_secs_f64());
         if error.is_some() {
             self.errors.with_label_values(&[operation]).inc();
+        }
+    }
+}
+
+/// How long sandboxes take to be made, by the handler of the pod's runtime class.
+#[derive(Debug, Clone)]
+pub struct SandboxMetrics {
+    durations: HistogramVec,
+    errors: IntCounterVec,
+}
+
+impl SandboxMetrics {
+    /// # Errors
+    /// A name that is taken; each is registered once.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let durations = HistogramVec::new(
+            HistogramOpts::new(
+                "kubelet_run_podsandbox_duration_seconds",
+                "[ALPHA] Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.",
+            ),
+            &["runtime_handler"],
+        )?;
+        let errors = IntCounterVec::new(
+            Opts::new(
+                "kubelet_run_podsandbox_errors_total",
+                "[ALPHA] Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.",
+            ),
+            &["runtime_handler"],
+        )?;
+        registry.register(Box::new(durations.clone()))?;
+        registry.register(Box::new(errors.clone()))?;
+        Ok(SandboxMetrics { durations, errors })
+    }
+
+    /// `handler`: empty for the runtime's own choice.
+    pub fn ran(&self, handler: &str, took: Duration, worked: bool) {
+        self.durations.with_label_values(&[handler]).observe(took.as_secs_f64());
+        if !worked {
+            self.errors.with_label_values(&[handler]).inc();
         }
     }
 }

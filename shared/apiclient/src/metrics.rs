@@ -26,18 +26,21 @@ impl Metrics {
         let metrics = Metrics {
             requests: counter(
                 "rest_client_requests_total",
-                "Requests to the API server by answer, method and host",
+                "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
                 &["code", "method", "host"],
             )?,
             retries: counter(
                 "rest_client_request_retries_total",
-                "Requests that were sent again",
+                "[ALPHA] Number of request retries, partitioned by status code, verb, and host.",
                 &["code", "verb", "host"],
             )?,
-            duration: histogram("rest_client_request_duration_seconds", "Time to the head of the answer, seconds")?,
+            duration: histogram(
+                "rest_client_request_duration_seconds",
+                "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
+            )?,
             waiting: histogram(
                 "rest_client_rate_limiter_duration_seconds",
-                "Time for which the rate limit held a request back, seconds",
+                "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.",
             )?,
         };
         registry.register(Box::new(metrics.requests.clone()))?;

@@ -303,6 +303,17 @@ impl FeatureGates {
         FeatureGates { set: set.clone() }
     }
 
+    /// Every gate of the node with upstream's name for its stage in metrics, and whether it is on. Sorted by name.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, bool)> {
+        let whole = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
+        let gates = whole.into_iter().chain(GATES.iter().map(|gate| (gate.name, gate.stage)));
+        gates.map(|(name, stage)| {
+            // General availability has no name there.
+            let label = if stage == Stage::Ga { "" } else { stage.as_str() };
+            (name, label, self.enabled(name))
+        })
+    }
+
     /// An unknown name is off.
     pub fn enabled(&self, name: &str) -> bool {
         let Some(gate) = find(name) else {

@@ -98,7 +98,7 @@ async fn a_link_sees_the_other_side_go_and_come_back_as_another() -> Result {
 
     let context = CallContext::new();
     let reply = process_client::ProcessClient::new(link.channel())
-        .metrics(context.request(MetricsRequest {}, Duration::from_secs(5)))
+        .metrics(context.request(MetricsRequest::default(), Duration::from_secs(5)))
         .await?;
     assert_eq!(reply.into_inner().text, context.request_id.as_ref(), "the request id crosses the socket");
     Ok(())

@@ -1,72 +1,189 @@
-//! `/metrics`: the metrics of all processes in one valid text; `/metrics/probes` and `/metrics/slis`.
+//! `/metrics`: the metrics of all processes in one valid text; `/metrics/probes` and `/metrics/slis`; and how any families
+//! are answered in the format and encoding that the scraper asks for.
 
-use std::sync::Arc;
+pub mod accept;
+pub mod encode;
+pub mod join;
+pub mod lines;
+pub mod numbers;
+mod protobuf;
+pub mod slis;
+
+use std::io::Write as _;
+use std::sync::{Arc, LazyLock};
 
 use bulkhead_types::Process;
-use http::{Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 
 use crate::app::App;
-use crate::exposition::{self, Family, Source};
+use crate::exposition::{Family, Kind, Sample};
+use crate::scrape::accept::{Format, Wanted, negotiate};
+use crate::scrape::encode::{Dialect, Encoder};
+use crate::scrape::join::{Joined, Source, join};
+use crate::scrape::lines::scan;
+use crate::scrape::slis::HealthCounts;
 use crate::server::answer::{self, Answer};
 
-const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Scrapes that are answered at once; more wait. Each holds the texts of all processes.
+const AT_ONCE: usize = 4;
+
+/// What the scrapes share.
+#[derive(Debug)]
+pub struct Scrapes {
+    slots: Semaphore,
+    pub health: HealthCounts,
+}
+
+impl Default for Scrapes {
+    fn default() -> Self {
+        Scrapes { slots: Semaphore::new(AT_ONCE), health: HealthCounts::default() }
+    }
+}
+
+/// When this process started, seconds since the epoch. It is read once.
+static STARTED: LazyLock<Option<f64>> = LazyLock::new(bulkhead_daemon::process_start_time);
 
 /// `/metrics`.
-pub async fn metrics(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    text(&merged(app).await)
-}
-
-/// `/metrics/probes`.
-pub async fn probes(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "probes\n")
-}
-
-/// `/metrics/slis`; `reset`: DELETE.
-pub async fn slis(_app: &Arc<App>, _reset: bool, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "slis\n")
-}
-
-/// An answer of families in the text format.
-pub fn text(families: &[Family]) -> Answer {
-    answer::typed(StatusCode::OK, EXPOSITION, exposition::render(families))
-}
-
-/// The metrics of all processes.
-async fn merged(app: &App) -> Vec<Family> {
+pub async fn metrics(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    let Ok(_slot) = app.scrapes.slots.acquire().await else { return busy() };
     let (syncd, volnetd, evictiond) = tokio::join!(
         app.peers.metrics(Process::Syncd),
         app.peers.metrics(Process::Volnetd),
         app.peers.metrics(Process::Evictiond)
     );
     let mut sources = Vec::new();
-    for (process, text) in [(Process::Syncd, syncd), (Process::Volnetd, volnetd), (Process::Evictiond, evictiond)] {
-        let families = text.map(|text| exposition::parse(&text));
-        let up = matches!(families, Some(Ok(_)));
-        app.own.up.with_label_values(&[process.name()]).set(up.into());
-        match families {
-            Some(Ok(families)) => sources.push(Source { process: process.name(), families }),
-            Some(Err(error)) => tracing::warn!(process = process.name(), %error, "metrics are left out"),
-            None => tracing::debug!(process = process.name(), "no metrics in time"),
-        }
+    for (process, text) in [(Process::Syncd, &syncd), (Process::Volnetd, &volnetd), (Process::Evictiond, &evictiond)] {
+        let source = text.as_deref().and_then(|text| source(process.name(), text));
+        app.own.up.with_label_values(&[process.name()]).set(source.is_some().into());
+        sources.extend(source);
     }
     app.own.up.with_label_values(&[Process::Statusd.name()]).set(1);
     // Our own last, so that they tell of this very scrape.
-    match exposition::parse(&bulkhead_daemon::encode_metrics(&app.registry)) {
-        Ok(families) => sources.push(Source { process: Process::Statusd.name(), families }),
-        Err(error) => tracing::error!(%error, "our own metrics are left out"),
+    let own = bulkhead_daemon::encode_metrics(&app.registry);
+    sources.extend(source(Process::Statusd.name(), &own));
+    let launcher = launcher();
+    sources.extend(launcher.as_deref().and_then(|text| source("kubelet", text)));
+    let wanted = negotiate(request.headers());
+    finished(wanted, write(join(sources), wanted.format))
+}
+
+/// A process's text; `None` when it is not in the format.
+fn source<'a>(process: &'static str, text: &'a str) -> Option<Source<'a>> {
+    match scan(text) {
+        Ok(blocks) => Some(Source { process, blocks }),
+        Err(error) => {
+            tracing::warn!(process, %error, "metrics are left out");
+            None
+        }
     }
-    sources.extend(launcher());
-    exposition::merge(sources)
+}
+
+/// `/metrics/probes`: series of probes, which only kubelet-syncd has.
+pub async fn probes(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    let Ok(_slot) = app.scrapes.slots.acquire().await else { return busy() };
+    let Some(text) = app.peers.probe_metrics().await else {
+        return answer::text(StatusCode::SERVICE_UNAVAILABLE, "kubelet-syncd does not answer\n");
+    };
+    let Some(source) = source(Process::Syncd.name(), &text) else {
+        return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "the series of probes are not in the format\n");
+    };
+    let families = source.blocks.into_iter().filter(|block| !block.lines.is_empty()).map(Joined::Text);
+    let wanted = negotiate(request.headers());
+    finished(wanted, write(families.collect(), wanted.format))
+}
+
+/// `/metrics/slis`; `reset`: DELETE.
+pub async fn slis(app: &Arc<App>, reset: bool, request: Request<Incoming>) -> Answer {
+    if reset {
+        app.scrapes.health.reset();
+        return answer::text(StatusCode::OK, "metrics reset\n");
+    }
+    let mut families = app.scrapes.health.families();
+    families.extend(STARTED.map(start_time));
+    answer(&families, request.headers())
+}
+
+/// Families, sorted by name, in the format and encoding that the request's headers ask for.
+pub fn answer(families: &[Family], headers: &HeaderMap) -> Answer {
+    let wanted = negotiate(headers);
+    let content = match dialect(wanted.format) {
+        Some(dialect) => {
+            let mut encoder = Encoder::new(dialect);
+            families.iter().for_each(|family| encoder.family(family));
+            encoder.finish().into_bytes()
+        }
+        None => protobuf::encode(families),
+    };
+    finished(wanted, content)
+}
+
+fn start_time(seconds: f64) -> Family {
+    let name = "process_start_time_seconds".to_owned();
+    Family {
+        help: "[ALPHA] Start time of the process since unix epoch in seconds.".to_owned(),
+        kind: Kind::Gauge,
+        samples: vec![Sample { name: name.clone(), labels: Vec::new(), value: seconds, timestamp: None }],
+        name,
+    }
+}
+
+fn busy() -> Answer {
+    answer::text(StatusCode::SERVICE_UNAVAILABLE, "the node agent is ending\n")
+}
+
+/// `None`: not a text.
+const fn dialect(format: Format) -> Option<Dialect> {
+    match format {
+        Format::Text => Some(Dialect::Prometheus),
+        Format::OpenMetrics001 | Format::OpenMetrics100 => Some(Dialect::OpenMetrics),
+        Format::Protobuf => None,
+    }
+}
+
+fn write(families: Vec<Joined<'_>>, format: Format) -> Vec<u8> {
+    let Some(dialect) = dialect(format) else {
+        let families: Vec<Family> = families.into_iter().map(Joined::into_family).collect();
+        return protobuf::encode(&families);
+    };
+    let mut encoder = Encoder::new(dialect);
+    families.iter().for_each(|family| encoder.joined(family));
+    encoder.finish().into_bytes()
+}
+
+fn finished(wanted: Wanted, content: Vec<u8>) -> Answer {
+    let (content, encoding) = match wanted.gzip.then(|| compressed(&content)).flatten() {
+        Some(compressed) => (compressed, Some(HeaderValue::from_static("gzip"))),
+        None => (content, None),
+    };
+    let mut answer = answer::typed(StatusCode::OK, "text/plain", content);
+    let headers = answer.headers_mut();
+    if let Ok(kind) = HeaderValue::from_str(&wanted.content_type()) {
+        headers.insert(header::CONTENT_TYPE, kind);
+    }
+    if let Some(encoding) = encoding {
+        headers.insert(header::CONTENT_ENCODING, encoding);
+    }
+    // As upstream's: what the series were counted since, for scrapers that want to know.
+    if let Some(Ok(started)) = STARTED.map(|started| HeaderValue::from_str(&format!("{:.0}", started.floor()))) {
+        headers.insert("process-start-time-unix", started);
+    }
+    answer
+}
+
+/// `None` only if memory could not be written.
+fn compressed(content: &[u8]) -> Option<Vec<u8>> {
+    // Text of this kind shrinks to a twentieth at the fastest level already.
+    let room = Vec::with_capacity(content.len() / 8);
+    let mut encoder = flate2::write::GzEncoder::new(room, flate2::Compression::fast());
+    encoder.write_all(content).ok()?;
+    encoder.finish().ok()
 }
 
 /// The launcher has no socket: what the kernel shows of the parent process, if that is it.
-fn launcher() -> Option<Source> {
+fn launcher() -> Option<String> {
     let parent = rustix::process::getppid()?.as_raw_nonzero().get();
     let comm = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    if comm.trim_end() != "kubelet" {
-        return None;
-    }
-    let families = exposition::parse(&bulkhead_daemon::process_metrics_of(Some(parent.unsigned_abs()))).ok()?;
-    Some(Source { process: "kubelet", families })
+    (comm.trim_end() == "kubelet").then(|| bulkhead_daemon::process_metrics_of(Some(parent.unsigned_abs())))
 }

@@ -31,4 +31,4 @@ mod main_loop;
 
 pub use main_loop::{Engine, EngineParts};
 pub use node::NodeContext;
-pub use runtime_side::RuntimeSide;
+pub use runtime_side::{RuntimeMetrics, RuntimeSide};

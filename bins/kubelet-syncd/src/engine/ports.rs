@@ -14,6 +14,7 @@ use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use tokio::sync::Semaphore;
 
 use super::events::Reporter;
+use crate::cri_metrics::SandboxMetrics;
 use crate::images::credentials::{Keyring, Puller};
 use crate::images::{Credential, Credentials, ImageManager, PullPolicy};
 use crate::pleg::{Busy, Pleg};
@@ -27,6 +28,7 @@ use crate::runtime::ports::{
 };
 use crate::runtime::security::ImageUser;
 use crate::runtime::sub_paths::SubPath;
+use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, StartSlot};
 use crate::volnetd::{Volnetd, VolnetdError};
 
@@ -93,14 +95,15 @@ pub struct Paced {
     limiter: StartLimiter,
     /// Sandboxes that are taken down at a time, in order of arrival. Grace periods are over by then and hold up nobody.
     stops: Arc<Semaphore>,
+    metrics: SandboxMetrics,
 }
 
 /// Sandboxes that are taken down at a time: more at once only make each of them slower.
 const STOPS: usize = 8;
 
 impl Paced {
-    pub fn new(cri: CriClient, limiter: StartLimiter) -> Self {
-        Paced { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)) }
+    pub fn new(cri: CriClient, limiter: StartLimiter, metrics: SandboxMetrics) -> Self {
+        Paced { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)), metrics }
     }
 }
 
@@ -123,7 +126,10 @@ impl Paced {
 impl RuntimeApi for Paced {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         self.take().await;
-        RuntimeApi::run_pod_sandbox(&self.cri, config, handler).await.inspect_err(|_| let_go())
+        let began = tokio::time::Instant::now();
+        let made = RuntimeApi::run_pod_sandbox(&self.cri, config, handler).await;
+        self.metrics.ran(handler, began.elapsed(), made.is_ok());
+        made.inspect_err(|_| let_go())
     }
 
     async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {
@@ -311,6 +317,7 @@ pub struct PodImages {
     pub manager: Arc<ImageManager<CriClient>>,
     pub keyring: Arc<Keyring>,
     pub reporter: Arc<Reporter>,
+    pub starts: Arc<StartTimes>,
 }
 
 /// Credentials for one pod's pull; what is missing is told to the pod.
@@ -364,7 +371,13 @@ impl Credentials for PullCredentials<'_> {
 
 impl Images for PodImages {
     async fn ensure_image(&self, request: ImageRequest<'_>) -> Result<ResolvedImage, ImageFailure> {
+        // Time for images is no fault of the node: the start of a pod is counted without it, too.
+        let pulling = Mutex::new(None);
         let events = |kind: EventType, reason: &'static str, message: &str| {
+            let begins = reason == "Pulling";
+            if let Ok(mut pulling) = pulling.lock() {
+                *pulling = begins.then(|| self.starts.pulling(&request.pod.uid));
+            }
             self.reporter.emit(match request.container {
                 Some(target) => PodEvent::container(request.pod, target, kind, reason, message),
                 None => PodEvent::pod(request.pod, kind, reason, message),

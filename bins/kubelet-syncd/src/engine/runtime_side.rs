@@ -22,6 +22,7 @@ use crate::hooks::pre_stop::PreStops;
 use crate::images::credentials::Keyring;
 use crate::images::pull_records::Policy;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
+use crate::cri_metrics::SandboxMetrics;
 use crate::metrics::Metrics;
 use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
@@ -33,6 +34,7 @@ use crate::runtime::restart::Past;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::runtime::user_blocks::{self, Pool, UserBlocks};
+use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
 use crate::status::ends;
 pub use crate::status::next::Stage;
@@ -59,6 +61,14 @@ pub struct RuntimeSide {
     images: Arc<ImageManager<CriClient>>,
     policy: GcPolicy,
     memory: Mutex<Memory>,
+}
+
+/// What is counted on this side alone.
+#[derive(Debug)]
+pub struct RuntimeMetrics {
+    pub images: ImageMetrics,
+    pub sandboxes: SandboxMetrics,
+    pub starts: Arc<StartTimes>,
 }
 
 /// What results leave behind for statuses.
@@ -99,7 +109,7 @@ impl RuntimeSide {
         limiter: StartLimiter,
         reporter: Arc<Reporter>,
         keyring: Arc<Keyring>,
-        image_metrics: ImageMetrics,
+        metrics: RuntimeMetrics,
     ) -> Self {
         let kubelet = &config.kubelet;
         let unsigned = |n: i32| u32::try_from(n).unwrap_or(0);
@@ -112,7 +122,7 @@ impl RuntimeSide {
         let gate = config.feature_gates().enabled("KubeletEnsureSecretPulledImages");
         let (policy, allowed) =
             (&kubelet.image_pull_credentials_verification_policy, &kubelet.preloaded_images_verification_allowlist);
-        let images = ImageManager::new(cri.clone(), limits).with_metrics(image_metrics).with_records(
+        let images = ImageManager::new(cri.clone(), limits).with_metrics(metrics.images).with_records(
             Policy::of(gate, policy, allowed),
             state.pull_records(),
             Arc::new(state.clone()),
@@ -125,9 +135,9 @@ impl RuntimeSide {
         }
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
-            Paced::new(cri.clone(), limiter),
+            Paced::new(cri.clone(), limiter, metrics.sandboxes),
             Files(volnetd),
-            PodImages { manager: images.clone(), keyring, reporter: reporter.clone() },
+            PodImages { manager: images.clone(), keyring, reporter: reporter.clone(), starts: metrics.starts },
             reporter,
             back_off,
             Arc::new(state.clone()),
@@ -308,15 +318,20 @@ impl RuntimeSide {
     }
 }
 
-/// What was tried and what failed; a start that is only held back was not tried.
+/// What was tried and what failed. A container that is held back was not tried; one whose image is, as upstream counts it.
 fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
     for action in &result.actions {
         match action.action {
             Action::CreatePodSandbox => {
+                let failed = u64::from(action.error.is_some());
                 metrics.started_pods.inc();
-                metrics.started_pods_errors.inc_by(u64::from(action.error.is_some()));
+                metrics.started_pods_errors.inc_by(failed);
+                if pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
+                    metrics.started_users.inc();
+                    metrics.started_users_errors.inc_by(failed);
+                }
             }
-            Action::StartContainer if action.error.as_ref().is_none_or(|e| e.back_off_until.is_none()) => {
+            Action::StartContainer if action.error.as_ref().is_none_or(|e| e.reason != "CrashLoopBackOff") => {
                 let kind = match podspec::find_container(pod, &action.target) {
                     Some((ContainerKind::Init, _)) => "init_container",
                     Some((ContainerKind::Ephemeral, _)) => "ephemeral_container",

@@ -48,13 +48,13 @@ impl ImageMetrics {
         let ensure_requests = IntCounterVec::new(
             Opts::new(
                 "kubelet_image_manager_ensure_image_requests_total",
-                "Number of ensure-image requests processed by the kubelet.",
+                "[ALPHA] Number of ensure-image requests processed by the kubelet.",
             ),
             &["pull_policy", "present_locally", "pull_required"],
         )?;
         registry.register(Box::new(ensure_requests.clone()))?;
         let pull_duration = HistogramVec::new(
-            HistogramOpts::new("kubelet_image_pull_duration_seconds", "Duration in seconds to pull an image.")
+            HistogramOpts::new("kubelet_image_pull_duration_seconds", "[ALPHA] Duration in seconds to pull an image.")
                 .buckets(PULL_SECONDS.to_vec()),
             &["image_size_in_bytes"],
         )?;
@@ -62,7 +62,8 @@ impl ImageMetrics {
         let must_pull_checks = IntCounterVec::new(
             Opts::new(
                 "kubelet_imagemanager_image_mustpull_checks_total",
-                "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
+                "[ALPHA] Counter for how many times kubelet checked whether credentials need to be re-verified to \
+                 access an image",
             ),
             &["result"],
         )?;
@@ -76,14 +77,17 @@ impl ImageMetrics {
             ensure_requests,
             pull_duration,
             must_pull_checks,
-            volumes_requested: counter("kubelet_image_volume_requested_total", "Number of requested image volumes.")?,
+            volumes_requested: counter(
+                "kubelet_image_volume_requested_total",
+                "[BETA] Number of requested image volumes.",
+            )?,
             volumes_mounted: counter(
                 "kubelet_image_volume_mounted_succeed_total",
-                "Number of successful image volume mounts.",
+                "[BETA] Number of successful image volume mounts.",
             )?,
             volumes_failed: counter(
                 "kubelet_image_volume_mounted_errors_total",
-                "Number of failed image volume mounts.",
+                "[BETA] Number of failed image volume mounts.",
             )?,
         })
     }

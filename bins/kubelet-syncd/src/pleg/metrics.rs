@@ -27,35 +27,38 @@ impl PlegMetrics {
             registry.register(Box::new(counter.clone()))?;
             Ok(counter)
         };
-        let last_seen =
-            Gauge::new("kubelet_pleg_last_seen_seconds", "Timestamp in seconds when PLEG was last seen active.")?;
+        let last_seen = Gauge::new(
+            "kubelet_pleg_last_seen_seconds",
+            "[ALPHA] Timestamp in seconds when PLEG was last seen active.",
+        )?;
         registry.register(Box::new(last_seen.clone()))?;
         Ok(PlegMetrics {
             relist_duration: histogram(
                 "kubelet_pleg_relist_duration_seconds",
-                "Duration in seconds for relisting pods in PLEG.",
+                "[ALPHA] Duration in seconds for relisting pods in PLEG.",
             )?,
             relist_interval: histogram(
                 "kubelet_pleg_relist_interval_seconds",
-                "Interval in seconds between relisting in PLEG.",
+                "[ALPHA] Interval in seconds between relisting in PLEG.",
             )?,
             pod_relist_duration: histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
-                "Duration in seconds for relisting a single pod in PLEG.",
+                "[ALPHA] Duration in seconds for relisting a single pod in PLEG.",
             )?,
-            discard_events: counter("kubelet_pleg_discard_events", "The number of discard events in PLEG.")?,
+            discard_events: counter("kubelet_pleg_discard_events", "[ALPHA] The number of discard events in PLEG.")?,
             last_seen,
             connection_success: counter(
                 "kubelet_evented_pleg_connection_success_count",
-                "The number of times a streaming client was obtained to receive CRI Events.",
+                "[ALPHA] The number of times a streaming client was obtained to receive CRI Events.",
             )?,
             connection_error: counter(
                 "kubelet_evented_pleg_connection_error_count",
-                "The number of errors encountered during the establishment of streaming connection with the CRI runtime.",
+                "[ALPHA] The number of errors encountered during the establishment of streaming connection with \
+                 the CRI runtime.",
             )?,
             connection_latency: histogram(
                 "kubelet_evented_pleg_connection_latency_seconds",
-                "The latency of streaming connection with the CRI runtime, measured in seconds.",
+                "[ALPHA] The latency of streaming connection with the CRI runtime, measured in seconds.",
             )?,
             events_missed: counter(
                 "bulkhead_pleg_events_missed_total",

@@ -19,11 +19,14 @@ impl ProbeMetrics {
     /// A name that is taken; each is registered once.
     pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let total = IntCounterVec::new(
-            Opts::new("prober_probe_total", "Liveness, readiness and startup probes of containers so far, by result."),
+            Opts::new(
+                "prober_probe_total",
+                "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
+            ),
             &["probe_type", "result", "container", "pod", "namespace", "pod_uid"],
         )?;
         let duration = HistogramVec::new(
-            HistogramOpts::new("prober_probe_duration_seconds", "Duration in seconds of a probe's answer.")
+            HistogramOpts::new("prober_probe_duration_seconds", "[ALPHA] Duration in seconds for a probe response.")
                 .buckets(DEFAULT_BUCKETS.to_vec()),
             &["probe_type", "container", "pod", "namespace"],
         )?;

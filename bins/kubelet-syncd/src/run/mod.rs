@@ -26,12 +26,12 @@ use crate::api::objects::{NoObjects, Objects};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, reserved};
-use crate::cri_metrics::CriMetrics;
+use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::engine::events::Reporter;
 use crate::engine::last_words::LastWords;
 use crate::engine::node::{NodeContext, NodeParts};
 use crate::engine::runtime_health::{self, RuntimeHealth};
-use crate::engine::{Engine, EngineParts, RuntimeSide, image_fs, image_list, upkeep};
+use crate::engine::{Engine, EngineParts, RuntimeMetrics, RuntimeSide, image_fs, image_list, upkeep};
 use crate::images::ImageMetrics;
 use crate::images::credentials::Keyring;
 use crate::manifests::BrokerManifests;
@@ -53,6 +53,7 @@ use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::streams::{StreamParts, StreamsApi};
 use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
+use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::volnetd::{Authority, Volnetd};
 
@@ -136,7 +137,7 @@ async fn work(
     let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
     tokio::spawn(pleg_task.run());
     let pleg_events = pleg.subscribe();
-    let metrics = Metrics::register(&daemon.registry, config.node_name.as_str())?;
+    let metrics = Metrics::register(&daemon.registry)?;
     daemon.set_ready().await;
 
     let capacity = Capacity::read();
@@ -208,6 +209,7 @@ async fn work(
     tokio::spawn(runtime_health::keep_handlers(health.clone(), facts.clone()));
     tokio::spawn(api_node::keep_addresses(node_seen.clone(), facts.clone()));
     tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
+    let starts = StartTimes::register(&daemon.registry)?;
     let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
     let keyring = Arc::new(Keyring::new(objects.clone(), daemon.broker.clone(), config.credential_providers.as_ref()));
     let runtime = RuntimeSide::new(
@@ -218,7 +220,11 @@ async fn work(
         limiter,
         reporter.clone(),
         keyring,
-        ImageMetrics::register(&daemon.registry)?,
+        RuntimeMetrics {
+            images: ImageMetrics::register(&daemon.registry)?,
+            sandboxes: SandboxMetrics::register(&daemon.registry)?,
+            starts: starts.clone(),
+        },
     );
     let refusals = request_check::counter()?;
     daemon.registry.register(Box::new(refusals.clone()))?;
@@ -230,7 +236,7 @@ async fn work(
     let store = Arc::new(state.clone());
     let began =
         Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
-    let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.registry)?, &*store));
+    let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.probes)?, &*store));
     let leftovers = Leftovers::new(volnetd.clone());
     tokio::spawn(prober::run(prober.clone(), cri.clone(), leftovers, reporter.clone(), store));
     let (cgroups_sender, cgroups) = watch::channel(None);
@@ -280,6 +286,7 @@ async fn work(
             hub: reporter.hub.clone(),
             statics: sources.statics(),
             seen: pods_seen_sender,
+            starts,
         };
         tokio::spawn(watch_pods(client.clone(), source, node_seen));
     }
