@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
@@ -15,9 +14,11 @@ use prometheus::Registry;
 use tokio::sync::watch;
 
 use crate::health::{self, Inputs};
+use crate::open_requests::OpenRequest;
 use crate::own_metrics::OwnMetrics;
 use crate::peers::Peers;
 use crate::routes::{self, Route, Surface, Switches};
+use crate::scrape::Scrapes;
 use crate::server::answer::{self, Answer};
 use crate::{cadvisor, logs, node_logs, resource, scrape, streaming, summary, views};
 
@@ -29,6 +30,9 @@ pub struct App {
     pub broker: BrokerClient,
     pub registry: Registry,
     pub own: OwnMetrics,
+    pub scrapes: Scrapes,
+    pub streams: streaming::Streams,
+    pub followers: logs::Followers,
     switches: Switches,
     listening: Arc<Mutex<BTreeMap<SocketAddr, Surface>>>,
     api_server: Option<watch::Receiver<Reachability>>,
@@ -58,7 +62,19 @@ impl App {
         own: OwnMetrics,
     ) -> Self {
         let switches = switches(&config);
-        App { config, peers, broker, registry, own, switches, listening: Arc::default(), api_server: None }
+        App {
+            streams: streaming::Streams::new(&config),
+            config,
+            peers,
+            broker,
+            registry,
+            own,
+            scrapes: Scrapes::default(),
+            followers: logs::Followers::default(),
+            switches,
+            listening: Arc::default(),
+            api_server: None,
+        }
     }
 
     /// The node has an API server, and this says whether it answers.
@@ -71,6 +87,11 @@ impl App {
     pub fn api_server(&self) -> Option<Result<(), String>> {
         let reachability = self.api_server.as_ref()?.borrow().clone();
         Some(health::api_server(&reachability, tokio::time::Instant::now()))
+    }
+
+    /// What the configuration turns on and off.
+    pub fn switches(&self) -> &Switches {
+        &self.switches
     }
 
     pub fn node_name(&self) -> &str {
@@ -94,7 +115,7 @@ impl App {
     }
 
     /// Answers one request. Never fails: what goes wrong is an answer too.
-    pub async fn answer(self: &Arc<Self>, surface: Surface, request: Request<Incoming>) -> Answer {
+    pub async fn answer(self: &Arc<Self>, surface: Surface, mut request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         let route = routes::route(surface, &self.switches, request.method().as_str(), path, request.uri().query());
         // Upstream counts the requests of its API servers, not those of the healthz port.
@@ -104,28 +125,29 @@ impl App {
         let path = routes::path_label(path);
         let server_type = if surface == Surface::Main { "readwrite" } else { "readonly" };
         let labels = [routes::method_label(request.method().as_str()), path, server_type, routes::long_running(path)];
-        self.own.requests.with_label_values(&labels).inc();
-        let inflight = self.own.inflight.with_label_values(&labels);
-        inflight.inc();
-        let started = Instant::now();
+        let open = OpenRequest::begin(&self.own, &labels);
+        // Whoever goes on with the connection after the answer keeps a copy for as long.
+        request.extensions_mut().insert(open.clone());
         let answer = self.dispatch(surface, route, request).await;
-        self.own.request_seconds.with_label_values(&labels).observe(started.elapsed().as_secs_f64());
-        inflight.dec();
-        answer
+        answer.map(|body| open.of_body(body))
     }
 
     async fn dispatch(self: &Arc<Self>, surface: Surface, route: Route, request: Request<Incoming>) -> Answer {
         match route {
             Route::Health { verbose, exclude } => {
-                let answer = health::root(&self.checks().await, verbose, &exclude);
+                let checks = self.checks(surface).await;
+                for (name, outcome) in checks.iter().filter(|(name, _)| !exclude.iter().any(|other| other == name)) {
+                    self.scrapes.health.observe(name, outcome.is_ok());
+                }
+                let answer = health::root(&checks, verbose, &exclude);
                 answer::text(health_status(answer.healthy), answer.text)
             }
-            Route::HealthCheck(name) => match self.check(&name).await {
+            Route::HealthCheck(name) => match self.check(surface, &name).await {
                 Some(outcome) => {
                     let answer = health::single(outcome);
                     answer::text(health_status(answer.healthy), answer.text)
                 }
-                None => not_found(surface),
+                None => unknown(),
             },
             Route::Metrics => scrape::metrics(self, request).await,
             Route::ProbeMetrics => scrape::probes(self, request).await,
@@ -148,22 +170,28 @@ impl App {
             Route::Run(place) => streaming::run(self, &place, request).await,
             Route::Checkpoint(place) => streaming::checkpoint(self, &place, request).await,
             Route::Disabled(words) => answer::text(StatusCode::METHOD_NOT_ALLOWED, words),
-            Route::MethodNotAllowed => {
+            Route::MethodNotAllowed(methods) => {
                 let mut answer = answer::text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
-                answer.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
+                answer.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static(methods));
                 answer
             }
-            Route::NotFound => not_found(surface),
+            Route::Redirect(to) => redirect(&to),
+            Route::Unknown => unknown(),
+            Route::NotFound => answer::text(StatusCode::NOT_FOUND, "404: Page Not Found"),
+            Route::Malformed => answer::text(StatusCode::BAD_REQUEST, "400 Bad Request"),
         }
     }
 
-    /// Every check's outcome.
-    pub async fn checks(&self) -> Vec<(&'static str, Result<(), String>)> {
+    /// The outcome of every check that this server has.
+    pub async fn checks(&self, surface: Surface) -> Vec<(&'static str, Result<(), String>)> {
         let inputs = self.inputs(self.peers.node().await);
-        health::CHECKS.into_iter().filter_map(|name| Some((name, health::check(name, &inputs)?))).collect()
+        health::names(surface).iter().filter_map(|name| Some((*name, health::check(name, &inputs)?))).collect()
     }
 
-    async fn check(&self, name: &str) -> Option<Result<(), String>> {
+    async fn check(&self, surface: Surface, name: &str) -> Option<Result<(), String>> {
+        if !health::names(surface).contains(&name) {
+            return None;
+        }
         // Only these two need an answer of kubelet-syncd.
         let node = if matches!(name, "syncloop" | "pleg") { self.peers.node().await } else { None };
         health::check(name, &self.inputs(node))
@@ -198,8 +226,15 @@ fn health_status(healthy: bool) -> StatusCode {
     if healthy { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR }
 }
 
-/// In the words of Go's plain mux on the health port, of the router that upstream uses on the others.
-fn not_found(surface: Surface) -> Answer {
-    let words = if surface == Surface::Healthz { "404 page not found\n" } else { "404: Page Not Found" };
-    answer::text(StatusCode::NOT_FOUND, words)
+/// In the words of Go's mux: no pattern of it matches.
+fn unknown() -> Answer {
+    answer::text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// As Go's mux sends it since 1.26.
+fn redirect(to: &str) -> Answer {
+    let Ok(location) = http::HeaderValue::from_str(to) else { return unknown() };
+    let mut answer = answer::empty(StatusCode::TEMPORARY_REDIRECT);
+    answer.headers_mut().insert(header::LOCATION, location);
+    answer
 }

@@ -1,13 +1,22 @@
 //! The health checks: what each one looks at, and the texts that upstream's /healthz has for the outcome. Pure.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_ipc::syncd::NodeState;
 use tokio::time::Instant;
 
-/// Every check, in the order of the answer. `log` never fails: nothing buffers log lines here.
-pub const CHECKS: [&str; 6] = ["ping", "log", "syncloop", "pleg", "volnetd", "evictiond"];
+use crate::routes::Surface;
+
+/// The checks that a server has, in the order of the answer. `log` never fails: nothing buffers log lines here. The health
+/// port has more than upstream's, which has ping alone there: it says whether the node works.
+pub fn names(surface: Surface) -> &'static [&'static str] {
+    match surface {
+        Surface::Healthz => &["ping", "log", "syncloop", "pleg", "volnetd", "evictiond"],
+        Surface::ReadOnly | Surface::Main => &["ping", "log", "syncloop", "device-plugin"],
+    }
+}
 
 /// A process may be away for this long, being restarted, before the node counts as unwell.
 pub const RESTART_GRACE: Duration = Duration::from_secs(10);
@@ -40,7 +49,8 @@ pub struct Inputs {
 /// A check's outcome; `None` when there is no such check.
 pub fn check(name: &str, inputs: &Inputs) -> Option<Result<(), String>> {
     match name {
-        "ping" | "log" => Some(Ok(())),
+        // No device plugin can register with this version, so nothing of that can fail.
+        "ping" | "log" | "device-plugin" => Some(Ok(())),
         "syncloop" => Some(sync_loop(inputs)),
         "pleg" => Some(pleg(inputs)),
         "volnetd" => Some(presence("kubelet-volnetd", inputs.volnetd)),
@@ -107,7 +117,7 @@ pub struct Answer {
 pub fn root(outcomes: &[(&str, Result<(), String>)], verbose: bool, exclude: &[String]) -> Answer {
     let mut list = String::new();
     let mut failed = Vec::new();
-    let mut unmatched: Vec<&String> = exclude.iter().collect();
+    let mut unmatched: BTreeSet<&String> = exclude.iter().collect();
     for (name, outcome) in outcomes {
         if exclude.iter().any(|excluded| excluded == name) {
             unmatched.retain(|excluded| excluded != name);
@@ -121,7 +131,7 @@ pub fn root(outcomes: &[(&str, Result<(), String>)], verbose: bool, exclude: &[S
     }
     if !unmatched.is_empty() {
         let names: Vec<String> = unmatched.iter().map(|name| format!("{name:?}")).collect();
-        list.push_str(&format!("warn: some health checks cannot be excluded: no matches for {}\n", names.join(", ")));
+        list.push_str(&format!("warn: some health checks cannot be excluded: no matches for {}\n", names.join(",")));
     }
     if !failed.is_empty() {
         tracing::warn!(failed = failed.join("; "), "healthz check failed");
@@ -154,7 +164,8 @@ mod tests {
     }
 
     fn failing(inputs: &Inputs) -> Vec<&'static str> {
-        CHECKS.into_iter().filter(|name| check(name, inputs).unwrap().is_err()).collect()
+        let names = names(Surface::Healthz).iter().copied();
+        names.filter(|name| check(name, inputs).unwrap().is_err()).collect()
     }
 
     #[test]
@@ -215,7 +226,10 @@ mod tests {
         assert!(api_server(&Reachability::Unknown, later).unwrap_err().contains("not asked"));
         let silent = Reachability::Unreachable { since, reason: "connection refused".into() };
         assert_eq!(api_server(&silent, later).unwrap_err(), "has not answered for 7s: connection refused");
-        assert!(!CHECKS.contains(&"apiserver"), "/healthz does not depend on it");
+        for surface in [Surface::Healthz, Surface::ReadOnly, Surface::Main] {
+            assert!(!names(surface).contains(&"apiserver"), "/healthz does not depend on it");
+            assert!(names(surface).iter().all(|name| check(name, &inputs()).is_some()));
+        }
     }
 
     #[test]
@@ -228,8 +242,8 @@ mod tests {
         assert!(!answer.healthy);
         assert_eq!(answer.text, "[+]ping ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n");
         assert_eq!(
-            root(&bad, true, &["syncloop".into(), "x".into()]).text,
-            "[+]ping ok\n[+]syncloop excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nhealthz check passed\n"
+            root(&bad, true, &["y".into(), "syncloop".into(), "x".into(), "y".into()]).text,
+            "[+]ping ok\n[+]syncloop excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\",\"y\"\nhealthz check passed\n"
         );
         assert_eq!(single(bad[1].1.clone()).text, "internal server error: sync Loop took longer than expected\n");
     }

@@ -18,6 +18,8 @@ use crate::health::Presence;
 
 /// For metrics: a slow process costs its own series.
 const METRICS_DEADLINE: Duration = Duration::from_secs(1);
+/// A process's metrics as text: a pod with three probes in each of three containers has 26 KiB of series.
+const METRICS_BYTES: usize = 16 << 20;
 /// For the health check: longer, because the node counts as unwell when it passes.
 const HEALTH_DEADLINE: Duration = Duration::from_secs(3);
 /// For statistics, which may have to be measured first.
@@ -92,6 +94,16 @@ impl Peers {
         }
     }
 
+    /// For calls that have their own code; `None` for this process itself.
+    pub fn link(&self, process: Process) -> Option<&Link> {
+        self.peer(process).map(|peer| &peer.link)
+    }
+
+    /// The same for kubelet-syncd, which most is asked of.
+    pub fn syncd(&self) -> &Link {
+        &self.syncd.link
+    }
+
     /// Whether a process is there and ready. This one itself always is.
     pub fn presence(&self, process: Process) -> Presence {
         self.peer(process).map_or(Presence::Ready, Peer::presence)
@@ -110,9 +122,21 @@ impl Peers {
 
     /// A process's metrics as it wrote them.
     pub async fn metrics(&self, process: Process) -> Option<String> {
-        let peer = self.peer(process)?;
-        let mut client = ProcessClient::new(peer.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let call = client.metrics(CallContext::new().request(MetricsRequest {}, METRICS_DEADLINE));
+        self.metrics_of(self.peer(process)?, MetricsRequest::default()).await
+    }
+
+    /// The series of probes, which kubelet-syncd keeps apart from its others.
+    pub async fn probe_metrics(&self) -> Option<String> {
+        self.metrics_of(&self.syncd, MetricsRequest { probes: true }).await
+    }
+
+    async fn metrics_of(&self, peer: &Peer, request: MetricsRequest) -> Option<String> {
+        // A link that is down is not worth a connection attempt's time-out.
+        if peer.link.state() == PeerState::Unknown {
+            return None;
+        }
+        let mut client = ProcessClient::new(peer.link.channel()).max_decoding_message_size(METRICS_BYTES);
+        let call = client.metrics(CallContext::new().request(request, METRICS_DEADLINE));
         Some(tokio::time::timeout(METRICS_DEADLINE, call).await.ok()?.ok()?.into_inner().text)
     }
 
@@ -123,7 +147,7 @@ impl Peers {
     pub async fn summary(&self) -> Result<(NodeStats, Vec<PodStats>), tonic::Status> {
         let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let call = async {
-            let request = CallContext::new().request(SummaryRequest { max_age_ms: 0 }, SUMMARY_DEADLINE);
+            let request = CallContext::new().request(SummaryRequest::default(), SUMMARY_DEADLINE);
             let mut stream = client.summary(request).await?.into_inner();
             let (mut node, mut pods) = (None, Vec::new());
             while let Some(part) = stream.message().await? {

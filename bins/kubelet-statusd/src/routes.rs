@@ -82,8 +82,16 @@ pub enum Route {
     Statusz,
     /// A handler that the configuration turns off, with upstream's words for it.
     Disabled(&'static str),
+    /// The same under another path (Go's mux): where it leads, with its query.
+    Redirect(String),
+    /// No server has anything there.
+    Unknown,
+    /// There is something near it.
     NotFound,
-    MethodNotAllowed,
+    /// With the methods that there are.
+    MethodNotAllowed(&'static str),
+    /// A path with a broken escape.
+    Malformed,
 }
 
 /// Prefixes of upstream's debugging handlers.
@@ -94,69 +102,137 @@ const DEBUG_DISABLED: &str = "Debug endpoints are disabled.\n";
 
 /// Decides. `path` is that of the request line, with its escapes.
 pub fn route(surface: Surface, switches: &Switches, method: &str, path: &str, query: Option<&str>) -> Route {
-    let Some(path) = decode_path(path) else { return Route::NotFound };
+    let Some(path) = decode_path(path) else { return Route::Malformed };
+    let cleaned = clean(&path);
+    if cleaned != path && method != "CONNECT" {
+        return redirect(&cleaned, query);
+    }
     let query = query.unwrap_or_default();
-    let read = |route: Route| if matches!(method, "GET" | "HEAD") { route } else { Route::MethodNotAllowed };
+    let read =
+        |route: Route| if matches!(method, "GET" | "HEAD") { route } else { Route::MethodNotAllowed("GET, HEAD") };
     match path.as_str() {
-        "/healthz" => Route::Health {
-            verbose: pairs(query).any(|(key, _)| key == "verbose"),
-            exclude: pairs(query).filter(|(key, _)| key == "exclude").map(|(_, value)| value).collect(),
-        },
-        "/metrics" => read(Route::Metrics),
-        "/metrics/resource" => read(Route::ResourceMetrics),
-        path if path.starts_with("/healthz/") => match path.strip_prefix("/healthz/") {
-            Some(check) if !check.is_empty() => Route::HealthCheck(check.to_owned()),
-            _ => Route::NotFound,
-        },
-        _ if surface == Surface::Healthz => Route::NotFound,
+        "/healthz" => {
+            return Route::Health {
+                verbose: pairs(query).any(|(key, _)| key == "verbose"),
+                exclude: pairs(query).filter(|(key, _)| key == "exclude").map(|(_, value)| value).collect(),
+            };
+        }
+        "/metrics" => return read(Route::Metrics),
+        "/metrics/resource" => return read(Route::ResourceMetrics),
+        _ => {}
+    }
+    if let Some(check) = path.strip_prefix("/healthz/").filter(|check| !check.is_empty()) {
+        return Route::HealthCheck(check.to_owned());
+    }
+    if surface == Surface::Healthz {
+        return Route::Unknown;
+    }
+    let debugging = surface == Surface::Main && switches.debugging;
+    let with_slash = format!("{path}/");
+    if with_slash == "/stats/" || directories(switches, debugging).any(|directory| directory == with_slash) {
+        return redirect(&with_slash, Some(query).filter(|query| !query.is_empty()));
+    }
+    match path.as_str() {
         "/metrics/cadvisor" => read(Route::CadvisorMetrics),
         "/metrics/probes" => read(Route::ProbeMetrics),
         "/metrics/slis" if method == "DELETE" => Route::SliMetrics { reset: true },
         "/metrics/slis" => read(Route::SliMetrics { reset: false }),
-        "/stats/summary" | "/stats/summary/" if method == "POST" => Route::Summary,
-        "/stats/summary" | "/stats/summary/" => read(Route::Summary),
-        "/pods" | "/pods/" => read(Route::Pods),
-        _ if !(surface == Surface::Main && switches.debugging) => {
-            if DEBUG.iter().any(|prefix| path.starts_with(prefix)) {
-                Route::Disabled(DEBUG_DISABLED)
-            } else {
-                Route::NotFound
-            }
-        }
-        path => debugging(switches, method, path),
+        _ if !debugging && DEBUG.iter().any(|prefix| path.starts_with(prefix)) => Route::Disabled(DEBUG_DISABLED),
+        _ => services(switches, debugging, method, &path),
     }
 }
 
-/// What only the main server with its debugging handlers has.
-fn debugging(switches: &Switches, method: &str, path: &str) -> Route {
-    let read = |route: Route| if matches!(method, "GET" | "HEAD") { route } else { Route::MethodNotAllowed };
-    let stream = |route: Route| if matches!(method, "GET" | "POST") { route } else { Route::MethodNotAllowed };
-    let create = |route: Route| if method == "POST" { route } else { Route::MethodNotAllowed };
-    let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+/// Paths that upstream registers with a slash at the end, and not without it.
+fn directories(switches: &Switches, debugging: bool) -> impl Iterator<Item = &'static str> {
+    let on =
+        [("/runningpods/", true), ("/debug/pprof/", true), ("/logs/", true), ("/checkpoint/", switches.checkpoint)];
+    let on = on.into_iter().filter(|(_, there)| *there).map(|(path, _)| path);
+    let off = DEBUG.into_iter();
+    on.filter(move |_| debugging).chain(off.filter(move |_| !debugging))
+}
+
+/// What upstream's router serves: a slash at the end makes no difference there, and HEAD is no GET.
+fn services(switches: &Switches, debugging: bool, method: &str, path: &str) -> Route {
+    let of = |methods: &'static str, route: Option<Route>| match route {
+        Some(_) if !methods.split(", ").any(|known| known == method) => Route::MethodNotAllowed(methods),
+        Some(route) => route,
+        None => Route::NotFound,
+    };
+    let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
     match segments.as_slice() {
-        ["configz"] => Route::Configz,
-        ["runningpods"] | ["runningpods", ""] => read(Route::RunningPods),
-        ["flagz"] if switches.flagz => Route::Flagz,
-        ["statusz"] if switches.statusz => Route::Statusz,
-        ["containerLogs", rest @ ..] => match container(rest, false) {
-            Some(place) => read(Route::ContainerLogs(place)),
-            None => Route::NotFound,
-        },
-        ["exec", rest @ ..] => container(rest, true).map_or(Route::NotFound, |place| stream(Route::Exec(place))),
-        ["attach", rest @ ..] => container(rest, true).map_or(Route::NotFound, |place| stream(Route::Attach(place))),
-        ["run", rest @ ..] => container(rest, true).map_or(Route::NotFound, |place| create(Route::Run(place))),
-        ["portForward", rest @ ..] => pod(rest).map_or(Route::NotFound, |place| stream(Route::PortForward(place))),
-        ["checkpoint", rest @ ..] if switches.checkpoint => {
-            container(rest, false).map_or(Route::NotFound, |place| create(Route::Checkpoint(place)))
-        }
-        ["debug", "flags", "v"] if !switches.debug_flags => Route::Disabled("flags endpoint is disabled.\n"),
-        ["debug", "flags", "v"] => Route::FlagsVerbosity,
+        ["pods", rest @ ..] => of("GET", rest.is_empty().then_some(Route::Pods)),
+        ["stats", rest @ ..] => of("GET, POST", (rest == ["summary"]).then_some(Route::Summary)),
+        _ if !debugging => Route::Unknown,
+        ["runningpods", rest @ ..] => of("GET", rest.is_empty().then_some(Route::RunningPods)),
+        ["containerLogs", rest @ ..] => of("GET", container(rest, false).map(Route::ContainerLogs)),
+        ["exec", rest @ ..] => of("GET, POST", container(rest, true).map(Route::Exec)),
+        ["attach", rest @ ..] => of("GET, POST", container(rest, true).map(Route::Attach)),
+        ["run", rest @ ..] => of("POST", container(rest, true).map(Route::Run)),
+        ["portForward", rest @ ..] => of("GET, POST", pod(rest).map(Route::PortForward)),
+        ["checkpoint", rest @ ..] if switches.checkpoint => of("POST", container(rest, false).map(Route::Checkpoint)),
         ["debug", "pprof", ..] if !switches.profiling => Route::Disabled("profiling endpoint is disabled.\n"),
-        ["debug", "pprof", rest @ ..] => read(Route::Pprof(rest.join("/"))),
+        ["debug", "pprof", rest @ ..] => of("GET", Some(Route::Pprof(rest.join("/")))),
         ["logs", ..] if !switches.system_log => Route::Disabled("logs endpoint is disabled.\n"),
-        ["logs", rest @ ..] => read(Route::NodeLogs(rest.join("/"))),
-        _ => Route::NotFound,
+        ["logs", ..] => of("GET", path.strip_prefix("/logs/").map(|relative| Route::NodeLogs(relative.to_owned()))),
+        _ => pages(switches, path),
     }
+}
+
+/// What upstream registers by its exact path, for every method.
+fn pages(switches: &Switches, path: &str) -> Route {
+    match path {
+        "/configz" => Route::Configz,
+        "/flagz" if switches.flagz => Route::Flagz,
+        "/statusz" if switches.statusz => Route::Statusz,
+        "/debug/flags/v" if !switches.debug_flags => Route::Disabled("flags endpoint is disabled.\n"),
+        "/debug/flags/v" => Route::FlagsVerbosity,
+        _ => Route::Unknown,
+    }
+}
+
+/// The first segments of what upstream registers by its exact path: what /statusz lists.
+pub fn listed_paths(switches: &Switches) -> Vec<String> {
+    let on = [
+        ("/configz", true),
+        ("/debug", true),
+        ("/flagz", switches.flagz),
+        ("/healthz", true),
+        ("/logs", !switches.system_log),
+        ("/metrics", true),
+    ];
+    on.into_iter().filter(|(_, there)| *there).map(|(path, _)| path.to_owned()).collect()
+}
+
+/// Without empty, `.` and `..` segments; a slash at the end stays (Go's `net/http` cleanPath).
+fn clean(path: &str) -> String {
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            name => segments.push(name),
+        }
+    }
+    let slash = if path.ends_with('/') && !segments.is_empty() { "/" } else { "" };
+    format!("/{}{slash}", segments.join("/"))
+}
+
+fn redirect(path: &str, query: Option<&str>) -> Route {
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    Route::Redirect(format!("{}{query}", encode_path(path)))
+}
+
+/// With the escapes that Go writes in a path.
+pub fn encode_path(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
 }
 
 /// `{namespace}/{pod}[/{uid}]`.
@@ -297,41 +373,72 @@ mod tests {
             (Healthz, "POST", "/healthz", None, health(false, &[])),
             (Healthz, "GET", "/healthz", Some("verbose"), health(true, &[])),
             (Healthz, "GET", "/healthz", Some("verbose=1&exclude=a&exclude=b%2Fc"), health(true, &["a", "b/c"])),
-            (Healthz, "GET", "/healthz/", None, Route::NotFound),
+            (Healthz, "GET", "/healthz/", None, Route::Unknown),
             (Healthz, "GET", "/healthz/ping", None, Route::HealthCheck("ping".into())),
             (Healthz, "GET", "/metrics", None, Route::Metrics),
             (Healthz, "HEAD", "/metrics", None, Route::Metrics),
-            (Healthz, "POST", "/metrics", None, Route::MethodNotAllowed),
-            (Healthz, "GET", "/stats/summary", None, Route::NotFound),
-            (Healthz, "GET", "/run/x", None, Route::NotFound),
-            (Healthz, "GET", "/", None, Route::NotFound),
-            (Healthz, "GET", "/livez", None, Route::NotFound),
+            (Healthz, "POST", "/metrics", None, Route::MethodNotAllowed("GET, HEAD")),
+            (Healthz, "GET", "/stats/summary", None, Route::Unknown),
+            (Healthz, "GET", "/run/x", None, Route::Unknown),
+            (Healthz, "GET", "/", None, Route::Unknown),
+            (Healthz, "GET", "/livez", None, Route::Unknown),
             (ReadOnly, "GET", "/run/x", None, Route::Disabled(DEBUG_DISABLED)),
-            (ReadOnly, "GET", "/configz", None, Route::NotFound),
+            (ReadOnly, "GET", "/configz", None, Route::Unknown),
             (ReadOnly, "GET", "/stats/summary", None, Route::Summary),
             (ReadOnly, "POST", "/stats/summary", None, Route::Summary),
-            (ReadOnly, "PUT", "/metrics/resource", None, Route::MethodNotAllowed),
+            (ReadOnly, "PUT", "/metrics/resource", None, Route::MethodNotAllowed("GET, HEAD")),
             (ReadOnly, "GET", "/pods", None, Route::Pods),
             (Main, "GET", "/containerLogs/n/p/c", None, Route::ContainerLogs(place(None))),
             (Main, "GET", "/containerLogs/n/p/u/c", None, Route::NotFound),
             (Main, "GET", "/exec/n/p/c", None, Route::Exec(place(None))),
             (Main, "POST", "/exec/n/p/u/c", None, Route::Exec(place(Some("u")))),
-            (Main, "PUT", "/exec/n/p/c", None, Route::MethodNotAllowed),
+            (Main, "PUT", "/exec/n/p/c", None, Route::MethodNotAllowed("GET, POST")),
             (Main, "POST", "/attach/n/p/c", None, Route::Attach(place(None))),
             (Main, "POST", "/portForward/n/p", None, Route::PortForward(place(None).pod)),
-            (Main, "GET", "/run/n/p/c", None, Route::MethodNotAllowed),
+            (Main, "GET", "/run/n/p/c", None, Route::MethodNotAllowed("POST")),
             (Main, "POST", "/run/n/p/c", None, Route::Run(place(None))),
             (Main, "POST", "/checkpoint/n/p/c", None, Route::Checkpoint(place(None))),
             (Main, "GET", "/logs/a/b", None, Route::NodeLogs("a/b".into())),
-            (Main, "GET", "/logs/%2e%2e/b", None, Route::NodeLogs("../b".into())),
-            (Main, "GET", "/%zz", None, Route::NotFound),
+            (Main, "GET", "/logs/a/b/", None, Route::NodeLogs("a/b/".into())),
+            (Main, "GET", "/logs/", None, Route::NodeLogs(String::new())),
+            (Main, "GET", "/logs", None, Route::Redirect("/logs/".into())),
+            (Main, "HEAD", "/logs/a", None, Route::MethodNotAllowed("GET")),
+            (Main, "GET", "/logs/%2e%2e/b", None, Route::Redirect("/b".into())),
+            (Main, "GET", "/logs/..%2f..%2Fetc/passwd", Some("a=b"), Route::Redirect("/etc/passwd?a=b".into())),
+            (Main, "GET", "/stats/../exec/n/p/c", None, Route::Redirect("/exec/n/p/c".into())),
+            (Main, "GET", "//evil.example/%0d", None, Route::Redirect("/evil.example/%0D".into())),
+            (Main, "GET", "/logs/a%00b", None, Route::NodeLogs("a\0b".into())),
+            (Main, "GET", "/%zz", None, Route::Malformed),
+            (Main, "GET", "/nothing", None, Route::Unknown),
+            (Main, "GET", "/", None, Route::Unknown),
+            (Main, "GET", "/stats", None, Route::Redirect("/stats/".into())),
+            (Main, "GET", "/stats/", None, Route::NotFound),
+            (Main, "GET", "/stats/other", None, Route::NotFound),
+            (Main, "PUT", "/stats/summary/", None, Route::MethodNotAllowed("GET, POST")),
+            (Main, "GET", "/pods/", None, Route::Pods),
+            (Main, "HEAD", "/pods", None, Route::MethodNotAllowed("GET")),
+            (Main, "GET", "/pods/x", None, Route::NotFound),
+            (Main, "GET", "/runningpods/", None, Route::RunningPods),
+            (Main, "GET", "/runningpods", Some("x"), Route::Redirect("/runningpods/?x".into())),
+            (Main, "GET", "/exec/n/p/c/", None, Route::Exec(place(None))),
+            (Main, "GET", "/exec", None, Route::NotFound),
+            (Main, "GET", "/configz/", None, Route::Unknown),
+            (Main, "POST", "/configz", None, Route::Configz),
+            (Main, "GET", "/debug/pprof/", None, Route::Pprof(String::new())),
+            (Main, "GET", "/debug/pprof/heap", None, Route::Pprof("heap".into())),
+            (Main, "GET", "/debug/flags/v", None, Route::FlagsVerbosity),
+            (Main, "GET", "/debug/flags/", None, Route::Unknown),
+            (ReadOnly, "GET", "/logs", None, Route::Redirect("/logs/".into())),
+            (ReadOnly, "GET", "/logs/x", None, Route::Disabled(DEBUG_DISABLED)),
+            (ReadOnly, "GET", "/checkpoint/n/p/c", None, Route::Unknown),
             (Main, "DELETE", "/metrics/slis", None, Route::SliMetrics { reset: true }),
         ] {
             assert_eq!(route(surface, &ON, method, path, query), expected, "{surface:?} {method} {path} {query:?}");
         }
         let off = Switches { debugging: false, ..ON };
         assert_eq!(route(Main, &off, "GET", "/exec/n/p/c", None), Route::Disabled(DEBUG_DISABLED));
-        assert_eq!(route(Main, &off, "GET", "/configz", None), Route::NotFound);
+        assert_eq!(route(Main, &off, "GET", "/configz", None), Route::Unknown);
+        assert_eq!(route(Main, &off, "GET", "/exec", None), Route::Redirect("/exec/".into()));
         let off = Switches { system_log: false, profiling: false, debug_flags: false, ..ON };
         for (path, words) in [
             ("/logs/x", "logs endpoint is disabled.\n"),
@@ -340,6 +447,8 @@ mod tests {
         ] {
             assert_eq!(route(Main, &off, "GET", path, None), Route::Disabled(words));
         }
+        assert_eq!(listed_paths(&ON), ["/configz", "/debug", "/flagz", "/healthz", "/metrics"]);
+        assert!(listed_paths(&off).contains(&"/logs".to_owned()));
         assert_eq!(path_label("/healthz/ping"), "healthz");
         assert_eq!(path_label("/metrics/resource"), "metrics/resource");
         assert_eq!(path_label("/x"), "other");
@@ -347,6 +456,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_served_has_no_way_up(path in "(/|\\.|%2e|%2F|a|logs){0,12}") {
+            if let Route::NodeLogs(relative) = route(Surface::Main, &ON, "GET", &format!("/logs/{path}"), None) {
+                prop_assert!(relative.split('/').all(|segment| segment != ".." && segment != "."), "{relative}");
+            }
+        }
+
         #[test]
         fn nothing_panics(path in any::<String>(), query in any::<String>()) {
             let _ = route(Surface::Main, &ON, "GET", &path, Some(&query));

@@ -16,7 +16,9 @@ use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
 };
 use bulkhead_ipc::evictiond::stats_server::{Stats, StatsServer};
-use bulkhead_ipc::evictiond::{CpuStats, NodeStats, PodStats, SummaryPart, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::evictiond::{
+    CgroupsPart, CgroupsRequest, CpuStats, NodeStats, PodStats, SummaryPart, SummaryRequest, summary_part::Part,
+};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
 use bulkhead_ipc::statusd::GetStatusRequest;
@@ -89,11 +91,16 @@ impl Stats for Fake {
             time: "2026-01-01T00:00:00Z".into(),
             usage_nano_cores: Some(1),
             usage_core_nano_seconds: Some(2_500_000_000),
+            psi: None,
         });
         let node = NodeStats { node_name: "n".into(), cpu: cpu.clone(), ..Default::default() };
         let pod = PodStats { namespace: "d".into(), name: "p".into(), uid: "u".into(), cpu, ..Default::default() };
         let parts = [Part::Node(node), Part::Pod(pod)].map(|part| Ok(SummaryPart { part: Some(part) }));
         Ok(Response::new(tokio_stream::iter(parts.to_vec())))
+    }
+    type CgroupsStream = tokio_stream::Iter<std::vec::IntoIter<Result<CgroupsPart, Status>>>;
+    async fn cgroups(&self, _: Request<CgroupsRequest>) -> Result<Response<Self::CgroupsStream>, Status> {
+        Err(Status::unimplemented("not needed"))
     }
 }
 
@@ -240,7 +247,7 @@ async fn a_wedged_syncd_does_not_look_healthy() {
     *lab.syncd.script.sync_loop_age.lock().unwrap() = 0.0;
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
     assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
-    let checks = lab.app.checks().await;
+    let checks = lab.app.checks(Surface::Healthz).await;
     assert!(checks.iter().any(|(name, outcome)| *name == "syncloop" && outcome.is_err()));
 }
 

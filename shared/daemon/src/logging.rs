@@ -4,6 +4,7 @@
 //! repository, so a line leads to its code. Fields of the open spans (request id, pod uid) follow the event's own.
 
 use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bulkhead_trace::TraceLayer;
 use tracing::field::{Field, Visit};
@@ -11,6 +12,9 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
+
+/// klog's verbosity in force.
+static VERBOSITY: AtomicU32 = AtomicU32::new(0);
 
 /// Text or JSON (`logging.format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,16 +26,9 @@ pub enum LogFormat {
 /// Starts logging for the process, and recording of traces where the configuration names it. `verbosity` is klog's: 0 to 3
 /// info, from 4 on debug, from 6 on trace.
 pub fn start(format: LogFormat, verbosity: u32, traces: Option<TraceLayer>) {
-    let level = match verbosity {
-        0..=3 => Level::INFO,
-        4 | 5 => Level::DEBUG,
-        _ => Level::TRACE,
-    };
-    // Other crates' debug lines are of no use to an operator below the highest verbosity.
-    let filter = tracing_subscriber::filter::filter_fn(move |metadata| {
-        let ours = metadata.target().starts_with("bulkhead_") || metadata.target().starts_with("kubelet");
-        let limit = if ours || verbosity >= 8 { level } else { Level::WARN };
-        *metadata.level() <= limit && !quotes_answers(metadata.target())
+    VERBOSITY.store(verbosity, Ordering::Relaxed);
+    let filter = tracing_subscriber::filter::filter_fn(|metadata| {
+        is_written(VERBOSITY.load(Ordering::Relaxed), metadata.level(), metadata.target())
     });
     use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
     let layer = tracing_subscriber::fmt::layer()
@@ -45,6 +42,25 @@ pub fn start(format: LogFormat, verbosity: u32, traces: Option<TraceLayer>) {
     let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter)).with(traces);
     // A second start in one process (tests) keeps the first.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Changes how much is logged from now on; see [`start`].
+pub fn set_verbosity(verbosity: u32) {
+    VERBOSITY.store(verbosity, Ordering::Relaxed);
+    // Each place in the code remembers whether anybody wants to hear of it.
+    tracing::callsite::rebuild_interest_cache();
+}
+
+fn is_written(verbosity: u32, level: &Level, target: &str) -> bool {
+    let most = match verbosity {
+        0..=3 => Level::INFO,
+        4 | 5 => Level::DEBUG,
+        _ => Level::TRACE,
+    };
+    // Other crates' debug lines are of no use to an operator below the highest verbosity.
+    let ours = target.starts_with("bulkhead_") || target.starts_with("kubelet");
+    let limit = if ours || verbosity >= 8 { most } else { Level::WARN };
+    *level <= limit && !quotes_answers(target)
 }
 
 /// The API client's library warns with the whole text of an answer that it cannot decode, which may be a Secret or a
@@ -207,6 +223,24 @@ mod tests {
     fn a_line_leads_to_its_file() {
         assert_eq!(place("bins/kubelet-syncd/src/pleg/evented.rs"), "kubelet-syncd/pleg/evented.rs");
         assert_eq!(place("shared/ipc/src/client.rs"), "ipc/client.rs");
+    }
+
+    #[test]
+    fn more_verbosity_says_more_of_us_and_last_of_others() {
+        let table = [
+            (0, Level::INFO, "kubelet_syncd", true),
+            (3, Level::DEBUG, "kubelet_syncd", false),
+            (4, Level::DEBUG, "bulkhead_ipc", true),
+            (5, Level::TRACE, "kubelet_syncd", false),
+            (6, Level::TRACE, "kubelet_syncd", true),
+            (6, Level::INFO, "h2", false),
+            (0, Level::WARN, "h2", true),
+            (8, Level::TRACE, "h2", true),
+            (10, Level::WARN, "kube_client::client", false),
+        ];
+        for (verbosity, level, target, expected) in table {
+            assert_eq!(is_written(verbosity, &level, target), expected, "{verbosity} {level} {target}");
+        }
     }
 
     #[test]

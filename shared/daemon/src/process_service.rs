@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use bulkhead_ipc::common::logging_server::Logging;
 use bulkhead_ipc::common::process_server::Process as ProcessApi;
 use bulkhead_ipc::common::{
-    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
+    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, SetVerbosityReply,
+    SetVerbosityRequest,
 };
 use bulkhead_types::{Epoch, Process};
 use tonic::{Request, Response, Status};
@@ -22,6 +24,23 @@ pub(crate) struct ProcessService {
     /// Landlock rules in words, and departures from the intended privileges.
     pub(crate) landlock: Vec<String>,
     pub(crate) warnings: Vec<String>,
+}
+
+/// `kubelet.common.v1.Logging`.
+#[derive(Debug)]
+pub(crate) struct LoggingService;
+
+#[tonic::async_trait]
+impl Logging for LoggingService {
+    async fn set_verbosity(
+        &self,
+        request: Request<SetVerbosityRequest>,
+    ) -> Result<Response<SetVerbosityReply>, Status> {
+        let verbosity = request.into_inner().verbosity;
+        tracing::info!(verbosity, "log verbosity is changed");
+        crate::logging::set_verbosity(verbosity);
+        Ok(Response::new(SetVerbosityReply {}))
+    }
 }
 
 #[tonic::async_trait]

@@ -12,6 +12,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
+use bulkhead_ipc::common::logging_server::LoggingServer;
 use bulkhead_ipc::common::process_server::ProcessServer;
 use bulkhead_ipc::common::traces_server::TracesServer;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
@@ -27,7 +28,7 @@ use crate::listeners::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::privileges::{self, Intended};
-use crate::process_service::{ProcessService, Readiness};
+use crate::process_service::{LoggingService, ProcessService, Readiness};
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
 use crate::traces::{self, TracesService};
@@ -142,6 +143,8 @@ impl Daemon {
             landlock: self.landlock.clone(),
             warnings: self.warnings.clone(),
         };
+        let logging = LoggingServer::new(LoggingService).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let services = services.add(logging);
         let traces = TracesServer::new(TracesService(self.traces.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)).add(traces))
     }

@@ -1,38 +1,76 @@
-//! What the node shows of its state: `/pods`, `/runningpods/`, `/configz` and the debugging switches.
+//! What the node shows of itself: `/pods`, `/runningpods/`, `/configz`, and the pages and switches for debugging.
+
+mod configz;
+mod go_json;
+mod pods;
+mod pprof;
+mod verbosity;
+mod zpages;
 
 use std::sync::Arc;
 
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, header};
 use hyper::body::Incoming;
+use jiff::Timestamp;
 
 use crate::app::App;
+use crate::routes;
 use crate::server::answer::{self, Answer};
 
-pub async fn pods(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "pods\n")
+/// `/pods`: every pod that a source wants.
+pub async fn pods(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
+    pods::wanted(app).await
 }
 
-pub async fn running_pods(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "runningpods\n")
+/// `/runningpods/`: what the runtime says that runs.
+pub async fn running_pods(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
+    pods::running(app).await
 }
 
-pub async fn configz(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "configz\n")
+/// `/configz`.
+pub async fn configz(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
+    match configz::document(&app.config.kubelet) {
+        Ok(document) => answer::json(document),
+        Err(error) => answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
 }
 
-pub async fn flags_v(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "flags\n")
+/// `/debug/flags/v`.
+pub async fn flags_v(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    verbosity::serve(app, request).await
 }
 
-pub async fn flagz(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "flagz\n")
+/// `/flagz`.
+pub async fn flagz(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    let flags = bulkhead_config::flags::effective(&app.config.flags, &app.config.kubelet);
+    page(&zpages::Page::Flagz(flags), &request)
 }
 
-pub async fn statusz(_app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "statusz\n")
+/// `/statusz`.
+pub async fn statusz(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+    let started = bulkhead_daemon::process_start_time().and_then(|at| Timestamp::from_second(at as i64).ok());
+    let now = Timestamp::now();
+    let status = zpages::Status {
+        started: started.unwrap_or(now),
+        now,
+        binary_version: app.config.version.trim_start_matches('v').to_owned(),
+        emulation_version: format!("1.{}", bulkhead_config::version::MINOR),
+        paths: routes::listed_paths(app.switches()),
+    };
+    page(&zpages::Page::Statusz(status), &request)
+}
+
+fn page(page: &zpages::Page, request: &Request<Incoming>) -> Answer {
+    let text = |name: header::HeaderName| request.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    // As upstream: whoever looks at it with these gets lines.
+    let reader = ["curl", "Wget", "Mozilla/5.0"].iter().any(|agent| text(header::USER_AGENT).starts_with(agent));
+    let asked = routes::pairs(request.uri().query().unwrap_or_default())
+        .find(|(key, _)| key == "pretty")
+        .map(|(_, value)| !matches!(value.as_str(), "false" | "0"));
+    page.answer(text(header::ACCEPT), asked.unwrap_or(reader))
 }
 
 /// `profile`: what follows `/debug/pprof/`.
-pub async fn pprof(_app: &Arc<App>, _profile: &str, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "pprof\n")
+pub async fn pprof(_app: &Arc<App>, profile: &str, _request: Request<Incoming>) -> Answer {
+    pprof::answer(profile, &pprof::command_line())
 }

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use super::mirrors::{CopyOf, Mirrors};
 use crate::service::PodHub;
 use crate::sources::static_pod::CONFIG_MIRROR;
+use crate::start_latency::StartTimes;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
 
 /// What is to be told of the watch itself.
@@ -38,6 +39,7 @@ pub struct PodSource {
     pub hub: Arc<PodHub>,
     pub statics: watch::Receiver<Arc<[StaticName]>>,
     pub seen: watch::Sender<ApiPods>,
+    pub starts: Arc<StartTimes>,
 }
 
 /// The pods that are bound to the node, of all namespaces.
@@ -49,8 +51,8 @@ pub fn changes(client: &ApiClient, node: &NodeName) -> BoxStream<'static, Change
 /// A pod as it was seen, sorted out.
 #[derive(Debug)]
 enum Seen {
-    /// To be run here.
-    Pod(PodUid, ApiObject, Box<Pod>),
+    /// To be run here. Last its managedFields as JSON, which the typed copy is without.
+    Pod(PodUid, ApiObject, Box<Pod>, Vec<u8>),
     Mirror(FullName, ApiObject),
     /// Not ours, or not a pod that can be worked on.
     Nothing,
@@ -97,9 +99,10 @@ impl Source {
         }
         match change {
             Change::Restarted(pods) => self.restarted(pods).await,
-            Change::Applied(pod) => match sort_out(pod, &self.parts.node) {
-                Seen::Pod(uid, object, pod) => {
+            Change::Applied(pod) => match self.sort_out(pod) {
+                Seen::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
+                    self.parts.hub.keep_managed_fields(&uid, &managed);
                     self.known.insert(uid);
                     self.parts.sender.upsert(*pod).await
                 }
@@ -111,8 +114,10 @@ impl Source {
                 Seen::Nothing => true,
             },
             Change::Deleted(pod) => match sort_out(pod, &self.parts.node) {
-                Seen::Pod(uid, _, _) => {
+                Seen::Pod(uid, ..) => {
                     self.parts.hub.set_api(&uid, None);
+                    self.parts.hub.drop_managed_fields(&uid);
+                    self.parts.starts.forget(&uid);
                     self.known.remove(&uid);
                     self.parts.sender.remove(uid).await
                 }
@@ -131,12 +136,23 @@ impl Source {
         }
     }
 
+    /// What the pod is to us. How far its start has got is noted on the way: later its status is not at hand any more.
+    fn sort_out(&self, pod: Pod) -> Seen {
+        if let Some(uid) = pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok())
+            && !is_mirror(&pod)
+        {
+            self.parts.starts.observed(&uid, &pod, jiff::Timestamp::now());
+        }
+        sort_out(pod, &self.parts.node)
+    }
+
     async fn restarted(&mut self, all: Vec<Pod>) -> bool {
         let (mut pods, mut mirrors, mut known) = (Vec::new(), Vec::new(), HashSet::new());
         for pod in all {
-            match sort_out(pod, &self.parts.node) {
-                Seen::Pod(uid, object, pod) => {
+            match self.sort_out(pod) {
+                Seen::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
+                    self.parts.hub.keep_managed_fields(&uid, &managed);
                     known.insert(uid);
                     pods.push(*pod);
                 }
@@ -147,6 +163,8 @@ impl Source {
         let before = std::mem::replace(&mut self.known, known);
         for gone in before.difference(&self.known) {
             self.parts.hub.set_api(gone, None);
+            self.parts.hub.drop_managed_fields(gone);
+            self.parts.starts.forget(gone);
         }
         let copies = self.mirrors.set(mirrors);
         self.tell(copies);
@@ -193,7 +211,8 @@ fn sort_out(pod: Pod, node: &NodeName) -> Seen {
     };
     let object = api_object(&pod);
     if object.mirror_hash.is_empty() && !is_mirror(&pod) {
-        return Seen::Pod(uid, object, Box::new(compact(&pod)));
+        let managed = pod.metadata.managed_fields.as_ref().and_then(|fields| serde_json::to_vec(fields).ok());
+        return Seen::Pod(uid, object, Box::new(compact(&pod)), managed.unwrap_or_default());
     }
     Seen::Mirror((pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default()), object)
 }
@@ -287,6 +306,7 @@ mod tests {
             hub: hub.clone(),
             statics: static_names,
             seen: seen_sender,
+            starts: StartTimes::register(&prometheus::Registry::new()).unwrap(),
         };
         tokio::spawn(source.run(tokio_stream::wrappers::UnboundedReceiverStream::new(incoming).boxed()));
         World { sources, updates, hub, seen, statics, changes }
@@ -310,6 +330,7 @@ mod tests {
         let copy = world.hub.api(&uid("1")).unwrap();
         assert_eq!((copy.resource_version.as_str(), copy.generation, copy.deleting), ("7", 2, false));
         assert_eq!(copy.status_json, br#"{"phase":"Pending"}"#);
+        assert_eq!(world.hub.managed_fields(&uid("1")).as_deref(), Some(&br#"[{"manager":"m"}]"#[..]));
 
         // Nothing at all follows from an interruption; the relist after it knows better than we do.
         world.changes.send(Change::Failed("away".into())).unwrap();
@@ -317,6 +338,7 @@ mod tests {
         assert_eq!(world.next().await, (PodOp::Remove, vec!["1".into()]));
         assert_eq!(world.next().await, (PodOp::Add, vec!["3".into()]));
         assert!(world.hub.api(&uid("1")).is_none() && world.hub.api(&uid("3")).is_some());
+        assert!(world.hub.managed_fields(&uid("1")).is_none());
         assert!(world.sources.states()[0].errors.is_empty(), "it delivers again");
 
         let mut ending = pod("3", "c", "n", None);

@@ -20,9 +20,10 @@ use super::ring::EventRing;
 /// Events sent in one go to a reader that was away.
 const EVENT_BATCH: usize = 64;
 
-type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// A stream of messages, as the services give it.
+pub(super) type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// All three services.
+/// All services.
 #[derive(Clone)]
 pub struct SyncdApi {
     pub epoch: Epoch,

@@ -35,6 +35,8 @@ struct Inner {
     forgotten: u64,
     /// What the API server has of pods that have no state here (yet, or any more).
     unclaimed: HashMap<PodUid, ApiObject>,
+    /// `metadata.managedFields` of pods of the API server, as JSON: shown and used by nothing.
+    managed_fields: HashMap<PodUid, Arc<[u8]>>,
 }
 
 /// Shared by the main loop, the pods' tasks and the service.
@@ -99,6 +101,22 @@ impl PodHub {
             Some(object) => inner.unclaimed.insert(uid.clone(), object),
             None => inner.unclaimed.remove(uid),
         };
+    }
+
+    /// Keeps the pod's managedFields as they were when it was first seen (upstream takes none of later changes either).
+    pub fn keep_managed_fields(&self, uid: &PodUid, json: &[u8]) {
+        if !json.is_empty() {
+            self.inner().managed_fields.entry(uid.clone()).or_insert_with(|| json.into());
+        }
+    }
+
+    /// The API server does not have the pod any more.
+    pub fn drop_managed_fields(&self, uid: &PodUid) {
+        self.inner().managed_fields.remove(uid);
+    }
+
+    pub fn managed_fields(&self, uid: &PodUid) -> Option<Arc<[u8]>> {
+        self.inner().managed_fields.get(uid).cloned()
     }
 
     /// What the API server has of the pod.

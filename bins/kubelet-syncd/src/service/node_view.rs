@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
-use bulkhead_cri::v1;
+use bulkhead_cri::{CriClient, v1};
 use bulkhead_ipc::syncd as api;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -50,6 +50,7 @@ struct Parts {
 /// What there is before the runtime has answered.
 #[derive(Debug, Clone)]
 pub struct FirstParts {
+    pub cri: CriClient,
     pub pleg: Pleg,
     pub health: watch::Receiver<RuntimeHealth>,
     /// When the runtime answered last.
@@ -123,6 +124,16 @@ impl NodeView {
         parts.sources = Some(sources);
         drop(parts);
         self.touch();
+    }
+
+    /// Where pods come from, once that has begun.
+    pub fn sources(&self) -> Option<Arc<Sources>> {
+        self.parts().sources.clone()
+    }
+
+    /// The runtime, once there is a connection to ask for.
+    pub fn cri(&self) -> Option<CriClient> {
+        self.parts().first.as_ref().map(|first| first.cri.clone())
     }
 
     /// Where a watcher begins.

@@ -129,6 +129,16 @@ impl Merge {
         self.sources.get(&kind).map_or(0, |s| s.pods.len())
     }
 
+    /// All pods that the sources want now, by namespace and name.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        let mut pods: Vec<Arc<Pod>> = self.sources.values().flat_map(|s| s.pods.values().cloned()).collect();
+        pods.sort_by(|a, b| {
+            let (a, b) = (&a.metadata, &b.metadata);
+            (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name))
+        });
+        pods
+    }
+
     /// Takes the complete new set of a source. `now` becomes the first-seen time of new pods.
     pub fn set(&mut self, kind: SourceKind, pods: Vec<Pod>, now: Timestamp) -> Merged {
         let source = self.sources.entry(kind).or_default();

@@ -206,6 +206,11 @@ impl Sources {
         self.shared().merge.all_ready()
     }
 
+    /// All pods that are wanted now, as their sources have them, by namespace and name.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.shared().merge.pods()
+    }
+
     pub fn states(&self) -> Vec<SourceState> {
         let shared = self.shared();
         let state = |kind: &SourceKind| SourceState {

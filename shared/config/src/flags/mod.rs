@@ -5,6 +5,7 @@
 
 mod config_table;
 mod help;
+mod show;
 mod table;
 mod values;
 
@@ -18,6 +19,7 @@ use crate::kubelet::{KubeletConfiguration, TextMap};
 use crate::kubelet_flags::KubeletFlags;
 
 pub use help::help;
+pub use show::effective;
 
 /// Everything that flags set.
 #[derive(Debug, Clone)]

@@ -1,0 +1,248 @@
+//! What /pods and /runningpods/ are made of: the pods that the sources want, each cut into pieces that fit into messages,
+//! and what the runtime says that runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bulkhead_cri::v1;
+use bulkhead_ipc::syncd as api;
+use bulkhead_ipc::syncd::views_server::Views;
+use futures_util::{Stream, stream};
+use k8s_openapi::api::core::v1::Pod;
+use tonic::{Request, Response, Status};
+
+use super::api::{Answer, SyncdApi};
+use super::hub::PodHub;
+use crate::desired;
+use crate::runtime::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use crate::runtime::podspec;
+
+/// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
+const PIECE_BYTES: usize = 192 << 10;
+
+#[tonic::async_trait]
+impl Views for SyncdApi {
+    type ObjectsStream = Answer<api::ObjectPiece>;
+
+    async fn objects(&self, _: Request<api::ObjectsRequest>) -> Result<Response<Self::ObjectsStream>, Status> {
+        let sources =
+            self.node.sources().ok_or_else(|| Status::unavailable("the sources of pods have not begun yet"))?;
+        Ok(Response::new(Box::pin(objects(sources.pods(), self.pods.clone()))))
+    }
+
+    type RunningStream = Answer<api::RunningPod>;
+
+    async fn running(&self, _: Request<api::RunningRequest>) -> Result<Response<Self::RunningStream>, Status> {
+        let cri = self.node.cri().ok_or_else(|| Status::unavailable("the runtime is not known yet"))?;
+        let ready = v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() };
+        let sandboxes = v1::PodSandboxFilter { state: Some(ready), ..Default::default() };
+        let running = v1::ContainerStateValue { state: v1::ContainerState::ContainerRunning.into() };
+        let containers = v1::ContainerFilter { state: Some(running), ..Default::default() };
+        let (sandboxes, containers) = tokio::try_join!(
+            cri.list_pod_sandbox(v1::ListPodSandboxRequest { filter: Some(sandboxes) }),
+            cri.list_containers(v1::ListContainersRequest { filter: Some(containers) }),
+        )
+        .map_err(|error| Status::unavailable(error.to_string()))?;
+        let pods = running_pods(sandboxes.items, containers.containers);
+        Ok(Response::new(Box::pin(stream::iter(pods.into_iter().map(Ok)))))
+    }
+}
+
+/// One pod after the other is made into text, when its turn has come.
+fn objects(pods: Vec<Arc<Pod>>, hub: Arc<PodHub>) -> impl Stream<Item = Result<api::ObjectPiece, Status>> + Send {
+    let rest = (pods.into_iter(), Vec::new().into_iter(), hub);
+    stream::unfold(rest, |(mut pods, mut pieces, hub)| async move {
+        loop {
+            if let Some(piece) = pieces.next() {
+                return Some((Ok(piece), (pods, pieces, hub)));
+            }
+            let next: Arc<Pod> = pods.next()?;
+            pieces = match texts(&next, &hub) {
+                Ok(texts) => pieces_of(texts).into_iter(),
+                Err(error) => {
+                    let status = Status::internal(format!("a pod could not be written: {error}"));
+                    return Some((Err(status), (Vec::new().into_iter(), Vec::new().into_iter(), hub)));
+                }
+            };
+        }
+    })
+}
+
+/// Pod, status, managed fields.
+type Texts = [Vec<u8>; 3];
+
+fn texts(pod: &Pod, hub: &PodHub) -> Result<Texts, serde_json::Error> {
+    let uid = desired::uid_of(pod);
+    // Who watches the API server sees what was reported there; of a static pod nobody has told it.
+    let state = uid.as_ref().filter(|_| podspec::is_static(pod)).and_then(|uid| hub.get(uid));
+    let live = state.map(|state| state.status_json.clone()).unwrap_or_default();
+    let managed = uid.as_ref().and_then(|uid| hub.managed_fields(uid));
+    let managed = managed.map(|text| text.to_vec()).unwrap_or_default();
+    let pod = if live.is_empty() {
+        serde_json::to_vec(pod)?
+    } else {
+        serde_json::to_vec(&Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status: None })?
+    };
+    Ok([pod, live, managed])
+}
+
+fn pieces_of(texts: Texts) -> Vec<api::ObjectPiece> {
+    let mut pieces = Vec::new();
+    let mut piece = api::ObjectPiece::default();
+    let mut room = PIECE_BYTES;
+    for (place, text) in texts.iter().enumerate() {
+        let mut text = text.as_slice();
+        while !text.is_empty() {
+            if room == 0 {
+                pieces.push(std::mem::take(&mut piece));
+                room = PIECE_BYTES;
+            }
+            let (now, later) = text.split_at(text.len().min(room));
+            match place {
+                0 => piece.pod_json.extend_from_slice(now),
+                1 => piece.status_json.extend_from_slice(now),
+                _ => piece.managed_fields_json.extend_from_slice(now),
+            }
+            room -= now.len();
+            text = later;
+        }
+    }
+    piece.last = true;
+    pieces.push(piece);
+    pieces
+}
+
+/// Pods with a ready sandbox or a running container, the newest first (upstream
+/// `kuberuntime_manager.go` GetPods, then `ToAPIPod`).
+fn running_pods(sandboxes: Vec<v1::PodSandbox>, containers: Vec<v1::Container>) -> Vec<api::RunningPod> {
+    let mut pods: Vec<(i64, api::RunningPod)> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for sandbox in sandboxes {
+        let Some(metadata) = sandbox.metadata else { continue };
+        match places.get(&metadata.uid) {
+            Some(place) => pods[*place].0 = pods[*place].0.max(sandbox.created_at),
+            None => {
+                places.insert(metadata.uid.clone(), pods.len());
+                let pod = api::RunningPod {
+                    uid: metadata.uid,
+                    namespace: metadata.namespace,
+                    name: metadata.name,
+                    containers: Vec::new(),
+                };
+                pods.push((sandbox.created_at, pod));
+            }
+        }
+    }
+    for container in containers {
+        let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
+        let uid = label(POD_UID);
+        if uid.is_empty() {
+            // Somebody else's: no pod's.
+            continue;
+        }
+        let place = *places.entry(uid.clone()).or_insert_with(|| {
+            let pod =
+                api::RunningPod { uid, namespace: label(POD_NAMESPACE), name: label(POD_NAME), ..Default::default() };
+            pods.push((container.created_at, pod));
+            pods.len() - 1
+        });
+        let image = container.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
+        pods[place].1.containers.push(api::RunningContainer { name: label(CONTAINER_NAME), image });
+    }
+    pods.sort_by_key(|(created, _)| std::cmp::Reverse(*created));
+    pods.into_iter().map(|(_, pod)| pod).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt as _;
+    use serde_json::json;
+
+    fn pod(name: &str, source: &str, filler: usize) -> Arc<Pod> {
+        let pod = json!({"metadata": {"name": name, "namespace": "d", "uid": name, "annotations": {
+                "kubernetes.io/config.source": source, "filler": "x".repeat(filler)}},
+            "spec": {"containers": []}, "status": {"phase": "Pending"}});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    async fn collect(pods: Vec<Arc<Pod>>, hub: Arc<PodHub>) -> Vec<(serde_json::Value, String, String)> {
+        let mut all = Vec::new();
+        let mut now = api::ObjectPiece::default();
+        let mut pieces = std::pin::pin!(objects(pods, hub));
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.unwrap();
+            let bytes = piece.pod_json.len() + piece.status_json.len() + piece.managed_fields_json.len();
+            assert!(bytes <= PIECE_BYTES, "{bytes}");
+            now.pod_json.extend(piece.pod_json);
+            now.status_json.extend(piece.status_json);
+            now.managed_fields_json.extend(piece.managed_fields_json);
+            if piece.last {
+                let done = std::mem::take(&mut now);
+                let text = |bytes| String::from_utf8(bytes).unwrap();
+                let pod = serde_json::from_slice(&done.pod_json).unwrap();
+                all.push((pod, text(done.status_json), text(done.managed_fields_json)));
+            }
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn a_static_pods_status_is_the_live_one_and_size_does_not_matter() {
+        let hub = Arc::new(PodHub::default());
+        for uid in ["a", "s"] {
+            let uid = bulkhead_types::PodUid::parse(uid).unwrap();
+            hub.modify(&uid, |state| state.status_json = br#"{"phase":"Running"}"#.to_vec());
+            hub.keep_managed_fields(&uid, br#"[{"manager":"m"}]"#);
+        }
+        let pods = vec![pod("a", "api", 600 << 10), pod("s", "file", 0), pod("t", "http", PIECE_BYTES)];
+        let shown = collect(pods, hub).await;
+        assert_eq!(shown.len(), 3);
+        assert_eq!((shown[0].0["status"]["phase"].as_str(), shown[0].1.as_str()), (Some("Pending"), ""));
+        assert_eq!(shown[0].0["metadata"]["annotations"]["filler"].as_str().unwrap().len(), 600 << 10);
+        assert_eq!(shown[0].2, r#"[{"manager":"m"}]"#);
+        assert_eq!((shown[1].0.get("status"), shown[1].1.as_str()), (None, r#"{"phase":"Running"}"#));
+        // Nothing has been computed of the last one.
+        assert_eq!((shown[2].0["status"]["phase"].as_str(), shown[2].2.as_str()), (Some("Pending"), ""));
+    }
+
+    #[test]
+    fn what_runs_is_what_the_runtime_lists() {
+        let sandbox = |uid: &str, created_at| v1::PodSandbox {
+            metadata: Some(v1::PodSandboxMetadata {
+                uid: uid.into(),
+                name: format!("{uid}-name"),
+                ..Default::default()
+            }),
+            created_at,
+            ..Default::default()
+        };
+        let container = |uid: &str, name: &str, created_at| v1::Container {
+            labels: [(POD_UID, uid), (POD_NAME, "left"), (CONTAINER_NAME, name)]
+                .into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+            image: Some(v1::ImageSpec { image: "sha256:1".into(), ..Default::default() }),
+            created_at,
+            ..Default::default()
+        };
+        let pods = running_pods(
+            vec![sandbox("a", 1), sandbox("b", 5), sandbox("a", 3)],
+            vec![
+                container("a", "one", 2),
+                container("", "foreign", 9),
+                container("c", "alone", 4),
+                container("a", "two", 9),
+            ],
+        );
+        let brief: Vec<(String, String, Vec<String>)> = pods
+            .into_iter()
+            .map(|p| (p.uid, p.name, p.containers.into_iter().map(|c| format!("{} {}", c.name, c.image)).collect()))
+            .collect();
+        let of = |uid: &str, name: &str, containers: &[&str]| {
+            (uid.to_owned(), name.to_owned(), containers.iter().map(|c| format!("{c} sha256:1")).collect::<Vec<_>>())
+        };
+        assert_eq!(brief, [of("b", "b-name", &[]), of("c", "left", &["alone"]), of("a", "a-name", &["one", "two"])]);
+    }
+}
