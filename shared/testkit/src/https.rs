@@ -30,6 +30,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
+pub(crate) use self::tls::Anybody;
 pub use self::wire::{Arriving, Connection, Reader, Writer};
 use crate::cluster::client::{Answer, Credential};
 use crate::netns;
@@ -47,7 +48,7 @@ pub struct Https {
     namespace: Option<PathBuf>,
     credential: Credential,
     trusted: Option<Trusted>,
-    versions: &'static [&'static SupportedProtocolVersion],
+    versions: Vec<&'static SupportedProtocolVersion>,
     encrypted: bool,
     http2: bool,
 }
@@ -113,7 +114,7 @@ impl Https {
             namespace: None,
             credential: credential.clone(),
             trusted: None,
-            versions: rustls::ALL_VERSIONS,
+            versions: rustls::ALL_VERSIONS.to_vec(),
             encrypted: true,
             http2: false,
         }
@@ -142,9 +143,9 @@ impl Https {
         self
     }
 
-    /// Only these versions of TLS, such as `&[&rustls::version::TLS12]`.
-    pub fn with_versions(mut self, versions: &'static [&'static SupportedProtocolVersion]) -> Self {
-        self.versions = versions;
+    /// Only this version of TLS, such as `&rustls::version::TLS12`.
+    pub fn with_version(mut self, version: &'static SupportedProtocolVersion) -> Self {
+        self.versions = vec![version];
         self
     }
 

@@ -1,7 +1,7 @@
 //! Who may do what: masters everything, nodes what the node authorizer allows, everybody else what they were granted
 //! (modes `Node,RBAC` of the real server, with grants instead of RBAC objects).
 
-use super::identity::{AUTHENTICATED, MASTERS, User};
+use super::identity::{AUTHENTICATED, CLUSTER_ADMINS, MASTERS, User};
 use super::node_authorizer;
 use super::request::Request;
 use super::resources;
@@ -28,7 +28,7 @@ pub struct Grant {
     pub to: String,
     /// `*` for all.
     pub verbs: Vec<String>,
-    /// As `pods`, `nodes/proxy`, `leases`; `*` for all.
+    /// As `pods`, `nodes/proxy`, `nodes/*`, `leases`; `*` for all.
     pub resources: Vec<String>,
 }
 
@@ -38,13 +38,37 @@ impl Grant {
         Self { to: to.to_owned(), verbs: owned(verbs), resources: owned(resources) }
     }
 
+    /// The role `system:kubelet-api-admin`: everything that kubelets serve.
+    pub fn kubelet_api_admin(to: &str) -> Self {
+        Self::new(to, &["*"], &["nodes/proxy", "nodes/metrics", "nodes/log", "nodes/stats", "nodes/configz"]).and(&[
+            "nodes/healthz",
+            "nodes/pods",
+            "nodes/checkpoint",
+            "nodes/statusz",
+            "nodes/spec",
+        ])
+    }
+
+    /// What metrics-server's own role says of kubelets.
+    pub fn metrics_server(to: &str) -> Self {
+        Self::new(to, &["get"], &["nodes/metrics"])
+    }
+
+    fn and(mut self, resources: &[&str]) -> Self {
+        self.resources.extend(resources.iter().map(|one| (*one).to_owned()));
+        self
+    }
+
     fn allows(&self, user: &User, attributes: &Attributes) -> bool {
         let sub =
             if attributes.subresource.is_empty() { String::new() } else { format!("/{}", attributes.subresource) };
         let resource = format!("{}{sub}", attributes.resource);
         (self.to == user.name || user.is_in(&self.to))
             && self.verbs.iter().any(|verb| verb == "*" || *verb == attributes.verb)
-            && self.resources.iter().any(|one| one == "*" || *one == resource)
+            && self.resources.iter().any(|one| {
+                let all_parts = one.strip_suffix("/*").is_some_and(|plural| plural == attributes.resource);
+                one == "*" || *one == resource || (all_parts && !attributes.subresource.is_empty())
+            })
     }
 }
 
@@ -76,7 +100,7 @@ pub fn decide(
     attributes: &Attributes,
     request: &Request,
 ) -> Result<(), String> {
-    if user.is_in(MASTERS) || grants.iter().any(|grant| grant.allows(user, attributes)) {
+    if user.is_in(MASTERS) || user.is_in(CLUSTER_ADMINS) || grants.iter().any(|grant| grant.allows(user, attributes)) {
         return Ok(());
     }
     let below = |paths: &[&str]| {

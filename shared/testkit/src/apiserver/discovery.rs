@@ -123,13 +123,18 @@ fn resource_list(group: &str, version: &str) -> Value {
         }
         resources.push(entry);
         for (name, kind) in resource.subresources {
-            let creates = matches!(*kind, "Binding" | "Eviction" | "TokenRequest");
             let mut entry = json!({
                 "name": format!("{}/{name}", resource.plural),
                 "singularName": "",
                 "namespaced": resource.namespaced,
                 "kind": kind,
-                "verbs": if creates { json!(["create"]) } else { json!(["get", "patch", "update"]) },
+                "verbs": match (*name, *kind) {
+                    (_, "Binding" | "Eviction" | "TokenRequest") => json!(["create"]),
+                    ("attach" | "exec" | "portforward", _) => json!(["create", "get"]),
+                    ("log", _) => json!(["get"]),
+                    ("proxy", _) => json!(["create", "delete", "get", "patch", "update"]),
+                    _ => json!(["get", "patch", "update"]),
+                },
             });
             match *kind {
                 "Eviction" => (entry["group"], entry["version"]) = (json!("policy"), json!("v1")),

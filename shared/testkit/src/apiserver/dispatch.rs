@@ -6,6 +6,7 @@ use super::authorization;
 use super::deletion::{self, Options};
 use super::discovery::{self, Answer};
 use super::identity::User;
+use super::kubelets::{self, Passage, Way};
 use super::negotiation::{self, Output};
 use super::node_restriction::{Operation, Write};
 use super::patch::PatchType;
@@ -22,6 +23,7 @@ use super::{Shared, lists, reviews, table};
 pub(super) enum Reply {
     Full { code: u16, content_type: &'static str, body: bytes::Bytes },
     Stream(Box<Watch>),
+    Node(Box<Passage>),
 }
 
 /// What a request brought along.
@@ -52,7 +54,16 @@ pub(super) fn dispatch(
 ) -> Result<Reply, ApiError> {
     {
         let store = shared.store();
-        authorization::authorize(&store, &shared.config.grants, user, &request)?;
+        let grants = shared.grants();
+        authorization::authorize(&store, &grants, user, &request)?;
+        if let Some(also) = also_asked(&request) {
+            authorization::authorize(&store, &grants, user, &also)?;
+        }
+        match kubelets::way(&store, &request)? {
+            Way::Own => {}
+            Way::Empty => return Ok(Reply::Full { code: 204, content_type: "text/plain", body: bytes::Bytes::new() }),
+            Way::Node(passage) => return Ok(Reply::Node(Box::new(passage))),
+        }
     }
     let Some(resource) = request.resource else {
         if request.unknown_resource {
@@ -147,6 +158,12 @@ pub(super) fn dispatch(
         }
         (verb, _) => Err(ApiError::method_not_allowed(resource, verb)),
     }
+}
+
+/// Streams that begin with a GET need the right to create too (gate AuthorizePodWebsocketUpgradeCreatePermission).
+fn also_asked(request: &Request) -> Option<Request> {
+    let stream = matches!(request.subresource.as_str(), "exec" | "attach" | "portforward");
+    (stream && request.verb == "get").then(|| Request { verb: "create", ..request.clone() })
 }
 
 fn write_of<'a>(request: &'a Request, resource: &'static Resource, operation: Operation, new: &'a Value) -> Write<'a> {

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 pub const AUTHENTICATED: &str = "system:authenticated";
 /// May do everything.
 pub const MASTERS: &str = "system:masters";
+/// May do everything as well, but by a role that the cluster's owner can take away (kubeadm).
+pub const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
 /// Nodes.
 pub const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";

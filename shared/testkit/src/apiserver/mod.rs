@@ -2,12 +2,14 @@
 //! everything that a node agent, kubectl and a test ask of it, and misbehaves on request.
 //!
 //! A request's way: [`serve`] (TLS, HTTP) - [`authentication`] - [`faults`] - [`dispatch`] ([`authorization`], then
-//! verb and resource) - [`registry`], [`deletion`], [`lists`] or [`watches`] - [`storage`]. What a real cluster's
+//! verb and resource) - [`registry`], [`deletion`], [`lists`] or [`watches`] - [`storage`], or on to a node
+//! ([`kubelets`]). What a real cluster's
 //! controllers do for a node (binding pods, signing requests, clearing up after namespaces) is in [`controllers`].
 //!
 //! # Known gaps
 //! No protobuf (`kubectl create -f` works, kubectl's generators such as `create configmap` do not), no RBAC objects (grants instead), no quotas or budgets, no owner for fields (apply merges), no
-//! validation beyond what a node agent can get wrong.
+//! validation beyond what a node agent can get wrong; no translation of WebSockets for nodes that do it not themselves, no
+//! links rewritten in pages that come through `nodes/proxy`, no `pods/proxy`.
 
 pub mod authentication;
 pub mod authority;
@@ -19,6 +21,7 @@ pub mod discovery;
 mod dispatch;
 pub mod faults;
 pub mod identity;
+pub mod kubelets;
 pub mod lists;
 pub mod meta;
 pub mod negotiation;
@@ -50,7 +53,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 pub use self::authentication::StaticToken;
 use self::authority::{Authority, Pair};
@@ -58,6 +61,7 @@ pub use self::authorization::Grant;
 use self::clock::Clock;
 pub use self::controllers::Approval;
 use self::faults::Faults;
+use self::kubelets::Kubelets;
 use self::request_log::RequestLog;
 use self::storage::Store;
 use self::tokens::Tokens;
@@ -121,6 +125,10 @@ pub(crate) struct Shared {
     tokens: Tokens,
     static_tokens: Mutex<Vec<StaticToken>>,
     revoked: Mutex<Vec<CertificateDer<'static>>>,
+    grants: Mutex<Vec<Grant>>,
+    kubelets: Kubelets,
+    /// Connections that left HTTP.
+    streams: Mutex<JoinSet<()>>,
     faults: Faults,
     log: RequestLog,
     address: Mutex<SocketAddr>,
@@ -137,6 +145,21 @@ impl Shared {
 
     fn revoked(&self) -> MutexGuard<'_, Vec<CertificateDer<'static>>> {
         self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grants(&self) -> MutexGuard<'_, Vec<Grant>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn streams(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs what goes over a connection that left HTTP, until the server stops.
+    fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) {
+        let mut streams = self.streams();
+        while streams.try_join_next().is_some() {}
+        streams.spawn(stream);
     }
 
     fn address(&self) -> String {
@@ -168,6 +191,8 @@ impl ApiServer {
             .build()
             .context("preparing to check client certificates")?;
         let static_tokens = Mutex::new(config.tokens.clone());
+        let grants = Mutex::new(config.grants.clone());
+        let kubelets = Kubelets::new(&ca)?;
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::new(config.history)),
             clock: Clock::default(),
@@ -176,6 +201,9 @@ impl ApiServer {
             tokens: Tokens::new()?,
             static_tokens,
             revoked: Mutex::default(),
+            grants,
+            kubelets,
+            streams: Mutex::default(),
             faults: Faults::default(),
             log: RequestLog::default(),
             address: Mutex::new(config.listen),
@@ -199,6 +227,7 @@ impl ApiServer {
 
     /// Stops to listen and breaks all connections; what is stored stays.
     pub fn stop(&self) {
+        self.shared.streams().abort_all();
         if let Some(task) = self.listener().take() {
             task.abort();
             // Until the socket is closed: the next start wants the port.
@@ -268,6 +297,16 @@ impl ApiServer {
         self.shared.static_tokens().retain(|one| one.token != token);
     }
 
+    /// Somebody may do something from now on.
+    pub fn grant(&self, grant: Grant) {
+        self.shared.grants().push(grant);
+    }
+
+    /// Takes back all that a user or group was granted.
+    pub fn revoke_grants(&self, to: &str) {
+        self.shared.grants().retain(|one| one.to != to);
+    }
+
     /// This client certificate is answered with 401 from now on, as an expired one is.
     ///
     /// # Errors
@@ -287,6 +326,7 @@ impl ApiServer {
 impl Drop for ApiServer {
     fn drop(&mut self) {
         self.controllers.abort();
+        self.shared.streams().abort_all();
         if let Some(task) = self.listener().take() {
             task.abort();
         }

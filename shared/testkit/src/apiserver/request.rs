@@ -42,6 +42,11 @@ impl Query {
         self.0.iter().find(|(name, _)| name == key).map_or("", |(_, value)| value.as_str())
     }
 
+    /// All values of a key, in order.
+    pub fn all<'a>(&'a self, key: &str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
     pub fn flag(&self, key: &str) -> bool {
         matches!(self.get(key), "true" | "1")
     }
@@ -116,10 +121,11 @@ impl Request {
         request.namespace = if resource.namespaced { namespace.to_owned() } else { String::new() };
         request.name = rest.first().copied().unwrap_or_default().to_owned();
         request.subresource = rest.get(1).copied().unwrap_or_default().to_owned();
-        // Objects of a namespaced resource have no address outside of a namespace, and none has parts of parts.
+        // Objects of a namespaced resource have no address outside of a namespace, and none has parts of parts (but what
+        // is behind a proxy).
         let misplaced = (resource.namespaced && namespace.is_empty() && !request.name.is_empty())
             || (!resource.namespaced && !namespace.is_empty())
-            || rest.len() > 2
+            || (rest.len() > 2 && request.subresource != "proxy")
             || (!request.subresource.is_empty() && !resource.has_subresource(&request.subresource));
         if misplaced {
             request.resource = None;
@@ -132,7 +138,7 @@ impl Request {
             request.selector = Selector::parse(resource, labels, fields)?;
         }
         request.verb = match method {
-            "GET" | "HEAD" if request.query.flag("watch") => "watch",
+            "GET" | "HEAD" if request.query.flag("watch") && request.subresource.is_empty() => "watch",
             "GET" | "HEAD" if collection => "list",
             "GET" | "HEAD" => "get",
             "POST" => "create",
@@ -187,6 +193,9 @@ mod tests {
             ("POST", "/apis/storage.k8s.io/v1/csinodes", "", ("create", "csinodes", "", "", "")),
             ("GET", "/api/v1/nodes", "watch=true&fieldSelector=metadata.name%3Da", ("watch", "nodes", "", "a", "")),
             ("DELETE", "/api/v1/namespaces/n/pods", "", ("deletecollection", "pods", "n", "", "")),
+            ("GET", "/api/v1/namespaces/n/pods/a/log", "follow=true", ("get", "pods", "n", "a", "log")),
+            ("POST", "/api/v1/namespaces/n/pods/a/exec", "command=x", ("create", "pods", "n", "a", "exec")),
+            ("GET", "/api/v1/nodes/a/proxy/logs/x/", "watch=true", ("get", "nodes", "", "a", "proxy")),
         ] {
             let request = Request::parse(method, path, query).unwrap();
             let plural = request.resource.map_or("", |resource| resource.plural);

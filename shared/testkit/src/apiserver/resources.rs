@@ -75,7 +75,7 @@ pub static RESOURCES: &[Resource] = &[
         singular: "node",
         kind: "Node",
         short: &["no"],
-        subresources: &[("status", "Node")],
+        subresources: &[("proxy", "NodeProxyOptions"), ("status", "Node")],
         ..CLUSTER
     },
     Resource {
@@ -102,9 +102,13 @@ pub static RESOURCES: &[Resource] = &[
         kind: "Pod",
         short: &["po"],
         subresources: &[
+            ("attach", "PodAttachOptions"),
             ("binding", "Binding"),
             ("ephemeralcontainers", "Pod"),
             ("eviction", "Eviction"),
+            ("exec", "PodExecOptions"),
+            ("log", "Pod"),
+            ("portforward", "PodPortForwardOptions"),
             ("resize", "Pod"),
             ("status", "Pod"),
         ],

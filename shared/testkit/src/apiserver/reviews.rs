@@ -71,7 +71,7 @@ fn access(shared: &Shared, user: &User, spec: &Value) -> Value {
         selector: Selector::default(),
         unknown_resource: false,
     });
-    match authorization::decide(&shared.store(), &shared.config.grants, user, &attributes, &request) {
+    match authorization::decide(&shared.store(), &shared.grants(), user, &attributes, &request) {
         Ok(()) => json!({"allowed": true}),
         Err(reason) if reason.is_empty() => json!({"allowed": false}),
         Err(reason) => json!({"allowed": false, "reason": reason}),

@@ -1,6 +1,7 @@
 //! TLS and HTTP: connections in, answers out (HTTP/1.1 and HTTP/2), and the faults that happen on the wire.
 
 use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -121,6 +122,7 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsA
 
 async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
     let _ = stream.set_nodelay(true);
+    let peer = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await else { return };
     let certificates: Arc<[CertificateDer<'static>]> = stream
         .get_ref()
@@ -134,13 +136,13 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
         let broken = broken.clone();
         move |request| {
             let (shared, certificates, broken) = (shared.clone(), certificates.clone(), broken.clone());
-            async move { Ok::<_, Infallible>(answer(shared, &certificates, &broken, request).await) }
+            async move { Ok::<_, Infallible>(answer(shared, &certificates, peer, &broken, request).await) }
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http2().max_concurrent_streams(MAX_STREAMS).initial_stream_window_size(STREAM_WINDOW);
     tokio::select! {
-        _ = builder.serve_connection(TokioIo::new(stream), service) => {}
+        _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service) => {}
         () = broken.notified() => {}
     }
 }
@@ -152,6 +154,7 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> &str {
 async fn answer(
     shared: Arc<Shared>,
     certificates: &[CertificateDer<'static>],
+    peer: IpAddr,
     broken: &Notify,
     request: http::Request<Incoming>,
 ) -> Response<Body> {
@@ -213,25 +216,24 @@ async fn answer(
     let kept = kept.then(|| serde_json::from_slice(&body).ok()).flatten();
     let brought = Brought { accept: &accept, content_type: &content_type, body: &body };
     let reply = user.and_then(|user| dispatch(&shared, &user, parsed, brought));
-    let code = match &reply {
-        Ok(Reply::Full { code, .. }) => *code,
-        Ok(Reply::Stream(_)) => 200,
-        Err(error) => error.code,
+    let answer = match reply {
+        Ok(Reply::Full { code, content_type, body }) => response(code, content_type, Body::Full(Some(body)), None),
+        Ok(Reply::Stream(watch)) => {
+            let (sender, receiver) = mpsc::channel(QUEUE);
+            tokio::spawn(watch.run(shared.clone(), sender));
+            response(200, "application/json", Body::Stream(receiver), None)
+        }
+        Ok(Reply::Node(passage)) => {
+            passage.run(&shared, head, body, peer).await.unwrap_or_else(|error| refusal(&error))
+        }
+        Err(error) => refusal(&error),
     };
-    shared.log.end(number, code, kept);
+    shared.log.end(number, answer.status().as_u16(), kept);
     if lose_answer {
         broken.notify_one();
         return std::future::pending().await;
     }
-    match reply {
-        Ok(Reply::Full { code, content_type, body }) => response(code, content_type, Body::Full(Some(body)), None),
-        Ok(Reply::Stream(watch)) => {
-            let (sender, receiver) = mpsc::channel(QUEUE);
-            tokio::spawn(watch.run(shared, sender));
-            response(200, "application/json", Body::Stream(receiver), None)
-        }
-        Err(error) => refusal(&error),
-    }
+    answer
 }
 
 fn refusal(error: &ApiError) -> Response<Body> {
@@ -239,7 +241,7 @@ fn refusal(error: &ApiError) -> Response<Body> {
     response(error.code, "application/json", body, error.retry_after())
 }
 
-fn response(code: u16, content_type: &'static str, body: Body, retry_after: Option<u64>) -> Response<Body> {
+pub(super) fn response(code: u16, content_type: &'static str, body: Body, retry_after: Option<u64>) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
@@ -251,19 +253,28 @@ fn response(code: u16, content_type: &'static str, body: Body, retry_after: Opti
     response
 }
 
-/// An answer's body: all at once, or a watch's events as they come.
+/// An answer's body: all at once, a watch's events as they come, or what comes from a node.
 pub(super) enum Body {
     Full(Option<Bytes>),
     Stream(mpsc::Receiver<Bytes>),
+    /// Without `to_the_end` a connection that breaks looks like an end: so the real server does with logs.
+    Passed {
+        body: Incoming,
+        to_the_end: bool,
+    },
 }
 
 impl hyper::body::Body for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = hyper::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self.get_mut() {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Passed { body, to_the_end } => match std::task::ready!(Pin::new(body).poll_frame(context)) {
+                Some(Err(_)) if !*to_the_end => Poll::Ready(None),
+                frame => Poll::Ready(frame),
+            },
             Self::Stream(receiver) => {
                 let Some(first) = std::task::ready!(receiver.poll_recv(context)) else { return Poll::Ready(None) };
                 // Events that wait together go together: fewer writes, fewer wake-ups on the other side.
@@ -279,7 +290,11 @@ impl hyper::body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Full(None))
+        match self {
+            Self::Full(bytes) => bytes.is_none(),
+            Self::Stream(_) => false,
+            Self::Passed { body, .. } => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> hyper::body::SizeHint {
@@ -288,6 +303,14 @@ impl hyper::body::Body for Body {
                 hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
             Self::Stream(_) => hyper::body::SizeHint::default(),
+            // A length that is promised has to be kept.
+            Self::Passed { body, to_the_end } => {
+                if *to_the_end {
+                    body.size_hint()
+                } else {
+                    Default::default()
+                }
+            }
         }
     }
 }

@@ -202,6 +202,37 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", format!("Request entity too large: limit is {limit}"))
     }
 
+    /// Something that went wrong on the way to another server, in its own words.
+    pub fn plain(message: String) -> Self {
+        Self::new(500, "", message)
+    }
+
+    pub fn unavailable(why: &str) -> Self {
+        Self::new(503, "ServiceUnavailable", why.to_owned())
+    }
+
+    /// Another server's refusal, as a client of it tells it.
+    pub fn of_a_server(code: u16, what: &str, name: &str, said: &str) -> Self {
+        let (reason, message) = match code {
+            401 => ("Unauthorized", "the server has asked for the client to provide credentials".to_owned()),
+            403 => ("Forbidden", said.to_owned()),
+            404 => ("NotFound", "the server could not find the requested resource".to_owned()),
+            405 => ("MethodNotAllowed", "the server does not allow this method on the requested resource".to_owned()),
+            422 => ("Invalid", "the server rejected our request due to an error in our request".to_owned()),
+            429 => (
+                "TooManyRequests",
+                "the server has received too many requests and has asked us to try again later".to_owned(),
+            ),
+            503 => ("ServiceUnavailable", "the server is currently unable to handle the request".to_owned()),
+            500.. => (
+                "InternalError",
+                format!("an error on the server ({said:?}) has prevented the request from succeeding"),
+            ),
+            _ => ("", format!("the server responded with the status code {code} but did not return more information")),
+        };
+        Self::new(code, reason, format!("{message} ( {what} {name})")).about("", what, name)
+    }
+
     /// Any other code, for injected faults.
     pub fn injected(code: u16) -> Self {
         match code {
@@ -223,9 +254,11 @@ impl ApiError {
             "metadata": self.metadata,
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
             "code": self.code,
         });
+        if !self.reason.is_empty() {
+            status["reason"] = json!(self.reason);
+        }
         if !self.details.is_null() {
             status["details"] = self.details.clone();
         }

@@ -3,6 +3,7 @@
 
 pub mod client;
 mod control_plane;
+mod credentials;
 pub mod kubeconfig;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,12 +18,12 @@ use tokio::runtime::Runtime;
 
 use self::client::{Client, Credential, Event, Events};
 use self::control_plane::ControlPlane;
-use crate::apiserver::authority::{Authority, Pair};
+use crate::apiserver::authority::Authority;
 use crate::apiserver::faults::Faults;
-use crate::apiserver::identity::{MASTERS, NODES, User};
+use crate::apiserver::identity::MASTERS;
 use crate::apiserver::request_log::{Record, RequestLog};
 use crate::apiserver::resources::{named, of_object};
-use crate::apiserver::{ApiServer, Config, StaticToken};
+use crate::apiserver::{ApiServer, Config};
 use crate::wait::LONG;
 use crate::{Lab, machine};
 
@@ -436,67 +437,6 @@ impl Cluster {
     /// The port is taken, or the control plane is a real one.
     pub fn resume(&self) -> Result<()> {
         self.server()?.resume()
-    }
-
-    // === Credentials ===
-
-    /// A node's client certificate.
-    ///
-    /// # Errors
-    /// No randomness.
-    pub fn node_certificate(&self, node: &str, lifetime: Duration) -> Result<Pair> {
-        self.authority().client(&format!("system:node:{node}"), NODES, lifetime)
-    }
-
-    /// A client certificate for anybody: user name and group (empty for none).
-    ///
-    /// # Errors
-    /// No randomness.
-    pub fn client_certificate(&self, user: &str, group: &str, lifetime: Duration) -> Result<Pair> {
-        self.authority().client(user, group, lifetime)
-    }
-
-    /// Writes a kubeconfig with which a node speaks as itself.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
-    pub fn kubeconfig_for_node(&self, node: &str) -> Result<PathBuf> {
-        let credential = Credential::Certificate(self.node_certificate(node, YEAR)?);
-        self.write_kubeconfig(&format!("node-{node}"), &format!("system:node:{node}"), &credential)
-    }
-
-    /// Writes a kubeconfig for a node that has yet to ask for its certificate, with a token of its own.
-    ///
-    /// # Errors
-    /// The folder cannot be written, or the control plane is a real one (whose tokens are fixed at its start).
-    pub fn bootstrap_kubeconfig(&self, node: &str) -> Result<PathBuf> {
-        let token = format!("bootstrap-{}", uuid::Uuid::new_v4());
-        let user = User::new(&format!("system:bootstrap:{node}"), &["system:bootstrappers"]);
-        self.server()?.add_token(StaticToken { token: token.clone(), user });
-        self.write_kubeconfig(&format!("bootstrap-{node}"), "bootstrap", &Credential::Token(token))
-    }
-
-    /// Writes a kubeconfig for people.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
-    pub fn admin_kubeconfig(&self) -> Result<PathBuf> {
-        let path = self.inner.folder.join("admin.kubeconfig");
-        if path.exists() {
-            return Ok(path);
-        }
-        let pair = self.authority().client("kubernetes-admin", MASTERS, YEAR)?;
-        self.write_kubeconfig("admin", "kubernetes-admin", &Credential::Certificate(pair))
-    }
-
-    /// Writes a kubeconfig with any credential; gives its path.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
-    pub fn write_kubeconfig(&self, file: &str, user: &str, credential: &Credential) -> Result<PathBuf> {
-        let path = self.inner.folder.join(format!("{file}.kubeconfig"));
-        kubeconfig::write(&path, &format!("{:#}", kubeconfig::content(&self.url(), &self.ca(), user, credential)))?;
-        Ok(path)
     }
 
     /// Where the cluster's files are.

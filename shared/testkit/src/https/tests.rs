@@ -19,7 +19,7 @@ fn certificates_tokens_versions_and_bare_connections() {
     assert_eq!(nobody.with(&Credential::Token("x".into())).get("/api/v1/nodes").unwrap().status, 401);
     let admin = cluster.client_certificate("admin", MASTERS, DAY).unwrap();
     let admin = nobody.with(&Credential::Certificate(admin));
-    for client in [admin.clone(), admin.clone().over_http2(), admin.clone().with_versions(&[&rustls::version::TLS12])] {
+    for client in [admin.clone(), admin.clone().over_http2(), admin.clone().with_version(&rustls::version::TLS12)] {
         assert_eq!(client.get("/api/v1/nodes").unwrap().json()["kind"], "NodeList");
     }
     assert!(admin.clone().trusting(&cluster.ca(), None).get("/healthz").is_ok());

@@ -16,7 +16,7 @@ use super::{Credential, Https};
 
 /// Takes any certificate whose key the server has.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+pub(crate) struct Anybody(pub(crate) Arc<CryptoProvider>);
 
 impl ServerCertVerifier for Anybody {
     fn verify_server_cert(
@@ -59,7 +59,7 @@ impl ServerCertVerifier for Anybody {
 pub(super) async fn connect(client: &Https, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let mut name = ServerName::IpAddress(client.address.ip().into());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(client.versions)?;
+    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(&client.versions)?;
     let builder = match &client.trusted {
         None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider))),
         Some(trusted) => {

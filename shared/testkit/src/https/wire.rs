@@ -62,7 +62,7 @@ impl Arriving {
     ///
     /// # Errors
     /// Nothing came in time, or the connection broke before the end.
-    pub fn next(&mut self) -> io::Result<Option<Bytes>> {
+    pub fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         if !self.rest.is_empty() {
             return Ok(Some(std::mem::take(&mut self.rest)));
         }
@@ -87,7 +87,7 @@ impl Arriving {
     pub fn read_until(&mut self, text: &str) -> Result<String> {
         let mut seen = Vec::new();
         loop {
-            let next = self.next().with_context(|| format!("waiting for {text:?} after {:?}", printable(&seen)))?;
+            let next = self.chunk().with_context(|| format!("waiting for {text:?} after {:?}", printable(&seen)))?;
             let Some(next) = next else {
                 anyhow::bail!("waiting for {text:?}: the answer ended after {:?}", printable(&seen));
             };
@@ -105,7 +105,7 @@ fn printable(bytes: &[u8]) -> String {
 
 impl Read for Arriving {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(mut next) = self.next()? else { return Ok(0) };
+        let Some(mut next) = self.chunk()? else { return Ok(0) };
         let taken = next.len().min(into.len());
         next.copy_to_slice(&mut into[..taken]);
         self.rest = next;

@@ -81,10 +81,23 @@ impl NodeBuilder {
     pub fn joins(self, cluster: &crate::Cluster) -> Result<Self> {
         let kubeconfig = cluster.kubeconfig_for_node(&self.name)?;
         let address = self.lab.netns().address();
-        let mut builder =
-            self.argument(&format!("--kubeconfig={}", kubeconfig.display())).argument(&format!("--node-ip={address}"));
+        let mut builder = self
+            .guarded_by(cluster)?
+            .argument(&format!("--kubeconfig={}", kubeconfig.display()))
+            .argument(&format!("--node-ip={address}"));
         builder.cluster = Some(cluster.clone());
         Ok(builder)
+    }
+
+    /// The node asks the cluster who may do what, as kubeadm has it.
+    #[cfg(feature = "apiserver")]
+    fn guarded_by(self, cluster: &crate::Cluster) -> Result<Self> {
+        let authentication = json!({
+            "x509": {"clientCAFile": cluster.client_ca_file()?},
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+        });
+        Ok(self.config("authentication", authentication).config("authorization", json!({"mode": "Webhook"})))
     }
 
     /// As [`NodeBuilder::joins`], but the node has to ask for its certificate with a token first.
@@ -97,6 +110,7 @@ impl NodeBuilder {
         let address = self.lab.netns().address();
         let kubeconfig = self.folder.join("kubeconfig");
         let mut builder = self
+            .guarded_by(cluster)?
             .argument(&format!("--bootstrap-kubeconfig={}", bootstrap.display()))
             .argument(&format!("--kubeconfig={}", kubeconfig.display()))
             .argument(&format!("--node-ip={address}"));
