@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod golden;
 pub mod history;
 pub mod joined;
+pub mod kubectl;
 pub mod registry;
 pub mod shown;
 
