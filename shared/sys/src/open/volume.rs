@@ -87,6 +87,19 @@ impl Volume<'_> {
         reopen(&handle, path, OFlags::RDONLY | OFlags::NONBLOCK)
     }
 
+    /// A regular file, opened for reading, or a directory, opened for listing. Links are followed as [`Volume::handle`]
+    /// has it; what leads out is an error (EXDEV), and of other kinds nothing is opened.
+    pub fn file_or_directory(&self, path: impl AsRef<Path>) -> Result<OwnedFd, OpenError> {
+        let path = path.as_ref();
+        let handle = self.handle(path)?;
+        let stat = rustix::fs::fstat(&handle).map_err(io_error("examining", path))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => reopen(&handle, path, OFlags::RDONLY | OFlags::NONBLOCK),
+            FileType::Directory => reopen(&handle, path, OFlags::RDONLY | OFlags::DIRECTORY),
+            _ => Err(OpenError::WrongType { path: path.to_owned(), wanted: "a regular file or a directory" }),
+        }
+    }
+
     /// The path below the root without a link in it. Of what is outside of the volume only the names are known: a link
     /// that leads out and comes back by those is followed, by others' links it is not.
     fn plain(&self, path: &Path) -> Result<PathBuf, OpenError> {
@@ -263,6 +276,32 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(home.join("outside")).unwrap().count(), 1);
         assert!(!root.join("missing").exists());
+    }
+
+    #[test]
+    fn a_file_or_a_directory_that_stays_inside() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("v");
+        std::fs::create_dir_all(root.join("pods/p")).unwrap();
+        std::fs::write(root.join("pods/p/0.log"), "inside").unwrap();
+        std::fs::write(dir.path().join("secret"), "outside").unwrap();
+        symlink("pods/p/0.log", root.join("link")).unwrap();
+        symlink(root.join("pods"), root.join("absolute")).unwrap();
+        symlink("../secret", root.join("out")).unwrap();
+        symlink("/etc/passwd", root.join("away")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, root.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let base = base_dir(&root).unwrap();
+        let volume = volume(&base, Some(&root));
+        for good in ["link", "absolute/p/0.log", "pods/p/0.log"] {
+            let file = std::fs::File::from(volume.file_or_directory(good).unwrap());
+            assert_eq!(std::io::read_to_string(file).unwrap(), "inside", "{good}");
+        }
+        for good in ["pods", "absolute", "absolute/p"] {
+            assert!(rustix::fs::Dir::read_from(volume.file_or_directory(good).unwrap()).unwrap().count() > 2, "{good}");
+        }
+        for bad in ["out", "away", "fifo", "none", "link/x"] {
+            assert!(volume.file_or_directory(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
