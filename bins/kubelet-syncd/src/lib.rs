@@ -63,6 +63,8 @@ pub mod service;
 #[cfg(test)]
 mod simulated;
 pub mod sources;
+pub mod stages;
+pub mod start_latency;
 pub mod start_limit;
 pub mod status;
 pub mod volnetd;

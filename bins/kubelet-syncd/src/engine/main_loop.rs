@@ -27,6 +27,7 @@ use crate::desired::{self, Desired, DesiredPods};
 use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
+use crate::stages;
 use crate::status::pod_status::seconds_to_deadline;
 
 /// Changes of the pod set are gathered for so long before the QoS cgroups follow.
@@ -362,7 +363,12 @@ impl Engine {
                     let cancel = self.stop.child_token();
                     self.tasks.insert(uid.clone(), cancel.clone());
                     if work.last_sync.is_none() {
-                        self.node.metrics.worker_start.observe(now.duration_since(work.since).as_secs_f64());
+                        let waited = now.duration_since(work.since).as_secs_f64();
+                        self.node.metrics.worker_start.observe(waited);
+                        if work.kind == WorkKind::Sync && self.node.is_starting(&uid) {
+                            let queue = stages::Stage::Queue.name();
+                            self.node.metrics.start_stages.with_label_values(&[queue]).observe(waited);
+                        }
                     }
                     let (node, done) = (self.node.clone(), self.done.0.clone());
                     let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
@@ -507,6 +513,8 @@ impl Engine {
             metrics.desired_pods.with_label_values(&[label]).set(desired(is_static));
             metrics.active_pods.with_label_values(&[label]).set(active(is_static));
         }
+        let ephemeral = self.desired.iter().filter_map(|(_, d)| d.pod.spec.as_ref()?.ephemeral_containers.as_ref());
+        metrics.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);
         view::count_workers(metrics, self.workers.census());
         view::count_runtime(metrics, &self.node.cache.snapshot());
     }

@@ -277,6 +277,11 @@ impl NodeContext {
         self.shared().first_seen.entry(uid.clone()).or_insert_with(Instant::now);
     }
 
+    /// The pod has not been seen running yet, by this process.
+    pub fn is_starting(&self, uid: &PodUid) -> bool {
+        self.hub.get(uid).is_none_or(|state| state.phase.is_empty() || state.phase == "Pending")
+    }
+
     pub fn started_running(&self, uid: &PodUid) {
         let seen = self.shared().first_seen.remove(uid);
         if let Some(seen) = seen {

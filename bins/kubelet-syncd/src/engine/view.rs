@@ -101,7 +101,10 @@ pub fn readiness(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>) {
 /// A pod that was refused and of which the runtime has nothing: that is all there will ever be to say of it.
 pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
     publish(node, uid, pod, &RuntimePod::default(), status, Stage::Gone);
-    node.hub.modify_known(uid, |state| state.may_delete = true);
+    node.hub.modify_known(uid, |state| {
+        state.may_delete = true;
+        state.instances.get_or_insert_default();
+    });
 }
 
 /// The pod's sandbox stands: its containers can be started (upstream tells that before the first image is pulled).
@@ -123,6 +126,7 @@ fn put_status(node: &NodeContext, state: &mut api::PodState, status: &PodStatus)
     if state.status_json != json {
         state.status_json = json;
         state.status_version = node.next_status_version();
+        state.trace_parent = bulkhead_trace::current().map(|current| current.to_string()).unwrap_or_default();
     }
     state.phase = status.phase.clone().unwrap_or_default();
     state.reason = status.reason.clone().unwrap_or_default();
@@ -272,7 +276,7 @@ pub fn count_workers<'a>(metrics: &Metrics, census: impl Iterator<Item = (&'a Po
             counts.insert((lifecycle, config, is_static), 0_u32);
         }
     }
-    for lifecycle in ["terminating", "terminated"] {
+    for lifecycle in ["sync", "terminating", "terminated"] {
         counts.insert((lifecycle, "runtime_only", "unknown"), 0);
     }
     for (_, known) in census {

@@ -22,6 +22,7 @@ use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
 use crate::runtime::podspec::{self, PodIdentity};
+use crate::stages::{self, Stage as Named};
 use crate::status::next::is_over;
 use crate::status::pod_status::{Verdict, is_past_deadline};
 use crate::volnetd::VolnetdError;
@@ -72,8 +73,10 @@ pub async fn run(
     let operation = if kind == WorkKind::Terminated { "terminated" } else { work.update.as_str() };
     let context = CallContext::for_pod(&uid);
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
+    let traced = work_span(&uid, &work);
+    let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
     let one = One { node, uid: uid.clone(), context, cancel };
-    let outcome = async {
+    let work = async {
         let ended = match (kind, &work.pod) {
             (WorkKind::Sync, Some(pod)) => one.sync(pod, &work).await,
             (WorkKind::Terminating, Some(pod)) => one.terminating(pod, &work).await,
@@ -87,8 +90,37 @@ pub async fn run(
         }
     }
     .instrument(span)
-    .await;
+    .instrument(traced.clone());
+    let outcome = match times {
+        Some(times) => stages::of_a_start(times, work).await,
+        None => work.await,
+    };
+    if let Outcome::Failed(retry) = &outcome {
+        traced.record(bulkhead_trace::ERROR_FIELD, tracing::field::debug(retry));
+    }
     Done { uid, kind, outcome, took: began.elapsed(), operation }
+}
+
+/// The first span of a trace, named as upstream names it, with its attributes.
+fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>) -> tracing::Span {
+    let name = match work.kind {
+        WorkKind::Sync => "syncPod",
+        WorkKind::Terminating | WorkKind::TerminatingRuntime => "syncTerminatingPod",
+        WorkKind::Terminated => "syncTerminatedPod",
+    };
+    let identity = work.pod.as_ref().and_then(|pod| PodIdentity::of(pod).ok());
+    let text = |of: fn(&PodIdentity) -> String| identity.as_ref().map(of).unwrap_or_default();
+    tracing::info_span!(
+        target: bulkhead_trace::TARGET,
+        "work",
+        { bulkhead_trace::NAME_FIELD } = name,
+        k8s.pod.uid = uid.as_str(),
+        k8s.pod = text(|identity| format!("{}/{}", identity.namespace, identity.name)),
+        k8s.pod.name = text(|identity| identity.name.to_string()),
+        k8s.namespace.name = text(|identity| identity.namespace.to_string()),
+        k8s.pod.update_type = work.update.as_str(),
+        error = tracing::field::Empty,
+    )
 }
 
 /// The pod that is worked on.
@@ -175,7 +207,7 @@ impl One {
 
     async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
         self.node.first_seen(&self.uid);
-        let runtime = self.runtime_pod(work.last_sync).await?;
+        let runtime = stages::during(Named::Inspect, self.runtime_pod(work.last_sync)).await?;
         resize::note_progress(&self.node, &self.uid, pod, &runtime);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
@@ -195,7 +227,7 @@ impl One {
             self.event(pod, EventType::Warning, "NetworkNotReady", message);
             return Err(Stop::Retry(Retry::NetworkNotReady));
         }
-        let prepared = self.prepare(pod).await?;
+        let prepared = stages::during(Named::Prepare, self.prepare(pod)).await?;
         self.node.prober.add_pod(&self.uid, pod);
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
@@ -297,7 +329,7 @@ impl One {
         let request =
             api::TearDownPodRequest { pod_uid: self.uid.to_string(), guard: Some(guard), volumes_only: stays };
         match self.node.volnetd.tear_down_pod(&self.context, request).await {
-            Ok(reply) if reply.done => {}
+            Ok(reply) if reply.done => self.node.hub.modify_known(&self.uid, |state| state.volumes.clear()),
             Ok(reply) => {
                 self.why(format!("has ended: {} could not be removed yet", reply.left.join(", ")));
                 tracing::warn!(left = reply.left.join(", "), "volumes or folders of the pod are still there");

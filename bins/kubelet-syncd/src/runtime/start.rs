@@ -31,6 +31,7 @@ use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 use crate::hooks::Hook;
 use crate::hooks::run::run;
+use crate::stages::{self, Stage};
 
 /// The starts of one sync, which share a sandbox.
 pub(super) struct Start<'a, R, F, I> {
@@ -96,6 +97,18 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
     ) -> Result<(), ActionError> {
         // A pull may take long, and whoever ends the pod does not wait for it.
         let image = unless_cancelled(self.context.cancel, self.image(kind, container)).await??;
+        stages::during(Stage::Container, self.make(kind, container, target, images, &image)).await
+    }
+
+    /// Variables, files and the container itself, up to its start and its hook.
+    async fn make(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        target: Option<&str>,
+        images: &ImageVolumes,
+        image: &ResolvedImage,
+    ) -> Result<(), ActionError> {
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
         let environment = self.environment(container).await;
         let environment = environment.map_err(|error| self.config_error(kind, container, &error.into()))?;
@@ -162,7 +175,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             sandbox_config: &self.plan.config,
             object: self.pod,
         };
-        self.manager.images.ensure_image(request).await.map_err(|failure| {
+        stages::during(Stage::Image, self.manager.images.ensure_image(request)).await.map_err(|failure| {
             self.warn(kind, container, "Failed", format!("Error: {}", failure.reason));
             ActionError { back_off_until: failure.back_off_until, ..ActionError::new(failure.reason, failure.message) }
         })
@@ -310,7 +323,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
             tracing::warn!(pod = %self.identity, container = %container.name, %error, "cannot link the container's log");
         }
         match post_start {
-            Some(handler) => self.post_start(kind, container, &id, handler).await,
+            Some(handler) => stages::during(Stage::PostStart, self.post_start(kind, container, &id, handler)).await,
             None => Ok(()),
         }
     }

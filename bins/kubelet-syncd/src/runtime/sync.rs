@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::objects::Objects;
 use crate::hooks::pre_stop::PreStops;
+use crate::stages::{self, Stage};
 
 use super::actions::{self, PodActions, ProbeResults};
 use super::backoff::{BackOffStore, CrashLoopBackOff, NoStore};
@@ -241,7 +242,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let mut sandbox = actions.sandbox_id.clone();
         let mut ips = self.known_ips(pod, status, context.facts);
         if actions.create_sandbox {
-            let Some((id, new_ips)) = self.create_sandbox(pod, identity, &plan, context, &mut result).await else {
+            let making = self.create_sandbox(pod, identity, &plan, context, &mut result);
+            let Some((id, new_ips)) = stages::during(Stage::Sandbox, making).await else {
                 return result;
             };
             if !host_network(pod) {
