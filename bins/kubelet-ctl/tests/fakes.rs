@@ -9,7 +9,9 @@ use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, SnapshotDone,
 };
 use bulkhead_ipc::evictiond::stats_server::{Stats, StatsServer};
-use bulkhead_ipc::evictiond::{NodeStats, SummaryPart, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::evictiond::{
+    CgroupsPart, CgroupsRequest, NodeStats, SummaryPart, SummaryRequest, summary_part::Part,
+};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
 use bulkhead_ipc::statusd::status_server::{Status as StatusApi, StatusServer};
@@ -141,6 +143,10 @@ impl Stats for Fake {
     async fn summary(&self, _: Request<SummaryRequest>) -> Answer<Self::SummaryStream> {
         let node = NodeStats { node_name: "n".into(), pods_known: true, ..Default::default() };
         list(vec![SummaryPart { part: Some(Part::Node(node)) }])
+    }
+    type CgroupsStream = List<CgroupsPart>;
+    async fn cgroups(&self, _: Request<CgroupsRequest>) -> Answer<Self::CgroupsStream> {
+        not_faked()
     }
 }
 

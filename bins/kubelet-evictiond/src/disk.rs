@@ -140,20 +140,63 @@ fn blocks(stat: &rustix::fs::Stat) -> u64 {
     (stat.st_blocks as u64).saturating_mul(512)
 }
 
+/// The files right in a folder, no folders and nothing in them: what counts as logs.
+///
+/// # Errors
+/// The folder cannot be opened.
+pub fn files(path: &Path) -> std::io::Result<Folder> {
+    let mut folder = Folder::default();
+    let dir = Dir::new(rustix::fs::open(path, OPEN, Mode::empty())?)?;
+    let at: OwnedFd = rustix::fs::open(path, OPEN, Mode::empty())?;
+    for entry in dir {
+        let Ok(entry) = entry else {
+            folder.incomplete = true;
+            break;
+        };
+        let Ok(stat) = rustix::fs::statat(&at, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+            continue;
+        }
+        folder.bytes = folder.bytes.saturating_add(blocks(&stat));
+        folder.inodes += 1;
+        if folder.inodes >= Bounds::default().entries {
+            folder.incomplete = true;
+            break;
+        }
+    }
+    Ok(folder)
+}
+
+/// One file; `None` when it is not there.
+pub fn file(path: &Path) -> Option<Folder> {
+    let stat = rustix::fs::lstat(path).ok()?;
+    Some(Folder { bytes: blocks(&stat), inodes: 1, incomplete: false })
+}
+
+/// A volume's folder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    pub fs: FileSystem,
+    pub folder: Folder,
+    /// It is a mount: what it holds is not on the node's own disk.
+    pub is_mount: bool,
+}
+
 /// What a volume's folder holds and where. A volume that is a mount of its own is asked of its file system and never
 /// opened: an open directory would make its unmount fail.
 ///
 /// # Errors
 /// The folder is not there or cannot be listed.
-pub fn volume(path: &Path) -> std::io::Result<(FileSystem, Folder)> {
+pub fn volume(path: &Path) -> std::io::Result<Volume> {
     let file_system = file_system(path)?;
     let own = rustix::fs::lstat(path)?;
     let parent = path.parent().map(rustix::fs::lstat).transpose()?;
     if parent.is_some_and(|parent| parent.st_dev != own.st_dev) {
         let inodes = file_system.inodes.saturating_sub(file_system.inodes_free);
-        return Ok((file_system, Folder { bytes: file_system.used, inodes, incomplete: false }));
+        let folder = Folder { bytes: file_system.used, inodes, incomplete: false };
+        return Ok(Volume { fs: file_system, folder, is_mount: true });
     }
-    Ok((file_system, walk(path, Bounds::default())?))
+    Ok(Volume { fs: file_system, folder: walk(path, Bounds::default())?, is_mount: false })
 }
 
 struct Kept<V> {
@@ -278,13 +321,28 @@ mod tests {
     #[test]
     fn a_volume_knows_its_file_system() {
         let temp = tempfile::tempdir().unwrap();
-        let (file_system, folder) = volume(temp.path()).unwrap();
-        assert!(file_system.capacity >= file_system.available);
-        assert_eq!(folder.inodes, 1);
+        let own = volume(temp.path()).unwrap();
+        assert!(own.fs.capacity >= own.fs.available && !own.is_mount);
+        assert_eq!(own.folder.inodes, 1);
         assert!(volume(&temp.path().join("none")).is_err());
         // /proc is another file system than /: its figures come from statfs, nothing is walked.
-        let (_, folder) = volume(Path::new("/proc")).unwrap();
-        assert!(!folder.incomplete && folder.inodes < 100);
+        let proc = volume(Path::new("/proc")).unwrap();
+        assert!(!proc.folder.incomplete && proc.folder.inodes < 100 && proc.is_mount);
+    }
+
+    #[test]
+    fn files_are_counted_and_folders_are_not() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir(temp.path().join("rotated")).unwrap();
+        std::fs::write(temp.path().join("0.log"), vec![1; 9_000]).unwrap();
+        std::fs::write(temp.path().join("1.log"), "").unwrap();
+        std::fs::write(temp.path().join("rotated/2.log"), vec![1; 90_000]).unwrap();
+        let folder = files(temp.path()).unwrap();
+        assert_eq!(folder.inodes, 2);
+        assert!((9_000..90_000).contains(&folder.bytes), "{folder:?}");
+        assert!(files(&temp.path().join("0.log")).is_err());
+        assert_eq!(file(&temp.path().join("0.log")).map(|file| file.inodes), Some(1));
+        assert_eq!(file(&temp.path().join("none")), None);
     }
 
     #[tokio::test]

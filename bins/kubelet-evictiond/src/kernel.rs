@@ -1,15 +1,17 @@
 //! What /proc says of the whole machine. Parsers are pure; [`Reader`] reads small kernel files into one reused buffer.
 
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Kernel files that are read here are at most a few KiB; a longer one is cut, and what was cut is not looked at.
+/// Kernel files that are read here are at most a few KiB (`cgroup.procs` of many processes: 256); a longer one is cut, and
+/// what was cut is not looked at.
 const MAX_BYTES: u64 = 256 * 1024;
 
 /// Reads small files without a new buffer for each.
 #[derive(Debug, Default)]
 pub struct Reader {
     buffer: Vec<u8>,
+    path: PathBuf,
 }
 
 impl Reader {
@@ -23,15 +25,46 @@ impl Reader {
         Ok(&self.buffer)
     }
 
+    /// As [`Self::read`], of a file in a cgroup's folder below a mount; no path is allocated for it.
+    ///
+    /// # Errors
+    /// As `open` and `read`.
+    pub fn below(&mut self, mount: &Path, cgroup: &str, name: &str) -> std::io::Result<&[u8]> {
+        let mut path = std::mem::take(&mut self.path);
+        path.as_mut_os_string().clear();
+        path.push(mount);
+        path.push(cgroup.trim_start_matches('/'));
+        path.push(name);
+        self.buffer.clear();
+        let read = std::fs::File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut self.buffer));
+        self.path = path;
+        read?;
+        Ok(&self.buffer)
+    }
+
     /// A file that holds one number.
     pub fn number(&mut self, path: &Path) -> Option<u64> {
         self.read(path).ok().and_then(number)
+    }
+
+    /// As [`Self::number`], below a mount.
+    pub fn number_below(&mut self, mount: &Path, cgroup: &str, name: &str) -> Option<u64> {
+        self.below(mount, cgroup, name).ok().and_then(number)
     }
 }
 
 /// One number with white space around it. `None` for anything else ("max", too large, negative).
 pub fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// The lines of `key value`; others are left out.
+pub fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
+    text.split(|b| *b == b'\n').filter_map(|line| {
+        let blank = line.iter().position(u8::is_ascii_whitespace)?;
+        let (key, value) = line.split_at(blank);
+        Some((key, number(value)?))
+    })
 }
 
 /// The value of `key` in lines of `key value`.
@@ -84,6 +117,7 @@ mod tests {
         assert_eq!(keyed(b"rss 1\ntotal_rss 7\nrss_huge 3\n", "rss"), Some(1));
         assert_eq!(keyed(b"rss 1\ntotal_rss 7\n", "total_rss"), Some(7));
         assert_eq!(keyed(b"total_rss 7\n", "rss"), None);
+        assert_eq!(pairs(b"a 1\nb\nc x\nd 2\n").collect::<Vec<_>>(), [(b"a".as_slice(), 1), (b"d", 2)]);
         assert_eq!(meminfo(b"MemTotal:       24689764 kB\nMemFree:  1 kB\n", "MemTotal"), Some(24_689_764 * 1024));
         assert_eq!(meminfo(b"MemTotal: 1\n", "MemTotal"), None);
         assert_eq!(boot_time(b"cpu  1 2\nbtime 1795222000\nprocesses 5\n"), Some(1_795_222_000));
@@ -106,6 +140,7 @@ mod tests {
         #[test]
         fn nothing_makes_the_parsers_panic(text in proptest::collection::vec(any::<u8>(), 0..400), key in "[a-z_]{0,8}") {
             let _ = (number(&text), keyed(&text, &key), meminfo(&text, &key), boot_time(&text), tasks(&text));
+            let _ = pairs(&text).count();
         }
     }
 }

@@ -1,8 +1,8 @@
 //! kubelet-evictiond: measures the node and its pods for whoever asks.
 //!
 //! # Serves / calls
-//! `kubelet.evictiond.v1.Stats` on its socket. Calls kubelet-syncd for the pods and the runtime's image folder, and
-//! kubelet-volnetd's broker for its state folder.
+//! `kubelet.evictiond.v1.Stats` on its socket. Calls kubelet-syncd for the pods, the runtime's image folder and what the
+//! runtime knows of disks, and kubelet-volnetd's broker for its state folder.
 //!
 //! # Privileges
 //! Its own user and CAP_DAC_READ_SEARCH alone: pods' folders are behind directories that only root may search.
@@ -16,7 +16,7 @@
 //! not entered at all, because an open directory would keep it from being unmounted.
 //!
 //! # State
-//! None on disk. In memory the last sample, for rates, and disk usage for a minute.
+//! None on disk. In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
@@ -25,20 +25,28 @@
 //!
 //! # Known gaps
 //! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
-//! What only the runtime knows (bytes used by images, writable layers) and network counters are left out.
+//! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
 mod confinement;
+mod detail;
 pub mod disk;
+mod figures;
 pub mod kernel;
+mod machine;
 mod metrics;
+mod network;
 mod pods;
+mod processes;
 pub mod rates;
+mod runtime;
 mod sample;
 pub mod service;
+mod starts;
 
 use std::sync::Arc;
 
+use bulkhead_config::NodeConfig;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
@@ -47,12 +55,15 @@ use bulkhead_types::Process;
 
 pub use confinement::{Fenced, confine, fence};
 pub use metrics::Metrics;
-pub use pods::{Pod, PodContainer, PodSource, SyncdPods};
-pub use sample::{NodePaths, Sampler};
+pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
+pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
+pub use sample::{NodePaths, Sample, Sampler, Wanted};
 
 /// Who may call what.
-pub const RULES: &[MethodRule] =
-    &[MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Statusd, Role::Operator] }];
+pub const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Statusd, Role::Operator] },
+];
 
 /// The daemon's work, from the first socket to the last.
 ///
@@ -66,10 +77,14 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         instance: config.paths.clone(),
         // The runtime may be set up for another driver than the configured one: only one of the two trees is there.
         pods_cgroups: vec![config.pods_cgroup(), config.pods_cgroup_of("cgroupfs"), config.pods_cgroup_of("systemd")],
+        system_cgroups: system_cgroups(config),
     };
     let pods = SyncdPods::new(daemon.link(Process::Syncd));
-    let stats = service::StatsService::new(Sampler::new(paths)?, pods, metrics, config.volume_stats_agg_period());
-    let services = daemon.services()?.add(StatsServer::new(stats).max_decoding_message_size(MAX_MESSAGE_BYTES));
+    let runtime = SyncdRuntime::new(daemon.link(Process::Syncd));
+    let period = config.volume_stats_agg_period();
+    let stats = Arc::new(service::StatsService::new(Sampler::new(paths)?, pods, runtime, metrics.clone(), period));
+    let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let services = daemon.services()?.add(server);
 
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
     // the lock is for is that an older instance does not go on beside this one.
@@ -92,7 +107,33 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             () = daemon.stop.cancelled() => Ok(()),
         }
     };
+    // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
+    let measure = async {
+        loop {
+            tokio::select! {
+                () = metrics.read() => {}
+                () = daemon.stop.cancelled() => return Ok(()),
+            }
+            if let Err(status) = stats.sample(service::DEFAULT_AGE, Wanted { disks: true, cgroups: false }).await {
+                tracing::debug!("no sample for the metrics: {}", status.message());
+            }
+        }
+    };
     daemon.set_ready().await;
-    tokio::try_join!(serve, hold, fence)?;
+    tokio::try_join!(serve, hold, fence, measure)?;
     Ok(())
+}
+
+/// Cgroups of the system by upstream's names: those that the configuration names, and our own for the agent's.
+fn system_cgroups(config: &NodeConfig) -> Vec<(&'static str, String)> {
+    let named = |name: &str| (name.starts_with('/') && name != "/").then(|| name.to_owned());
+    let own = || cgroup::of_process(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default());
+    [
+        ("kubelet", named(&config.kubelet.kubelet_cgroups).or_else(own)),
+        ("runtime", named(&config.flags.runtime_cgroups)),
+        ("misc", named(&config.kubelet.system_cgroups)),
+    ]
+    .into_iter()
+    .filter_map(|(name, cgroup)| Some((name, cgroup?)))
+    .collect()
 }

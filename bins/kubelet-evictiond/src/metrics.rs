@@ -1,6 +1,12 @@
 //! This process's own metric families. Those with upstream's names have upstream's meaning.
 
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, Registry};
+use std::sync::Arc;
+
+use bulkhead_ipc::evictiond::PodStats;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use tokio::sync::Notify;
 
 /// All families that evictiond registers.
 #[derive(Debug, Clone)]
@@ -13,6 +19,26 @@ pub struct Metrics {
     pub pods: IntGauge,
     /// Upstream's: how long measuring a volume takes, by `du` or `statfs`.
     pub volume_seconds: HistogramVec,
+    log_usage: LogUsage,
+}
+
+/// Upstream's `kubelet_container_log_filesystem_used_bytes`. Logs are measured for somebody who asks, and who reads the
+/// metrics asks: a scrape gets what the newest sample says and has the next one made.
+#[derive(Debug, Clone)]
+struct LogUsage {
+    bytes: IntGaugeVec,
+    read: Arc<Notify>,
+}
+
+impl Collector for LogUsage {
+    fn desc(&self) -> Vec<&Desc> {
+        self.bytes.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.read.notify_one();
+        self.bytes.collect()
+    }
 }
 
 impl Metrics {
@@ -39,11 +65,70 @@ impl Metrics {
                 ),
                 &["metric_source"],
             )?,
+            log_usage: LogUsage {
+                bytes: IntGaugeVec::new(
+                    Opts::new(
+                        "kubelet_container_log_filesystem_used_bytes",
+                        "[ALPHA] Bytes used by the container's logs on the filesystem.",
+                    ),
+                    &["uid", "namespace", "pod", "container"],
+                )?,
+                read: Arc::default(),
+            },
         };
+        // Statistics are of our own making from the kernel's files, which upstream's word for its own is.
+        let provider = IntGaugeVec::new(
+            Opts::new(
+                "kubelet_metrics_provider",
+                "[ALPHA] Metrics provider used by kubelet to collect container stats. Values can be 'cadvisor' and 'cri'",
+            ),
+            &["provider"],
+        )?;
+        provider.with_label_values(&["cadvisor"]).set(1);
+        registry.register(Box::new(provider))?;
+        registry.register(Box::new(metrics.log_usage.clone()))?;
         registry.register(Box::new(metrics.sample_seconds.clone()))?;
         registry.register(Box::new(metrics.samples_reused.clone()))?;
         registry.register(Box::new(metrics.pods.clone()))?;
         registry.register(Box::new(metrics.volume_seconds.clone()))?;
         Ok(metrics)
+    }
+
+    /// Resolves when somebody has read the metrics since the last time.
+    pub async fn read(&self) {
+        self.log_usage.read.notified().await;
+    }
+
+    /// Shows the logs of these pods' containers and of no others.
+    pub fn set_log_usage(&self, pods: &[PodStats]) {
+        self.log_usage.bytes.reset();
+        for pod in pods {
+            for container in &pod.containers {
+                let Some(used) = container.logs.as_ref().and_then(|logs| logs.used_bytes) else { continue };
+                let labels = [pod.uid.as_str(), &pod.namespace, &pod.name, &container.name];
+                self.log_usage.bytes.with_label_values(&labels).set(i64::try_from(used).unwrap_or(i64::MAX));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_ipc::evictiond::{ContainerStats, FsStats};
+
+    #[tokio::test]
+    async fn reading_the_metrics_asks_for_the_next_sample() {
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).unwrap();
+        let logs = Some(FsStats { used_bytes: Some(4096), ..Default::default() });
+        let container = ContainerStats { name: "main".into(), logs, ..Default::default() };
+        let pod = PodStats { name: "web".into(), containers: vec![container], ..Default::default() };
+        metrics.set_log_usage(&[pod]);
+        let text = bulkhead_daemon::encode_metrics(&registry);
+        assert!(text.contains("container=\"main\"") && text.contains("} 4096"), "{text}");
+        tokio::time::timeout(std::time::Duration::from_secs(5), metrics.read()).await.unwrap();
+        metrics.set_log_usage(&[]);
+        assert!(!bulkhead_daemon::encode_metrics(&registry).contains("log_filesystem_used_bytes{"));
     }
 }

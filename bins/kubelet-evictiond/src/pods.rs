@@ -29,10 +29,60 @@ pub struct Pod {
     pub started_at: String,
     /// Path of the pod's cgroup, when it has one.
     pub cgroup: Option<String>,
+    /// The runtime's id of its sandbox, when it has one.
+    pub sandbox: Option<String>,
+    /// Its interfaces are the node's.
+    pub host_network: bool,
     /// Those that run.
     pub containers: Vec<PodContainer>,
-    /// Volumes of type emptyDir: what the node's own disk holds for the pod.
-    pub empty_dirs: Vec<VolumeName>,
+    /// Volumes that the agent made: what is the host's own (hostPath) is nobody's usage.
+    pub volumes: Vec<PodVolume>,
+}
+
+/// A volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodVolume {
+    pub name: VolumeName,
+    pub kind: VolumeKind,
+}
+
+/// Kinds of volumes that have figures, by their plugins' folders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeKind {
+    EmptyDir,
+    ConfigMap,
+    Secret,
+    Projected,
+    DownwardApi,
+}
+
+impl VolumeKind {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "emptyDir" => VolumeKind::EmptyDir,
+            "configMap" => VolumeKind::ConfigMap,
+            "secret" => VolumeKind::Secret,
+            "projected" => VolumeKind::Projected,
+            "downwardAPI" => VolumeKind::DownwardApi,
+            _ => return None,
+        })
+    }
+
+    /// Upstream's name of the plugin, which names its folder.
+    pub const fn plugin(self) -> &'static str {
+        match self {
+            VolumeKind::EmptyDir => "kubernetes.io/empty-dir",
+            VolumeKind::ConfigMap => "kubernetes.io/configmap",
+            VolumeKind::Secret => "kubernetes.io/secret",
+            VolumeKind::Projected => "kubernetes.io/projected",
+            VolumeKind::DownwardApi => "kubernetes.io/downward-api",
+        }
+    }
+
+    /// Counts into the pod's ephemeral storage, if it is on disk (upstream `IsLocalEphemeralVolume`).
+    pub const fn is_ephemeral(self) -> bool {
+        matches!(self, VolumeKind::EmptyDir | VolumeKind::ConfigMap)
+    }
 }
 
 /// A running container.
@@ -40,6 +90,7 @@ pub struct Pod {
 pub struct PodContainer {
     pub name: ContainerName,
     pub id: String,
+    pub image: String,
     /// RFC 3339.
     pub started_at: String,
 }
@@ -109,13 +160,14 @@ fn pod(state: PodState) -> Result<Pod, bulkhead_types::IdError> {
         // The id becomes a path component of a cgroup.
         if container.state == "running" && bulkhead_types::ContainerId::parse(&container.id).is_ok() {
             let name = ContainerName::parse(&container.name)?;
-            containers.push(PodContainer { name, id: container.id, started_at: container.started_at });
+            let (image, started_at) = (container.image, container.started_at);
+            containers.push(PodContainer { name, id: container.id, image, started_at });
         }
     }
-    let mut empty_dirs = Vec::new();
+    let mut volumes = Vec::new();
     for volume in state.volumes {
-        if volume.kind == "emptyDir" {
-            empty_dirs.push(VolumeName::parse(&volume.name)?);
+        if let Some(kind) = VolumeKind::parse(&volume.kind) {
+            volumes.push(PodVolume { name: VolumeName::parse(&volume.name)?, kind });
         }
     }
     Ok(Pod {
@@ -124,15 +176,17 @@ fn pod(state: PodState) -> Result<Pod, bulkhead_types::IdError> {
         name: PodName::parse(&state.name)?,
         started_at: state.started_at,
         cgroup: crate::cgroup::pod_path(&state.cgroup),
+        sandbox: Some(state.sandbox_id).filter(|id| bulkhead_types::SandboxId::parse(id).is_ok()),
+        host_network: state.host_network,
         containers,
-        empty_dirs,
+        volumes,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bulkhead_ipc::syncd::{ContainerState, PodVolume};
+    use bulkhead_ipc::syncd::{ContainerState, PodVolume as Volume};
 
     fn state() -> PodState {
         PodState {
@@ -146,8 +200,9 @@ mod tests {
                 ContainerState { name: "c".into(), id: "../x".into(), state: "running".into(), ..Default::default() },
             ],
             volumes: vec![
-                PodVolume { name: "scratch".into(), kind: "emptyDir".into(), ..Default::default() },
-                PodVolume { name: "etc".into(), kind: "hostPath".into(), ..Default::default() },
+                Volume { name: "scratch".into(), kind: "emptyDir".into(), ..Default::default() },
+                Volume { name: "etc".into(), kind: "hostPath".into(), ..Default::default() },
+                Volume { name: "token".into(), kind: "projected".into(), ..Default::default() },
             ],
             ..Default::default()
         }
@@ -157,7 +212,9 @@ mod tests {
     fn only_what_runs_and_what_is_an_id() {
         let pod = pod(state()).unwrap();
         assert_eq!(pod.containers.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), ["c1"]);
-        assert_eq!(pod.empty_dirs.len(), 1);
+        let kinds: Vec<_> = pod.volumes.iter().map(|volume| volume.kind).collect();
+        assert_eq!(kinds, [VolumeKind::EmptyDir, VolumeKind::Projected], "what is the host's is not measured");
+        assert_eq!(pod.sandbox, None);
         assert_eq!(pod.cgroup.as_deref(), Some("/kubepods/podu1"));
     }
 

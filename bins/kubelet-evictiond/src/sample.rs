@@ -1,18 +1,27 @@
 //! One sample: the node, its pods and their containers, as the messages that the API carries.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bulkhead_ipc::evictiond::{
-    ContainerStats, CpuStats, FsStats, MemoryStats, NodeStats, PodStats, ProcessStats, SystemContainer, VolumeStats,
+    CgroupStats, ContainerStats, CpuStats, Machine, NetworkStats, NodeStats, PodStats, ProcessStats, SystemContainer,
+    VolumeStats,
 };
 use bulkhead_types::InstancePaths;
 
 use crate::cgroup::{self, Hierarchy, Usage};
-use crate::disk::{FileSystem, Folder};
+use crate::detail::{self, Owner};
+use crate::disk::{FileSystem, Folder, Volume};
+use crate::figures::{self, Moment};
 use crate::kernel::{self, Reader};
-use crate::pods::Pod;
+use crate::machine::{self, Mounted};
+use crate::network;
+use crate::pods::{Pod, PodContainer};
 use crate::rates::Rates;
+use crate::runtime::RuntimeDisks;
+use crate::starts::Starts;
 
 /// What a sample is about.
 #[derive(Debug, Clone)]
@@ -21,24 +30,52 @@ pub struct NodePaths {
     pub instance: InstancePaths,
     /// The tree of all pods, as /proc/<pid>/cgroup shows it; the first that exists counts.
     pub pods_cgroups: Vec<String>,
+    /// Cgroups of the system by upstream's names ("kubelet", "runtime", "misc").
+    pub system_cgroups: Vec<(&'static str, String)>,
+}
+
+/// What a sample is to hold beside CPU and memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Disks and networks.
+    pub disks: bool,
+    /// Every cgroup in detail.
+    pub cgroups: bool,
+}
+
+impl Wanted {
+    /// A sample that holds `self` answers who wants `other`.
+    pub fn covers(self, other: Wanted) -> bool {
+        self.disks >= other.disks && self.cgroups >= other.cgroups
+    }
 }
 
 /// Disk figures of one pod.
 #[derive(Debug, Clone, Default)]
 pub struct PodDisk {
-    pub volumes: Vec<(String, FileSystem, Folder)>,
+    /// With whether they count into the pod's ephemeral storage.
+    pub volumes: Vec<(String, Volume, bool)>,
     /// By container name.
     pub logs: Vec<(String, Folder)>,
+    /// What is in the pod's log folder itself, and its /etc/hosts.
+    pub other: Folder,
     /// The file system of the log folder.
     pub log_fs: Option<FileSystem>,
+    /// RFC 3339, when that was measured.
+    pub time: String,
 }
 
 /// Disk figures of the node and of its pods, as far as they are known.
 #[derive(Debug, Default)]
 pub struct Disks {
     pub node: Option<FileSystem>,
-    pub image: Option<FileSystem>,
-    pub pods: std::collections::HashMap<String, PodDisk>,
+    /// By a folder on each: where the runtime has images and writable layers.
+    pub folders: HashMap<String, FileSystem>,
+    /// Where the runtime keeps images, when it says nothing more of them.
+    pub image_folder: Option<String>,
+    pub runtime: Option<Arc<RuntimeDisks>>,
+    pub mounted: Vec<(Mounted, FileSystem)>,
+    pub pods: HashMap<String, PodDisk>,
 }
 
 /// A node's figures, then each pod's.
@@ -46,8 +83,12 @@ pub struct Disks {
 pub struct Sample {
     pub node: NodeStats,
     pub pods: Vec<PodStats>,
+    pub machine: Machine,
+    /// Parents before children; empty unless wanted.
+    pub cgroups: Vec<CgroupStats>,
     /// A cgroup was seen for the first time: it has no CPU rate yet.
     pub without_rate: bool,
+    pub holds: Wanted,
 }
 
 /// Why the kernel's files cannot be read at all.
@@ -59,14 +100,24 @@ pub enum SamplerError {
     NoCgroups,
 }
 
-/// Reads the kernel's files. Blocking: a few hundred small reads for 60 pods.
+/// Reads the kernel's files. Blocking: ten small reads for a cgroup, thirty in detail.
 #[derive(Debug)]
 pub struct Sampler {
     paths: NodePaths,
     hierarchy: Hierarchy,
     reader: Reader,
     rates: Rates,
+    starts: Starts,
     started: Instant,
+}
+
+/// What one sample gathers on its way.
+#[derive(Debug, Default)]
+struct Gathered {
+    without_rate: bool,
+    cgroups: Vec<CgroupStats>,
+    devices: Vec<machine::Device>,
+    no_swap: bool,
 }
 
 impl Sampler {
@@ -75,7 +126,14 @@ impl Sampler {
     pub fn new(paths: NodePaths) -> Result<Self, SamplerError> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
         let hierarchy = Hierarchy::from_mountinfo(&mountinfo).ok_or(SamplerError::NoCgroups)?;
-        Ok(Sampler { paths, hierarchy, reader: Reader::default(), rates: Rates::default(), started: Instant::now() })
+        Ok(Sampler {
+            paths,
+            hierarchy,
+            reader: Reader::default(),
+            rates: Rates::default(),
+            starts: Starts::default(),
+            started: Instant::now(),
+        })
     }
 
     pub fn paths(&self) -> &NodePaths {
@@ -83,145 +141,295 @@ impl Sampler {
     }
 
     /// Measures everything now. `pods: None` means that nobody told which pods there are.
-    pub fn sample(&mut self, pods: Option<&[Pod]>, disks: &Disks) -> Sample {
+    pub fn sample(&mut self, pods: Option<&[Pod]>, disks: &Disks, wanted: Wanted) -> Sample {
         self.rates.begin();
-        let mut without_rate = false;
-        let time = now();
-        let machine = self.hierarchy.machine(&mut self.reader);
-        let mut node = NodeStats {
-            node_name: self.paths.node_name.clone(),
-            start_time: self.boot_time().unwrap_or_default(),
-            cpu: self.cpu("/", &machine, &mut without_rate),
-            memory: memory(&machine, &time),
-            node_fs: disks.node.map(|fs| whole(fs, &time)),
-            // What images and writable layers use is known to the runtime alone: left out instead of guessed.
-            image_fs: disks.image.map(|fs| FsStats { used_bytes: None, inodes_used: None, ..whole(fs, &time) }),
-            container_fs: disks.image.map(|fs| FsStats { used_bytes: None, inodes_used: None, ..whole(fs, &time) }),
-            max_pid: 0,
-            running_processes: 0,
-            system_containers: Vec::new(),
-            pods_known: pods.is_some(),
-        };
-        let pid_max = self.reader.number(Path::new("/proc/sys/kernel/pid_max"));
-        let threads_max = self.reader.number(Path::new("/proc/sys/kernel/threads-max"));
-        node.max_pid = kernel::max_tasks(pid_max, threads_max).unwrap_or(0);
-        node.running_processes = self.reader.read(Path::new("/proc/loadavg")).ok().and_then(kernel::tasks).unwrap_or(0);
-        let pods_cgroup = self.paths.pods_cgroups.iter().find(|cgroup| self.hierarchy.exists(cgroup)).cloned();
-        if let Some(pods_cgroup) = pods_cgroup {
-            let usage = self.hierarchy.usage(&mut self.reader, &pods_cgroup);
-            node.system_containers.push(SystemContainer {
-                name: "pods".into(),
-                cpu: self.cpu(&pods_cgroup, &usage, &mut without_rate),
-                memory: memory(&usage, &time),
-            });
+        self.starts.begin();
+        let mut gathered = Gathered::default();
+        let mut machine = Machine::default();
+        if wanted.cgroups {
+            machine = machine::read(&mut self.reader);
+            machine.pods_known = pods.is_some();
+            machine.has_pressure = self.hierarchy.has_pressure();
+            gathered.devices = machine::devices(self.reader.read(Path::new("/proc/diskstats")).unwrap_or_default());
         }
+        let node = self.node(pods.is_some(), disks, wanted, &mut gathered);
         let no_disk = PodDisk::default();
         let pods = pods
             .unwrap_or_default()
             .iter()
-            .map(|pod| self.pod(pod, disks.pods.get(pod.uid.as_str()).unwrap_or(&no_disk), &mut without_rate))
+            .filter_map(|pod| {
+                let disk = disks.pods.get(pod.uid.as_str()).unwrap_or(&no_disk);
+                let stats = self.pod(pod, disk, disks, wanted, &mut gathered);
+                // Upstream shows pods of which a container runs.
+                (!pod.containers.is_empty()).then_some(stats)
+            })
             .collect();
         self.rates.end();
-        Sample { node, pods, without_rate }
+        self.starts.end();
+        let Gathered { without_rate, cgroups, .. } = gathered;
+        Sample { node, pods, machine, cgroups, without_rate, holds: wanted }
     }
 
-    fn pod(&mut self, pod: &Pod, disk: &PodDisk, without_rate: &mut bool) -> PodStats {
-        let time = now();
+    fn node(&mut self, pods_known: bool, disks: &Disks, wanted: Wanted, gathered: &mut Gathered) -> NodeStats {
+        let usage = self.hierarchy.machine(&mut self.reader);
+        let time = Moment::now();
+        gathered.no_swap = usage.swap.is_some_and(|swap| swap.limit == Some(0));
+        let start_time = self.boot_time();
+        let interfaces = if wanted.disks || wanted.cgroups { network::of_node(&mut self.reader) } else { None };
+        if wanted.cgroups {
+            let mut stats = self.in_detail("/", &usage, &time, Owner::default(), gathered);
+            stats.file_systems =
+                disks.mounted.iter().map(|(mounted, fs)| machine::measured(mounted, *fs, &gathered.devices)).collect();
+            stats.interfaces = interfaces.clone().unwrap_or_default();
+            stats.start_time_seconds = start_time.map_or(0, |time| time.as_second());
+            if let Some(memory) = &mut stats.memory {
+                memory.swap_limit = usage.swap.and_then(|swap| swap.limit);
+            }
+            gathered.cgroups.push(stats);
+        }
+        let mut node = NodeStats {
+            node_name: self.paths.node_name.clone(),
+            start_time: start_time.map(|time| time.to_string()).unwrap_or_default(),
+            cpu: self.cpu("/", &usage, &time, gathered),
+            memory: figures::memory(&usage, &time),
+            io: Some(figures::io(&usage, &time)),
+            swap: figures::swap(&usage, &time, gathered.no_swap),
+            pods_known,
+            ..NodeStats::default()
+        };
+        if wanted.disks {
+            node.network = interfaces.map(|interfaces| figures::network(interfaces, &time));
+            self.node_disks(&mut node, disks, &time);
+        }
+        let pids = self.reader.number(Path::new("/proc/sys/kernel/pid_max"));
+        let threads = self.reader.number(Path::new("/proc/sys/kernel/threads-max"));
+        node.max_pid = kernel::max_tasks(pids, threads).unwrap_or(0);
+        node.running_processes = self.reader.read(Path::new("/proc/loadavg")).ok().and_then(kernel::tasks).unwrap_or(0);
+        node.rlimit_time = Moment::now().text;
+        let pods_cgroup = self.paths.pods_cgroups.iter().find(|cgroup| self.hierarchy.exists(cgroup)).cloned();
+        let system = self.paths.system_cgroups.clone();
+        for (name, cgroup) in system.into_iter().chain(pods_cgroup.clone().map(|cgroup| ("pods", cgroup))) {
+            if self.hierarchy.exists(&cgroup) {
+                node.system_containers.push(self.system_container(name, &cgroup, wanted, gathered));
+            }
+        }
+        if let Some(pods_cgroup) = pods_cgroup
+            && wanted.cgroups
+        {
+            for level in cgroup::qos_levels(&pods_cgroup) {
+                if self.hierarchy.exists(&level) {
+                    let (usage, time) = (self.hierarchy.usage(&mut self.reader, &level), Moment::now());
+                    let stats = self.in_detail(&level, &usage, &time, Owner::default(), gathered);
+                    gathered.cgroups.push(stats);
+                }
+            }
+        }
+        node
+    }
+
+    fn node_disks(&self, node: &mut NodeStats, disks: &Disks, time: &Moment) {
+        node.node_fs = disks.node.map(|fs| figures::whole(fs, &time.text));
+        let runtime = disks.runtime.as_deref();
+        let told = |usage: Option<&bulkhead_ipc::syncd::DiskUsage>| {
+            usage.map(|usage| figures::told(usage, disks.folders.get(&usage.mountpoint).copied()))
+        };
+        // Without the runtime's word what images use is left out, not guessed.
+        let folder = disks.image_folder.as_ref().and_then(|folder| disks.folders.get(folder)).copied();
+        let unknown = || {
+            let whole = figures::whole(folder?, &time.text);
+            Some(bulkhead_ipc::evictiond::FsStats { used_bytes: None, inodes_used: None, ..whole })
+        };
+        node.image_fs = told(runtime.and_then(|runtime| runtime.images.as_ref())).or_else(unknown);
+        let containers = told(runtime.and_then(|runtime| runtime.containers.as_ref()));
+        node.container_fs = containers.or_else(|| node.image_fs.clone());
+    }
+
+    fn system_container(
+        &mut self,
+        name: &str,
+        cgroup: &str,
+        wanted: Wanted,
+        gathered: &mut Gathered,
+    ) -> SystemContainer {
+        let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
+        let made = self.hierarchy.made_at(cgroup);
+        if wanted.cgroups {
+            let stats = self.in_detail(cgroup, &usage, &time, Owner::default(), gathered);
+            gathered.cgroups.push(stats);
+        }
+        SystemContainer {
+            name: name.to_owned(),
+            cpu: self.cpu(cgroup, &usage, &time, gathered),
+            memory: figures::memory(&usage, &time),
+            start_time: made.map(|time| time.to_string()).unwrap_or_default(),
+            io: Some(figures::io(&usage, &time)),
+            swap: figures::swap(&usage, &time, false),
+        }
+    }
+
+    fn pod(&mut self, pod: &Pod, disk: &PodDisk, disks: &Disks, wanted: Wanted, gathered: &mut Gathered) -> PodStats {
         let mut stats = PodStats {
             uid: pod.uid.to_string(),
             namespace: pod.namespace.to_string(),
             name: pod.name.to_string(),
             start_time: pod.started_at.clone(),
-            volumes: disk
-                .volumes
-                .iter()
-                .map(|(name, fs, folder)| VolumeStats { name: name.clone(), fs: Some(part(*fs, *folder, &time)) })
-                .collect(),
-            ephemeral_storage: ephemeral(disk, &time),
             ..PodStats::default()
         };
-        let Some(cgroup) = &pod.cgroup else { return stats };
-        let usage = self.hierarchy.usage(&mut self.reader, cgroup);
-        stats.cpu = self.cpu(cgroup, &usage, without_rate);
-        stats.memory = memory(&usage, &time);
-        stats.process = usage.tasks.map(|tasks| ProcessStats { process_count: Some(tasks) });
-        for container in &pod.containers {
-            let candidates = cgroup::container_candidates(cgroup, &container.id);
-            let Some(path) = candidates.into_iter().find(|path| self.hierarchy.exists(path)) else { continue };
-            let usage = self.hierarchy.usage(&mut self.reader, &path);
-            let time = now();
-            let logs = disk.logs.iter().find(|(name, _)| name == container.name.as_str());
-            stats.containers.push(ContainerStats {
-                name: container.name.to_string(),
-                start_time: container.started_at.clone(),
-                cpu: self.cpu(&path, &usage, without_rate),
-                memory: memory(&usage, &time),
-                logs: logs.and_then(|(_, folder)| disk.log_fs.map(|fs| part(fs, *folder, &time))),
-                rootfs: None,
-            });
+        if let Some(cgroup) = &pod.cgroup {
+            let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
+            stats.cpu = self.cpu(cgroup, &usage, &time, gathered);
+            stats.memory = figures::memory(&usage, &time);
+            stats.io = usage.memory.map(|_| figures::io(&usage, &time));
+            stats.swap = figures::swap(&usage, &time, false);
+            if wanted.cgroups && self.hierarchy.exists(cgroup) {
+                let owner = Owner { pod: Some(pod), ..Owner::default() };
+                let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
+                gathered.cgroups.push(stats);
+            }
+            stats.network = self.sandbox(pod, cgroup, wanted, gathered);
+            let mut processes = None;
+            for container in &pod.containers {
+                let Some(path) = self.group_of(cgroup, &container.id) else { continue };
+                let (one, count) = self.container(pod, container, &path, wanted, gathered);
+                stats.containers.push(one);
+                processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
+            }
+            stats.process = processes.map(|processes| ProcessStats { process_count: Some(processes) });
+        }
+        if wanted.disks {
+            pod_disks(&mut stats, pod, disk, disks);
         }
         stats
     }
 
-    fn cpu(&mut self, cgroup: &str, usage: &Usage, without_rate: &mut bool) -> Option<CpuStats> {
+    /// The folder of a container or sandbox inside its pod's cgroup.
+    fn group_of(&self, pod: &str, id: &str) -> Option<String> {
+        cgroup::container_candidates(pod, id).into_iter().find(|path| self.hierarchy.exists(path))
+    }
+
+    /// The sandbox: its network, which is the pod's, and in detail its own cgroup.
+    fn sandbox(&mut self, pod: &Pod, cgroup: &str, wanted: Wanted, gathered: &mut Gathered) -> Option<NetworkStats> {
+        if !wanted.disks && !wanted.cgroups {
+            return None;
+        }
+        let sandbox = pod.sandbox.as_ref().and_then(|id| Some((id, self.group_of(cgroup, id)?)));
+        let path = sandbox.as_ref().map(|(_, path)| path.clone());
+        let interfaces = if pod.host_network { None } else { self.pod_network(pod, cgroup, path) };
+        let time = Moment::now();
+        if let Some((id, path)) = sandbox.filter(|_| wanted.cgroups) {
+            let usage = self.hierarchy.usage(&mut self.reader, &path);
+            let owner = Owner { pod: Some(pod), id, container: None };
+            let mut stats = self.in_detail(&path, &usage, &time, owner, gathered);
+            stats.interfaces = interfaces.clone().unwrap_or_default();
+            gathered.cgroups.push(stats);
+        }
+        interfaces.filter(|_| wanted.disks).map(|interfaces| figures::network(interfaces, &time))
+    }
+
+    /// At the sandbox's process; a sandbox without one (a virtual machine) shares its network with the containers.
+    fn pod_network(
+        &mut self,
+        pod: &Pod,
+        cgroup: &str,
+        sandbox: Option<String>,
+    ) -> Option<Vec<bulkhead_ipc::evictiond::InterfaceStats>> {
+        let containers = pod.containers.iter().filter_map(|container| self.group_of(cgroup, &container.id));
+        let groups: Vec<String> = sandbox.into_iter().chain(containers).collect();
+        groups.into_iter().find_map(|group| {
+            let pid = *self.hierarchy.processes(&mut self.reader, &group)?.first()?;
+            network::of_process(&mut self.reader, pid)
+        })
+    }
+
+    fn container(
+        &mut self,
+        pod: &Pod,
+        container: &PodContainer,
+        path: &str,
+        wanted: Wanted,
+        gathered: &mut Gathered,
+    ) -> (ContainerStats, Option<u64>) {
+        let (usage, time) = (self.hierarchy.usage(&mut self.reader, path), Moment::now());
+        let hierarchy = &self.hierarchy;
+        let start_time = self.starts.of(&container.id, &container.started_at, || hierarchy.made_at(path));
+        let mut processes = None;
+        if wanted.cgroups {
+            let owner = Owner { pod: Some(pod), id: &container.id, container: Some(container) };
+            let mut stats = self.in_detail(path, &usage, &time, owner, gathered);
+            if let Ok(started) = start_time.parse::<jiff::Timestamp>() {
+                stats.start_time_seconds = started.as_second();
+            }
+            processes = stats.tasks.and_then(|tasks| tasks.processes);
+            gathered.cgroups.push(stats);
+        } else if wanted.disks {
+            let list = self.hierarchy.processes(&mut self.reader, path);
+            processes = list.and_then(|list| u64::try_from(list.len()).ok());
+        }
+        let stats = ContainerStats {
+            name: container.name.to_string(),
+            start_time,
+            cpu: self.cpu(path, &usage, &time, gathered),
+            memory: figures::memory(&usage, &time),
+            io: usage.memory.map(|_| figures::io(&usage, &time)),
+            swap: figures::swap(&usage, &time, gathered.no_swap),
+            ..ContainerStats::default()
+        };
+        (stats, processes)
+    }
+
+    fn in_detail(
+        &mut self,
+        path: &str,
+        usage: &Usage,
+        time: &Moment,
+        owner: Owner<'_>,
+        gathered: &Gathered,
+    ) -> CgroupStats {
+        detail::read(&self.hierarchy, &mut self.reader, path, usage, time, owner, &gathered.devices)
+    }
+
+    fn cpu(&mut self, cgroup: &str, usage: &Usage, time: &Moment, gathered: &mut Gathered) -> Option<CpuStats> {
         let nanoseconds = usage.cpu_nanoseconds?;
         let at = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let rate = self.rates.observe(cgroup, at, nanoseconds);
-        *without_rate |= rate.is_none();
-        Some(CpuStats { time: now(), usage_nano_cores: rate, usage_core_nano_seconds: Some(nanoseconds) })
+        gathered.without_rate |= rate.is_none();
+        Some(CpuStats {
+            time: time.text.clone(),
+            usage_nano_cores: rate,
+            usage_core_nano_seconds: Some(nanoseconds),
+            psi: usage.pressure.cpu.map(figures::psi),
+        })
     }
 
-    fn boot_time(&mut self) -> Option<String> {
+    fn boot_time(&mut self) -> Option<jiff::Timestamp> {
         let seconds = kernel::boot_time(self.reader.read(Path::new("/proc/stat")).ok()?)?;
-        Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
+        jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
     }
 }
 
-/// RFC 3339, milliseconds.
-fn now() -> String {
-    format!("{:.3}", jiff::Timestamp::now())
-}
-
-fn memory(usage: &Usage, time: &str) -> Option<MemoryStats> {
-    let memory = usage.memory?;
-    Some(MemoryStats {
-        time: time.to_owned(),
-        available_bytes: memory.limit.map(|limit| limit.saturating_sub(memory.working_set)),
-        usage_bytes: Some(memory.usage),
-        working_set_bytes: Some(memory.working_set),
-        rss_bytes: memory.rss,
-        page_faults: memory.page_faults,
-        major_page_faults: memory.major_page_faults,
-    })
-}
-
-fn whole(fs: FileSystem, time: &str) -> FsStats {
-    FsStats {
-        time: time.to_owned(),
-        available_bytes: Some(fs.available),
-        capacity_bytes: Some(fs.capacity),
-        used_bytes: Some(fs.used),
-        inodes_free: Some(fs.inodes_free),
-        inodes: Some(fs.inodes),
-        inodes_used: Some(fs.inodes.saturating_sub(fs.inodes_free)),
+/// Volumes, logs, writable layers, and what of them counts into ephemeral storage (upstream `calcEphemeralStorage`).
+fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
+    let mut ephemeral = disk.other;
+    for (name, volume, counts) in &disk.volumes {
+        let fs = figures::part(volume.fs, volume.folder, &disk.time);
+        if *counts && !volume.is_mount {
+            figures::add(&mut ephemeral, &fs);
+        }
+        stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs) });
     }
-}
-
-/// A folder's share of its file system.
-fn part(fs: FileSystem, folder: Folder, time: &str) -> FsStats {
-    FsStats { used_bytes: Some(folder.bytes), inodes_used: Some(folder.inodes), ..whole(fs, time) }
-}
-
-/// Logs and volumes on the log folder's file system, together.
-fn ephemeral(disk: &PodDisk, time: &str) -> Option<FsStats> {
-    let fs = disk.log_fs?;
-    let folders = disk.logs.iter().map(|(_, folder)| folder).chain(disk.volumes.iter().map(|(_, _, folder)| folder));
-    let mut sum = Folder::default();
-    for folder in folders {
-        sum.bytes = sum.bytes.saturating_add(folder.bytes);
-        sum.inodes = sum.inodes.saturating_add(folder.inodes);
+    for one in &mut stats.containers {
+        let logs = disk.logs.iter().find(|(name, _)| *name == one.name);
+        one.logs = logs.and_then(|(_, folder)| disk.log_fs.map(|fs| figures::part(fs, *folder, &disk.time)));
+        let id = pod.containers.iter().find(|container| container.name.as_str() == one.name).map(|found| &found.id);
+        let layer = id.and_then(|id| disks.runtime.as_ref()?.layers.get(id));
+        one.rootfs = layer.map(|usage| figures::told(usage, disks.folders.get(&usage.mountpoint).copied()));
+        for share in one.logs.iter().chain(&one.rootfs) {
+            figures::add(&mut ephemeral, share);
+        }
     }
-    Some(part(fs, sum, time))
+    if !disk.time.is_empty() {
+        stats.ephemeral_storage = disks.node.map(|fs| figures::part(fs, ephemeral, &disk.time));
+    }
 }
 
 #[cfg(test)]
@@ -232,11 +440,16 @@ mod tests {
     fn the_machine_is_measured_without_pods() {
         let instance =
             InstancePaths { root_dir: "/nowhere".into(), run_dir: "/nowhere".into(), pod_logs_dir: "/nowhere".into() };
-        let paths = NodePaths { node_name: "n".into(), instance, pods_cgroups: vec!["/no-such-kubepods".into()] };
+        let paths = NodePaths {
+            node_name: "n".into(),
+            instance,
+            pods_cgroups: vec!["/no-such-kubepods".into()],
+            system_cgroups: vec![("misc", "/no-such-group".into())],
+        };
         let mut sampler = Sampler::new(paths).unwrap();
-        let sample = sampler.sample(None, &Disks::default());
+        let sample = sampler.sample(None, &Disks::default(), Wanted { disks: true, cgroups: true });
         assert!(sample.without_rate, "the first has no rate");
-        assert!(!sample.node.pods_known);
+        assert!(!sample.node.pods_known && !sample.machine.pods_known);
         let memory = sample.node.memory.clone().unwrap();
         let total = memory.available_bytes.unwrap() + memory.working_set_bytes.unwrap();
         let meminfo = std::fs::read("/proc/meminfo").unwrap();
@@ -244,5 +457,14 @@ mod tests {
         assert!(sample.node.max_pid > 0 && sample.node.running_processes > 0);
         assert!(sample.node.start_time.ends_with('Z'), "{}", sample.node.start_time);
         assert!(sample.node.cpu.as_ref().unwrap().time.ends_with('Z'));
+        assert!(sample.node.network.is_some() && sample.node.swap.is_some());
+        assert!(sample.node.system_containers.is_empty());
+        assert_eq!(sample.cgroups.len(), 1, "the root alone");
+        let root = &sample.cgroups[0];
+        assert_eq!((root.id.as_str(), root.start_time_seconds > 0), ("/", true));
+        assert!(root.tasks.unwrap().max_open_files.is_some());
+        let small = sampler.sample(None, &Disks::default(), Wanted::default());
+        assert!(small.cgroups.is_empty() && small.node.network.is_none());
+        assert!(sample.holds.covers(small.holds) && !small.holds.covers(sample.holds));
     }
 }

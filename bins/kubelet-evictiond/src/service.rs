@@ -1,34 +1,39 @@
 //! `kubelet.evictiond.v1.Stats`: one sample answers everyone who takes one of its age.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::evictiond::stats_server::Stats;
-use bulkhead_ipc::evictiond::{SummaryPart, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::evictiond::{
+    CgroupPage, CgroupsPart, CgroupsRequest, SummaryPart, SummaryRequest, cgroups_part, summary_part,
+};
 use bulkhead_types::InstancePaths;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::disk::{self, Cache};
+use crate::figures::Moment;
+use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
-use crate::sample::{Disks, PodDisk, Sample, Sampler};
+use crate::runtime::{RuntimeDisks, RuntimeSource};
+use crate::sample::{Disks, PodDisk, Sample, Sampler, Wanted};
 
 /// Age of a sample that is good enough when the caller names none.
-const DEFAULT_AGE: Duration = Duration::from_secs(10);
+pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
 /// A CPU rate needs two readings: when there is no earlier one, a second follows after this.
 const RATE_GAP: Duration = Duration::from_millis(250);
 /// How long a request waits for disk usage; later figures come with a later request.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
 const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum FsKey {
-    Node,
-    Image(String),
-}
+/// The runtime measures each container for an answer, which is not cheap, and its own disk figures are older than this
+/// most of the time.
+const RUNTIME_KEEP: Duration = Duration::from_secs(30);
+/// Groups in one message: about 1.5 KB each, so that a page fits well into one.
+const PAGE: usize = 100;
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,79 +41,105 @@ struct State {
     /// The newest list that kubelet-syncd gave.
     pods: Option<Arc<Vec<Pod>>>,
     image_fs: Option<String>,
+    /// What the runtime said last, and when it was asked last.
+    runtime: Option<Arc<RuntimeDisks>>,
+    runtime_asked: Option<Instant>,
 }
 
 /// The service. One request measures, the others wait for its sample.
 #[derive(Debug)]
-pub struct StatsService<P> {
+pub struct StatsService<P, R> {
     state: Mutex<State>,
     /// Locked on the blocking pool only. Beside `state`, because a caller that goes away drops its request half-way.
     sampler: Arc<std::sync::Mutex<Sampler>>,
     pods: P,
+    runtime: R,
     paths: InstancePaths,
     /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` below zero).
     pod_disks: Option<Cache<String, PodDisk>>,
-    file_systems: Cache<FsKey, disk::FileSystem>,
+    file_systems: Cache<String, disk::FileSystem>,
+    mounted: Cache<Mounted, disk::FileSystem>,
     metrics: Metrics,
 }
 
 type Measure<V> = Box<dyn FnOnce() -> Option<V> + Send>;
 
-impl<P: PodSource> StatsService<P> {
+impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     /// `volume_period`: how old disk usage of pods may be; `None` switches it off.
-    pub fn new(sampler: Sampler, pods: P, metrics: Metrics, volume_period: Option<Duration>) -> Self {
+    pub fn new(sampler: Sampler, pods: P, runtime: R, metrics: Metrics, volume_period: Option<Duration>) -> Self {
         let paths = sampler.paths().instance.clone();
         StatsService {
             state: Mutex::default(),
             sampler: Arc::new(std::sync::Mutex::new(sampler)),
             pods,
+            runtime,
             paths,
             pod_disks: volume_period.map(Cache::keeping),
             file_systems: Cache::keeping(FILE_SYSTEM_KEEP),
+            mounted: Cache::keeping(FILE_SYSTEM_KEEP),
             metrics,
         }
     }
 
-    /// A sample that is at most `max_age` old.
+    /// A sample that is at most `max_age` old and holds what is wanted.
     ///
     /// # Errors
     /// The blocking pool is gone: the process stops.
-    pub async fn sample(&self, max_age: Duration) -> Result<Arc<Sample>, Status> {
+    pub async fn sample(&self, max_age: Duration, wanted: Wanted) -> Result<Arc<Sample>, Status> {
         let asked = Instant::now();
         let mut state = self.state.lock().await;
         // Waiting for the lock may have taken the time in which another request measured.
         if let Some((at, sample)) = &state.last
             && (*at >= asked || at.elapsed() <= max_age)
+            && sample.holds.covers(wanted)
         {
             self.metrics.samples_reused.inc();
             return Ok(sample.clone());
         }
-        let (pods, image_fs) = tokio::join!(self.pods.pods(), self.pods.image_fs());
+        let runtime = self.runtime_disks(&state, wanted);
+        let (pods, image_fs, runtime) = tokio::join!(self.pods.pods(), self.pods.image_fs(), runtime);
         if let Some(pods) = pods {
             state.pods = Some(Arc::new(pods));
         }
         if image_fs.is_some() {
             state.image_fs = image_fs;
         }
+        if let Some(answer) = runtime {
+            state.runtime_asked = Some(Instant::now());
+            state.runtime = answer.or(state.runtime.take());
+        }
         let pods = state.pods.clone();
-        let disks = Arc::new(self.disks(pods.as_deref().map_or(&[], Vec::as_slice), state.image_fs.clone()).await);
-        let mut sample = self.measure(pods.clone(), disks.clone()).await?;
+        let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
+        let disks = Arc::new(self.disks(listed, state.image_fs.clone(), state.runtime.clone(), wanted).await);
+        let mut sample = self.measure(pods.clone(), disks.clone(), wanted).await?;
         if sample.without_rate {
             tokio::time::sleep(RATE_GAP).await;
-            sample = self.measure(pods, disks).await?;
+            sample = self.measure(pods, disks, wanted).await?;
         }
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
+        if wanted.disks {
+            self.metrics.set_log_usage(&sample.pods);
+        }
         let sample = Arc::new(sample);
         state.last = Some((Instant::now(), sample.clone()));
         Ok(sample)
     }
 
-    async fn measure(&self, pods: Option<Arc<Vec<Pod>>>, disks: Arc<Disks>) -> Result<Sample, Status> {
+    /// `None`: it is not its time. `Some(None)`: nobody answered.
+    async fn runtime_disks(&self, state: &State, wanted: Wanted) -> Option<Option<Arc<RuntimeDisks>>> {
+        let is_fresh = state.runtime_asked.is_some_and(|at| at.elapsed() < RUNTIME_KEEP) && state.runtime.is_some();
+        if !wanted.disks || is_fresh {
+            return None;
+        }
+        Some(self.runtime.disks().await.map(Arc::new))
+    }
+
+    async fn measure(&self, pods: Option<Arc<Vec<Pod>>>, disks: Arc<Disks>, wanted: Wanted) -> Result<Sample, Status> {
         let sampler = self.sampler.clone();
         let timer = self.metrics.sample_seconds.start_timer();
         let work = move || {
             let mut sampler = sampler.lock().map_err(|_| Status::internal("an earlier sample failed half-way"))?;
-            Ok(sampler.sample(pods.as_ref().map(|pods| pods.as_slice()), &disks))
+            Ok(sampler.sample(pods.as_ref().map(|pods| pods.as_slice()), &disks, wanted))
         };
         let sample = tokio::task::spawn_blocking(work)
             .await
@@ -118,14 +149,32 @@ impl<P: PodSource> StatsService<P> {
     }
 
     /// Renews disk figures that are old, without waiting for what hangs.
-    async fn disks(&self, pods: &[Pod], image_fs: Option<String>) -> Disks {
-        let root = self.paths.root_dir.clone();
-        let mut file_systems: Vec<(FsKey, Measure<disk::FileSystem>)> =
-            vec![(FsKey::Node, Box::new(move || disk::file_system(&root).ok()))];
-        let image_key = image_fs.clone().map(FsKey::Image);
-        if let (Some(key), Some(path)) = (image_key.clone(), image_fs) {
-            file_systems.push((key, Box::new(move || disk::file_system(path.as_ref()).ok())));
+    async fn disks(
+        &self,
+        pods: &[Pod],
+        image_folder: Option<String>,
+        runtime: Option<Arc<RuntimeDisks>>,
+        wanted: Wanted,
+    ) -> Disks {
+        let mut disks = Disks { image_folder, ..Disks::default() };
+        if wanted.cgroups {
+            disks.mounted = self.mounted().await;
         }
+        if !wanted.disks {
+            return disks;
+        }
+        let root = self.paths.root_dir.to_string_lossy().into_owned();
+        let mut folders: BTreeSet<String> = disks.image_folder.iter().cloned().chain([root.clone()]).collect();
+        if let Some(runtime) = &runtime {
+            let told = runtime.layers.values().chain(&runtime.images).chain(&runtime.containers);
+            // Named by the runtime; a relative one would be looked up below our own working directory.
+            folders.extend(told.map(|usage| usage.mountpoint.clone()).filter(|folder| folder.starts_with('/')));
+        }
+        let statfs = folders
+            .iter()
+            .cloned()
+            .map(|folder| (folder.clone(), move || disk::file_system(Path::new(&folder)).ok()))
+            .collect();
         let walks = pods
             .iter()
             .map(|pod| {
@@ -138,53 +187,94 @@ impl<P: PodSource> StatsService<P> {
                 disks.refresh(walks, DISK_PATIENCE).await;
             }
         };
-        tokio::join!(self.file_systems.refresh(file_systems, DISK_PATIENCE), walk);
+        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), walk);
         let known = |pod: &Pod| Some((pod.uid.to_string(), self.pod_disks.as_ref()?.get(&pod.uid.to_string())?));
-        Disks {
-            node: self.file_systems.get(&FsKey::Node),
-            image: image_key.and_then(|key| self.file_systems.get(&key)),
-            pods: pods.iter().filter_map(known).collect::<HashMap<_, _>>(),
-        }
+        disks.node = self.file_systems.get(&root);
+        disks.folders =
+            folders.into_iter().filter_map(|folder| Some((folder.clone(), self.file_systems.get(&folder)?))).collect();
+        disks.pods = pods.iter().filter_map(known).collect::<HashMap<_, _>>();
+        disks.runtime = runtime;
+        disks
+    }
+
+    /// The machine's file systems with their figures.
+    async fn mounted(&self) -> Vec<(Mounted, disk::FileSystem)> {
+        let root = self.paths.root_dir.clone();
+        let list = tokio::task::spawn_blocking(move || {
+            let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
+            machine::file_systems(&mountinfo, &[&root, Path::new("/run/containerd"), Path::new("/run/crio")], &devices)
+        });
+        let Ok(list) = list.await else { return Vec::new() };
+        let statfs: Vec<(Mounted, Measure<disk::FileSystem>)> = list
+            .iter()
+            .map(|mounted| {
+                let point = mounted.point.clone();
+                (mounted.clone(), Box::new(move || disk::file_system(&point).ok()) as Measure<_>)
+            })
+            .collect();
+        self.mounted.refresh(statfs, DISK_PATIENCE).await;
+        list.into_iter().filter_map(|mounted| Some((mounted.clone(), self.mounted.get(&mounted)?))).collect()
     }
 }
 
 fn pod_disk(paths: &InstancePaths, pod: &Pod, metrics: &Metrics) -> PodDisk {
-    let timed = |path: &std::path::Path| {
+    let timed = |path: &Path| {
         let timer = metrics.volume_seconds.with_label_values(&["du"]).start_timer();
         let measured = disk::volume(path).ok();
         timer.observe_duration();
         measured
     };
-    let mut pod_disk = PodDisk::default();
-    for name in &pod.empty_dirs {
+    let mut pod_disk = PodDisk { time: Moment::now().text, ..PodDisk::default() };
+    for volume in &pod.volumes {
         // Paths are built from checked ids, so no answer of another process is a path here.
-        if let Some((fs, folder)) = timed(&paths.volume(&pod.uid, "kubernetes.io/empty-dir", name)) {
-            pod_disk.volumes.push((name.to_string(), fs, folder));
+        if let Some(measured) = timed(&paths.volume(&pod.uid, volume.kind.plugin(), &volume.name)) {
+            pod_disk.volumes.push((volume.name.to_string(), measured, volume.kind.is_ephemeral()));
         }
     }
     let logs = paths.pod_logs(&pod.namespace, &pod.name, &pod.uid);
     pod_disk.log_fs = disk::file_system(&logs).ok();
     for container in &pod.containers {
-        if let Ok(folder) = disk::walk(&logs.join(container.name.as_str()), disk::Bounds::default()) {
-            pod_disk.logs.push((container.name.to_string(), folder));
+        if let Ok(files) = disk::files(&logs.join(container.name.as_str())) {
+            pod_disk.logs.push((container.name.to_string(), files));
         }
+    }
+    for other in disk::files(&logs).ok().into_iter().chain(disk::file(&paths.etc_hosts(&pod.uid))) {
+        pod_disk.other.bytes = pod_disk.other.bytes.saturating_add(other.bytes);
+        pod_disk.other.inodes = pod_disk.other.inodes.saturating_add(other.inodes);
     }
     pod_disk
 }
 
+fn age(milliseconds: u32) -> Duration {
+    if milliseconds == 0 { DEFAULT_AGE } else { Duration::from_millis(milliseconds.into()) }
+}
+
+type Parts<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
+
 #[tonic::async_trait]
-impl<P: PodSource> Stats for StatsService<P> {
-    type SummaryStream = tokio_stream::Iter<std::vec::IntoIter<Result<SummaryPart, Status>>>;
+impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
+    type SummaryStream = Parts<SummaryPart>;
 
     async fn summary(&self, request: Request<SummaryRequest>) -> Result<Response<Self::SummaryStream>, Status> {
-        let max_age = match request.into_inner().max_age_ms {
-            0 => DEFAULT_AGE,
-            milliseconds => Duration::from_millis(milliseconds.into()),
-        };
-        let sample = self.sample(max_age).await?;
-        let node = std::iter::once(Part::Node(sample.node.clone()));
-        let pods = sample.pods.iter().cloned().map(Part::Pod);
+        let request = request.into_inner();
+        let wanted = Wanted { disks: !request.cpu_and_memory_only, cgroups: false };
+        let sample = self.sample(age(request.max_age_ms), wanted).await?;
+        let node = std::iter::once(summary_part::Part::Node(sample.node.clone()));
+        let pods = sample.pods.iter().cloned().map(summary_part::Part::Pod);
         let parts: Vec<_> = node.chain(pods).map(|part| Ok(SummaryPart { part: Some(part) })).collect();
+        Ok(Response::new(tokio_stream::iter(parts)))
+    }
+
+    type CgroupsStream = Parts<CgroupsPart>;
+
+    async fn cgroups(&self, request: Request<CgroupsRequest>) -> Result<Response<Self::CgroupsStream>, Status> {
+        let wanted = Wanted { disks: false, cgroups: true };
+        let sample = self.sample(age(request.into_inner().max_age_ms), wanted).await?;
+        let machine = std::iter::once(cgroups_part::Part::Machine(sample.machine.clone()));
+        let pages =
+            sample.cgroups.chunks(PAGE).map(|page| cgroups_part::Part::Page(CgroupPage { cgroups: page.to_vec() }));
+        let parts: Vec<_> = machine.chain(pages).map(|part| Ok(CgroupsPart { part: Some(part) })).collect();
         Ok(Response::new(tokio_stream::iter(parts)))
     }
 }
@@ -192,7 +282,9 @@ impl<P: PodSource> Stats for StatsService<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::{PodVolume, VolumeKind};
     use crate::sample::NodePaths;
+    use bulkhead_ipc::syncd::DiskUsage;
     use bulkhead_types::{ContainerName, Namespace, PodName, PodUid, VolumeName};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -200,6 +292,7 @@ mod tests {
     struct FakePods {
         away: AtomicBool,
         asked: AtomicUsize,
+        runtime_asked: AtomicUsize,
     }
 
     impl PodSource for Arc<FakePods> {
@@ -214,9 +307,12 @@ mod tests {
                 containers: vec![crate::pods::PodContainer {
                     name: ContainerName::parse("main").unwrap(),
                     id: "none".into(),
+                    image: "img".into(),
                     started_at: String::new(),
                 }],
-                empty_dirs: vec![VolumeName::parse("scratch").unwrap()],
+                sandbox: None,
+                host_network: false,
+                volumes: vec![PodVolume { name: VolumeName::parse("scratch").unwrap(), kind: VolumeKind::EmptyDir }],
             };
             (!self.away.load(Ordering::Relaxed)).then(|| vec![pod])
         }
@@ -226,12 +322,33 @@ mod tests {
         }
     }
 
-    fn service(root: &std::path::Path) -> (StatsService<Arc<FakePods>>, Arc<FakePods>) {
+    impl RuntimeSource for Arc<FakePods> {
+        async fn disks(&self) -> Option<RuntimeDisks> {
+            self.runtime_asked.fetch_add(1, Ordering::Relaxed);
+            let usage = |bytes| DiskUsage {
+                time_ms: 1_795_222_061_500,
+                mountpoint: "/".into(),
+                used_bytes: Some(bytes),
+                inodes_used: Some(3),
+            };
+            let disks = RuntimeDisks { images: Some(usage(700)), ..RuntimeDisks::default() };
+            (!self.away.load(Ordering::Relaxed)).then_some(disks)
+        }
+    }
+
+    const ALL: Wanted = Wanted { disks: true, cgroups: false };
+
+    fn service(root: &std::path::Path) -> (StatsService<Arc<FakePods>, Arc<FakePods>>, Arc<FakePods>) {
         let instance = InstancePaths { root_dir: root.into(), run_dir: root.into(), pod_logs_dir: root.join("logs") };
-        let paths = NodePaths { node_name: "n".into(), instance, pods_cgroups: vec!["/no-such-kubepods".into()] };
+        let paths = NodePaths {
+            node_name: "n".into(),
+            instance,
+            pods_cgroups: vec!["/no-such-kubepods".into()],
+            system_cgroups: Vec::new(),
+        };
         let fake = Arc::new(FakePods::default());
         let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
-        (StatsService::new(Sampler::new(paths).unwrap(), fake.clone(), metrics, Some(DEFAULT_AGE)), fake)
+        (StatsService::new(Sampler::new(paths).unwrap(), fake.clone(), fake.clone(), metrics, Some(DEFAULT_AGE)), fake)
     }
 
     #[tokio::test]
@@ -244,7 +361,7 @@ mod tests {
         std::fs::write(volume.join("f"), vec![1; 50_000]).unwrap();
         std::fs::write(logs.join("0.log"), vec![1; 9_000]).unwrap();
         let (service, fake) = service(temp.path());
-        let sample = service.sample(DEFAULT_AGE).await.unwrap();
+        let sample = service.sample(DEFAULT_AGE, ALL).await.unwrap();
         assert!(sample.node.pods_known && !sample.without_rate);
         assert!(sample.node.cpu.as_ref().unwrap().usage_nano_cores.is_some(), "two readings were taken");
         assert!(sample.node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
@@ -252,14 +369,34 @@ mod tests {
         assert!(pod.cpu.as_ref().unwrap().usage_nano_cores.is_some());
         let scratch = pod.volumes[0].fs.as_ref().unwrap();
         assert!(scratch.used_bytes.unwrap() >= 50_000 && scratch.inodes_used == Some(2), "{scratch:?}");
-        assert!(pod.ephemeral_storage.as_ref().unwrap().used_bytes.unwrap() >= 59_000);
+        let ephemeral = pod.ephemeral_storage.as_ref().unwrap();
+        assert!(ephemeral.used_bytes.unwrap() >= 50_000, "logs of a container count with it, and it does not run");
+        let images = sample.node.image_fs.as_ref().unwrap();
+        assert_eq!((images.used_bytes, images.inodes_used), (Some(700), Some(3)), "of the runtime");
+        assert!(images.capacity_bytes.unwrap() > 0, "of the file system");
 
-        service.sample(DEFAULT_AGE).await.unwrap();
+        service.sample(DEFAULT_AGE, ALL).await.unwrap();
         assert_eq!(fake.asked.load(Ordering::Relaxed), 1, "a young sample answers");
         fake.away.store(true, Ordering::Relaxed);
-        let again = service.sample(Duration::ZERO).await.unwrap();
+        let again = service.sample(Duration::ZERO, ALL).await.unwrap();
         assert_eq!(fake.asked.load(Ordering::Relaxed), 2);
         assert_eq!(again.pods.len(), 1, "unknown is not gone");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "the runtime is asked at its own pace");
+        assert_eq!(again.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
+    }
+
+    #[tokio::test]
+    async fn what_is_not_wanted_is_not_measured() {
+        let temp = tempfile::tempdir().unwrap();
+        let (service, fake) = service(temp.path());
+        let small = service.sample(Duration::ZERO, Wanted::default()).await.unwrap();
+        assert!(small.node.node_fs.is_none() && small.node.network.is_none() && small.cgroups.is_empty());
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 0);
+        let detailed = service.sample(DEFAULT_AGE, Wanted { disks: false, cgroups: true }).await.unwrap();
+        assert_eq!(detailed.cgroups[0].id, "/", "a young sample that lacks it does not answer");
+        assert!(detailed.cgroups[0].file_systems.iter().any(|fs| fs.capacity_bytes > 0));
+        let again = service.sample(DEFAULT_AGE, Wanted::default()).await.unwrap();
+        assert!(Arc::ptr_eq(&again, &detailed), "one with more answers who wants less");
     }
 
     #[tokio::test]
@@ -267,9 +404,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (service, _) = service(temp.path());
         for _ in 0..20 {
-            let _ = tokio::time::timeout(Duration::from_micros(300), service.sample(Duration::ZERO)).await;
+            let _ = tokio::time::timeout(Duration::from_micros(300), service.sample(Duration::ZERO, ALL)).await;
         }
-        assert!(service.sample(Duration::ZERO).await.is_ok());
+        assert!(service.sample(Duration::ZERO, ALL).await.is_ok());
     }
 
     #[tokio::test]
@@ -277,7 +414,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (service, fake) = service(temp.path());
         fake.away.store(true, Ordering::Relaxed);
-        let sample = service.sample(Duration::ZERO).await.unwrap();
+        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
         assert!(!sample.node.pods_known && sample.pods.is_empty());
         assert!(sample.node.memory.is_some());
     }

@@ -11,11 +11,13 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::PrivilegesRequest;
 use bulkhead_ipc::common::process_client::ProcessClient;
 use bulkhead_ipc::evictiond::stats_client::StatsClient;
-use bulkhead_ipc::evictiond::{SummaryRequest, summary_part::Part};
+use bulkhead_ipc::evictiond::{CgroupsRequest, SummaryRequest, cgroups_part, summary_part::Part};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
 use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
-use bulkhead_ipc::syncd::{GetPodRequest, ListPodsRequest, PodState, PodUpdate, PodVolume, WatchPodsRequest};
+use bulkhead_ipc::syncd::{
+    ContainerState, GetPodRequest, ListPodsRequest, PodState, PodUpdate, PodVolume, WatchPodsRequest,
+};
 use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_types::Process;
@@ -39,6 +41,12 @@ impl Pods for OnePod {
             namespace: "default".into(),
             name: "web".into(),
             volumes: vec![volume],
+            containers: vec![ContainerState {
+                name: "a".into(),
+                id: "c1".into(),
+                state: "running".into(),
+                ..Default::default()
+            }],
             ..Default::default()
         };
         Ok(Response::new(tokio_stream::iter(vec![Ok(pod)])))
@@ -136,7 +144,7 @@ async fn the_process_measures_what_it_may_not_read() {
 
     let mut client = StatsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let call = async {
-        let mut parts = client.summary(SummaryRequest { max_age_ms: 1 }).await?.into_inner();
+        let mut parts = client.summary(SummaryRequest { max_age_ms: 1, ..Default::default() }).await?.into_inner();
         let mut all = Vec::new();
         while let Some(part) = parts.message().await? {
             all.extend(part.part);
@@ -149,4 +157,24 @@ async fn the_process_measures_what_it_may_not_read() {
     assert!(node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
     let scratch = pod.volumes[0].fs.as_ref().unwrap();
     assert!(scratch.used_bytes.unwrap() >= 300_000, "{scratch:?}");
+    assert!(node.network.is_some(), "readable without a capability");
+
+    let call = async {
+        let mut parts = client.cgroups(CgroupsRequest::default()).await?.into_inner();
+        let mut all = Vec::new();
+        while let Some(part) = parts.message().await? {
+            all.extend(part.part);
+        }
+        Ok::<_, Status>(all)
+    };
+    let parts = tokio::time::timeout(patience, call).await.unwrap().unwrap();
+    let [cgroups_part::Part::Machine(machine), cgroups_part::Part::Page(page)] = parts.as_slice() else {
+        panic!("{parts:?}")
+    };
+    assert!(machine.cores > 0 && machine.pods_known);
+    let root = &page.cgroups[0];
+    let tasks = root.tasks.unwrap();
+    assert!(root.id == "/" && tasks.max_open_files.is_some(), "{tasks:?}");
+    assert!(tasks.file_descriptors.unwrap() > tasks.processes.unwrap(), "of other users' processes: {tasks:?}");
+    assert!(!root.file_systems.is_empty() && !root.interfaces.is_empty());
 }

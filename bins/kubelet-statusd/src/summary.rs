@@ -161,6 +161,7 @@ mod tests {
                 time: "2026-11-21T00:47:43.5Z".into(),
                 usage_nano_cores: Some(5),
                 usage_core_nano_seconds: Some(7),
+                psi: None,
             }),
             node_fs: Some(FsStats { used_bytes: Some(3), ..Default::default() }),
             max_pid: 32768,

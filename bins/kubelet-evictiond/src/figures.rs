@@ -1,0 +1,131 @@
+//! Readings as the messages that the API carries. Pure, but for the clock.
+
+use bulkhead_ipc::evictiond::{FsStats, IoStats, MemoryStats, NetworkStats, Psi, PsiData, SwapStats};
+use bulkhead_ipc::syncd::DiskUsage;
+
+use crate::cgroup::{self, Usage};
+use crate::disk::{FileSystem, Folder};
+
+/// When something was read.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    /// RFC 3339, milliseconds.
+    pub text: String,
+    /// Since the epoch.
+    pub milliseconds: i64,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self::at(jiff::Timestamp::now())
+    }
+
+    fn at(time: jiff::Timestamp) -> Self {
+        Moment { text: format!("{time:.3}"), milliseconds: time.as_millisecond() }
+    }
+}
+
+pub fn memory(usage: &Usage, time: &Moment) -> Option<MemoryStats> {
+    let memory = usage.memory?;
+    Some(MemoryStats {
+        time: time.text.clone(),
+        available_bytes: memory.limit.map(|limit| limit.saturating_sub(memory.working_set)),
+        usage_bytes: Some(memory.usage),
+        working_set_bytes: Some(memory.working_set),
+        rss_bytes: memory.rss,
+        page_faults: memory.page_faults,
+        major_page_faults: memory.major_page_faults,
+        psi: usage.pressure.memory.map(psi),
+    })
+}
+
+pub fn io(usage: &Usage, time: &Moment) -> IoStats {
+    IoStats { time: time.text.clone(), psi: usage.pressure.io.map(psi) }
+}
+
+/// `none_at_all`: the machine has no swap, so nothing is available even without a limit.
+pub fn swap(usage: &Usage, time: &Moment, none_at_all: bool) -> Option<SwapStats> {
+    // Kernels that do not account swap give no figure of it; without swap it is 0.
+    let swap = usage.swap.or_else(|| (none_at_all && usage.memory.is_some()).then(cgroup::Swap::default))?;
+    let limit = swap.limit.or(none_at_all.then_some(0));
+    Some(SwapStats {
+        time: time.text.clone(),
+        available_bytes: limit.map(|limit| limit.saturating_sub(swap.usage)),
+        usage_bytes: Some(swap.usage),
+    })
+}
+
+pub fn psi(psi: cgroup::Psi) -> Psi {
+    let line =
+        |line: cgroup::Line| PsiData { total: line.total, avg10: line.avg10, avg60: line.avg60, avg300: line.avg300 };
+    Psi { some: Some(line(psi.some)), full: Some(line(psi.full)) }
+}
+
+pub fn network(interfaces: Vec<bulkhead_ipc::evictiond::InterfaceStats>, time: &Moment) -> NetworkStats {
+    NetworkStats { time: time.text.clone(), interfaces }
+}
+
+/// A file system as a whole.
+pub fn whole(fs: FileSystem, time: &str) -> FsStats {
+    FsStats {
+        time: time.to_owned(),
+        available_bytes: Some(fs.available),
+        capacity_bytes: Some(fs.capacity),
+        used_bytes: Some(fs.used),
+        inodes_free: Some(fs.inodes_free),
+        inodes: Some(fs.inodes),
+        inodes_used: Some(fs.inodes.saturating_sub(fs.inodes_free)),
+    }
+}
+
+/// A folder's share of its file system.
+pub fn part(fs: FileSystem, folder: Folder, time: &str) -> FsStats {
+    FsStats { used_bytes: Some(folder.bytes), inodes_used: Some(folder.inodes), ..whole(fs, time) }
+}
+
+/// What the runtime says of a share; the rest of the file system is absent while it is not known here.
+pub fn told(usage: &DiskUsage, fs: Option<FileSystem>) -> FsStats {
+    let time = jiff::Timestamp::from_millisecond(usage.time_ms).map(|time| Moment::at(time).text).unwrap_or_default();
+    let fs = fs.map(|fs| whole(fs, &time)).unwrap_or_default();
+    FsStats { time, used_bytes: usage.used_bytes, inodes_used: usage.inodes_used, ..fs }
+}
+
+/// Adds what one share uses to a sum, unknown counting as nothing.
+pub fn add(sum: &mut Folder, share: &FsStats) {
+    sum.bytes = sum.bytes.saturating_add(share.used_bytes.unwrap_or(0));
+    sum.inodes = sum.inodes.saturating_add(share.inodes_used.unwrap_or(0));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::{Memory, Swap};
+
+    #[test]
+    fn swap_that_is_not_there() {
+        let time = Moment::now();
+        let memory = Some(Memory::default());
+        let usage = |swap| Usage { memory, swap, ..Usage::default() };
+        let limited = usage(Some(Swap { usage: 3, limit: Some(10) }));
+        assert_eq!(swap(&limited, &time, false).unwrap().available_bytes, Some(7));
+        let open = usage(Some(Swap { usage: 3, limit: None }));
+        assert_eq!(swap(&open, &time, false).unwrap().available_bytes, None, "no limit, no figure");
+        assert_eq!(swap(&open, &time, true).unwrap().available_bytes, Some(0));
+        assert_eq!(swap(&usage(None), &time, true).unwrap().usage_bytes, Some(0));
+        assert_eq!(swap(&usage(None), &time, false), None, "not accounted");
+    }
+
+    #[test]
+    fn shares_of_unknown_file_systems() {
+        let usage = DiskUsage { time_ms: 1_795_222_061_500, used_bytes: Some(32_768), ..DiskUsage::default() };
+        let alone = told(&usage, None);
+        assert_eq!((alone.used_bytes, alone.capacity_bytes, alone.inodes_used), (Some(32_768), None, None));
+        assert_eq!(alone.time, "2026-11-21T00:47:41.500Z");
+        let fs = FileSystem { capacity: 100, available: 50, used: 50, inodes: 10, inodes_free: 4 };
+        let known = told(&usage, Some(fs));
+        assert_eq!((known.capacity_bytes, known.inodes_used), (Some(100), None), "of images, not of everybody");
+        let mut sum = Folder::default();
+        add(&mut sum, &known);
+        assert_eq!((sum.bytes, sum.inodes), (32_768, 0));
+    }
+}

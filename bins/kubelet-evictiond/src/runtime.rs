@@ -1,0 +1,76 @@
+//! What only the container runtime knows: bytes in writable layers and images. Asked of kubelet-syncd, which asks the
+//! runtime; the runtime itself measures every ten seconds at best, so an answer is kept for a while. When nobody
+//! answers, the last one stands, with the time at which it was true.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::stats_client::StatsClient;
+use bulkhead_ipc::syncd::{DiskUsage, ImageFsRequest, WritableLayersRequest};
+
+/// How long kubelet-syncd and the runtime behind it may take.
+const DEADLINE: Duration = Duration::from_secs(4);
+/// More containers than a node can have; the rest of a longer list is cut.
+const MAX_LAYERS: usize = 100_000;
+
+/// What it said.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RuntimeDisks {
+    /// By container id.
+    pub layers: HashMap<String, DiskUsage>,
+    pub images: Option<DiskUsage>,
+    pub containers: Option<DiskUsage>,
+}
+
+/// Where that comes from; the tests have their own.
+pub trait RuntimeSource: Send + Sync + 'static {
+    /// `None` when it is not known now.
+    fn disks(&self) -> impl Future<Output = Option<RuntimeDisks>> + Send;
+}
+
+/// kubelet-syncd.
+#[derive(Debug)]
+pub struct SyncdRuntime {
+    link: Link,
+}
+
+impl SyncdRuntime {
+    pub fn new(link: Link) -> Self {
+        SyncdRuntime { link }
+    }
+
+    async fn ask(&self) -> Result<RuntimeDisks, tonic::Status> {
+        let mut client = StatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let file_systems = client.image_fs(CallContext::new().request(ImageFsRequest {}, DEADLINE)).await?.into_inner();
+        let request = CallContext::new().request(WritableLayersRequest {}, DEADLINE);
+        let mut stream = client.writable_layers(request).await?.into_inner();
+        let mut layers = HashMap::new();
+        while let Some(layer) = stream.message().await? {
+            if layers.len() == MAX_LAYERS {
+                tracing::warn!(MAX_LAYERS, "list of writable layers is cut");
+                break;
+            }
+            if let Some(usage) = layer.usage {
+                layers.insert(layer.container_id, usage);
+            }
+        }
+        Ok(RuntimeDisks { layers, images: file_systems.images, containers: file_systems.containers })
+    }
+}
+
+impl RuntimeSource for SyncdRuntime {
+    async fn disks(&self) -> Option<RuntimeDisks> {
+        match tokio::time::timeout(DEADLINE, self.ask()).await {
+            Ok(Ok(disks)) => Some(disks),
+            Ok(Err(status)) => {
+                tracing::debug!(code = ?status.code(), "no disk usage from the runtime: {}", status.message());
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
