@@ -20,6 +20,7 @@ use crate::peers::Peers;
 use crate::routes::{self, Route, Surface, Switches};
 use crate::scrape::Scrapes;
 use crate::server::answer::{self, Answer};
+use crate::server::gate::Gate;
 use crate::{cadvisor, logs, node_logs, resource, scrape, streaming, summary, views};
 
 /// What this process knows and whom it asks.
@@ -34,6 +35,7 @@ pub struct App {
     pub streams: streaming::Streams,
     pub followers: logs::Followers,
     switches: Switches,
+    gate: Option<Gate>,
     listening: Arc<Mutex<BTreeMap<SocketAddr, Surface>>>,
     api_server: Option<watch::Receiver<Reachability>>,
 }
@@ -72,6 +74,7 @@ impl App {
             scrapes: Scrapes::default(),
             followers: logs::Followers::default(),
             switches,
+            gate: None,
             listening: Arc::default(),
             api_server: None,
         }
@@ -80,6 +83,12 @@ impl App {
     /// The node has an API server, and this says whether it answers.
     pub fn with_api_server(mut self, reachability: watch::Receiver<Reachability>) -> Self {
         self.api_server = Some(reachability);
+        self
+    }
+
+    /// Who is let through on the HTTPS server; without it nobody is.
+    pub fn with_gate(mut self, gate: Gate) -> Self {
+        self.gate = Some(gate);
         self
     }
 
@@ -110,7 +119,7 @@ impl App {
     pub fn addresses(&self) -> Vec<String> {
         self.listening
             .lock()
-            .map(|list| list.keys().map(|address| format!("http://{address}")).collect())
+            .map(|list| list.iter().map(|(address, surface)| format!("{}://{address}", scheme(*surface))).collect())
             .unwrap_or_default()
     }
 
@@ -128,8 +137,20 @@ impl App {
         let open = OpenRequest::begin(&self.own, &labels);
         // Whoever goes on with the connection after the answer keeps a copy for as long.
         request.extensions_mut().insert(open.clone());
-        let answer = self.dispatch(surface, route, request).await;
+        let answer = match self.admit(surface, request).await {
+            Ok(request) => self.dispatch(surface, route, request).await,
+            Err(refusal) => refusal,
+        };
         answer.map(|body| open.of_body(body))
+    }
+
+    /// The plain servers let everybody through to the little that they have.
+    async fn admit(&self, surface: Surface, request: Request<Incoming>) -> Result<Request<Incoming>, Answer> {
+        match (surface, &self.gate) {
+            (Surface::Healthz | Surface::ReadOnly, _) => Ok(request),
+            (Surface::Main, Some(gate)) => gate.admit(request).await,
+            (Surface::Main, None) => Err(answer::text(StatusCode::UNAUTHORIZED, "Unauthorized")),
+        }
     }
 
     async fn dispatch(self: &Arc<Self>, surface: Surface, route: Route, request: Request<Incoming>) -> Answer {
@@ -205,6 +226,13 @@ impl App {
             evictiond: self.peers.presence(Process::Evictiond),
             sync_frequency: self.config.sync_frequency(),
         }
+    }
+}
+
+const fn scheme(surface: Surface) -> &'static str {
+    match surface {
+        Surface::Healthz | Surface::ReadOnly => "http",
+        Surface::Main => "https",
     }
 }
 

@@ -1,7 +1,8 @@
 //! The families that this process adds: who the node is, what it runs, who answers, and its own HTTP requests.
 
-use bulkhead_config::gates::FeatureGates;
-use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use crate::streaming::translate::TranslateMetrics;
 
 /// Families that requests change.
 #[derive(Debug, Clone)]
@@ -11,6 +12,7 @@ pub struct OwnMetrics {
     pub requests: IntCounterVec,
     pub request_seconds: HistogramVec,
     pub inflight: IntGaugeVec,
+    pub streams: TranslateMetrics,
 }
 
 const HTTP_LABELS: [&str; 4] = ["method", "path", "server_type", "long_running"];
@@ -74,57 +76,12 @@ impl OwnMetrics {
                 Opts::new("kubelet_http_inflight_requests", "[ALPHA] Number of the inflight http requests"),
                 &HTTP_LABELS,
             )?,
+            streams: TranslateMetrics::register(registry)?,
         };
         registry.register(Box::new(metrics.up.clone()))?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.request_seconds.clone()))?;
         registry.register(Box::new(metrics.inflight.clone()))?;
         Ok(metrics)
-    }
-    /// What is decided once at the start: feature gates, and that no metric was turned off or hidden.
-    ///
-    /// # Errors
-    /// A family of the same name exists already.
-    pub fn register_settings(registry: &Registry, gates: &FeatureGates) -> Result<(), prometheus::Error> {
-        let enabled = IntGaugeVec::new(
-            Opts::new(
-                "kubernetes_feature_enabled",
-                "[BETA] This metric records the data about the stage and enablement of a k8s feature.",
-            ),
-            &["name", "stage"],
-        )?;
-        for (name, stage, on) in gates.all() {
-            enabled.with_label_values(&[name, stage]).set(on.into());
-        }
-        registry.register(Box::new(enabled))?;
-        for (name, help) in [
-            ("disabled_metrics_total", "[BETA] The count of disabled metrics."),
-            ("hidden_metrics_total", "[BETA] The count of hidden metrics."),
-        ] {
-            registry.register(Box::new(IntCounter::new(name, help)?))?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gates_as_upstream_names_their_stages() {
-        let registry = Registry::new();
-        let set = [("EventedPLEG".to_owned(), true)].into();
-        OwnMetrics::register_settings(&registry, &FeatureGates::from_map(&set)).unwrap();
-        let text = bulkhead_daemon::encode_metrics(&registry);
-        for line in [
-            "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
-            "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 1",
-            "kubernetes_feature_enabled{name=\"NodeSwap\",stage=\"\"} 1",
-            "kubernetes_feature_enabled{name=\"GitRepoVolumeDriver\",stage=\"DEPRECATED\"} 0",
-            "hidden_metrics_total 0",
-        ] {
-            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
-        }
     }
 }

@@ -1,33 +1,143 @@
-//! `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`.
+//! `/exec`, `/attach`, `/portForward`, `/run`, `/checkpoint`: what a client does inside a pod.
+//!
+//! A request becomes a call to kubelet-syncd, which asks the runtime where it serves this one stream ([`syncd`]); the
+//! answer is dialed once and by nobody else ([`target`], [`dial`]). What the runtime speaks itself is passed through
+//! ([`proxy`], [`relay`]), what it does not is translated ([`translate`]). A client that offers a newer protocol beside older
+//! ones gets the newer one.
 
+mod checkpoint;
 pub mod dial;
+pub mod headers;
+pub mod options;
+pub mod proxy;
+pub mod relay;
+mod run;
+mod syncd;
 pub mod target;
+pub mod translate;
+pub mod translate;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use bulkhead_config::NodeConfig;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 
 use crate::app::App;
 use crate::routes::{ContainerPath, PodPath};
 use crate::server::answer::{self, Answer};
+use options::{OptionsError, StreamOptions, wants_stream_close, wants_tunnel};
+use proxy::{Allowance, pass_through};
+use syncd::Refusal;
+use target::StreamUrl;
+use translate::Subresource;
 
-pub async fn exec(_app: &Arc<App>, _place: &ContainerPath, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "exec\n")
+pub use checkpoint::serve as checkpoint;
+pub use run::serve as run;
+
+/// Streams at once. Each is two connections and a task.
+const STREAMS: usize = 4096;
+
+/// What all streams share.
+#[derive(Debug)]
+pub struct Streams {
+    slots: Arc<Semaphore>,
+    idle: Option<Duration>,
+    /// Gate ExtendWebSocketsToKubelet.
+    translates: bool,
 }
 
-pub async fn attach(_app: &Arc<App>, _place: &ContainerPath, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "attach\n")
+impl Streams {
+    pub fn new(config: &NodeConfig) -> Self {
+        let idle = config.kubelet.streaming_connection_idle_timeout.to_std();
+        Streams {
+            slots: Arc::new(Semaphore::new(STREAMS)),
+            idle: (!idle.is_zero()).then_some(idle),
+            translates: config.feature_gates().enabled("ExtendWebSocketsToKubelet"),
+        }
+    }
+
+    fn allowance(&self, request: &Request<Incoming>) -> Result<Allowance, Refusal> {
+        let slot = self.slots.clone().try_acquire_owned().map_err(|_| Refusal::TooMany)?;
+        Ok(Allowance::new(self.idle, slot, request.extensions().get().cloned()))
+    }
 }
 
-pub async fn port_forward(_app: &Arc<App>, _place: &PodPath, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "portForward\n")
+fn bad_request(error: &OptionsError) -> Answer {
+    answer::text(StatusCode::BAD_REQUEST, error.to_string())
 }
 
-pub async fn run(_app: &Arc<App>, _place: &ContainerPath, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "run\n")
+/// A command in a container.
+pub async fn exec(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+    let query = request.uri().query().unwrap_or_default();
+    let options = match options::streams(query) {
+        Ok(options) => options,
+        Err(error) => return bad_request(&error),
+    };
+    let command = options::command(query);
+    let target = async {
+        let allowance = app.streams.allowance(&request)?;
+        Ok::<_, Refusal>((syncd::exec(app, place, command, options).await?, allowance))
+    };
+    match target.await {
+        Ok((target, allowance)) => remote_command(app, Subresource::Exec, request, target, options, allowance).await,
+        Err(refusal) => refusal.answer(),
+    }
 }
 
-pub async fn checkpoint(_app: &Arc<App>, _place: &ContainerPath, _request: Request<Incoming>) -> Answer {
-    answer::text(StatusCode::NOT_IMPLEMENTED, "checkpoint\n")
+/// The container's own process.
+pub async fn attach(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+    let options = match options::streams(request.uri().query().unwrap_or_default()) {
+        Ok(options) => options,
+        Err(error) => return bad_request(&error),
+    };
+    let target = async {
+        let allowance = app.streams.allowance(&request)?;
+        Ok::<_, Refusal>((syncd::attach(app, place, options).await?, allowance))
+    };
+    match target.await {
+        Ok((target, allowance)) => remote_command(app, Subresource::Attach, request, target, options, allowance).await,
+        Err(refusal) => refusal.answer(),
+    }
+}
+
+/// Connections to ports of a pod.
+pub async fn port_forward(app: &Arc<App>, place: &PodPath, request: Request<Incoming>) -> Answer {
+    let tunnel = app.streams.translates && wants_tunnel(request.headers());
+    let ports = if tunnel {
+        Vec::new()
+    } else {
+        match options::ports(request.uri().query().unwrap_or_default(), request.headers()) {
+            Ok(ports) => ports,
+            Err(error) => return bad_request(&error),
+        }
+    };
+    let target = async {
+        let allowance = app.streams.allowance(&request)?;
+        Ok::<_, Refusal>((syncd::port_forward(app, place, ports).await?, allowance))
+    };
+    match target.await {
+        Ok((target, allowance)) if tunnel => {
+            translate::port_forward(&app.own.streams, request, target, allowance).await
+        }
+        Ok((target, allowance)) => pass_through(request, &target, allowance).await,
+        Err(refusal) => refusal.answer(),
+    }
+}
+
+/// What the client's protocol needs: the runtime's own is passed through.
+async fn remote_command(
+    app: &App,
+    subresource: Subresource,
+    request: Request<Incoming>,
+    target: StreamUrl,
+    options: StreamOptions,
+    allowance: Allowance,
+) -> Answer {
+    if app.streams.translates && wants_stream_close(request.headers()) {
+        return translate::remote_command(&app.own.streams, subresource, request, target, options, allowance);
+    }
+    pass_through(request, &target, allowance).await
 }

@@ -8,6 +8,7 @@
 mod lookup;
 mod output;
 
+use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -122,17 +123,21 @@ impl StreamParts {
     }
 
     /// Calls the runtime for the running instance of the container; once more where that one is not the one that runs.
-    async fn call<T>(
+    async fn call<T, F>(
         &self,
         found: &Found,
         words: Words,
-        call: impl AsyncFn(&CriClient, ContainerId) -> Result<T, CriError>,
-    ) -> Result<T, Status> {
+        call: impl Fn(CriClient, ContainerId) -> F + Send,
+    ) -> Result<T, Status>
+    where
+        T: Send,
+        F: Future<Output = Result<T, CriError>> + Send,
+    {
         let Words { missing, refused } = words;
         let (uid, name) = (&found.pod.uid, found.container.as_str());
         let first = match lookup::running(&found.pod.runtime, name) {
             None => None,
-            Some(id) => match call(&self.cri, id.clone()).await {
+            Some(id) => match call(self.cri.clone(), id.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_unknown_outcome() => return Err(refused(&error)),
                 Err(error) => Some((id, error)),
@@ -143,7 +148,7 @@ impl StreamParts {
             (None, None) => Err(Status::internal(missing(name, &found.full_name))),
             (Some((before, error)), Some(now)) if before == now => Err(refused(&error)),
             (Some((_, error)), None) => Err(refused(&error)),
-            (_, Some(now)) => call(&self.cri, now).await.map_err(|error| refused(&error)),
+            (_, Some(now)) => call(self.cri.clone(), now).await.map_err(|error| refused(&error)),
         }
     }
 }
@@ -226,8 +231,9 @@ impl Streams for StreamsApi {
             stdout: request.stdout,
             stderr: request.stderr,
         };
-        let ask = async |cri: &CriClient, id: ContainerId| {
-            cri.exec(v1::ExecRequest { container_id: id.to_string(), ..exec.clone() }).await
+        let ask = |cri: CriClient, id: ContainerId| {
+            let request = v1::ExecRequest { container_id: id.to_string(), ..exec.clone() };
+            async move { cri.exec(request).await }
         };
         url(parts.call(&found, EXEC, ask).await?.url)
     }
@@ -241,8 +247,9 @@ impl Streams for StreamsApi {
             return Err(Status::internal(attach_missing(&found.container, &found.full_name)));
         };
         let (stdin, stdout, stderr) = (request.stdin, request.stdout, request.stderr);
-        let ask = async |cri: &CriClient, id: ContainerId| {
-            cri.attach(v1::AttachRequest { container_id: id.to_string(), stdin, tty, stdout, stderr }).await
+        let ask = |cri: CriClient, id: ContainerId| {
+            let request = v1::AttachRequest { container_id: id.to_string(), stdin, tty, stdout, stderr };
+            async move { cri.attach(request).await }
         };
         url(parts.call(&found, ATTACH, ask).await?.url)
     }
@@ -300,13 +307,9 @@ impl StreamsApi {
     async fn run_to_its_end(&self, request: api::RunRequest) -> Result<v1::ExecSyncResponse, Status> {
         let parts = self.parts()?;
         let found = parts.container(request.place, RUN)?;
-        let ask = async |cri: &CriClient, id: ContainerId| {
-            cri.exec_sync(v1::ExecSyncRequest {
-                container_id: id.to_string(),
-                cmd: request.command.clone(),
-                timeout: 0,
-            })
-            .await
+        let ask = |cri: CriClient, id: ContainerId| {
+            let (container_id, cmd) = (id.to_string(), request.command.clone());
+            async move { cri.exec_sync(v1::ExecSyncRequest { container_id, cmd, timeout: 0 }).await }
         };
         parts.call(&found, RUN, ask).await
     }
@@ -326,9 +329,10 @@ impl StreamsApi {
         let location = parts.checkpoints_dir.join(file).display().to_string();
         let least = i64::try_from(parts.request_timeout.as_secs()).unwrap_or(i64::MAX);
         let timeout = request.timeout.max(least);
-        let ask = async |cri: &CriClient, id: ContainerId| {
+        let ask = |cri: CriClient, id: ContainerId| {
             let (container_id, location) = (id.to_string(), location.clone());
-            cri.checkpoint_container(v1::CheckpointContainerRequest { container_id, location, timeout }).await
+            let request = v1::CheckpointContainerRequest { container_id, location, timeout };
+            async move { cri.checkpoint_container(request).await }
         };
         parts.call(&found, CHECKPOINT, ask).await?;
         Ok(api::CheckpointReply { location })
