@@ -15,7 +15,6 @@ mod run;
 mod syncd;
 pub mod target;
 pub mod translate;
-pub mod translate;
 
 use std::sync::Arc;
 use std::time::Duration;
