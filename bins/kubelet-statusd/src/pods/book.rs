@@ -221,6 +221,7 @@ impl Book {
             name: entry.desired.name.clone(),
             target,
             fingerprint: entry.desired.fingerprint(),
+            trace_parent: entry.desired.trace_parent.to_string(),
             action,
         })
     }

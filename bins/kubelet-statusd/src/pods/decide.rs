@@ -28,6 +28,8 @@ pub struct Desired {
     pub static_pod: Box<[u8]>,
     pub may_delete: bool,
     pub containers_may_run: bool,
+    /// The span that the status comes from, while traces are recorded.
+    pub trace_parent: Box<str>,
 }
 
 impl Desired {
@@ -45,6 +47,7 @@ impl Desired {
             static_pod: state.static_pod_json.into_boxed_slice(),
             may_delete: state.may_delete,
             containers_may_run: state.containers_may_run,
+            trace_parent: state.trace_parent.into_boxed_str(),
         };
         (desired, state.api.map(ApiCopy::seen))
     }

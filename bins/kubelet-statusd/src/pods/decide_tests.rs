@@ -16,6 +16,7 @@ fn desired(status: Value) -> Desired {
         static_pod: Box::default(),
         may_delete: false,
         containers_may_run: true,
+        trace_parent: Box::default(),
     }
 }
 

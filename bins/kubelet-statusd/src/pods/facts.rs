@@ -122,6 +122,7 @@ impl Orphans {
                 name: orphan.name.clone(),
                 target: uid.clone(),
                 fingerprint: 0,
+                trace_parent: String::new(),
                 action: Action::DeleteOrphan,
             });
         }

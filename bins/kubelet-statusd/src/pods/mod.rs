@@ -11,7 +11,7 @@ pub mod decide;
 pub mod diff;
 mod entry;
 pub mod facts;
-mod feed;
+pub(crate) mod feed;
 pub mod gate;
 pub mod merge;
 pub mod metrics;

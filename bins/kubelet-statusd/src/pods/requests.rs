@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::{Method, Request, header};
 use kube::Client;
+use tracing::Instrument as _;
 use serde_json::{Value, json};
 
 use super::copies::ApiCopy;
@@ -53,6 +54,8 @@ pub struct Job {
     pub target: String,
     /// Of the wish that is written.
     pub fingerprint: u64,
+    /// The span that this request is made because of; empty where there is none.
+    pub trace_parent: String,
     pub action: Action,
 }
 
@@ -130,13 +133,36 @@ pub fn request(job: &Job) -> Result<Request<Vec<u8>>, RequestError> {
 
 /// Sends it and waits for the answer, for [`ANSWER_DEADLINE`] at most.
 pub async fn send(client: &Client, job: &Job) -> Outcome {
-    let request = match request(job) {
+    let span = match job.trace_parent.as_str() {
+        "" => tracing::Span::none(),
+        parent => tracing::info_span!(
+            target: bulkhead_trace::TARGET,
+            "request",
+            { bulkhead_trace::NAME_FIELD } = job.action.name(),
+            { bulkhead_trace::KIND_FIELD } = "client",
+            { bulkhead_trace::PARENT_FIELD } = parent,
+            k8s.pod.uid = job.pod,
+            k8s.pod.name = job.name,
+            k8s.namespace.name = job.namespace,
+            outcome = tracing::field::Empty,
+        ),
+    };
+    let outcome = send_it(client, job).instrument(span.clone()).await;
+    span.record("outcome", outcome.name());
+    outcome
+}
+
+async fn send_it(client: &Client, job: &Job) -> Outcome {
+    let mut request = match request(job) {
         Ok(request) => request,
         Err(error) => {
             tracing::warn!(pod = %job.pod, %error, "request is not sent");
             return Outcome::Refused;
         }
     };
+    if let Some(value) = bulkhead_trace::current().and_then(|current| current.to_string().parse().ok()) {
+        request.headers_mut().insert(bulkhead_trace::HEADER, value);
+    }
     let answer = tokio::time::timeout(ANSWER_DEADLINE, client.request_text(request)).await;
     let outcome = match &answer {
         Ok(answer) => outcome(&job.action, answer),
@@ -196,7 +222,8 @@ mod tests {
     use super::*;
 
     fn job(action: Action) -> Job {
-        Job { pod: "u".into(), namespace: "d".into(), name: "p".into(), target: "u".into(), fingerprint: 0, action }
+        Job { pod: "u".into(), namespace: "d".into(), name: "p".into(), target: "u".into(), fingerprint: 0,
+            trace_parent: String::new(), action }
     }
 
     #[test]
