@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Frame, SizeHint};
+use hyper::body::{Frame, SizeHint};
 use prometheus::{Histogram, IntGauge};
 
 use crate::own_metrics::OwnMetrics;

@@ -261,6 +261,7 @@ fn an_outage_takes_no_pod_away() {
             hub: hub.clone(),
             statics: sources.statics(),
             seen: seen_sender,
+            starts: kubelet_syncd::start_latency::StartTimes::register(&prometheus::Registry::new()).unwrap(),
         };
         tokio::spawn(source.run(pods::changes(&client, &node)));
         (sources, updates)

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use prometheus::{Error, Gauge, HistogramOpts, HistogramVec, Registry};
+use prometheus::{Error, Gauge, HistogramOpts, HistogramVec, IntCounter, Registry};
 
 /// Upstream's bounds for storage operations, seconds (`pkg/volume/util/metrics.go`).
 const STORAGE_BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -57,6 +57,30 @@ impl Metrics {
             "kubelet_orphan_pod_cleaned_volumes_errors",
             "[ALPHA] The number of orphaned Pods whose volumes failed to be cleaned in the last periodic sweep.",
         )?;
+        // What was mounted is known from the journal: nothing is ever put together again from what the system shows.
+        for (name, help) in [
+            (
+                "reconstruct_volume_operations_total",
+                "[ALPHA] The number of volumes that were attempted to be reconstructed from the operating system during \
+                 kubelet startup. This includes both successful and failed reconstruction.",
+            ),
+            (
+                "reconstruct_volume_operations_errors_total",
+                "[ALPHA] The number of volumes that failed reconstruction from the operating system during kubelet startup.",
+            ),
+            (
+                "force_cleaned_failed_volume_operations_total",
+                "[ALPHA] The number of volumes that were force cleaned after their reconstruction failed during kubelet \
+                 startup. This includes both successful and failed cleanups.",
+            ),
+            (
+                "force_cleaned_failed_volume_operation_errors_total",
+                "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet \
+                 startup.",
+            ),
+        ] {
+            registry.register(Box::new(IntCounter::new(name, help)?))?;
+        }
         registry.register(Box::new(storage.clone()))?;
         registry.register(Box::new(cgroups.clone()))?;
         registry.register(Box::new(cleaned.clone()))?;

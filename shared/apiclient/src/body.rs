@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use prometheus::Histogram;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -39,17 +40,28 @@ pub struct AnswerBody {
     end: End,
     /// The stream counts as long as its body lives.
     _place: Place,
+    /// Where the bytes of a call's answer are counted at its end.
+    size: Option<Histogram>,
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        if let (Some(size), End::Deadline { left, .. }) = (&self.size, &self.end) {
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+            size.observe((MAX_BYTES - left) as f64);
+        }
+    }
 }
 
 impl AnswerBody {
-    pub(crate) fn of_call(inner: Incoming, place: Place, deadline: Instant) -> Self {
+    pub(crate) fn of_call(inner: Incoming, place: Place, deadline: Instant, size: Option<Histogram>) -> Self {
         let sleep = Box::pin(tokio::time::sleep_until(deadline));
-        AnswerBody { inner, end: End::Deadline { sleep, left: MAX_BYTES }, _place: place }
+        AnswerBody { inner, end: End::Deadline { sleep, left: MAX_BYTES }, _place: place, size }
     }
 
     pub(crate) fn of_watch(inner: Incoming, place: Place) -> Self {
         let abandoned = Box::pin(place.slot().abandoned().cancelled_owned());
-        AnswerBody { inner, end: End::WithConnection(abandoned), _place: place }
+        AnswerBody { inner, end: End::WithConnection(abandoned), _place: place, size: None }
     }
 }
 

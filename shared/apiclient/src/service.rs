@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use http::header::{ACCEPT, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Body as _;
 use kube::client::Body;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -129,6 +130,7 @@ impl LaneService {
         is_watch: bool,
     ) -> Result<Response<AnswerBody>, CallError> {
         let (method, url) = (request.method().clone(), request.uri().path().to_owned());
+        let sent = request.body().size_hint().exact().unwrap_or(0);
         let connections = session.connections();
         let place = if is_watch { connections.for_watch(self.lane) } else { connections.for_call(self.lane) };
         let timeout = if is_watch { WATCH_HEAD } else { self.timeout };
@@ -137,7 +139,8 @@ impl LaneService {
         let outcome = tokio::time::timeout_at(deadline, place.slot().client().request(request)).await;
         let code = outcome.as_ref().ok().and_then(|answer| answer.as_ref().ok()).map(|answer| answer.status().as_u16());
         if let Some(metrics) = self.shared.metrics.get() {
-            metrics.request(code, method.as_str(), session.host(), started.elapsed());
+            let call = (!is_watch).then(|| (started.elapsed(), sent));
+            metrics.request(code, method.as_str(), session.host(), call);
         }
         match outcome {
             Ok(Ok(response)) => {
@@ -146,11 +149,13 @@ impl LaneService {
                     self.shared.refused(session);
                 }
                 let slot = place.slot().clone();
+                let size =
+                    self.shared.metrics.get().map(|metrics| metrics.answer_size(method.as_str(), session.host()));
                 let mut response = response.map(|body| {
                     if is_watch {
                         AnswerBody::of_watch(body, place)
                     } else {
-                        AnswerBody::of_call(body, place, deadline)
+                        AnswerBody::of_call(body, place, deadline, size)
                     }
                 });
                 response.extensions_mut().insert(slot);

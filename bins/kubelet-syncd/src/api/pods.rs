@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use super::mirrors::{CopyOf, Mirrors};
 use crate::service::PodHub;
 use crate::sources::static_pod::CONFIG_MIRROR;
-use crate::start_latency::StartTimes;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
+use crate::start_latency::StartTimes;
 
 /// What is to be told of the watch itself.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::HTTPGetAction;
 
-use super::Hook;
+use super::{Hook, metrics};
 use crate::dial::join_host_port;
 use crate::http_get::{Get, GetErrorKind, get};
 use crate::runtime::events::{EventSink, EventType, PodEvent};
@@ -29,6 +29,7 @@ pub(super) async fn request(events: &dyn EventSink, hook: &Hook, action: &HTTPGe
     if get(&plain, NO_LIMIT).await.is_err() {
         return Err(error.text);
     }
+    metrics::fell_back();
     if let Some(pod) = &hook.pod {
         let to = join_host_port(&plain.host, plain.port);
         let text = format!("request to HTTPS lifecycle hook {to} got HTTP response, retry with HTTP succeeded");

@@ -9,6 +9,7 @@
 
 pub mod annotated;
 mod http;
+pub mod metrics;
 pub mod pre_stop;
 pub mod run;
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ExecAction, LifecycleHandler, SleepAction};
 
+use super::metrics::Sleeping;
 use super::{Hook, http};
 use crate::runtime::events::EventSink;
 use crate::runtime::ports::RuntimeApi;
@@ -39,7 +40,9 @@ pub async fn run(
             ))
         }),
         LifecycleHandler { sleep: Some(sleep), .. } => {
+            let mut sleeping = Sleeping::default();
             tokio::time::sleep(length(sleep).saturating_sub(elapsed)).await;
+            sleeping.is_over();
             Ok(())
         }
         handler => Err(HookFailed(format!("Cannot run handler: invalid handler: {}", shown(handler)))),

@@ -266,6 +266,7 @@ impl<S: ImageService> ImageManager<S> {
     pub fn with_records(mut self, policy: Policy, records: PullRecords, store: Arc<dyn RecordStore>) -> Self {
         self.policy = policy;
         self.store = Some(store);
+        self.count_records(&records);
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner).records = records;
         self
     }
@@ -393,7 +394,16 @@ impl<S: ImageService> ImageManager<S> {
     fn save_records(&self) -> Result<(), RecordStoreError> {
         let Some(store) = &self.store else { return Ok(()) };
         let records = self.state().records.clone();
-        store.save(&records)
+        store.save(&records)?;
+        self.count_records(&records);
+        Ok(())
+    }
+
+    fn count_records(&self, records: &PullRecords) {
+        if let Some(metrics) = &self.metrics {
+            let (intents, records) = records.counts();
+            metrics.kept(intents, records);
+        }
     }
 
     /// Notes that a pull begins, before it does.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use super::PullPolicy;
 use super::pull_records::Verdict;
@@ -39,6 +39,8 @@ pub struct ImageMetrics {
     volumes_mounted: IntCounter,
     volumes_failed: IntCounter,
     must_pull_checks: IntCounterVec,
+    intents: IntGauge,
+    records: IntGauge,
 }
 
 impl ImageMetrics {
@@ -73,7 +75,20 @@ impl ImageMetrics {
             registry.register(Box::new(counter.clone()))?;
             Ok::<_, prometheus::Error>(counter)
         };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
         Ok(ImageMetrics {
+            intents: gauge(
+                "kubelet_imagemanager_ondisk_pullintents",
+                "[ALPHA] Number of ImagePullIntents stored on disk.",
+            )?,
+            records: gauge(
+                "kubelet_imagemanager_ondisk_pulledrecords",
+                "[ALPHA] Number of ImagePulledRecords stored on disk.",
+            )?,
             ensure_requests,
             pull_duration,
             must_pull_checks,
@@ -117,6 +132,13 @@ impl ImageMetrics {
         self.volumes_requested.inc_by(number(requested));
         let mounted = if failed { &self.volumes_failed } else { &self.volumes_mounted };
         mounted.inc_by(number(mounts));
+    }
+
+    /// What is on the disk now.
+    pub(super) fn kept(&self, intents: usize, records: usize) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.intents.set(number(intents));
+        self.records.set(number(records));
     }
 
     pub(super) fn pulled(&self, bytes: u64, took: Duration) {

@@ -137,6 +137,11 @@ pub struct PullRecords {
 }
 
 impl PullRecords {
+    /// How many pulls and how many images are noted.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.pulling.len(), self.pulled.len())
+    }
+
     /// A pull begins.
     pub fn intend(&mut self, image: &str) {
         self.pulling.insert(image.to_owned());

@@ -8,6 +8,7 @@ use bulkhead_cri::{ConnectFuture, Connector, CriClient, CriDeadlines, v1};
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::RuntimeSocket;
 use bulkhead_ipc::volnetd::open_request::Kind;
+use prometheus::{IntGaugeVec, Opts, Registry};
 use tokio::net::UnixStream;
 
 /// Pause between questions to a runtime that does not answer yet.
@@ -64,17 +65,38 @@ pub async fn runtime_version(cri: &CriClient) -> v1::VersionResponse {
 
 /// The cgroup driver that the runtime is set up for. Empty where it does not tell (containerd before 2.0): then the
 /// configured one counts (upstream `cmd/kubelet/app/server.go`, getCgroupDriverFromCRI).
-pub async fn cgroup_driver(cri: &CriClient) -> String {
+///
+/// A runtime that does not know the question is named in `kubelet_cri_losing_support` of the registry, with the version
+/// of Kubernetes that will not run with it.
+pub async fn cgroup_driver(cri: &CriClient, registry: &Registry) -> String {
     for _ in 0..DRIVER_TRIES {
         match cri.runtime_config(v1::RuntimeConfigRequest {}).await {
             Ok(reply) => return driver_name(&reply).to_owned(),
-            Err(error) if error.is_unimplemented() => break,
+            Err(error) if error.is_unimplemented() => {
+                if let Err(error) = losing_support(registry) {
+                    tracing::warn!(%error, "what the runtime lacks is not told in the metrics");
+                }
+                break;
+            }
             Err(error) => tracing::debug!(%error, "the runtime's cgroup driver could not be asked"),
         }
         tokio::time::sleep(RUNTIME_RETRY).await;
     }
     tracing::debug!("the runtime does not tell its cgroup driver, the configured one is used");
     String::new()
+}
+
+fn losing_support(registry: &Registry) -> Result<(), prometheus::Error> {
+    let versions = IntGaugeVec::new(
+        Opts::new(
+            "kubelet_cri_losing_support",
+            "[ALPHA] the Kubernetes version that the currently running CRI implementation will lose support on if not \
+             upgraded.",
+        ),
+        &["version"],
+    )?;
+    versions.with_label_values(&["1.37.0"]).set(1);
+    registry.register(Box::new(versions))
 }
 
 fn driver_name(reply: &v1::RuntimeConfigResponse) -> &'static str {

@@ -7,6 +7,7 @@
 
 pub mod back_off;
 pub mod content;
+pub mod metrics;
 pub mod paths;
 pub mod plan;
 pub mod render;

@@ -1,0 +1,85 @@
+//! `volume_manager_total_volumes`: how many volumes pods want and how many are there, by upstream's names of the plugins.
+//! Counted when somebody asks.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use crate::service::PodHub;
+
+/// To be registered once.
+#[derive(Debug)]
+pub struct VolumeCounts {
+    hub: Arc<PodHub>,
+    volumes: IntGaugeVec,
+}
+
+impl VolumeCounts {
+    /// # Errors
+    /// The family cannot be made.
+    pub fn new(hub: Arc<PodHub>) -> Result<Self, prometheus::Error> {
+        let volumes = IntGaugeVec::new(
+            Opts::new("volume_manager_total_volumes", "[ALPHA] Number of volumes in Volume Manager"),
+            &["plugin_name", "state"],
+        )?;
+        Ok(VolumeCounts { hub, volumes })
+    }
+}
+
+/// Upstream's plugin for a kind; an image is no volume to it.
+fn plugin_of(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "emptyDir" => "kubernetes.io/empty-dir",
+        "hostPath" => "kubernetes.io/host-path",
+        "configMap" => "kubernetes.io/configmap",
+        "secret" => "kubernetes.io/secret",
+        "downwardAPI" => "kubernetes.io/downward-api",
+        "projected" => "kubernetes.io/projected",
+        _ => return None,
+    })
+}
+
+impl Collector for VolumeCounts {
+    fn desc(&self) -> Vec<&Desc> {
+        self.volumes.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.volumes.reset();
+        for pod in self.hub.list() {
+            for volume in &pod.volumes {
+                let Some(plugin) = plugin_of(&volume.kind) else { continue };
+                for (state, counts) in [("actual_state_of_world", volume.ready), ("desired_state_of_world", true)] {
+                    self.volumes.with_label_values(&[plugin, state]).add(counts.into());
+                }
+            }
+        }
+        self.volumes.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_ipc::syncd::PodVolume;
+    use bulkhead_types::PodUid;
+
+    #[test]
+    fn wanted_and_there() {
+        let hub = Arc::new(PodHub::default());
+        let counts = VolumeCounts::new(hub.clone()).unwrap();
+        assert!(counts.collect().iter().all(|family| family.get_metric().is_empty()));
+        let volume = |kind: &str, ready| PodVolume { kind: kind.to_owned(), ready, ..PodVolume::default() };
+        let uid = PodUid::parse("u").unwrap();
+        hub.modify(&uid, |state| {
+            state.volumes = vec![volume("emptyDir", true), volume("emptyDir", false), volume("image", true)];
+        });
+        counts.collect();
+        let count = |state| counts.volumes.with_label_values(&["kubernetes.io/empty-dir", state]).get();
+        assert_eq!((count("actual_state_of_world"), count("desired_state_of_world")), (1, 2));
+        hub.remove(&uid);
+        assert!(counts.collect().iter().all(|family| family.get_metric().is_empty()));
+    }
+}
