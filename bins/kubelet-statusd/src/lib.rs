@@ -35,11 +35,12 @@ pub mod cadvisor;
 pub mod events;
 pub mod exposition;
 pub mod health;
-mod http;
 pub mod logs;
+mod lru;
 pub mod node;
 pub mod node_logs;
 pub mod outward;
+pub mod open_requests;
 mod own_metrics;
 mod peers;
 pub mod pods;
@@ -48,9 +49,11 @@ pub mod routes;
 pub mod scrape;
 pub mod server;
 mod service;
+mod settled_metrics;
 mod strategic;
 pub mod streaming;
 pub mod summary;
+pub mod traces;
 pub mod views;
 
 use std::net::SocketAddr;
@@ -66,13 +69,15 @@ use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 
 use crate::node::syncd_view::{self, Told};
+use crate::settled_metrics::ClientCertificate;
 use crate::outward::Outward;
 
 pub use app::App;
-pub use http::{Limits, serve_http};
 pub use own_metrics::OwnMetrics;
 pub use peers::Peers;
 pub use routes::Surface;
+pub use server::limits::Limits;
+pub use server::listener::serve_http;
 pub use service::StatusService;
 
 /// Who may call what.
@@ -101,19 +106,39 @@ pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
 pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let config = &daemon.config;
     let own = OwnMetrics::register(&daemon.registry, config.node_name.as_str(), &config.version)?;
+    settled_metrics::register(&daemon.registry, config)?;
     let peers = Peers::new(daemon.link(Process::Syncd), daemon.link(Process::Volnetd), daemon.link(Process::Evictiond));
     let api = if config.is_standalone() {
         None
     } else {
         let volnetd = daemon.link(Process::Volnetd);
         let api = ApiClient::start("kubelet-statusd", config.clone(), daemon.broker.clone(), volnetd);
-        Some(api.with_metrics(&daemon.registry)?)
+        let api = api.with_metrics(&daemon.registry)?;
+        if config.kubelet.rotate_certificates {
+            daemon.registry.register(Box::new(ClientCertificate::new(api.clone())?))?;
+        }
+        Some(api)
     };
+    let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = Arc::new(match &api {
+    let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,
+    };
+    let app = Arc::new(match &https {
+        Some(https) => app.with_gate(https.gate()),
+        None => app,
     });
+    if let Some(https) = https {
+        let (app, stop) = (app.clone(), daemon.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = https.serve(app) => {}
+            }
+        });
+    }
+    send_traces(&daemon);
     for (surface, address) in addresses(config) {
         let (app, stop) = (app.clone(), daemon.stop.clone());
         tokio::spawn(async move {
@@ -139,6 +164,23 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_ready().await;
     tokio::try_join!(serve, hold)?;
     Ok(())
+}
+
+/// Traces go outward from the start on, where the configuration names them.
+fn send_traces(daemon: &Arc<Daemon>) {
+    let Some(own) = daemon.traces.clone() else { return };
+    let links = [Process::Syncd, Process::Volnetd, Process::Evictiond].map(|process| (process, daemon.link(process)));
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = daemon.stop.cancelled() => {}
+            ended = traces::run(&daemon.config, own, links, &daemon.registry) => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "traces are not sent");
+                }
+            }
+        }
+    });
 }
 
 /// Everything that is said to the API server; on a standalone node the folder alone is held.

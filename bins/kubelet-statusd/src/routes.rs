@@ -306,7 +306,7 @@ pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
 }
 
 /// A path without its escapes; `None` when one is broken, or what they say is no text.
-fn decode_path(path: &str) -> Option<String> {
+pub fn decode_path(path: &str) -> Option<String> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let [first, after @ ..] = rest {

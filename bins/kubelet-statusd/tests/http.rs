@@ -171,7 +171,7 @@ async fn lab_of(more: impl FnOnce(App) -> App) -> Lab {
     let broker = BrokerClient::new(&dir.path().join("broker"));
     let app = Arc::new(more(App::new(Arc::new(config), peers, broker, registry, own)));
     let limits =
-        Limits { connection_life: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
+        Limits { idle_time: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
     let mut addresses = Vec::new();
     for surface in [Surface::Healthz, Surface::ReadOnly] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -67,7 +67,13 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let settings = settings::from_config(&daemon.config)?;
     daemon.set_waiting("setting up the node's directories");
     let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
-    let watches = watch::start(node.settings.manifests.clone(), node.settings.kubeconfig.clone())?;
+    let settings = &node.settings;
+    let serving = [Some(&settings.serving.certificate), Some(&settings.serving.key), settings.client_ca.as_ref()];
+    let watches = watch::start(watch::Followed {
+        manifests: settings.manifests.clone(),
+        kubeconfig: settings.kubeconfig.clone(),
+        serving: serving.into_iter().flatten().cloned().collect(),
+    })?;
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.stop.clone().cancelled_owned());
     let services = service::add_to(daemon.services()?, node, watches);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bulkhead_config::ServingPair;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, PodUid, Process};
@@ -33,6 +34,10 @@ pub struct Settings {
     pub kubeconfig: Option<PathBuf>,
     /// Files with credentials for image registries in docker's formats, in upstream's order; absolute.
     pub registry_configs: Vec<PathBuf>,
+    /// What the HTTPS server shows; absolute.
+    pub serving: ServingPair,
+    /// `authentication.x509.clientCAFile`; absolute.
+    pub client_ca: Option<PathBuf>,
     pub cgroup_root: CgroupPath,
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,

@@ -44,6 +44,11 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
             &std::env::current_dir().map_err(SettingsError::WorkingDirectory)?,
             std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from),
         ),
+        serving: config.serving_pair().absolute().map_err(SettingsError::WorkingDirectory)?,
+        client_ca: match config.kubelet.authentication.x509.client_ca_file.as_str() {
+            "" => None,
+            path => Some(std::path::absolute(path).map_err(SettingsError::WorkingDirectory)?),
+        },
         cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,

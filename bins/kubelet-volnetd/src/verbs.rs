@@ -6,6 +6,7 @@
 //! 256 KiB, a broker datagram 8 KiB.
 
 use bulkhead_ipc::peers::{MethodRule, Role};
+use bulkhead_ipc::volnetd::credential::Kind as CredentialKind;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{StateKind, WatchKind};
 use bulkhead_sys::Capability::{
@@ -61,7 +62,7 @@ pub const VERBS: [Verb; 21] = [
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
-    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; statusd: credentials alone"),
+    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests: syncd, serving: statusd"),
 ];
 
 /// [`VERBS`] as the server's peer check wants them.
@@ -81,6 +82,20 @@ pub const fn watch_peers(kind: WatchKind) -> &'static [Role] {
         WatchKind::Unspecified => &[],
         WatchKind::Manifests => &[Syncd],
         WatchKind::Credentials => &[Syncd, Statusd],
+        WatchKind::Serving => &[Statusd],
+    }
+}
+
+/// Who may have which credential.
+pub const fn credential_peers(kind: CredentialKind) -> &'static [Role] {
+    match kind {
+        CredentialKind::Unspecified => &[Statusd, Syncd],
+        CredentialKind::Kubeconfig
+        | CredentialKind::ClientCertificate
+        | CredentialKind::ClientKey
+        | CredentialKind::ClusterCa
+        | CredentialKind::Token => &[Statusd, Syncd],
+        CredentialKind::ServingCertificate | CredentialKind::ServingKey | CredentialKind::ClientCa => &[Statusd],
     }
 }
 
@@ -106,7 +121,7 @@ const fn row(
 }
 
 #[rustfmt::skip]
-pub const BROKER: [BrokerRow; 18] = [
+pub const BROKER: [BrokerRow; 19] = [
     //   kind                  peers                          rule  uses       precondition
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
@@ -119,24 +134,26 @@ pub const BROKER: [BrokerRow; 18] = [
     row("Psi",                 &[Evictiond],                    0, &[],        "kernel with PSI"),
     row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
     row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
-    row("NodeLog",             &[Statusd],                      2, &[],        "regular file below /var/log"),
-    // The kubeconfig and what it names; the serving certificate and the clients' CA are refused as unimplemented.
-    row("Credential",          &[Statusd, Syncd],               1, &[],        "kubeconfig configured; regular file of root's on root's path"),
+    row("NodeLog",             &[Statusd],                      3, &[DAC_OVERRIDE], "regular file or directory below /var/log; relative path without '..'; links inside are followed"),
+    // The kubeconfig and what it names; for statusd alone the serving certificate, its key and the clients' CA.
+    row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
     // Their features come later: known, refused as unimplemented, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
+    row("PutCredential",       &[Statusd],                      1, &[],        "no serving certificate configured and none there; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone"),
 ];
 
-/// The two requests that give volnetd a descriptor.
+/// The requests that give volnetd a descriptor.
 pub const PUT_STATE: BrokerRow = BROKER[6];
 pub const PUT_CONTENT: BrokerRow = BROKER[16];
+pub const PUT_CREDENTIAL: BrokerRow = BROKER[18];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
-    static ROWS: [BrokerRow; 18] = BROKER;
+    static ROWS: [BrokerRow; 19] = BROKER;
     &ROWS[match kind {
         Kind::RuntimeSocket(_) => 0,
         Kind::Manifest(_) => 1,
@@ -202,7 +219,7 @@ mod tests {
                 assert_eq!(verb.peers, [Syncd], "{}", verb.method);
             }
             if watches {
-                for kind in [WatchKind::Manifests, WatchKind::Credentials] {
+                for kind in [WatchKind::Manifests, WatchKind::Credentials, WatchKind::Serving] {
                     assert!(watch_peers(kind).iter().all(|peer| verb.peers.contains(peer)), "{kind:?}");
                 }
             }
@@ -233,8 +250,11 @@ mod tests {
         for kind in &kinds {
             assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));
         }
-        assert_eq!((PUT_STATE.kind, PUT_CONTENT.kind), ("PutState", "PutContent"));
-        assert_eq!(BROKER.len(), kinds.len() + 2, "these two are no kinds of their own");
+        assert_eq!(
+            (PUT_STATE.kind, PUT_CONTENT.kind, PUT_CREDENTIAL.kind),
+            ("PutState", "PutContent", "PutCredential")
+        );
+        assert_eq!(BROKER.len(), kinds.len() + 3, "these are no kinds of their own");
         for cap in VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses)) {
             assert!(crate::confine::CAPABILITIES.contains(cap), "{cap} is used but not held");
         }

@@ -12,7 +12,7 @@ use bulkhead_ipc::peers::Role;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::*;
 use kubelet_volnetd::verbs::broker_row;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use tonic::Code;
 use world::*;
 
@@ -62,7 +62,7 @@ async fn each_kind_to_its_peers_alone() {
 }
 
 fn put(kind: StateKind) -> OpenRequest {
-    OpenRequest { id: 3, kind: None, put_state: Some(PutState { kind: kind.into() }), put_content: None }
+    OpenRequest { id: 3, put_state: Some(PutState { kind: kind.into() }), ..Default::default() }
 }
 
 fn memfd(content: &[u8]) -> OwnedFd {
@@ -205,11 +205,28 @@ async fn logs_and_kernel_files() {
     std::fs::create_dir(world.dir.join("var-log/sub")).unwrap();
     std::fs::write(world.dir.join("var-log/sub/syslog"), "x").unwrap();
     world.open(STATUSD, Kind::NodeLog(NodeLog { relative: "sub/syslog".into() })).await.unwrap();
+    let var_log = world.dir.join("var-log");
+    symlink("sub/syslog", var_log.join("link")).unwrap();
+    symlink(var_log.join("sub"), var_log.join("absolute")).unwrap();
+    symlink(&dir, var_log.join("out")).unwrap();
+    symlink("../root", var_log.join("up")).unwrap();
+    for good in ["link", "absolute/syslog"] {
+        let file = world.open(STATUSD, Kind::NodeLog(NodeLog { relative: good.into() })).await.unwrap();
+        assert_eq!(std::io::read_to_string(std::fs::File::from(file)).unwrap(), "x", "{good}");
+    }
+    for (directory, names) in [("", 5), ("sub", 1), ("absolute", 1)] {
+        let open = world.open(STATUSD, Kind::NodeLog(NodeLog { relative: directory.into() })).await.unwrap();
+        assert_eq!(rustix::fs::Dir::new(open).unwrap().count(), names + 2, "{directory}");
+    }
+    rustix::fs::mknodat(rustix::fs::CWD, var_log.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
     for (bad, code) in [
         ("../root/bulkhead", Code::InvalidArgument),
         ("/etc/shadow", Code::InvalidArgument),
-        ("sub", Code::FailedPrecondition),
+        ("fifo", Code::FailedPrecondition),
         ("none", Code::NotFound),
+        ("sub/syslog/x", Code::NotFound),
+        ("out/0.log", Code::FailedPrecondition),
+        ("up/bulkhead", Code::FailedPrecondition),
     ] {
         let asked = world.open(STATUSD, Kind::NodeLog(NodeLog { relative: bad.into() })).await;
         assert_eq!(asked.unwrap_err().0, code, "{bad}");
@@ -242,14 +259,15 @@ async fn credentials_are_the_kubeconfig_and_what_it_names() {
     let ask = |kind: C| Kind::Credential(Credential { kind: kind.into() });
     let (etc, pki) = (world.dir.join("etc"), world.dir.join("pki"));
     let path = etc.join("kubelet.conf");
-    // Before there is one, and where the feature comes later.
+    // Before there is one.
     for kind in [C::Kubeconfig, C::ClientCertificate, C::ClientKey, C::ClusterCa, C::Token] {
         for uid in [SYNCD, STATUSD] {
             assert_eq!(world.open(uid, ask(kind)).await.unwrap_err().0, Code::NotFound, "{kind:?}");
         }
     }
-    for kind in [C::ServingCertificate, C::ClientCa] {
-        assert_eq!(world.open(STATUSD, ask(kind)).await.unwrap_err().0, Code::Unimplemented, "{kind:?}");
+    for kind in [C::ServingCertificate, C::ServingKey, C::ClientCa] {
+        assert_eq!(world.open(STATUSD, ask(kind)).await.unwrap_err().0, Code::NotFound, "{kind:?}");
+        assert_eq!(world.open(SYNCD, ask(kind)).await.unwrap_err().0, Code::PermissionDenied, "{kind:?}");
     }
     assert_eq!(world.open(STATUSD, ask(C::Unspecified)).await.unwrap_err().0, Code::InvalidArgument);
 
@@ -304,6 +322,58 @@ async fn credentials_are_the_kubeconfig_and_what_it_names() {
     for kind in [C::Kubeconfig, C::ClientKey] {
         assert_eq!(world.open(STATUSD, ask(kind)).await.unwrap_err().0, Code::FailedPrecondition, "{kind:?}");
     }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_nodes_own_serving_certificate_is_written_once() {
+    use bulkhead_ipc::volnetd::{PutCredential, ServingPair};
+    use credential::Kind as C;
+    use prost::Message as _;
+    let Some(world) = world().await else { return };
+    let block = |label: &str| format!("-----BEGIN {label}-----\nTUlJ\n-----END {label}-----\n").into_bytes();
+    let world = &world;
+    let put = |uid: u32, kind: C, certificates: Vec<u8>, private_key: Vec<u8>| async move {
+        let content = ServingPair { certificates, private_key }.encode_to_vec();
+        let put_credential = Some(PutCredential { kind: kind.into() });
+        let request = OpenRequest { id: 4, put_credential, ..Default::default() };
+        let content = bulkhead_sys::memfd::sealed("pair", &content).unwrap();
+        let (code, ..) = world.broker(uid, request, Some(content)).await;
+        Code::from_i32(i32::try_from(code).unwrap())
+    };
+    let (certificate, key) = (block("CERTIFICATE").repeat(2), block("PRIVATE KEY"));
+    let pki = world.dir.join("pki");
+    let good = || (certificate.clone(), key.clone());
+    let (c, k) = good();
+    assert_eq!(put(SYNCD, C::ServingCertificate, c, k).await, Code::PermissionDenied);
+    for kind in [C::ClientCertificate, C::ClientCa, C::Kubeconfig, C::ServingKey] {
+        let (c, k) = good();
+        assert_eq!(put(STATUSD, kind, c, k).await, Code::InvalidArgument, "{kind:?}");
+    }
+    for (certificates, private_key) in [
+        (Vec::new(), key.clone()),
+        (certificate.clone(), Vec::new()),
+        (key.clone(), certificate.clone()),
+        (certificate.clone(), key.repeat(2)),
+        (b"#!/bin/sh\n".to_vec(), key.clone()),
+    ] {
+        assert_eq!(put(STATUSD, C::ServingCertificate, certificates, private_key).await, Code::InvalidArgument);
+    }
+    assert!(!pki.exists(), "what is refused leaves nothing");
+    let (c, k) = good();
+    assert_eq!(put(STATUSD, C::ServingCertificate, c, k).await, Code::Ok);
+    let mode = |name: &str| std::fs::metadata(pki.join(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("kubelet.crt"), mode("kubelet.key")), (0o644, 0o600));
+    assert_eq!(std::fs::read(pki.join("kubelet.key")).unwrap(), key);
+    assert_eq!(put(STATUSD, C::ServingCertificate, block("CERTIFICATE"), key.clone()).await, Code::AlreadyExists);
+    assert_eq!(std::fs::read(pki.join("kubelet.crt")).unwrap(), certificate);
+    // A key whose certificate was never written is replaced with it; a folder that others could change is left alone.
+    std::fs::remove_file(pki.join("kubelet.crt")).unwrap();
+    std::fs::set_permissions(&pki, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (c, k) = good();
+    assert_eq!(put(STATUSD, C::ServingCertificate, c, k).await, Code::FailedPrecondition);
+    std::fs::set_permissions(&pki, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (c, k) = good();
+    assert_eq!(put(STATUSD, C::ServingCertificate, c, k).await, Code::Ok);
 }
 
 #[tokio::test(flavor = "current_thread")]

@@ -39,7 +39,7 @@ fn memfd(content: &VolumeContent) -> OwnedFd {
 
 fn request(pod: &str, plugin: ContentPlugin) -> OpenRequest {
     let put_content = PutContent { pod_uid: pod.into(), volume: "v".into(), plugin: plugin.into() };
-    OpenRequest { id: 5, kind: None, put_state: None, put_content: Some(put_content) }
+    OpenRequest { id: 5, put_content: Some(put_content), ..Default::default() }
 }
 
 async fn put(world: &World, plugin: ContentPlugin, content: &VolumeContent) -> Result<(), (Code, String)> {
@@ -186,7 +186,7 @@ async fn what_is_no_content_changes_nothing() {
     assert!(small.join("mnt/other").is_dir());
     let ask = |content: VolumeContent| {
         let put_content = PutContent { pod_uid: "p".into(), volume: "small".into(), plugin: plugin.into() };
-        let ask = OpenRequest { id: 5, kind: None, put_state: None, put_content: Some(put_content) };
+        let ask = OpenRequest { id: 5, put_content: Some(put_content), ..Default::default() };
         world.broker(SYNCD, ask, Some(memfd(&content)))
     };
     assert_eq!(ask(content(vec![file("a", "1"), file("mnt/key", "1")])).await.0, 0);

@@ -213,7 +213,7 @@ async fn killed_while_it_writes() {
         };
         let content = VolumeContent { files: (0..FILES).map(file).collect(), fs_group: Some(2000) };
         let put_content = PutContent { pod_uid: "p".into(), volume: "v".into(), plugin: plugin.into() };
-        let request = OpenRequest { id: 1, kind: None, put_state: None, put_content: Some(put_content) };
+        let request = OpenRequest { id: 1, put_content: Some(put_content), ..Default::default() };
         (request, bulkhead_sys::memfd::sealed("files", &content.encode_to_vec()).unwrap())
     };
     let (ask, files) = request(0);

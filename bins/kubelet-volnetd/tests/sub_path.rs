@@ -158,7 +158,7 @@ async fn of_a_configmap_of_memory_and_of_the_host() {
         let content = VolumeContent { files: vec![file], fs_group: None };
         let put_content =
             PutContent { pod_uid: "p".into(), volume: "cm".into(), plugin: ContentPlugin::ConfigMap.into() };
-        let request = OpenRequest { id: 1, kind: None, put_state: None, put_content: Some(put_content) };
+        let request = OpenRequest { id: 1, put_content: Some(put_content), ..Default::default() };
         world.broker(SYNCD, request, Some(bulkhead_sys::memfd::sealed("x", &content.encode_to_vec()).unwrap()))
     };
     assert_eq!(put("1").await.0, 0);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
-use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, Users, path_text, validate};
+use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, path_text, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
@@ -35,6 +35,8 @@ pub enum StartError {
     Watchdog(String),
     #[error("cannot work out the node's configuration")]
     Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Serving(#[from] ServingError),
     #[error(transparent)]
     CredentialProviders(#[from] ProviderConfigError),
     #[error(transparent)]
@@ -96,13 +98,14 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     let providers =
         credential_providers::load(&flags.image_credential_provider_config, &flags.image_credential_provider_bin_dir)?;
     let (mut config, remarks) = NodeConfig::new(flags, kubelet, identity)?;
+    config.check_serving()?;
     config.credential_providers = providers;
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
 
     let log = &config.kubelet.logging;
-    logging::start(if log.format == "json" { LogFormat::Json } else { LogFormat::Text }, log.verbosity);
+    logging::start(if log.format == "json" { LogFormat::Json } else { LogFormat::Text }, log.verbosity, None);
     tracing::info!(
         version = config.version,
         node = config.node_name.as_str(),

@@ -191,6 +191,21 @@ fn the_machine_is_checked() {
 }
 
 #[test]
+fn a_server_that_could_ask_nobody_is_refused() {
+    let case = Case::new();
+    let refused = |authentication: &str, mode: &str| {
+        let config = case.config(&format!(
+            "failCgroupV1: false\nfailSwapOn: false\nauthentication: {authentication}\nauthorization: {{mode: {mode}}}\n"
+        ));
+        case.refused(&["--config", &config])
+    };
+    has(&refused("{}", "Webhook"), &["no client provided, cannot use webhook authentication"]);
+    let anonymous = "{webhook: {enabled: false}, anonymous: {enabled: true}}";
+    has(&refused(anonymous, "Webhook"), &["no client provided, cannot use webhook authorization"]);
+    has(&refused("{webhook: {enabled: false}}", "AlwaysAllow"), &["no authentication method configured"]);
+}
+
+#[test]
 fn a_short_watchdog_is_refused() {
     let case = Case::new();
     let output = Command::new(env!("CARGO_BIN_EXE_kubelet"))
@@ -257,7 +272,9 @@ fn a_second_node_on_one_cgroup_root_is_told_who_was_first() {
     first.lock().unwrap();
     first.write_all(br#"{"node":"first-node","rootDir":"/var/lib/first","pid":4242}"#).unwrap();
     let case = Case::new();
-    let config = case.config(&format!("failCgroupV1: false\nfailSwapOn: false\ncgroupRoot: {name}\n"));
+    let config = case.config(&format!(
+        "failCgroupV1: false\nfailSwapOn: false\nenableServer: false\ncgroupRoot: {name}\n"
+    ));
     let output = case.run(&["--config", &config]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");

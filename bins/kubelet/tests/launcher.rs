@@ -95,7 +95,7 @@ impl Node {
     fn config(&self) -> String {
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfailCgroupV1: false\nfailSwapOn: false\n\
-             cgroupRoot: {}\ncpuManagerReconcilePeriod: 7s\n",
+             enableServer: false\ncgroupRoot: {}\ncpuManagerReconcilePeriod: 7s\n",
             self.cgroup.as_str()
         )
     }

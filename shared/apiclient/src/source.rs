@@ -1,4 +1,4 @@
-//! Where the kubeconfig and the files that it names come from: descriptors from kubelet-volnetd. No path is opened here.
+//! Where the kubeconfig and the files that it names, and those of the HTTPS server, come from: descriptors from kubelet-volnetd. No path is opened here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,8 @@ use tokio::sync::watch;
 
 use crate::backoff::{Backoff, random_fraction};
 
-/// What can be asked for. All but the first are named by the kubeconfig's current context.
+/// What can be asked for. The four after the first are named by the kubeconfig's current context, the last three by the
+/// node's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CredentialFile {
     Kubeconfig,
@@ -27,10 +28,13 @@ pub enum CredentialFile {
     ClientKey,
     ClusterCa,
     Token,
+    ServingCertificate,
+    ServingKey,
+    ClientCa,
 }
 
 impl CredentialFile {
-    /// The kubeconfig's own word for it.
+    /// The configuration's own word for it.
     pub const fn name(self) -> &'static str {
         match self {
             CredentialFile::Kubeconfig => "kubeconfig",
@@ -38,6 +42,9 @@ impl CredentialFile {
             CredentialFile::ClientKey => "client-key",
             CredentialFile::ClusterCa => "certificate-authority",
             CredentialFile::Token => "tokenFile",
+            CredentialFile::ServingCertificate => "tlsCertFile",
+            CredentialFile::ServingKey => "tlsPrivateKeyFile",
+            CredentialFile::ClientCa => "clientCAFile",
         }
     }
 
@@ -48,6 +55,9 @@ impl CredentialFile {
             CredentialFile::ClientKey => credential::Kind::ClientKey,
             CredentialFile::ClusterCa => credential::Kind::ClusterCa,
             CredentialFile::Token => credential::Kind::Token,
+            CredentialFile::ServingCertificate => credential::Kind::ServingCertificate,
+            CredentialFile::ServingKey => credential::Kind::ServingKey,
+            CredentialFile::ClientCa => credential::Kind::ClientCa,
         }
     }
 }
@@ -87,11 +97,18 @@ pub trait CredentialSource: Send + Sync + 'static {
 pub struct BrokerSource {
     broker: BrokerClient,
     volnetd: Link,
+    changes: WatchKind,
 }
 
 impl BrokerSource {
+    /// The API server's credentials.
     pub fn new(broker: BrokerClient, volnetd: Link) -> Self {
-        BrokerSource { broker, volnetd }
+        BrokerSource { broker, volnetd, changes: WatchKind::Credentials }
+    }
+
+    /// The HTTPS server's.
+    pub fn serving(broker: BrokerClient, volnetd: Link) -> Self {
+        BrokerSource { broker, volnetd, changes: WatchKind::Serving }
     }
 }
 
@@ -110,12 +127,13 @@ impl CredentialSource for BrokerSource {
 
     fn changes(&self) -> BoxStream<'static, ()> {
         let backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
-        stream::unfold((self.volnetd.clone(), None, backoff), |(volnetd, mut events, mut backoff)| async move {
+        let kind = self.changes;
+        stream::unfold((self.volnetd.clone(), None, backoff), move |(volnetd, mut events, mut backoff)| async move {
             loop {
                 match events.take() {
                     None => {
                         volnetd.ready().await;
-                        events = open(&volnetd).await;
+                        events = open(&volnetd, kind).await;
                         if events.is_none() {
                             tokio::time::sleep(backoff.next(random_fraction())).await;
                             continue;
@@ -137,9 +155,9 @@ impl CredentialSource for BrokerSource {
     }
 }
 
-async fn open(volnetd: &Link) -> Option<tonic::Streaming<bulkhead_ipc::volnetd::WatchEvent>> {
+async fn open(volnetd: &Link, kind: WatchKind) -> Option<tonic::Streaming<bulkhead_ipc::volnetd::WatchEvent>> {
     const START: Duration = Duration::from_secs(5);
-    let request = WatchRequest { kind: WatchKind::Credentials.into() };
+    let request = WatchRequest { kind: kind.into() };
     match tokio::time::timeout(START, WatchesClient::new(volnetd.channel()).watch(request)).await {
         Ok(Ok(stream)) => Some(stream.into_inner()),
         Ok(Err(status)) => {

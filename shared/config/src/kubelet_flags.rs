@@ -36,6 +36,8 @@ pub struct KubeletFlags {
     pub experimental_allocatable_ignore_eviction: bool,
     pub housekeeping_interval: GoDuration,
     pub max_housekeeping_interval: GoDuration,
+    /// Of our own: the HTTP method alone says what exec, attach, run and port-forward need, as upstream has it.
+    pub allow_streaming_with_get: bool,
     /// Flags that upstream's statistics library once leaked: checked for their type, kept, used by nothing.
     pub cadvisor: BTreeMap<String, String>,
 }
@@ -66,6 +68,7 @@ impl Default for KubeletFlags {
             experimental_allocatable_ignore_eviction: false,
             housekeeping_interval: GoDuration::from_secs(10),
             max_housekeeping_interval: GoDuration::from_secs(15),
+            allow_streaming_with_get: false,
             cadvisor: BTreeMap::new(),
         }
     }

@@ -21,6 +21,7 @@ mod node;
 pub mod node_ip;
 pub mod not_yet;
 pub mod path_text;
+mod serving;
 pub mod validate;
 pub mod version;
 
@@ -28,4 +29,5 @@ pub use field::{DurationOrNanos, FieldError};
 pub use gates::FeatureGates;
 pub use kubelet::KubeletConfiguration;
 pub use kubelet_flags::KubeletFlags;
+pub use serving::{ServingError, ServingPair};
 pub use node::{Identity, NodeConfig, NodeConfigError, ResolveError, Users, run_dir_for, short_hash};

@@ -10,7 +10,6 @@ use crate::kubelet_flags::KubeletFlags;
 #[expect(clippy::type_complexity, reason = "a table of names and predicates")]
 const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
     ("--bootstrap-kubeconfig", |f| !f.bootstrap_kubeconfig.is_empty()),
-    ("--cert-dir", |f| f.cert_dir != KubeletFlags::default().cert_dir),
     ("--runtime-cgroups", |f| !f.runtime_cgroups.is_empty()),
     ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
     ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
@@ -23,22 +22,9 @@ const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
 /// Fields by JSON path. A field counts as set when its effective value is neither the built-in default, nor what a
 /// configuration file gets when it does not name the field.
 const FIELDS: &[&str] = &[
-    "tlsCertFile",
-    "tlsPrivateKeyFile",
-    "tlsCipherSuites",
-    "tlsMinVersion",
-    "tlsCurvePreferences",
     "rotateCertificates",
     "serverTLSBootstrap",
-    "port",
     "streamingConnectionIdleTimeout",
-    "authentication.x509.clientCAFile",
-    "authentication.webhook.enabled",
-    "authentication.webhook.cacheTTL",
-    "authentication.anonymous.enabled",
-    "authorization.mode",
-    "authorization.webhook.cacheAuthorizedTTL",
-    "authorization.webhook.cacheUnauthorizedTTL",
     "enableDebuggingHandlers",
     "enableProfilingHandler",
     "enableDebugFlagsHandler",

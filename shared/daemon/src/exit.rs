@@ -1,5 +1,7 @@
 //! Exit codes of the daemons, so that a supervisor's log says why a process ended.
 
+use std::net::SocketAddr;
+
 /// Why a daemon ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -18,6 +20,8 @@ pub enum ExitReason {
     Locked = 75,
     /// The launcher is gone.
     Orphaned = 79,
+    /// An address that the configuration names cannot be listened on.
+    Listen = 69,
 }
 
 impl ExitReason {
@@ -27,6 +31,7 @@ impl ExitReason {
             0 => "stopped as asked",
             1 => "failed, see its last log line",
             64 => "wrong command line",
+            69 => "cannot listen on a configured address, see its last log line",
             75 => "another instance still holds the state folder",
             77 => "sockets, user or privileges are not as they must be",
             78 => "the rendered configuration cannot be read",
@@ -34,6 +39,14 @@ impl ExitReason {
             _ => "unexpected exit code",
         }
     }
+}
+
+/// An address that has to be served cannot be listened on: the work ends with [`ExitReason::Listen`].
+#[derive(Debug, thiserror::Error)]
+#[error("Failed to listen and serve on {address}")]
+pub struct ListenError {
+    pub address: SocketAddr,
+    pub source: std::io::Error,
 }
 
 impl From<ExitReason> for std::process::ExitCode {

@@ -27,7 +27,7 @@ mod state_dir;
 mod supervisor;
 mod traces;
 
-pub use exit::ExitReason;
+pub use exit::{ExitReason, ListenError};
 pub use metrics::encode as encode_metrics;
 pub use privileges::{Capability, Intended};
 pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};

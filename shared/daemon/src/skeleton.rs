@@ -23,7 +23,7 @@ use bulkhead_types::{Epoch, Process};
 use tokio_util::sync::CancellationToken;
 
 use crate::arguments::{self, Arguments};
-use crate::exit::ExitReason;
+use crate::exit::{ExitReason, ListenError};
 use crate::listeners::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::memory;
@@ -307,6 +307,8 @@ where
                 tracing::error!(error = &*error as &dyn std::error::Error, "giving up");
                 if error.downcast_ref::<StateError>().is_some_and(|e| matches!(e, StateError::Locked)) {
                     ExitReason::Locked
+                } else if error.is::<ListenError>() {
+                    ExitReason::Listen
                 } else {
                     ExitReason::Failed
                 }

@@ -17,7 +17,8 @@ use tokio::io::unix::AsyncFd;
 use tonic::Code;
 
 use crate::peers::{Peer, PeerUsers, Role};
-use crate::volnetd::{OpenReply, OpenRequest, PutContent, PutState, StateKind, open_request::Kind};
+use crate::volnetd::credential::Kind as CredentialKind;
+use crate::volnetd::{OpenReply, OpenRequest, PutContent, PutCredential, PutState, StateKind, open_request::Kind};
 
 /// Largest datagram, bytes. Requests are ids; the longest is a few names.
 pub const MAX_DATAGRAM_BYTES: usize = 8 * 1024;
@@ -68,7 +69,7 @@ impl BrokerClient {
     /// See [`BrokerError`]; all of it within [`DEADLINE`].
     pub async fn open(&self, kind: Kind) -> Result<OwnedFd, BrokerError> {
         let what = kind_name(&kind);
-        let request = OpenRequest { id: next_id(), kind: Some(kind), put_state: None, put_content: None };
+        let request = OpenRequest { id: next_id(), kind: Some(kind), ..Default::default() };
         self.call(what, request, None)
             .await?
             .ok_or(BrokerError::Protocol { what, problem: "success without a descriptor" })
@@ -77,14 +78,21 @@ impl BrokerClient {
     /// Replaces a state file of upstream's name by the content of a sealed memfd.
     pub async fn put_state(&self, kind: StateKind, content: OwnedFd) -> Result<(), BrokerError> {
         let put_state = Some(PutState { kind: kind.into() });
-        let request = OpenRequest { id: next_id(), kind: None, put_state, put_content: None };
+        let request = OpenRequest { id: next_id(), put_state, ..Default::default() };
         self.call("PutState", request, Some(content)).await.map(|_| ())
     }
 
     /// Replaces all files of a content volume by the encoded `VolumeContent` of a sealed memfd.
     pub async fn put_content(&self, volume: PutContent, content: OwnedFd) -> Result<(), BrokerError> {
-        let request = OpenRequest { id: next_id(), kind: None, put_state: None, put_content: Some(volume) };
+        let request = OpenRequest { id: next_id(), put_content: Some(volume), ..Default::default() };
         self.call("PutContent", request, Some(content)).await.map(|_| ())
+    }
+
+    /// Writes a credential that the node made, from the sealed memfd.
+    pub async fn put_credential(&self, kind: CredentialKind, content: OwnedFd) -> Result<(), BrokerError> {
+        let put_credential = Some(PutCredential { kind: kind.into() });
+        let request = OpenRequest { id: next_id(), put_credential, ..Default::default() };
+        self.call("PutCredential", request, Some(content)).await.map(|_| ())
     }
 
     async fn call(
@@ -165,6 +173,8 @@ pub enum BrokerRequest {
     PutState(StateKind, OwnedFd),
     /// Replace a content volume's files by what the descriptor holds.
     PutContent(PutContent, OwnedFd),
+    /// Write a credential from what the descriptor holds.
+    PutCredential(CredentialKind, OwnedFd),
 }
 
 /// Who asks.
@@ -266,21 +276,25 @@ fn parse(bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<(u64, BrokerRequest), (u
     let request = OpenRequest::decode(bytes)
         .map_err(|error| (0, tonic::Status::invalid_argument(format!("request is no OpenRequest: {error}"))))?;
     let id = request.id;
-    match (request.kind, request.put_state, request.put_content) {
-        (Some(kind), None, None) => Ok((id, BrokerRequest::Open(kind))),
-        (None, None, Some(put)) => match fds.pop() {
+    let refuse = |message: String| Err((id, tonic::Status::invalid_argument(message)));
+    match (request.kind, request.put_state, request.put_content, request.put_credential) {
+        (Some(kind), None, None, None) => Ok((id, BrokerRequest::Open(kind))),
+        (None, None, Some(put), None) => match fds.pop() {
             Some(fd) => Ok((id, BrokerRequest::PutContent(put, fd))),
-            None => Err((id, tonic::Status::invalid_argument("PutContent came without a descriptor"))),
+            None => refuse("PutContent came without a descriptor".to_owned()),
         },
-        (None, Some(put), None) => match (StateKind::try_from(put.kind), fds.pop()) {
-            (Ok(StateKind::Unspecified) | Err(_), _) => {
-                Err((id, tonic::Status::invalid_argument(format!("state kind {} is not known", put.kind))))
-            }
-            (Ok(_), None) => Err((id, tonic::Status::invalid_argument("PutState came without a descriptor"))),
+        (None, Some(put), None, None) => match (StateKind::try_from(put.kind), fds.pop()) {
+            (Ok(StateKind::Unspecified) | Err(_), _) => refuse(format!("state kind {} is not known", put.kind)),
+            (Ok(_), None) => refuse("PutState came without a descriptor".to_owned()),
             (Ok(kind), Some(fd)) => Ok((id, BrokerRequest::PutState(kind, fd))),
         },
-        _ => {
-            Err((id, tonic::Status::invalid_argument("a request names exactly one kind, or put_state, or put_content")))
-        }
+        (None, None, None, Some(put)) => match (CredentialKind::try_from(put.kind), fds.pop()) {
+            (Ok(CredentialKind::Unspecified) | Err(_), _) => {
+                refuse(format!("credential kind {} is not known", put.kind))
+            }
+            (Ok(_), None) => refuse("PutCredential came without a descriptor".to_owned()),
+            (Ok(kind), Some(fd)) => Ok((id, BrokerRequest::PutCredential(kind, fd))),
+        },
+        _ => refuse("a request names exactly one kind, or put_state, put_content or put_credential".to_owned()),
     }
 }

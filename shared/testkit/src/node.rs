@@ -68,6 +68,11 @@ impl Node {
         &self.run_dir
     }
 
+    /// `--cert-dir`.
+    pub fn certificates(&self) -> PathBuf {
+        self.folder.join("pki")
+    }
+
     /// `podLogsDir`.
     pub fn pod_logs(&self) -> PathBuf {
         self.folder.join("logs")
@@ -99,6 +104,8 @@ impl Node {
             format!("--config={}", self.config_file().display()),
             format!("--root-dir={}", self.root_dir.display()),
             format!("--hostname-override={}", self.name),
+            // Upstream's folder does not follow the root directory; nodes of one machine would share a certificate.
+            format!("--cert-dir={}", self.certificates().display()),
         ];
         all.extend(self.arguments.iter().cloned());
         Ok(all)

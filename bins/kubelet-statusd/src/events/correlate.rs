@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::limit::{Bucket, Rate};
-use super::lru::Lru;
+use crate::lru::Lru;
 use super::object::{EventObject, name};
 
 /// Entries of each memory.
@@ -49,9 +49,9 @@ struct Seen {
 /// The three memories.
 #[derive(Debug)]
 pub struct Correlator {
-    similar: Lru<Similar>,
-    seen: Lru<Seen>,
-    spam: Lru<Bucket>,
+    similar: Lru<u64, Similar>,
+    seen: Lru<u64, Seen>,
+    spam: Lru<u64, Bucket>,
 }
 
 impl Default for Correlator {
@@ -81,7 +81,7 @@ impl Correlator {
         let recent = |similar: &&mut Similar| now.as_second() - similar.last.as_second() <= SIMILAR_WITHIN;
         let mut messages = self
             .similar
-            .get(group)
+            .get(&group)
             .filter(recent)
             .map(|similar| std::mem::take(&mut similar.messages))
             .unwrap_or_default();
@@ -110,7 +110,7 @@ impl Correlator {
 
     /// Counts it.
     fn observe(&mut self, mut event: EventObject, key: u64) -> EventObject {
-        if let Some(seen) = self.seen.get(key) {
+        if let Some(seen) = self.seen.get(&key) {
             event.name.clone_from(&seen.name);
             event.first = seen.first;
             event.count = seen.count.saturating_add(1);
@@ -122,7 +122,7 @@ impl Correlator {
     fn is_spam(&mut self, event: &EventObject, now: Timestamp) -> bool {
         let key = key(event, (&event.kind, "spam"));
         let now = Duration::try_from(now.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default();
-        if let Some(bucket) = self.spam.get(key) {
+        if let Some(bucket) = self.spam.get(&key) {
             return !bucket.try_take(now);
         }
         let mut bucket = Bucket::new(SPAM, now);

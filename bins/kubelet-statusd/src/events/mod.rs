@@ -9,7 +9,6 @@ pub mod backlog;
 pub mod correlate;
 mod feed;
 pub mod limit;
-pub mod lru;
 pub mod metrics;
 pub mod object;
 mod queue;

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use super::Record;
-use super::lru::Lru;
+use crate::lru::Lru;
 use super::object::Occurrence;
 
 /// Events kept (upstream's channel has as many places).
@@ -23,7 +23,7 @@ struct Shared {
     came: Notify,
     dropped: AtomicU64,
     last: Mutex<Timestamp>,
-    versions: Mutex<Lru<String>>,
+    versions: Mutex<Lru<u64, String>>,
 }
 
 /// Takes events of this process; bounded, never waits.
@@ -81,14 +81,14 @@ impl EventQueue {
     /// Remembers the resource version under which a pod came to be known here: its events name it.
     pub fn pod_seen(&self, uid: &str, version: &str) {
         let mut versions = lock(&self.shared.versions);
-        if versions.get(hash(uid)).is_none() {
+        if versions.get(&hash(uid)).is_none() {
             versions.put(hash(uid), version.to_owned());
         }
     }
 
     /// See [`EventQueue::pod_seen`].
     pub fn pod_version(&self, uid: &str) -> Option<String> {
-        lock(&self.shared.versions).get(hash(uid)).cloned()
+        lock(&self.shared.versions).get(&hash(uid)).cloned()
     }
 }
 

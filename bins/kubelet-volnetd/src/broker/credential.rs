@@ -1,5 +1,6 @@
 //! Credentials that the operator or the control plane put on the disk: the kubeconfig, the files that its current
-//! context names, and registry credentials in docker's formats. All by rule 1: a credential that others than root could
+//! context names, what the HTTPS server shows and whose clients it believes, and registry credentials in docker's
+//! formats. All by rule 1: a credential that others than root could
 //! replace, or whose way they could change, is not passed on.
 
 use std::os::fd::OwnedFd;
@@ -27,8 +28,12 @@ pub fn open(node: &Node, kind: Kind) -> Result<OwnedFd, BrokerError> {
         Kind::ClientKey => named("client-key", |files| files.client_key)?,
         Kind::ClusterCa => named("certificate-authority", |files| files.cluster_ca)?,
         Kind::Token => named("tokenFile", |files| files.token)?,
-        Kind::ServingCertificate => return Err(BrokerError::NotServed { kind: "the serving certificate" }),
-        Kind::ClientCa => return Err(BrokerError::NotServed { kind: "the clients' certificate authority" }),
+        Kind::ServingCertificate => node.settings.serving.certificate.clone(),
+        Kind::ServingKey => node.settings.serving.key.clone(),
+        Kind::ClientCa => {
+            let path = node.settings.client_ca.clone();
+            path.ok_or(BrokerError::NotConfigured { what: "authentication.x509.clientCAFile" })?
+        }
         Kind::Unspecified => return Err(validate::bad("kind", "unspecified", "one of the named kinds").into()),
     };
     Ok(open::operator(&path, Wanted::RegularFile)?)

@@ -8,6 +8,7 @@ mod credential;
 mod env_file;
 mod open;
 mod private_state;
+mod put_credential;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,6 +34,9 @@ pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> 
         BrokerRequest::Open(kind) => tokio::task::spawn_blocking(move || open::open(&node, caller, kind).map(Some)),
         BrokerRequest::PutState(kind, fd) => {
             tokio::task::spawn_blocking(move || open::put_state(&node, kind, fd).map(|()| None))
+        }
+        BrokerRequest::PutCredential(kind, fd) => {
+            tokio::task::spawn_blocking(move || put_credential::put(&node, kind, fd).map(|()| None))
         }
         BrokerRequest::PutContent(volume, files) => return put_content(node, volume, files).await.map(|()| None),
     };
@@ -82,9 +86,14 @@ fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
             (row.kind, row.peers, state)
         }
         BrokerRequest::PutContent(..) => (verbs::PUT_CONTENT.kind, verbs::PUT_CONTENT.peers, None),
+        BrokerRequest::PutCredential(..) => (verbs::PUT_CREDENTIAL.kind, verbs::PUT_CREDENTIAL.peers, None),
         BrokerRequest::PutState(kind, _) => (verbs::PUT_STATE.kind, verbs::PUT_STATE.peers, Some(*kind)),
     };
     let owner_ok = state.is_none_or(|kind| verbs::state_file(kind).is_none_or(|(_, owner)| owner == caller.role));
+    let peers = match request {
+        BrokerRequest::Open(Kind::Credential(credential)) => verbs::credential_peers(credential.kind()),
+        _ => peers,
+    };
     if peers.contains(&caller.role) && owner_ok {
         Ok(())
     } else {

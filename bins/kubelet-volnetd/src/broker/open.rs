@@ -7,7 +7,7 @@ use bulkhead_ipc::broker::Caller;
 use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::memfd::{self, MemfdError};
-use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_sys::open::{self, OpenError, Volume, Wanted};
 use bulkhead_types::VolumeName;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -45,10 +45,12 @@ pub enum BrokerError {
     Cgroup(#[from] CgroupError),
     #[error("preparing the state folder {path}")]
     PrivateState { path: PathBuf, source: std::io::Error },
-    #[error("taking over the state file {name}")]
+    #[error("taking over {name}")]
     Memfd { name: &'static str, source: MemfdError },
-    #[error("writing the state file {path}")]
+    #[error("writing {path}")]
     PutState { path: PathBuf, source: std::io::Error },
+    #[error("{path} is there already")]
+    Exists { path: PathBuf },
     #[error(transparent)]
     Volume(#[from] VolumeError),
     #[error("reading the file {path} of volume {volume}")]
@@ -82,11 +84,7 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         }
         Kind::MemcgEvent(event) => Ok(node.cgroups.hierarchies().memory_event(event.threshold_bytes)?),
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
-        Kind::NodeLog(log) => {
-            let relative = validate::relative_path(&log.relative)?;
-            let base = open::base_dir(&node.settings.node_logs_dir)?;
-            Ok(open::regular_beneath(base.as_fd(), relative)?)
-        }
+        Kind::NodeLog(log) => node_log(node, &log),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::EnvFile(file) => env_file::open(node, &file),
@@ -124,6 +122,18 @@ fn container_log(node: &Node, log: &wire::ContainerLog) -> Result<OwnedFd, Broke
     let base = open::base_dir(&node.settings.paths.pod_logs_dir)?;
     let relative = Path::new(&pod.dir_name()).join(container.as_str()).join(format!("{}.log", log.restart_count));
     Ok(open::regular_beneath(base.as_fd(), relative)?)
+}
+
+/// By rule 3, because logs are reached by links (/var/log/containers): inside of the folder they are followed, out of it
+/// none leads.
+fn node_log(node: &Node, log: &wire::NodeLog) -> Result<OwnedFd, BrokerError> {
+    let dir = &node.settings.node_logs_dir;
+    let base = open::base_dir(dir)?;
+    if log.relative.is_empty() {
+        return Ok(base);
+    }
+    let relative = validate::relative_path(&log.relative)?;
+    Ok(Volume { root: base.as_fd(), host_path: Some(dir) }.file_or_directory(relative)?)
 }
 
 fn termination_message(node: &Node, message: &wire::TerminationMessage) -> Result<OwnedFd, BrokerError> {

@@ -206,6 +206,7 @@ fn code_of_broker(error: &BrokerError) -> Code {
         BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
         BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } => Code::FailedPrecondition,
         BrokerError::PastTheLast { .. } => Code::OutOfRange,
+        BrokerError::Exists { .. } => Code::AlreadyExists,
         BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
         BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
         BrokerError::Kubeconfig(

@@ -27,7 +27,7 @@ impl Service for WatchService {
         let role = request.extensions().get::<Role>().copied();
         let kind = request.get_ref().kind();
         if kind == WatchKind::Unspecified {
-            let allowed = "WATCH_KIND_MANIFESTS or WATCH_KIND_CREDENTIALS";
+            let allowed = "WATCH_KIND_MANIFESTS, WATCH_KIND_CREDENTIALS or WATCH_KIND_SERVING";
             return Err(validate::bad("kind", &request.get_ref().kind.to_string(), allowed).into());
         }
         if !role.is_some_and(|role| verbs::watch_peers(kind).contains(&role)) {
@@ -36,8 +36,12 @@ impl Service for WatchService {
         }
         let first = tokio_stream::once(Ok(event(ManifestChange::Rescan)));
         Ok(Response::new(match kind {
-            WatchKind::Credentials => {
-                let changes = BroadcastStream::new(self.watches.credentials());
+            WatchKind::Credentials | WatchKind::Serving => {
+                let changes = match kind {
+                    WatchKind::Serving => self.watches.serving(),
+                    _ => self.watches.credentials(),
+                };
+                let changes = BroadcastStream::new(changes);
                 Box::pin(first.chain(changes.map(|_| Ok(event(ManifestChange::Rescan)))))
             }
             WatchKind::Manifests | WatchKind::Unspecified => {

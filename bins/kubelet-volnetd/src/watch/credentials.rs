@@ -1,4 +1,4 @@
-//! Changes of the kubeconfig and of the files that it names.
+//! Changes of the kubeconfig and of the files that it names, or of files that are known from the start.
 //!
 //! Directories are watched and names in them meant, because files are replaced by renaming: a link that is swapped
 //! (`kubelet-client-current.pem`), a token behind `..data`, a kubeconfig that appears. Every link on the way to a file is
@@ -25,6 +25,14 @@ const AUDIT: Duration = Duration::from_secs(60);
 /// As the kernel's own limit (MAXSYMLINKS).
 const MAX_LINKS: usize = 40;
 
+/// What is followed.
+#[derive(Debug, Clone)]
+pub(super) enum Subject {
+    /// It, and what it names.
+    Kubeconfig(PathBuf),
+    Files(Vec<PathBuf>),
+}
+
 /// What to watch: directories, and the names in them that are meant.
 type Names = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
@@ -40,8 +48,8 @@ struct Look {
 }
 
 /// Tells `sender` of every change, for life.
-pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Sender<()>) {
-    let mut seen = look(&path).await;
+pub(super) async fn follow(mut follower: Follower, subject: Subject, sender: broadcast::Sender<()>) {
+    let mut seen = look(&subject).await;
     loop {
         let mut watches = BTreeMap::new();
         let mut all = true;
@@ -60,12 +68,12 @@ pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Se
             }
         }
         // What changed between the look and the watches is seen now; what changes from here on is an event.
-        let now = look(&path).await;
+        let now = look(&subject).await;
         let settled = now.names == seen.names;
         seen = now;
         if settled {
             let _ = sender.send(());
-            seen = until_moved(&mut follower, &watches, &path, seen, all, &sender).await;
+            seen = until_moved(&mut follower, &watches, &subject, seen, all, &sender).await;
         }
         for (watch, (count, _)) in watches {
             (0..count).for_each(|_| follower.unwatch(watch));
@@ -77,7 +85,7 @@ pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Se
 async fn until_moved(
     follower: &mut Follower,
     watches: &BTreeMap<WatchId, (usize, BTreeSet<OsString>)>,
-    path: &Path,
+    subject: &Subject,
     mut seen: Look,
     all_watched: bool,
     sender: &broadcast::Sender<()>,
@@ -95,7 +103,7 @@ async fn until_moved(
         while follower.is_behind() {
             follower.next().await;
         }
-        let now = look(path).await;
+        let now = look(subject).await;
         if now.names != seen.names || !all_watched {
             return now;
         }
@@ -115,21 +123,24 @@ fn is_meant(event: &Event, watches: &BTreeMap<WatchId, (usize, BTreeSet<OsString
     event.name.is_empty() || names.contains(&event.name)
 }
 
-async fn look(path: &Path) -> Look {
-    let path = path.to_owned();
-    tokio::task::spawn_blocking(move || look_now(&path)).await.unwrap_or_default()
+async fn look(subject: &Subject) -> Look {
+    let subject = subject.clone();
+    tokio::task::spawn_blocking(move || look_now(&subject)).await.unwrap_or_default()
 }
 
-fn look_now(kubeconfig: &Path) -> Look {
+fn look_now(subject: &Subject) -> Look {
     let mut look = Look::default();
-    let named = match kubeconfig::read(kubeconfig) {
-        Ok(named) => named,
-        Err(error) => {
-            tracing::debug!(error = bulkhead_types::chain(&error), "no files are named by the kubeconfig");
-            Default::default()
+    let files = match subject {
+        Subject::Files(files) => files.clone(),
+        Subject::Kubeconfig(path) => {
+            let named = kubeconfig::read(path).unwrap_or_else(|error| {
+                tracing::debug!(error = bulkhead_types::chain(&error), "no files are named by the kubeconfig");
+                Default::default()
+            });
+            std::iter::once(path.as_path()).chain(named.iter()).map(Path::to_owned).collect()
         }
     };
-    for file in std::iter::once(kubeconfig).chain(named.iter()) {
+    for file in &files {
         note(file, &mut look.names);
         let print = std::fs::metadata(file).ok().map(|meta| {
             let time = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
@@ -188,6 +199,15 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
+    fn watch(subject: Subject) -> super::super::Watches {
+        let mut followed = super::super::Followed::default();
+        match subject {
+            Subject::Kubeconfig(path) => followed.kubeconfig = Some(path),
+            Subject::Files(files) => followed.serving = files,
+        }
+        super::super::start(followed).unwrap()
+    }
+
     async fn changed(receiver: &mut broadcast::Receiver<()>) {
         match tokio::time::timeout(Duration::from_secs(10), receiver.recv()).await.expect("a change") {
             Ok(()) | Err(broadcast::error::RecvError::Lagged(_)) => {}
@@ -235,7 +255,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
         let path = base.join("etc/kubelet.conf");
-        let watches = super::super::start(None, Some(path.clone())).unwrap();
+        let watches = watch(Subject::Kubeconfig(path.clone()));
         let mut changes = watches.credentials();
         changed(&mut changes).await;
         std::fs::create_dir(base.join("pki")).unwrap();
@@ -256,7 +276,7 @@ mod tests {
             let base = base.clone();
             let path = path.clone();
             async move {
-                let names = look(&path).await.names;
+                let names = look(&Subject::Kubeconfig(path)).await.names;
                 want.iter().all(|dir| names.contains_key(&base.join(dir)))
             }
         };
@@ -279,5 +299,29 @@ mod tests {
         })
         .await;
         each_time(&mut changes, || std::fs::remove_file(&path).unwrap()).await;
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_pair_that_comes_and_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        let files = ["pki/kubelet.crt", "pki/kubelet.key", "ca.crt"].map(|name| base.join(name));
+        let watches = watch(Subject::Files(files.to_vec()));
+        let mut changes = watches.serving();
+        changed(&mut changes).await;
+        let mut others = watches.credentials();
+        each_time(&mut changes, || {
+            std::fs::create_dir(base.join("pki")).unwrap();
+            std::fs::write(&files[0], "a").unwrap();
+        })
+        .await;
+        each_time(&mut changes, || std::fs::write(&files[1], "b").unwrap()).await;
+        each_time(&mut changes, || {
+            std::fs::write(base.join("new"), "c").unwrap();
+            std::fs::rename(base.join("new"), &files[2]).unwrap();
+        })
+        .await;
+        each_time(&mut changes, || std::fs::remove_file(&files[0]).unwrap()).await;
+        assert!(others.try_recv().is_err(), "the kubeconfig's followers hear nothing of it");
     }
 }

@@ -138,7 +138,9 @@ mod tests {
     async fn a_folder_that_comes_goes_and_comes_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/manifests");
-        let watches = super::super::start(Some(path.clone()), None).unwrap();
+        let watches =
+            super::super::start(super::super::Followed { manifests: Some(path.clone()), ..Default::default() })
+                .unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         for _ in 0..2 {
@@ -167,7 +169,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pod.yaml");
         std::fs::write(&path, "x").unwrap();
-        let watches = super::super::start(Some(path.clone()), None).unwrap();
+        let watches =
+            super::super::start(super::super::Followed { manifests: Some(path.clone()), ..Default::default() })
+                .unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         std::fs::write(dir.path().join("other"), "x").unwrap();

@@ -1,7 +1,8 @@
 //! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
 //!
-//! [`manifests`] follows the manifest path, [`credentials`] the kubeconfig and the files that it names. Both share the
-//! instance (the kernel allows root few of them) and the watches: one directory is one watch however many follow it.
+//! [`manifests`] follows the manifest path, [`credentials`] the kubeconfig and the files that it names, and those of the
+//! HTTPS server. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
+//! however many follow it.
 //! Whenever something may have been missed (the start, an overflow, a subscriber that fell behind, a watched directory
 //! that went away) subscribers are told to look at everything.
 
@@ -34,6 +35,18 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct Watches {
     manifests: broadcast::Sender<ManifestChange>,
     credentials: broadcast::Sender<()>,
+    serving: broadcast::Sender<()>,
+}
+
+/// What is followed; what is not configured never changes.
+#[derive(Debug, Clone, Default)]
+pub struct Followed {
+    /// `staticPodPath`.
+    pub manifests: Option<PathBuf>,
+    /// `--kubeconfig`.
+    pub kubeconfig: Option<PathBuf>,
+    /// The serving certificate, its key, the clients' CA.
+    pub serving: Vec<PathBuf>,
 }
 
 impl Watches {
@@ -46,12 +59,22 @@ impl Watches {
     pub fn credentials(&self) -> broadcast::Receiver<()> {
         self.credentials.subscribe()
     }
+
+    /// Each change of what the HTTPS server shows or believes, from now on.
+    pub fn serving(&self) -> broadcast::Receiver<()> {
+        self.serving.subscribe()
+    }
 }
 
-/// Starts the tasks. What is not configured never changes.
-pub fn start(manifests: Option<PathBuf>, kubeconfig: Option<PathBuf>) -> std::io::Result<Watches> {
-    let watches = Watches { manifests: broadcast::channel(BACKLOG).0, credentials: broadcast::channel(BACKLOG).0 };
-    if manifests.is_none() && kubeconfig.is_none() {
+/// Starts the tasks.
+pub fn start(followed: Followed) -> std::io::Result<Watches> {
+    let watches = Watches {
+        manifests: broadcast::channel(BACKLOG).0,
+        credentials: broadcast::channel(BACKLOG).0,
+        serving: broadcast::channel(BACKLOG).0,
+    };
+    let Followed { manifests, kubeconfig, serving } = followed;
+    if manifests.is_none() && kubeconfig.is_none() && serving.is_empty() {
         return Ok(watches);
     }
     let inotify = Inotify::new()?;
@@ -64,7 +87,12 @@ pub fn start(manifests: Option<PathBuf>, kubeconfig: Option<PathBuf>) -> std::io
         tokio::spawn(manifests::follow(Follower::new(&hub), path, watches.manifests.clone()));
     }
     if let Some(path) = kubeconfig {
-        tokio::spawn(credentials::follow(Follower::new(&hub), path, watches.credentials.clone()));
+        let what = credentials::Subject::Kubeconfig(path);
+        tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.credentials.clone()));
+    }
+    if !serving.is_empty() {
+        let what = credentials::Subject::Files(serving);
+        tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.serving.clone()));
     }
     tokio::spawn(pass_on(hub));
     Ok(watches)

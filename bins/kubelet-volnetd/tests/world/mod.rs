@@ -72,6 +72,12 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
         manifests: Some(dir.join("manifests")),
         kubeconfig: Some(dir.join("etc/kubelet.conf")),
         registry_configs: vec![dir.join("root/config.json"), dir.join("etc/.dockercfg")],
+        serving: bulkhead_config::ServingPair {
+            certificate: dir.join("pki/kubelet.crt"),
+            key: dir.join("pki/kubelet.key"),
+            own: true,
+        },
+        client_ca: Some(dir.join("pki/ca.crt")),
         cgroup_root: cgroup_root.clone(),
         cgroups_per_qos: true,
         cgroup_driver: Driver::Cgroupfs,
@@ -102,7 +108,12 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     let _ = std::fs::remove_file(&grpc);
     let listener = tokio::net::UnixListener::bind(&grpc).unwrap();
     std::fs::set_permissions(&grpc, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let watches = watch::start(node.settings.manifests.clone(), node.settings.kubeconfig.clone()).unwrap();
+    let watches = watch::start(watch::Followed {
+        manifests: node.settings.manifests.clone(),
+        kubeconfig: node.settings.kubeconfig.clone(),
+        serving: Vec::new(),
+    })
+    .unwrap();
     let services = service::add_to(Services::new().unwrap(), node.clone(), watches);
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));
@@ -151,7 +162,7 @@ impl Remote {
 
     pub async fn open(&self, uid: u32, kind: Kind) -> Result<OwnedFd, (tonic::Code, String)> {
         let (code, message, fd) =
-            self.broker(uid, OpenRequest { id: 1, kind: Some(kind), put_state: None, put_content: None }, None).await;
+            self.broker(uid, OpenRequest { id: 1, kind: Some(kind), ..Default::default() }, None).await;
         match fd {
             Some(fd) if code == 0 => Ok(fd),
             _ => Err((tonic::Code::from_i32(code.cast_signed()), message)),

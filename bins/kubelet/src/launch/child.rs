@@ -96,7 +96,7 @@ pub async fn run(
         let proven = state.borrow().proven;
         state.send_modify(|state| state.ready = false);
         let hopeless = matches!(ended.code, Some(code) if
-            [ExitReason::Usage, ExitReason::Config, ExitReason::Privileges].iter().any(|r| *r as i32 == code));
+            [ExitReason::Usage, ExitReason::Config, ExitReason::Privileges, ExitReason::Listen].iter().any(|r| *r as i32 == code));
         if hopeless && !proven {
             return Err(Hopeless { process, why: ended.why });
         }

@@ -34,6 +34,7 @@ const EVICTION: &str = "use eviction thresholds instead";
 /// Sorted by name within each group.
 #[rustfmt::skip]
 pub(super) const FLAGS: &[Flag] = &[
+    node("allow-streaming-with-get", Bool(|s| &mut s.flags.allow_streaming_with_get), "", "Not one of the Kubernetes kubelet's: let get on nodes/proxy be enough for exec, attach, run and port-forward by GET (WebSocket), as it is there; otherwise they need create"),
     node("bootstrap-kubeconfig", Text(|s| &mut s.flags.bootstrap_kubeconfig), "", "Kubeconfig file used to get a client certificate while the one of --kubeconfig cannot be used"),
     node("cert-dir", Path(|s| &mut s.flags.cert_dir), "/var/lib/kubelet/pki", "Folder of certificates; does not follow --root-dir"),
     node("cloud-provider", Text(|s| &mut s.flags.cloud_provider), "", "external when a cloud controller manager runs in the cluster, else empty"),

@@ -99,11 +99,7 @@ pub fn remarks(config: &KubeletConfiguration) -> Vec<String> {
             "kubeletCgroups {own:?} is not below kubeReservedCgroup {reserved:?}: what the node agent uses is not counted there"
         ));
     }
-    for (index, suite) in config.tls_cipher_suites.iter().enumerate() {
-        if server::INSECURE_CIPHER_SUITES.contains(&suite.as_str()) {
-            lines.push(format!("tlsCipherSuites[{index}]: use of insecure cipher {suite:?} detected"));
-        }
-    }
+    lines.extend(server::left_out(config));
     if let Ok(warnings) = gates::check(&config.feature_gates) {
         lines.extend(warnings);
     }

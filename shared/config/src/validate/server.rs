@@ -23,8 +23,8 @@ const SECURE_CIPHER_SUITES: &[&str] = &[
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
 ];
 
-/// Accepted with a remark.
-pub(super) const INSECURE_CIPHER_SUITES: &[&str] = &[
+/// Accepted, and served by none of our libraries.
+const INSECURE_CIPHER_SUITES: &[&str] = &[
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
     "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
     "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
@@ -38,6 +38,54 @@ pub(super) const INSECURE_CIPHER_SUITES: &[&str] = &[
     "TLS_RSA_WITH_AES_256_GCM_SHA384",
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
+
+/// Up to TLS 1.2: those that the TLS library here has. Those of 1.3 are always on, as in Go.
+const SERVED_CIPHER_SUITES: &[&str] = &[
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+];
+
+fn is_of_tls13(suite: &str) -> bool {
+    matches!(suite, "TLS_AES_128_GCM_SHA256" | "TLS_AES_256_GCM_SHA384" | "TLS_CHACHA20_POLY1305_SHA256")
+}
+
+/// Of [`CURVES`] those that the TLS library here has: P-256, P-384, X25519.
+const SERVED_CURVES: &[i32] = &[23, 24, 29];
+
+/// What is configured, allowed, and not to be had from the TLS library here; something else remains of each list.
+pub(super) fn left_out(config: &crate::KubeletConfiguration) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (index, suite) in config.tls_cipher_suites.iter().enumerate() {
+        let suite = suite.as_str();
+        if !SERVED_CIPHER_SUITES.contains(&suite) && !is_of_tls13(suite) {
+            lines
+                .push(format!("tlsCipherSuites[{index}]: {suite:?} is not in the TLS library of this build, left out"));
+        }
+    }
+    for (index, curve) in config.tls_curve_preferences.iter().enumerate() {
+        if !SERVED_CURVES.contains(curve) {
+            lines.push(format!(
+                "tlsCurvePreferences[{index}]: {curve} is not in the TLS library of this build, left out"
+            ));
+        }
+    }
+    if matches!(config.tls_min_version.as_str(), "VersionTLS10" | "VersionTLS11") {
+        let version = &config.tls_min_version;
+        lines.push(format!("tlsMinVersion: {version:?} is not in the TLS library of this build: TLS 1.2 is the least"));
+    }
+    if config.tls_min_version == "VersionTLS13" && !config.tls_cipher_suites.is_empty() {
+        lines.push(
+            "tlsCipherSuites is ignored with tlsMinVersion VersionTLS13: those of TLS 1.3 are always on".to_owned(),
+        );
+    }
+    lines
+}
 
 /// IANA numbers of the key exchange groups that a TLS library of Go 1.25 knows.
 const CURVES: &[i32] = &[23, 24, 25, 29, 4587, 4588, 4589];
@@ -64,6 +112,7 @@ impl Limits<'_> {
             quoted(&config.healthz_bind_address),
             "must be an IP address, or localhost",
         );
+        let before = self.errors.len();
         for (index, suite) in config.tls_cipher_suites.iter().enumerate() {
             let suite = suite.as_str();
             if !SECURE_CIPHER_SUITES.contains(&suite) && !INSECURE_CIPHER_SUITES.contains(&suite) {
@@ -81,6 +130,33 @@ impl Limits<'_> {
                 self.refuse(path, curve, "must not be listed twice");
             }
         }
+        let suites = &config.tls_cipher_suites;
+        let served = |suite: &String| SERVED_CIPHER_SUITES.contains(&suite.as_str()) || is_of_tls13(suite);
+        if self.errors.len() == before && !suites.is_empty() && !suites.iter().any(served) {
+            let allowed = format!(
+                "must name at least one that the TLS library of this build has: {}",
+                SERVED_CIPHER_SUITES.join(", ")
+            );
+            self.refuse("tlsCipherSuites", suites.join(","), allowed);
+        }
+        let curves = &config.tls_curve_preferences;
+        if self.errors.len() == before
+            && !curves.is_empty()
+            && !curves.iter().any(|curve| SERVED_CURVES.contains(curve))
+        {
+            let list: Vec<String> = curves.iter().map(ToString::to_string).collect();
+            self.refuse(
+                "tlsCurvePreferences",
+                list.join(","),
+                "must name at least one that the TLS library of this build has: 23, 24 or 29",
+            );
+        }
+        self.check(
+            config.tls_cert_file.is_empty() == config.tls_private_key_file.is_empty(),
+            "tlsPrivateKeyFile",
+            quoted(&config.tls_private_key_file),
+            "must be given together with tlsCertFile",
+        );
         self.one_of("tlsMinVersion", &config.tls_min_version, TLS_VERSIONS);
         self.needs_gate(config.server_tls_bootstrap, "serverTLSBootstrap", true, "RotateKubeletServerCertificate");
         self.one_of("authorization.mode", &config.authorization.mode, &["AlwaysAllow", "Webhook"]);

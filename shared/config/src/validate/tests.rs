@@ -47,6 +47,13 @@ fn every_limit_has_two_sides() {
         ("tlsCurvePreferences[1]", "tlsCurvePreferences: [25, 24]", "tlsCurvePreferences: [25, 25]"),
         ("tlsMinVersion", "tlsMinVersion: VersionTLS13", "tlsMinVersion: TLS1.3"),
         (
+            "tlsCipherSuites:",
+            "tlsCipherSuites: [TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
+            "tlsCipherSuites: [TLS_RSA_WITH_AES_128_GCM_SHA256]",
+        ),
+        ("tlsCurvePreferences:", "tlsCurvePreferences: [4588, 29]", "tlsCurvePreferences: [4588, 25]"),
+        ("tlsPrivateKeyFile", "{tlsCertFile: /c, tlsPrivateKeyFile: /k}", "{tlsCertFile: /c}"),
+        (
             "serverTLSBootstrap",
             "serverTLSBootstrap: true",
             "{serverTLSBootstrap: true, featureGates: {RotateKubeletServerCertificate: false}}",
@@ -437,7 +444,13 @@ fn headers_are_not_shown() {
 fn odd_combinations_are_remarked() {
     assert_eq!(remarks(&config("{}")), Vec::<String>::new());
     assert_eq!(remarks(&config("{kubeletCgroups: /a, kubeReservedCgroup: /b}")).len(), 1);
-    assert_eq!(remarks(&config("tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]")).len(), 1);
+    let mixed = remarks(&config(
+        "{tlsCipherSuites: [TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256], tlsCurvePreferences: \
+         [29, 4588], tlsMinVersion: VersionTLS11}",
+    ));
+    assert_eq!(mixed.len(), 3, "{mixed:?}");
+    assert!(mixed[0].starts_with("tlsCipherSuites[0]: \"TLS_RSA_WITH_AES_128_GCM_SHA256\" is not in the TLS library"));
+    assert!(mixed[1].starts_with("tlsCurvePreferences[1]: 4588") && mixed[2].contains("TLS 1.2 is the least"));
     assert_eq!(remarks(&config("featureGates: {NodeSwap: true}")).len(), 1);
 }
 

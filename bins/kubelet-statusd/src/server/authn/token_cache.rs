@@ -1,0 +1,96 @@
+//! What the API server has said of tokens, for a while (`apiserver/pkg/authentication/token/cache`). Tokens themselves are
+//! not kept: entries are known by a keyed hash that nobody outside can compute. Pure in time.
+
+use std::time::{Duration, Instant};
+
+use sha2::{Digest as _, Sha256};
+
+use super::identity::Identity;
+use super::presented::Token;
+use crate::lru::Lru;
+
+/// Entries; upstream keeps some tens of thousands. Whoever sends more tokens than this pushes out others' answers, which
+/// costs a question each.
+const CAPACITY: usize = 8192;
+/// SHA-256 works on blocks of so many bytes.
+const BLOCK: usize = 64;
+
+/// A token's place in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key([u8; 32]);
+
+/// Who the token is good for; None: nobody.
+pub type Verdict = Option<Identity>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct TokenCache {
+    secret: [u8; 32],
+    /// Of good and of bad tokens alike; zero: nothing is kept.
+    lifetime: Duration,
+    entries: Lru<Key, (Instant, Verdict)>,
+}
+
+impl TokenCache {
+    /// `secret`: random.
+    pub fn new(secret: [u8; 32], lifetime: Duration) -> Self {
+        TokenCache { secret, lifetime, entries: Lru::new(CAPACITY) }
+    }
+
+    pub fn key(&self, token: &Token) -> Key {
+        Key(hmac_sha256(&self.secret, token.0.as_bytes()))
+    }
+
+    pub fn get(&mut self, key: Key, now: Instant) -> Option<Verdict> {
+        let (until, verdict) = self.entries.get(&key)?;
+        (now < *until).then(|| verdict.clone())
+    }
+
+    pub fn put(&mut self, key: Key, verdict: Verdict, now: Instant) {
+        if !self.lifetime.is_zero() {
+            self.entries.put(key, (now + self.lifetime, verdict));
+        }
+    }
+}
+
+/// RFC 2104.
+fn hmac_sha256(key: &[u8; 32], message: &[u8]) -> [u8; 32] {
+    let mut pads = [[0x36; BLOCK], [0x5c; BLOCK]];
+    for pad in &mut pads {
+        pad.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+    }
+    let inner = Sha256::new().chain_update(pads[0]).chain_update(message).finalize();
+    Sha256::new().chain_update(pads[1]).chain_update(inner).finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_rfcs() {
+        // Computed with another implementation of HMAC-SHA-256.
+        let key: [u8; 32] = std::array::from_fn(|i| u8::try_from(i).unwrap());
+        let hex: String = hmac_sha256(&key, b"token").iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "799ef35acf21da6109953721bac8e63fcef145cf7d97915acf277349c7282a9c");
+    }
+
+    #[test]
+    fn answers_are_good_for_their_time() {
+        let mut cache = TokenCache::new([7; 32], Duration::from_secs(120));
+        let (good, bad) = (cache.key(&Token("good".into())), cache.key(&Token("bad".into())));
+        assert_ne!(good, bad);
+        let now = Instant::now();
+        cache.put(good, Some(Identity::anonymous()), now);
+        cache.put(bad, None, now);
+        let later = now + Duration::from_secs(119);
+        assert_eq!(cache.get(good, later), Some(Some(Identity::anonymous())));
+        assert_eq!(cache.get(bad, later), Some(None), "a refusal is kept, too");
+        assert_eq!(cache.get(good, now + Duration::from_secs(120)), None);
+        assert_eq!(cache.get(cache.key(&Token("new".into())), now), None);
+        let mut none = TokenCache::new([7; 32], Duration::ZERO);
+        none.put(good, None, now);
+        assert_eq!(none.get(good, now), None);
+        assert_ne!(TokenCache::new([8; 32], Duration::ZERO).key(&Token("good".into())), good, "another secret");
+    }
+}

@@ -1,0 +1,111 @@
+//! Whose token it is: remembered, or asked for. Requests that bring the same token at the same time wait for one answer,
+//! and a request that goes away does not take the others' answer with it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, watch};
+
+use super::presented::Token;
+use super::token_cache::{Key, TokenCache, Verdict};
+use crate::server::review_metrics::ReviewMetrics;
+use crate::server::reviews::{ReviewError, Reviews, TokenAnswer};
+
+/// Different tokens that are asked about at once; whoever sends more has to come again.
+const AT_ONCE: usize = 256;
+
+/// Why it is not known whose a token is. Not remembered.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TokenError {
+    #[error("{0}")]
+    Review(String),
+    #[error("too many tokens are being asked about")]
+    Busy,
+}
+
+type Outcome = Result<Verdict, TokenError>;
+type Waiting = watch::Receiver<Option<Outcome>>;
+
+/// See the module. Cheap to clone; all clones remember together.
+#[derive(Debug, Clone)]
+pub struct Tokens {
+    reviews: Reviews,
+    metrics: ReviewMetrics,
+    cache: Arc<Mutex<TokenCache>>,
+    asking: Arc<Mutex<HashMap<Key, Waiting>>>,
+    slots: Arc<Semaphore>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tokens {
+    /// `secret`: random; `lifetime`: of what is remembered.
+    pub fn new(reviews: Reviews, metrics: ReviewMetrics, secret: [u8; 32], lifetime: Duration) -> Self {
+        let cache = Arc::new(Mutex::new(TokenCache::new(secret, lifetime)));
+        Tokens { reviews, metrics, cache, asking: Arc::default(), slots: Arc::new(Semaphore::new(AT_ONCE)) }
+    }
+
+    /// Whose token it is; None: nobody's.
+    ///
+    /// # Errors
+    /// It is not known.
+    pub async fn identify(&self, token: &Token) -> Outcome {
+        let begun = Instant::now();
+        let key = lock(&self.cache).key(token);
+        if let Some(verdict) = lock(&self.cache).get(key, begun) {
+            self.metrics.token(true, begun.elapsed());
+            return Ok(verdict);
+        }
+        let blocked = self.metrics.active("blocked");
+        let mut waiting = self.ask(key, token)?;
+        let outcome = match waiting.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().unwrap_or(Err(TokenError::Busy)),
+            // Whoever asked is gone without an answer, which only the end of the process does.
+            Err(_) => Err(TokenError::Review("authentication failed unexpectedly".to_owned())),
+        };
+        drop(blocked);
+        self.metrics.token(false, begun.elapsed());
+        outcome
+    }
+
+    /// Joins those who wait for this token's answer, or begins to ask.
+    fn ask(&self, key: Key, token: &Token) -> Result<Waiting, TokenError> {
+        let mut asking = lock(&self.asking);
+        if let Some(waiting) = asking.get(&key) {
+            return Ok(waiting.clone());
+        }
+        let slot = self.slots.clone().try_acquire_owned().map_err(|_| TokenError::Busy)?;
+        let (sender, waiting) = watch::channel(None);
+        asking.insert(key, waiting.clone());
+        let (this, token) = (self.clone(), token.clone());
+        tokio::spawn(async move {
+            let in_flight = this.metrics.active("in_flight");
+            let outcome = verdict(this.reviews.token(&token).await);
+            drop(in_flight);
+            this.metrics.fetched(outcome.is_ok());
+            if let Ok(verdict) = &outcome {
+                lock(&this.cache).put(key, verdict.clone(), Instant::now());
+            }
+            // In this order: who comes in between finds the answer, or asks again.
+            lock(&this.asking).remove(&key);
+            sender.send_replace(Some(outcome));
+            drop(slot);
+        });
+        Ok(waiting)
+    }
+}
+
+fn verdict(answer: Result<TokenAnswer, ReviewError>) -> Outcome {
+    match answer {
+        Ok(TokenAnswer::Known(identity)) => Ok(Some(identity)),
+        Ok(TokenAnswer::Unknown) => Ok(None),
+        Ok(TokenAnswer::Error(why)) => Err(TokenError::Review(why)),
+        Err(error) => {
+            tracing::error!(error = bulkhead_types::chain(&error), "Failed to make webhook authenticator request");
+            Err(TokenError::Review(error.to_string()))
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Who a client certificate says that its bearer is, and whether it is to be believed (upstream
+//! `apiserver/pkg/authentication/request/x509`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{DistinguishedName, RootCertStore};
+use sha2::{Digest as _, Sha256};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::identity::Identity;
+
+/// Under this name the certificate that proved who somebody is travels with them.
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+/// The part of a subject that is a user's uid (`apimachinery/pkg/apis/asn1`).
+const UID: &str = "1.3.6.1.4.1.57683.2";
+
+/// Why a bundle cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    #[error("has a block that is no PEM")]
+    Pem,
+    #[error("has no certificate in PEM that can be used")]
+    Empty,
+    #[error("cannot be used")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+}
+
+/// Why a certificate proves nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    #[error("verifying certificate SN={serial} failed")]
+    Unverified { serial: String, source: rustls::Error },
+    #[error("the certificate cannot be read")]
+    Malformed,
+    #[error("the certificate's subject has not exactly one uid that is text")]
+    Uid,
+}
+
+/// The authorities whose clients are believed.
+#[derive(Debug)]
+pub struct ClientAuthority {
+    verifier: Arc<dyn ClientCertVerifier>,
+    subjects: Vec<DistinguishedName>,
+}
+
+impl ClientAuthority {
+    /// `pem`: one or more certificates.
+    ///
+    /// # Errors
+    /// See [`AuthorityError`].
+    pub fn from_pem(pem: &[u8], provider: &Arc<CryptoProvider>) -> Result<Self, AuthorityError> {
+        let all: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| AuthorityError::Pem)?;
+        let mut roots = RootCertStore::empty();
+        let (_, unusable) = roots.add_parsable_certificates(all);
+        if unusable > 0 {
+            tracing::warn!(unusable, "certificates of clientCAFile are left out: they cannot be used");
+        }
+        if roots.is_empty() {
+            return Err(AuthorityError::Empty);
+        }
+        let subjects = roots.subjects();
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
+        Ok(ClientAuthority { verifier, subjects })
+    }
+
+    /// Names of the authorities, for the handshake's hint.
+    pub fn subjects(&self) -> &[DistinguishedName] {
+        &self.subjects
+    }
+
+    /// Whom the certificate names: the common name and the organizations. None: nobody (no common name). `chain`: what
+    /// the client sent, its own first.
+    ///
+    /// # Errors
+    /// It does not lead to one of the authorities, is not valid now, or is not for clients.
+    pub fn identify(&self, chain: &[CertificateDer<'_>]) -> Result<Option<Identity>, CertificateError> {
+        let Some((own, between)) = chain.split_first() else { return Ok(None) };
+        let (_, parsed) = X509Certificate::from_der(own).map_err(|_| CertificateError::Malformed)?;
+        self.verifier
+            .verify_client_cert(own, between, UnixTime::now())
+            .map_err(|source| CertificateError::Unverified { serial: parsed.raw_serial_as_string(), source })?;
+        identity(own, &parsed)
+    }
+}
+
+fn identity(der: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Result<Option<Identity>, CertificateError> {
+    let subject = parsed.subject();
+    // Go keeps the last of several.
+    let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let mut uids = subject.iter_attributes().filter(|part| part.attr_type().to_id_string() == UID);
+    let uid = match (uids.next(), uids.next()) {
+        (None, _) => "",
+        (Some(one), None) => one.as_str().ok().filter(|uid| !uid.is_empty()).ok_or(CertificateError::Uid)?,
+        (Some(_), Some(_)) => return Err(CertificateError::Uid),
+    };
+    let digest: String = Sha256::digest(der).iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Some(Identity {
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+        groups: subject.iter_organization().filter_map(|part| part.as_str().ok()).map(str::to_owned).collect(),
+        extra: BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={digest}")])]),
+    }))
+}
+
+/// Seconds until the certificate ends; negative when it has.
+pub fn seconds_left(certificate: &CertificateDer<'_>, now: jiff::Timestamp) -> Option<f64> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let ends = jiff::Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()?;
+    Some(ends.duration_since(now).as_secs_f64())
+}
+
+#[cfg(test)]
+#[path = "x509_tests.rs"]
+mod tests;

@@ -1,0 +1,109 @@
+//! Certificates of every kind of client, against authorities.
+
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::crypto::ring;
+
+use super::*;
+
+struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    der: CertificateDer<'static>,
+}
+
+fn ca(name: &str, parent: Option<&Ca>) -> Ca {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let key = KeyPair::generate().unwrap();
+    let certificate = match parent {
+        Some(parent) => params.signed_by(&key, &parent.issuer).unwrap(),
+        None => params.self_signed(&key).unwrap(),
+    };
+    Ca { pem: certificate.pem(), der: certificate.der().clone(), issuer: Issuer::new(params, key) }
+}
+
+fn client(ca: &Ca, change: impl FnOnce(&mut CertificateParams)) -> CertificateDer<'static> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:masters");
+    params.distinguished_name.push(DnType::CommonName, "admin");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    change(&mut params);
+    params.signed_by(&KeyPair::generate().unwrap(), &ca.issuer).unwrap().der().clone()
+}
+
+fn authority(pem: &str) -> ClientAuthority {
+    ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider())).unwrap()
+}
+
+#[test]
+fn a_certificate_names_its_user_and_groups() {
+    let ca = ca("ca", None);
+    let certificate = client(&ca, |_| {});
+    let identity = authority(&ca.pem).identify(&[certificate.clone()]).unwrap().unwrap();
+    assert_eq!((identity.name.as_str(), identity.groups.as_slice()), ("admin", &["system:masters".to_owned()][..]));
+    assert_eq!(identity.uid, "");
+    let id = &identity.extra[CREDENTIAL_ID][0];
+    assert!(id.starts_with("X509SHA256=") && id.len() == "X509SHA256=".len() + 64, "{id}");
+    let left = seconds_left(&certificate, jiff::Timestamp::now()).unwrap();
+    assert!(left > 0.0);
+    let uid = rcgen::DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+    let with_uid = client(&ca, |params| params.distinguished_name.push(uid, "u-1"));
+    assert_eq!(authority(&ca.pem).identify(&[with_uid]).unwrap().unwrap().uid, "u-1");
+    let nameless = client(&ca, |params| params.distinguished_name.remove(DnType::CommonName).then_some(()).unwrap());
+    assert_eq!(authority(&ca.pem).identify(&[nameless]).unwrap(), None);
+    let everyday = client(&ca, |params| params.extended_key_usages.clear());
+    assert!(authority(&ca.pem).identify(&[everyday]).unwrap().is_some(), "without a purpose it is for every one");
+}
+
+#[test]
+fn what_is_not_to_be_believed() {
+    let (trusted, other) = (ca("ca", None), ca("ca", None));
+    let authority = authority(&trusted.pem);
+    let now = SystemTime::now();
+    let day = Duration::from_secs(86400);
+    let bad = [
+        ("another authority of the same name", client(&other, |_| {})),
+        ("expired", client(&trusted, |params| params.not_after = (now - day).into())),
+        ("not yet valid", client(&trusted, |params| params.not_before = (now + day).into())),
+        (
+            "for servers",
+            client(&trusted, |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]),
+        ),
+        ("no certificate", CertificateDer::from(vec![0x30, 0x03, 0x02, 0x01, 0x01])),
+    ];
+    for (what, certificate) in bad {
+        let error = authority.identify(&[certificate]).expect_err(what);
+        assert!(!bulkhead_types::chain(&error).contains("admin"), "{what}: {error}");
+    }
+    assert_eq!(authority.identify(&[]).unwrap(), None);
+}
+
+#[test]
+fn the_clients_own_certificates_in_between_count() {
+    let root = ca("root", None);
+    let between = ca("between", Some(&root));
+    let certificate = client(&between, |_| {});
+    let authority = authority(&root.pem);
+    assert!(authority.identify(&[certificate.clone()]).is_err());
+    assert!(authority.identify(&[certificate, between.der.clone()]).unwrap().is_some());
+}
+
+#[test]
+fn bundles() {
+    let (one, two) = (ca("one", None), ca("two", None));
+    let both = authority(&format!("{}{}", one.pem, two.pem));
+    assert_eq!(both.subjects().len(), 2);
+    assert!(both.identify(&[client(&two, |_| {})]).unwrap().is_some());
+    let of = |pem: &str| ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider()));
+    assert!(matches!(of(""), Err(AuthorityError::Empty)));
+    assert!(matches!(of("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"), Err(AuthorityError::Pem)));
+    let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    assert!(matches!(of(garbage), Err(AuthorityError::Empty)));
+}

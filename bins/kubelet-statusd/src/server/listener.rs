@@ -1,0 +1,114 @@
+//! Listening and accepting: a port that is taken for a moment, descriptors that run out, clients that come and go.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::connection::{self, Endpoint};
+use super::connections::Connections;
+use super::limits::Limits;
+use crate::app::App;
+use crate::routes::Surface;
+
+/// How long a port may still be held by an instance of this process that ends.
+const TAKEN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(100);
+/// As Go's listener has it: a client that vanished without a word is noticed after 15 s and nine questions more.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Descriptors or memory ran out: time for some to be given back.
+const EXHAUSTED: Duration = Duration::from_millis(100);
+
+/// Listens on an address that may be taken for a while yet.
+///
+/// # Errors
+/// It cannot be listened on, or is still taken after five seconds.
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + TAKEN;
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                tracing::debug!(%address, "the port is still taken, trying again");
+                tokio::time::sleep(AGAIN).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Serves plain HTTP on the listener until the future is dropped.
+pub async fn serve_http(listener: TcpListener, surface: Surface, app: Arc<App>, limits: Limits) {
+    accept(listener, Arc::new(Endpoint { surface, app, limits, tls: None })).await;
+}
+
+/// Accepts for ever; connections end with this future.
+pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
+    let connections = Connections::new(endpoint.limits.connections);
+    let mut tasks = JoinSet::new();
+    loop {
+        while tasks.try_join_next().is_some() {}
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // The client was gone before we looked: nothing is wrong with the listener.
+            Err(error) if is_of_the_client(&error) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection");
+                tokio::time::sleep(EXHAUSTED).await;
+                continue;
+            }
+        };
+        let Some(slot) = connections.admit() else {
+            tracing::warn!(connections = connections.count(), "every connection is at work, refusing another");
+            continue;
+        };
+        if let Err(error) = prepare(&stream) {
+            tracing::debug!(%error, "a connection ended at once");
+            continue;
+        }
+        tasks.spawn(connection::serve(stream, slot, endpoint.clone()));
+    }
+}
+
+fn is_of_the_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepcnt(stream, 9)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_is_given_back_is_taken() {
+        let held = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = held.local_addr().unwrap();
+        let waiting = tokio::spawn(bind(address));
+        tokio::task::yield_now().await;
+        drop(held);
+        assert_eq!(waiting.await.unwrap().unwrap().local_addr().unwrap(), address);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_port_that_stays_taken_is_an_error_after_a_while() {
+        let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let begun = Instant::now();
+        assert_eq!(bind(held.local_addr().unwrap()).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(begun.elapsed() >= TAKEN);
+        // Another's address is no matter of waiting.
+        assert!(bind("198.51.100.1:1".parse().unwrap()).await.is_err());
+    }
+}

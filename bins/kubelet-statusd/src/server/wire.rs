@@ -1,0 +1,157 @@
+//! A connection's bytes, watched: when a request begins, and how a connection ends whose client is still talking.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+use super::connections::{Activity, Slot};
+
+/// What a client may still send after our last word, so that it reads that word before it learns of the end: bytes, and
+/// how long (Go's `net/http` waits for half a second, too).
+const LINGER_BYTES: usize = 256 << 10;
+const LINGER_TIME: Duration = Duration::from_millis(500);
+
+/// Holds the connection's place for as long as it lives, also when it has left HTTP.
+#[derive(Debug)]
+pub struct Watched<S> {
+    inner: S,
+    slot: Slot,
+    /// Whether bytes between requests are a request's beginning; in HTTP/2 they may be anything.
+    heads: bool,
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+struct Ending {
+    left: usize,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<S> Watched<S> {
+    pub fn new(inner: S, slot: Slot, heads: bool) -> Self {
+        Watched { inner, slot, heads, ending: None }
+    }
+
+    pub fn activity(&self) -> &Arc<Activity> {
+        self.slot.activity()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        if self.heads && buffer.filled().len() > before {
+            self.slot.activity().received();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    /// Says the end, then takes what is still under way: a socket that is closed over unread bytes is reset, and the
+    /// client may lose the answer.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        // A stream that ends one direction goes on in the other, whose bytes are not ours to take.
+        if !this.heads || this.slot.activity().is_switched() {
+            return Pin::new(&mut this.inner).poll_shutdown(cx);
+        }
+        if this.ending.is_none() {
+            std::task::ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+        }
+        let ending = this
+            .ending
+            .get_or_insert_with(|| Ending { left: LINGER_BYTES, deadline: Box::pin(tokio::time::sleep(LINGER_TIME)) });
+        let mut scratch = [0; 4096];
+        loop {
+            if ending.deadline.as_mut().poll(cx).is_ready() || ending.left == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buffer = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut this.inner).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    ending.left = ending.left.saturating_sub(buffer.filled().len());
+                }
+                // The client has nothing more to say, or is gone.
+                Poll::Ready(_) => return Poll::Ready(Ok(())),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::super::connections::{Connections, Phase};
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_still_under_way_is_taken_before_the_end() {
+        let connections = Connections::new(1);
+        let (client, server) = tokio::io::duplex(1024);
+        let mut server = Watched::new(server, connections.admit().unwrap(), true);
+        let (mut read, mut write) = tokio::io::split(client);
+        write.write_all(&[b'x'; 1000]).await.unwrap();
+        let ending = tokio::spawn(async move {
+            server.write_all(b"no").await.unwrap();
+            server.shutdown().await.unwrap();
+        });
+        write.write_all(&[b'x'; 100_000]).await.unwrap();
+        let mut answer = String::new();
+        read.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "no");
+        drop((read, write));
+        ending.await.unwrap();
+        assert_eq!(connections.count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_stops_is_left_after_a_while() {
+        let connections = Connections::new(1);
+        let (client, server) = tokio::io::duplex(1024);
+        let mut server = Watched::new(server, connections.admit().unwrap(), true);
+        let begun = tokio::time::Instant::now();
+        server.shutdown().await.unwrap();
+        assert_eq!(begun.elapsed(), LINGER_TIME);
+        drop(client);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_begin_a_request_where_they_can_be_nothing_else() {
+        for (heads, expected) in [(true, true), (false, false)] {
+            let (mut client, server) = tokio::io::duplex(1024);
+            let mut server = Watched::new(server, Connections::new(1).admit().unwrap(), heads);
+            client.write_all(b"G").await.unwrap();
+            server.read_u8().await.unwrap();
+            assert_eq!(matches!(server.activity().phase(), Phase::Head(_)), expected);
+        }
+    }
+}
