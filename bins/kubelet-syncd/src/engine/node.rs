@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bulkhead_config::NodeConfig;
+use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid, Quantity};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
@@ -90,6 +91,8 @@ struct Shared {
     /// Pods that wait for their volumes.
     mounting: HashMap<PodUid, MountBackOff>,
     first_seen: HashMap<PodUid, Instant>,
+    /// The span of the last work that has changed something: the work that sees the change belongs to its trace.
+    caused: HashMap<PodUid, TraceParent>,
     /// Pods that are ended from outside, and why.
     verdicts: HashMap<PodUid, pod_status::Verdict>,
     /// Statuses shown so far.
@@ -263,6 +266,7 @@ impl NodeContext {
         shared.prepared.remove(uid);
         shared.mounting.remove(uid);
         shared.first_seen.remove(uid);
+        shared.caused.remove(uid);
         shared.verdicts.remove(uid);
         drop(shared);
         self.objects.unregister_pod(uid);
@@ -275,6 +279,18 @@ impl NodeContext {
     /// The first sight of a pod, for `kubelet_pod_start_duration_seconds`.
     pub fn first_seen(&self, uid: &PodUid) {
         self.shared().first_seen.entry(uid.clone()).or_insert_with(Instant::now);
+    }
+
+    /// Something of the pod is being changed; what comes of it is seen by the next work on it.
+    pub fn will_cause(&self, uid: &PodUid) {
+        if let Some(span) = bulkhead_trace::current() {
+            self.shared().caused.insert(uid.clone(), span);
+        }
+    }
+
+    /// The span of what this work is to see; given once.
+    pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
+        self.shared().caused.remove(uid)
     }
 
     /// The pod has not been seen running yet, by this process.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
+use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
@@ -73,7 +74,7 @@ pub async fn run(
     let operation = if kind == WorkKind::Terminated { "terminated" } else { work.update.as_str() };
     let context = CallContext::for_pod(&uid);
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
-    let traced = work_span(&uid, &work);
+    let traced = work_span(&uid, &work, node.cause(&uid));
     let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
     let one = One { node, uid: uid.clone(), context, cancel };
     let work = async {
@@ -101,8 +102,8 @@ pub async fn run(
     Done { uid, kind, outcome, took: began.elapsed(), operation }
 }
 
-/// The first span of a trace, named as upstream names it, with its attributes.
-fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>) -> tracing::Span {
+/// The first span of a trace, or of what belongs to `cause`'s; named as upstream names it, with its attributes.
+fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) -> tracing::Span {
     let name = match work.kind {
         WorkKind::Sync => "syncPod",
         WorkKind::Terminating | WorkKind::TerminatingRuntime => "syncTerminatingPod",
@@ -114,6 +115,7 @@ fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>) -> tracing::Span {
         target: bulkhead_trace::TARGET,
         "work",
         { bulkhead_trace::NAME_FIELD } = name,
+        { bulkhead_trace::PARENT_FIELD } = cause.map(|cause| cause.to_string()),
         k8s.pod.uid = uid.as_str(),
         k8s.pod = text(|identity| format!("{}/{}", identity.namespace, identity.name)),
         k8s.pod.name = text(|identity| identity.name.to_string()),
@@ -234,6 +236,7 @@ impl One {
         // of a look in any case would be to try again at once, for ever.
         let changed = report.did_something && report.failed.is_none();
         if changed {
+            self.node.will_cause(&self.uid);
             self.node.pleg.request(&self.uid);
         }
         if self.cancel.is_cancelled() {
