@@ -81,6 +81,7 @@ const GATES: &[&str] = &[
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
+    "ExtendWebSocketsToKubelet",
     "HostnameOverride",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",

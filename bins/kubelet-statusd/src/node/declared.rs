@@ -13,7 +13,7 @@ struct Feature {
 
 /// Sorted; the name is the gate's too.
 const FEATURES: [Feature; 5] = [
-    Feature { name: "ExtendWebSocketsToKubelet", done: false },
+    Feature { name: "ExtendWebSocketsToKubelet", done: true },
     Feature { name: "InPlacePodLevelResourcesVerticalScaling", done: true },
     Feature { name: "InPlacePodVerticalScalingInitContainers", done: true },
     Feature { name: "RestartAllContainersOnContainerExits", done: true },
@@ -49,6 +49,7 @@ mod tests {
         assert_eq!(of(&features, |gate| gate != "NodeDeclaredFeatures"), None);
         assert!(FEATURES.is_sorted_by_key(|feature| feature.name));
         let done = [
+            "ExtendWebSocketsToKubelet",
             "InPlacePodLevelResourcesVerticalScaling",
             "InPlacePodVerticalScalingInitContainers",
             "RestartAllContainersOnContainerExits",
