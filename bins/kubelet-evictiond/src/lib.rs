@@ -43,6 +43,7 @@ mod runtime;
 mod sample;
 pub mod service;
 mod starts;
+mod traced;
 
 use std::sync::Arc;
 

@@ -37,6 +37,8 @@ pub struct Pod {
     pub containers: Vec<PodContainer>,
     /// Volumes that the agent made: what is the host's own (hostPath) is nobody's usage.
     pub volumes: Vec<PodVolume>,
+    /// The span of its newest change (W3C Trace Context), while traces are recorded.
+    pub trace_parent: String,
 }
 
 /// A volume of a pod.
@@ -180,6 +182,7 @@ fn pod(state: PodState) -> Result<Pod, bulkhead_types::IdError> {
         host_network: state.host_network,
         containers,
         volumes,
+        trace_parent: state.trace_parent,
     })
 }
 

@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::sample::{Disks, PodDisk, Sample, Sampler, Wanted};
+use crate::traced::Traced;
 
 /// Age of a sample that is good enough when the caller names none.
 pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
@@ -44,6 +45,7 @@ struct State {
     /// What the runtime said last, and when it was asked last.
     runtime: Option<Arc<RuntimeDisks>>,
     runtime_asked: Option<Instant>,
+    traced: Traced,
 }
 
 /// The service. One request measures, the others wait for its sample.
@@ -110,12 +112,14 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         }
         let pods = state.pods.clone();
         let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
+        let spans = state.traced.begin(listed);
         let disks = Arc::new(self.disks(listed, state.image_fs.clone(), state.runtime.clone(), wanted).await);
         let mut sample = self.measure(pods.clone(), disks.clone(), wanted).await?;
         if sample.without_rate {
             tokio::time::sleep(RATE_GAP).await;
             sample = self.measure(pods, disks, wanted).await?;
         }
+        drop(spans);
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
         if wanted.disks {
             self.metrics.set_log_usage(&sample.pods);
@@ -313,6 +317,7 @@ mod tests {
                 sandbox: None,
                 host_network: false,
                 volumes: vec![PodVolume { name: VolumeName::parse("scratch").unwrap(), kind: VolumeKind::EmptyDir }],
+                trace_parent: String::new(),
             };
             (!self.away.load(Ordering::Relaxed)).then(|| vec![pod])
         }
