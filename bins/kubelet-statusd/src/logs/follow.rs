@@ -1,0 +1,291 @@
+//! A log as it is read for one client: to its end, or for as long as the container runs.
+//!
+//! The client pulls: nothing is read before it takes what was read before, and when it goes, this goes with it. Between
+//! two pieces a follower holds its descriptor and an unfinished line.
+//!
+//! ```text
+//!                  grown, cut                          quiet for a moment
+//!   reading <-------------------- at its end --------------------------------> reading the next file
+//!      |                              | renamed, and the next file is there -----^
+//!      | ended, and read to the end   | ended: read once more
+//!      v                              v
+//!     over                         reading
+//! ```
+//!
+//! Rotation: the old file is read to its end, and for [`SETTLE`] longer, because its writer lets go of it a moment after
+//! the next file is there. That it was renamed is seen by its own descriptor; only then kubelet-volnetd is asked.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::growth::{self, Growth, Shape};
+use super::lives::Life;
+use super::reading::{Piece, Reading};
+use super::source::{NoFile, Source};
+use crate::server::answer::BoxError;
+
+/// A rotated file that has not grown for so long has no writer any more.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Pauses between two questions for the next file.
+const LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The file's place is looked at now and then although nothing hints at a change.
+const AUDIT: Duration = Duration::from_secs(60);
+/// The same where the descriptor does not tell the file's name.
+const AUDIT_NAMELESS: Duration = Duration::from_secs(5);
+/// For so long the next file of a container that has ended is asked for.
+const LAST_LOOK: Duration = Duration::from_secs(5);
+
+/// What following takes.
+#[derive(Debug)]
+pub struct Following<S> {
+    pub source: S,
+    pub life: watch::Receiver<Life>,
+    pub growth: Growth,
+    /// The log file's own name.
+    pub name: String,
+}
+
+/// The file that comes after the one that is read.
+#[derive(Debug)]
+enum Next {
+    /// Nothing hints at one.
+    None,
+    /// The one that is read is not at its place any more; when to ask again.
+    Wanted { at: Instant, pause: Duration },
+    /// It is there; the old one was at its end, unchanged, since.
+    There { file: File, quiet_since: Instant },
+}
+
+#[derive(Debug)]
+struct Follower<S> {
+    following: Following<S>,
+    next: Next,
+    grown: Instant,
+    audited: Instant,
+    names_tell: bool,
+    /// The container has ended: what is there is all there will be.
+    ended: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Log<S> {
+    /// `None`: over.
+    reading: Option<Reading>,
+    follower: Option<Follower<S>>,
+}
+
+/// The log piece by piece. Never fails: what goes wrong after the beginning is told in words at the end, as upstream
+/// does.
+pub fn pieces<S: Source>(
+    reading: Reading,
+    following: Option<Following<S>>,
+) -> impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static {
+    let now = Instant::now();
+    let follower = following.map(|following| Follower {
+        following,
+        next: Next::None,
+        grown: now,
+        audited: now,
+        names_tell: true,
+        ended: None,
+    });
+    let log = Log { reading: Some(reading), follower };
+    futures_util::stream::unfold(log, |mut log| async move {
+        let piece = log.next().await?;
+        Some((Ok(piece), log))
+    })
+}
+
+impl<S: Source> Log<S> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            // A client that goes leaves the file to the thread that reads it, which then closes it.
+            let mut reading = self.reading.take()?;
+            if reading.at_end {
+                let more = match &mut self.follower {
+                    Some(follower) => follower.more(&mut reading).await,
+                    None => Ok(None),
+                };
+                match more {
+                    Ok(Some(rest)) => {
+                        reading.at_end = false;
+                        self.reading = Some(reading);
+                        if !rest.is_empty() {
+                            return Some(rest.into());
+                        }
+                        continue;
+                    }
+                    Ok(None) => return self.end(reading),
+                    Err(error) => return Some(failure(&error)),
+                }
+            }
+            let work = tokio::task::spawn_blocking(move || {
+                let piece = reading.advance();
+                (reading, piece)
+            });
+            let (reading, piece) = work.await.ok()?;
+            let Piece { out, moved } = match piece {
+                Ok(piece) => piece,
+                Err(error) => return Some(failure(&error)),
+            };
+            if let Some(follower) = &mut self.follower
+                && moved
+            {
+                follower.grown = Instant::now();
+            }
+            if reading.transcript.is_done() {
+                say_malformed(&reading);
+            } else {
+                self.reading = Some(reading);
+            }
+            if !out.is_empty() {
+                return Some(out.into());
+            }
+        }
+    }
+
+    /// The last words. Who follows is not shown a line that never ended.
+    fn end(&self, mut reading: Reading) -> Option<Bytes> {
+        let mut out = Vec::new();
+        if self.follower.is_none() {
+            reading.transcript.finish(&mut out);
+        }
+        say_malformed(&reading);
+        (!out.is_empty()).then(|| out.into())
+    }
+}
+
+fn failure(error: &io::Error) -> Bytes {
+    format!("failed to read log file: {error}").into()
+}
+
+fn say_malformed(reading: &Reading) {
+    let lines = reading.transcript.malformed();
+    if lines > 0 {
+        tracing::warn!(lines, "lines of a container's log could not be read and were left out");
+    }
+}
+
+impl<S: Source> Follower<S> {
+    /// At the end of the file: waits until there may be more, and says what is to be given before that. `None`: there
+    /// will be no more.
+    async fn more(&mut self, reading: &mut Reading) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let shape = growth::shape(&reading.file)?;
+            if shape.size < reading.offset {
+                reading.begin_anew();
+                return Ok(Some(Vec::new()));
+            }
+            if shape.size > reading.offset {
+                return Ok(Some(Vec::new()));
+            }
+            if self.ended.is_none() && *self.following.life.borrow_and_update() == Life::Ended {
+                // It may have written between our last look and its end.
+                self.ended = Some(Instant::now());
+                return Ok(Some(Vec::new()));
+            }
+            self.look_for_next(&reading.file, shape).await;
+            match std::mem::replace(&mut self.next, Next::None) {
+                Next::There { file, quiet_since } if self.ended.is_some() || quiet_since.elapsed() >= SETTLE => {
+                    if growth::shape(&reading.file)? != shape {
+                        self.next = Next::There { file, quiet_since: Instant::now() };
+                        continue;
+                    }
+                    self.grown = Instant::now();
+                    return Ok(Some(reading.go_on_in(Arc::new(file))));
+                }
+                next => self.next = next,
+            }
+            match (self.ended, &self.next) {
+                (Some(since), Next::Wanted { .. }) if since.elapsed() < LAST_LOOK => {}
+                (Some(_), _) => return Ok(None),
+                (None, _) => {}
+            }
+            if self.is_forgotten().await {
+                return Ok(None);
+            }
+            self.wait(&reading.file, shape).await;
+        }
+    }
+
+    /// Finds out whether another file is at the log's place.
+    async fn look_for_next(&mut self, file: &Arc<File>, shape: Shape) {
+        let now = Instant::now();
+        if matches!(self.next, Next::None) {
+            let audit = if self.names_tell { AUDIT } else { AUDIT_NAMELESS };
+            let renamed = self.names_tell && name_of(file).is_some_and(|name| name != self.following.name);
+            if !renamed && now < self.audited + audit && (self.ended.is_none() || self.names_tell) {
+                return;
+            }
+            self.next = Next::Wanted { at: now, pause: LOOK.0 };
+        }
+        let Next::Wanted { at, pause } = self.next else { return };
+        if now < at {
+            return;
+        }
+        self.audited = now;
+        self.next = match self.following.source.open().await {
+            Ok(other) => match growth::shape(&other) {
+                Ok(found) if found.id == shape.id => {
+                    // It is at its place: its name is none that tells anything.
+                    self.names_tell = name_of(file).is_some_and(|name| name == self.following.name);
+                    Next::None
+                }
+                _ => Next::There { file: other, quiet_since: Instant::now() },
+            },
+            // After its end nothing comes to where nothing is.
+            Err(NoFile::Missing | NoFile::Refused(_)) if self.ended.is_some() => Next::None,
+            Err(_) => Next::Wanted { at: Instant::now() + pause, pause: (pause * 2).min(LOOK.1) },
+        };
+    }
+
+    /// The log is gone from its place for a while, and nobody knows the pod: kubelet-syncd was away when it went.
+    async fn is_forgotten(&mut self) -> bool {
+        let asks = matches!(self.next, Next::Wanted { pause, .. } if pause == LOOK.1);
+        asks && self.following.source.is_forgotten().await
+    }
+
+    /// Until the file is another than it was, the container has ended, or it is time to look.
+    async fn wait(&mut self, file: &Arc<File>, shape: Shape) {
+        let at = match &self.next {
+            Next::None => self.audited + if self.names_tell { AUDIT } else { AUDIT_NAMELESS },
+            Next::Wanted { at, .. } => *at,
+            Next::There { quiet_since, .. } => *quiet_since + SETTLE,
+        };
+        let grown = self.following.growth.wait(file, shape, self.grown);
+        let life = &mut self.following.life;
+        tokio::select! {
+            _ = grown => {
+                if let Next::There { quiet_since, .. } = &mut self.next {
+                    *quiet_since = Instant::now();
+                }
+            }
+            // Its end has been seen: nothing more is told of it.
+            changed = life.changed(), if self.ended.is_none() => {
+                if changed.is_err() {
+                    tokio::time::sleep_until(at).await;
+                }
+            }
+            () = tokio::time::sleep_until(at) => {}
+        }
+    }
+}
+
+/// The name under which the kernel knows an open file at the moment; another one after it was renamed, and with a word
+/// added after it was removed.
+fn name_of(file: &File) -> Option<String> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
+#[cfg(test)]
+#[path = "follow_tests.rs"]
+mod tests;
