@@ -13,7 +13,9 @@ use hyper::body::Incoming;
 use prometheus::Registry;
 use tokio::sync::watch;
 
+use crate::cadvisor::MachineNames;
 use crate::health::{self, Inputs};
+use crate::node_logs::JournalReader;
 use crate::open_requests::OpenRequest;
 use crate::own_metrics::OwnMetrics;
 use crate::peers::Peers;
@@ -32,6 +34,9 @@ pub struct App {
     pub registry: Registry,
     pub own: OwnMetrics,
     pub scrapes: Scrapes,
+    pub machine_names: MachineNames,
+    /// The process that reads the journal; none unless the configuration turns the log query on.
+    pub journal: JournalReader,
     pub streams: streaming::Streams,
     pub followers: logs::Followers,
     switches: Switches,
@@ -72,12 +77,20 @@ impl App {
             registry,
             own,
             scrapes: Scrapes::default(),
+            machine_names: MachineNames::default(),
+            journal: JournalReader::default(),
             followers: logs::Followers::default(),
             switches,
             gate: None,
             listening: Arc::default(),
             api_server: None,
         }
+    }
+
+    /// Logs of services are read from the journal.
+    pub fn with_journal(mut self, journal: JournalReader) -> Self {
+        self.journal = journal;
+        self
     }
 
     /// The node has an API server, and this says whether it answers.

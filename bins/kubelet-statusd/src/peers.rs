@@ -9,7 +9,10 @@ use bulkhead_ipc::common::MetricsRequest;
 use bulkhead_ipc::common::process_client::ProcessClient;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::evictiond::stats_client::StatsClient;
-use bulkhead_ipc::evictiond::{NodeStats, PodStats, SummaryRequest, summary_part::Part};
+use bulkhead_ipc::evictiond::{
+    CgroupStats, CgroupsRequest, Machine, NodeStats, PodStats, SummaryRequest, cgroups_part::Part as CgroupsPart,
+    summary_part::Part,
+};
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
 use bulkhead_types::Process;
@@ -140,15 +143,15 @@ impl Peers {
         Some(tokio::time::timeout(METRICS_DEADLINE, call).await.ok()?.ok()?.into_inner().text)
     }
 
-    /// The node's statistics, then the pods'.
+    /// The node's statistics, then the pods'. `cpu_and_memory_only`: no disks and no networks, which are dearer.
     ///
     /// # Errors
     /// kubelet-evictiond's status, or DEADLINE_EXCEEDED.
-    pub async fn summary(&self) -> Result<(NodeStats, Vec<PodStats>), tonic::Status> {
+    pub async fn summary(&self, cpu_and_memory_only: bool) -> Result<(NodeStats, Vec<PodStats>), tonic::Status> {
         let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let call = async {
-            let request = CallContext::new().request(SummaryRequest::default(), SUMMARY_DEADLINE);
-            let mut stream = client.summary(request).await?.into_inner();
+        measured(async {
+            let question = SummaryRequest { cpu_and_memory_only, ..SummaryRequest::default() };
+            let mut stream = client.summary(CallContext::new().request(question, SUMMARY_DEADLINE)).await?.into_inner();
             let (mut node, mut pods) = (None, Vec::new());
             while let Some(part) = stream.message().await? {
                 match part.part {
@@ -159,9 +162,36 @@ impl Peers {
             }
             let node = node.ok_or_else(|| tonic::Status::internal("kubelet-evictiond sent no node statistics"))?;
             Ok((node, pods))
-        };
-        tokio::time::timeout(SUMMARY_DEADLINE, call)
-            .await
-            .map_err(|_| tonic::Status::deadline_exceeded("kubelet-evictiond does not answer"))?
+        })
+        .await
     }
+
+    /// The machine, then its cgroups in detail.
+    ///
+    /// # Errors
+    /// As [`Self::summary`].
+    pub async fn cgroups(&self) -> Result<(Machine, Vec<CgroupStats>), tonic::Status> {
+        let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        measured(async {
+            let request = CallContext::new().request(CgroupsRequest::default(), SUMMARY_DEADLINE);
+            let mut stream = client.cgroups(request).await?.into_inner();
+            let (mut machine, mut cgroups) = (None, Vec::new());
+            while let Some(part) = stream.message().await? {
+                match part.part {
+                    Some(CgroupsPart::Machine(stats)) => machine = Some(stats),
+                    Some(CgroupsPart::Page(page)) => cgroups.extend(page.cgroups),
+                    None => {}
+                }
+            }
+            let machine = machine.ok_or_else(|| tonic::Status::internal("kubelet-evictiond sent no machine"))?;
+            Ok((machine, cgroups))
+        })
+        .await
+    }
+}
+
+async fn measured<T>(call: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, tonic::Status> {
+    tokio::time::timeout(SUMMARY_DEADLINE, call)
+        .await
+        .map_err(|_| tonic::Status::deadline_exceeded("kubelet-evictiond does not answer"))?
 }

@@ -1,185 +1,451 @@
-//! `/stats/summary`: the JSON that upstream serves (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`). Unknown figures are
-//! absent. Times have whole seconds.
+//! `/stats/summary`: the JSON that upstream serves (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`), fields in its order and
+//! indented as it does. Unknown figures are absent. Times have whole seconds.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use bulkhead_ipc::evictiond::{ContainerStats, CpuStats, FsStats, MemoryStats, NodeStats, PodStats};
-use http::{Request, StatusCode};
+use bulkhead_ipc::evictiond as stats;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
 
 use crate::app::App;
 use crate::routes;
 use crate::server::answer::{self, Answer};
 
+/// Most bytes of a form that a POST may bring.
+const FORM_MAX: usize = 16 * 1024;
+/// How long it may take to come.
+const FORM_TIME: Duration = Duration::from_secs(10);
+/// The interface whose counters stand for the whole network (upstream `pkg/kubelet/stats/helper.go`).
+const DEFAULT_INTERFACE: &str = "eth0";
+
 /// `/stats/summary`.
 pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    // Upstream: only when it is there exactly once and says "true".
-    let asked: Vec<String> = routes::pairs(request.uri().query().unwrap_or_default())
-        .filter(|(key, _)| key == "only_cpu_and_memory")
-        .map(|(_, value)| value)
-        .collect();
-    match app.peers.summary().await {
-        Ok((node, pods)) => answer::json(format!("{:#}\n", document(&node, &pods, asked == ["true"]))),
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let form = match tokio::time::timeout(FORM_TIME, form(request)).await {
+        Ok(Ok(form)) => form,
+        Ok(Err(problem)) => return failed(&format!("parse form failed: {problem}")),
+        Err(_) => return failed("parse form failed: the body does not come"),
+    };
+    let small = only_cpu_and_memory(&query, &form);
+    match app.peers.summary(small).await {
+        Ok((node, pods)) => answer::json(document(&node, &pods, small)),
         Err(status) => {
             tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
-            let text = format!("Internal Error: failed to get statistics: {}", status.message());
-            answer::text(StatusCode::INTERNAL_SERVER_ERROR, text)
+            failed(&format!("failed to get statistics: {}", status.message()))
         }
     }
 }
 
-/// The whole document. `only_cpu_and_memory` leaves out file systems, processes and volumes.
-pub fn document(node: &NodeStats, pods: &[PodStats], only_cpu_and_memory: bool) -> Value {
+fn failed(problem: &str) -> Answer {
+    answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {problem}"))
+}
+
+/// The parameters that a POST brings in its body; other bodies are not looked at.
+async fn form(request: Request<Incoming>) -> Result<String, &'static str> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let is_form = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/x-www-form-urlencoded");
+    if request.method() != Method::POST || !is_form {
+        return Ok(String::new());
+    }
+    let body =
+        Limited::new(request.into_body(), FORM_MAX).collect().await.map_err(|_| "http: request body too large")?;
+    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
+/// Upstream: only when it is there exactly once and says "true".
+fn only_cpu_and_memory(query: &str, form: &str) -> bool {
+    let mut values = [form, query].into_iter().flat_map(routes::pairs).filter(|(key, _)| key == "only_cpu_and_memory");
+    values.next().is_some_and(|(_, value)| value == "true") && values.next().is_none()
+}
+
+/// The whole document. `only_cpu_and_memory` leaves out file systems, networks, processes and volumes.
+pub fn document(node: &stats::NodeStats, pods: &[stats::PodStats], only_cpu_and_memory: bool) -> Vec<u8> {
     let all = !only_cpu_and_memory;
-    let mut out = Map::new();
-    out.insert("nodeName".into(), node.node_name.clone().into());
-    let system: Vec<Value> = node
-        .system_containers
-        .iter()
-        .map(|container| {
-            let mut out = Map::new();
-            out.insert("name".into(), container.name.clone().into());
-            usage(&mut out, container.cpu.as_ref(), container.memory.as_ref());
-            Value::Object(out)
-        })
-        .collect();
-    if !system.is_empty() {
-        out.insert("systemContainers".into(), system.into());
+    let document = Document { node: Node::of(node, all), pods: pods.iter().map(|pod| Pod::of(pod, all)).collect() };
+    let mut out = Vec::with_capacity(4096 + pods.len() * 6144);
+    let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
+    // Neither memory nor these types can fail to be written.
+    if let Err(error) = document.serialize(&mut serde_json::Serializer::with_formatter(&mut out, format)) {
+        tracing::error!(%error, "statistics that cannot be written");
     }
-    out.insert("startTime".into(), time(&node.start_time));
-    usage(&mut out, node.cpu.as_ref(), node.memory.as_ref());
-    if all {
-        put(&mut out, "fs", node.node_fs.as_ref().map(fs));
-        let mut runtime = Map::new();
-        put(&mut runtime, "imageFs", node.image_fs.as_ref().map(fs));
-        put(&mut runtime, "containerFs", node.container_fs.as_ref().map(fs));
-        if !runtime.is_empty() {
-            out.insert("runtime".into(), runtime.into());
-        }
-        let at = node.cpu.as_ref().map(|cpu| time(&cpu.time)).unwrap_or_default();
-        out.insert("rlimit".into(), json!({"time": at, "maxpid": node.max_pid, "curproc": node.running_processes}));
-    }
-    let pods: Vec<Value> = pods.iter().map(|stats| pod(stats, all)).collect();
-    json!({"node": out, "pods": pods})
+    out
 }
 
-fn pod(pod: &PodStats, all: bool) -> Value {
-    let mut out = Map::new();
-    out.insert("podRef".into(), json!({"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}));
-    out.insert("startTime".into(), time(&pod.start_time));
-    let containers: Vec<Value> = pod.containers.iter().map(|stats| container(stats, all)).collect();
-    out.insert("containers".into(), containers.into());
-    usage(&mut out, pod.cpu.as_ref(), pod.memory.as_ref());
-    if all {
-        let volumes: Vec<Value> = pod
-            .volumes
-            .iter()
-            .filter_map(|volume| {
-                let mut out = fs(volume.fs.as_ref()?);
-                out.as_object_mut()?.insert("name".into(), volume.name.clone().into());
-                Some(out)
-            })
-            .collect();
-        if !volumes.is_empty() {
-            out.insert("volume".into(), volumes.into());
-        }
-        put(&mut out, "ephemeral-storage", pod.ephemeral_storage.as_ref().map(fs));
-        if let Some(count) = pod.process.as_ref().and_then(|process| process.process_count) {
-            out.insert("process_stats".into(), json!({"process_count": count}));
+/// RFC 3339 with whole seconds; null for no time, as Go writes its zero time.
+#[derive(Debug)]
+struct Time<'a>(&'a str);
+
+impl Serialize for Time<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let whole = self.0.parse::<jiff::Timestamp>().and_then(|at| jiff::Timestamp::from_second(at.as_second()));
+        match whole {
+            Ok(at) => serializer.collect_str(&at),
+            Err(_) => serializer.serialize_none(),
         }
     }
-    Value::Object(out)
 }
 
-fn container(container: &ContainerStats, all: bool) -> Value {
-    let mut out = Map::new();
-    out.insert("name".into(), container.name.clone().into());
-    out.insert("startTime".into(), time(&container.start_time));
-    usage(&mut out, container.cpu.as_ref(), container.memory.as_ref());
-    if all {
-        put(&mut out, "rootfs", container.rootfs.as_ref().map(fs));
-        put(&mut out, "logs", container.logs.as_ref().map(fs));
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    node: Node<'a>,
+    pods: Vec<Pod<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Node<'a> {
+    node_name: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    system_containers: Vec<Container<'a>>,
+    start_time: Time<'a>,
+    #[serde(flatten)]
+    usage: Usage<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<Network<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fs: Option<Fs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtime: Option<Runtime<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rlimit: Option<Rlimit<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap: Option<Swap<'a>>,
+}
+
+impl<'a> Node<'a> {
+    fn of(node: &'a stats::NodeStats, all: bool) -> Self {
+        let system = |one: &'a stats::SystemContainer| Container {
+            name: &one.name,
+            start_time: Time(&one.start_time),
+            usage: Usage::of(one.cpu.as_ref(), one.memory.as_ref(), one.io.as_ref().filter(|_| all)),
+            rootfs: None,
+            logs: None,
+            swap: one.swap.as_ref().map(Swap::of),
+        };
+        let runtime = Runtime {
+            image_fs: node.image_fs.as_ref().map(Fs::of),
+            container_fs: node.container_fs.as_ref().map(Fs::of),
+        };
+        let rlimit = || Rlimit { time: Time(&node.rlimit_time), maxpid: node.max_pid, curproc: node.running_processes };
+        Node {
+            node_name: &node.node_name,
+            system_containers: node.system_containers.iter().map(system).collect(),
+            start_time: Time(&node.start_time),
+            usage: Usage::of(node.cpu.as_ref(), node.memory.as_ref(), node.io.as_ref().filter(|_| all)),
+            network: node.network.as_ref().filter(|_| all).map(Network::of),
+            fs: node.node_fs.as_ref().filter(|_| all).map(Fs::of),
+            runtime: (all && (runtime.image_fs.is_some() || runtime.container_fs.is_some())).then_some(runtime),
+            rlimit: all.then(rlimit),
+            swap: node.swap.as_ref().map(Swap::of),
+        }
     }
-    Value::Object(out)
 }
 
-fn usage(out: &mut Map<String, Value>, cpu: Option<&CpuStats>, memory: Option<&MemoryStats>) {
-    if let Some(cpu) = cpu {
-        let mut stats = Map::from_iter([("time".to_owned(), time(&cpu.time))]);
-        put(&mut stats, "usageNanoCores", cpu.usage_nano_cores);
-        put(&mut stats, "usageCoreNanoSeconds", cpu.usage_core_nano_seconds);
-        out.insert("cpu".into(), stats.into());
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Runtime<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_fs: Option<Fs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container_fs: Option<Fs<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Rlimit<'a> {
+    time: Time<'a>,
+    maxpid: u64,
+    curproc: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pod<'a> {
+    pod_ref: PodRef<'a>,
+    start_time: Time<'a>,
+    containers: Vec<Container<'a>>,
+    #[serde(flatten)]
+    usage: Usage<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<Network<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volume: Vec<Volume<'a>>,
+    #[serde(rename = "ephemeral-storage", skip_serializing_if = "Option::is_none")]
+    ephemeral_storage: Option<Fs<'a>>,
+    #[serde(rename = "process_stats", skip_serializing_if = "Option::is_none")]
+    process_stats: Option<Processes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap: Option<Swap<'a>>,
+}
+
+impl<'a> Pod<'a> {
+    fn of(pod: &'a stats::PodStats, all: bool) -> Self {
+        let container = |one: &'a stats::ContainerStats| Container {
+            name: &one.name,
+            start_time: Time(&one.start_time),
+            usage: Usage::of(one.cpu.as_ref(), one.memory.as_ref(), one.io.as_ref().filter(|_| all)),
+            rootfs: one.rootfs.as_ref().filter(|_| all).map(Fs::of),
+            logs: one.logs.as_ref().filter(|_| all).map(Fs::of),
+            swap: one.swap.as_ref().map(Swap::of),
+        };
+        let volume =
+            |volume: &'a stats::VolumeStats| Some(Volume { fs: Fs::of(volume.fs.as_ref()?), name: &volume.name });
+        let count = pod.process.as_ref().and_then(|process| process.process_count);
+        Pod {
+            pod_ref: PodRef { name: &pod.name, namespace: &pod.namespace, uid: &pod.uid },
+            start_time: Time(&pod.start_time),
+            containers: pod.containers.iter().map(container).collect(),
+            usage: Usage::of(pod.cpu.as_ref(), pod.memory.as_ref(), pod.io.as_ref().filter(|_| all)),
+            network: pod.network.as_ref().filter(|_| all).map(Network::of),
+            volume: if all { pod.volumes.iter().filter_map(volume).collect() } else { Vec::new() },
+            ephemeral_storage: pod.ephemeral_storage.as_ref().filter(|_| all).map(Fs::of),
+            process_stats: count.filter(|_| all).map(|process_count| Processes { process_count }),
+            swap: pod.swap.as_ref().map(Swap::of),
+        }
     }
-    if let Some(memory) = memory {
-        let mut stats = Map::from_iter([("time".to_owned(), time(&memory.time))]);
-        put(&mut stats, "availableBytes", memory.available_bytes);
-        put(&mut stats, "usageBytes", memory.usage_bytes);
-        put(&mut stats, "workingSetBytes", memory.working_set_bytes);
-        put(&mut stats, "rssBytes", memory.rss_bytes);
-        put(&mut stats, "pageFaults", memory.page_faults);
-        put(&mut stats, "majorPageFaults", memory.major_page_faults);
-        out.insert("memory".into(), stats.into());
+}
+
+#[derive(Debug, Serialize)]
+struct PodRef<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct Processes {
+    process_count: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Container<'a> {
+    name: &'a str,
+    start_time: Time<'a>,
+    #[serde(flatten)]
+    usage: Usage<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rootfs: Option<Fs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logs: Option<Fs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap: Option<Swap<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Volume<'a> {
+    #[serde(flatten)]
+    fs: Fs<'a>,
+    name: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct Usage<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<Cpu<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io: Option<Io<'a>>,
+}
+
+impl<'a> Usage<'a> {
+    fn of(
+        cpu: Option<&'a stats::CpuStats>,
+        memory: Option<&'a stats::MemoryStats>,
+        io: Option<&'a stats::IoStats>,
+    ) -> Self {
+        Usage {
+            cpu: cpu.map(|cpu| Cpu {
+                time: Time(&cpu.time),
+                usage_nano_cores: cpu.usage_nano_cores,
+                usage_core_nano_seconds: cpu.usage_core_nano_seconds,
+                psi: cpu.psi.as_ref().map(Psi::of),
+            }),
+            memory: memory.map(|memory| Memory {
+                time: Time(&memory.time),
+                available_bytes: memory.available_bytes,
+                usage_bytes: memory.usage_bytes,
+                working_set_bytes: memory.working_set_bytes,
+                rss_bytes: memory.rss_bytes,
+                page_faults: memory.page_faults,
+                major_page_faults: memory.major_page_faults,
+                psi: memory.psi.as_ref().map(Psi::of),
+            }),
+            io: io.map(|io| Io { time: Time(&io.time), psi: io.psi.as_ref().map(Psi::of) }),
+        }
     }
 }
 
-fn fs(fs: &FsStats) -> Value {
-    let mut out = Map::from_iter([("time".to_owned(), time(&fs.time))]);
-    put(&mut out, "availableBytes", fs.available_bytes);
-    put(&mut out, "capacityBytes", fs.capacity_bytes);
-    put(&mut out, "usedBytes", fs.used_bytes);
-    put(&mut out, "inodesFree", fs.inodes_free);
-    put(&mut out, "inodes", fs.inodes);
-    put(&mut out, "inodesUsed", fs.inodes_used);
-    Value::Object(out)
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Cpu<'a> {
+    time: Time<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage_nano_cores: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage_core_nano_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psi: Option<Psi>,
 }
 
-fn put(out: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>>) {
-    if let Some(value) = value {
-        out.insert(name.to_owned(), value.into());
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Memory<'a> {
+    time: Time<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    working_set_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rss_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    major_page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psi: Option<Psi>,
+}
+
+#[derive(Debug, Serialize)]
+struct Io<'a> {
+    time: Time<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psi: Option<Psi>,
+}
+
+#[derive(Debug, Serialize)]
+struct Psi {
+    full: PsiData,
+    some: PsiData,
+}
+
+impl Psi {
+    fn of(psi: &stats::Psi) -> Self {
+        let line = |line: Option<stats::PsiData>| {
+            let line = line.unwrap_or_default();
+            PsiData { total: line.total, avg10: Go(line.avg10), avg60: Go(line.avg60), avg300: Go(line.avg300) }
+        };
+        Psi { full: line(psi.full), some: line(psi.some) }
     }
 }
 
-/// Whole seconds; null for no time, as Go writes its zero time.
-fn time(text: &str) -> Value {
-    match text.parse::<jiff::Timestamp>() {
-        Ok(at) => Value::String(jiff::Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()),
-        Err(_) => Value::Null,
+#[derive(Debug, Serialize)]
+struct PsiData {
+    total: u64,
+    avg10: Go,
+    avg60: Go,
+    avg300: Go,
+}
+
+/// A float as Go's JSON has it: whole numbers without a fraction.
+#[derive(Debug)]
+struct Go(f64);
+
+impl Serialize for Go {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole percentage fits")]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.fract() == 0.0 && (0.0..=1e6).contains(&self.0) {
+            serializer.serialize_u64(self.0 as u64)
+        } else {
+            serializer.serialize_f64(self.0)
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Swap<'a> {
+    time: Time<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap_available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap_usage_bytes: Option<u64>,
+}
+
+impl<'a> Swap<'a> {
+    fn of(swap: &'a stats::SwapStats) -> Self {
+        Swap { time: Time(&swap.time), swap_available_bytes: swap.available_bytes, swap_usage_bytes: swap.usage_bytes }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Network<'a> {
+    time: Time<'a>,
+    #[serde(flatten)]
+    main: Interface<'a>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    interfaces: Vec<Interface<'a>>,
+}
+
+impl<'a> Network<'a> {
+    fn of(network: &'a stats::NetworkStats) -> Self {
+        let interface = |one: &'a stats::InterfaceStats| Interface {
+            name: &one.name,
+            rx_bytes: Some(one.rx_bytes),
+            rx_errors: Some(one.rx_errors),
+            tx_bytes: Some(one.tx_bytes),
+            tx_errors: Some(one.tx_errors),
+        };
+        let main = network.interfaces.iter().find(|one| one.name == DEFAULT_INTERFACE);
+        Network {
+            time: Time(&network.time),
+            // An empty name when there is none of that name.
+            main: main.map(interface).unwrap_or_default(),
+            interfaces: network.interfaces.iter().map(interface).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Interface<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rx_errors: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tx_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tx_errors: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Fs<'a> {
+    time: Time<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inodes_free: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inodes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inodes_used: Option<u64>,
+}
+
+impl<'a> Fs<'a> {
+    fn of(fs: &'a stats::FsStats) -> Self {
+        Fs {
+            time: Time(&fs.time),
+            available_bytes: fs.available_bytes,
+            capacity_bytes: fs.capacity_bytes,
+            used_bytes: fs.used_bytes,
+            inodes_free: fs.inodes_free,
+            inodes: fs.inodes,
+            inodes_used: fs.inodes_used,
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shape() {
-        let node = NodeStats {
-            node_name: "n".into(),
-            start_time: "2026-11-20T23:16:56Z".into(),
-            cpu: Some(CpuStats {
-                time: "2026-11-21T00:47:43.5Z".into(),
-                usage_nano_cores: Some(5),
-                usage_core_nano_seconds: Some(7),
-                psi: None,
-            }),
-            node_fs: Some(FsStats { used_bytes: Some(3), ..Default::default() }),
-            max_pid: 32768,
-            running_processes: 191,
-            ..Default::default()
-        };
-        let pod = PodStats { name: "p".into(), namespace: "d".into(), uid: "u".into(), ..Default::default() };
-        let full = document(&node, std::slice::from_ref(&pod), false);
-        assert_eq!(
-            full["node"]["cpu"],
-            json!({"time": "2026-11-21T00:47:43Z", "usageNanoCores": 5, "usageCoreNanoSeconds": 7})
-        );
-        assert_eq!(full["node"]["rlimit"], json!({"time": "2026-11-21T00:47:43Z", "maxpid": 32768, "curproc": 191}));
-        assert_eq!(full["node"]["fs"]["usedBytes"], 3);
-        assert_eq!(full["pods"][0]["podRef"], json!({"name": "p", "namespace": "d", "uid": "u"}));
-        assert_eq!(full["pods"][0]["containers"], json!([]));
-        assert!(full["node"].get("memory").is_none());
-        let small = document(&node, &[pod], true);
-        assert!(small["node"].get("fs").is_none() && small["node"].get("rlimit").is_none());
-    }
-}
+mod tests;

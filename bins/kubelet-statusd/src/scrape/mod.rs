@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 use bulkhead_types::Process;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::app::App;
 use crate::exposition::{Family, Kind, Sample};
@@ -42,12 +42,19 @@ impl Default for Scrapes {
     }
 }
 
+impl Scrapes {
+    /// A turn for one scrape. `None`: the process ends.
+    pub async fn slot(&self) -> Option<SemaphorePermit<'_>> {
+        self.slots.acquire().await.ok()
+    }
+}
+
 /// When this process started, seconds since the epoch. It is read once.
 static STARTED: LazyLock<Option<f64>> = LazyLock::new(bulkhead_daemon::process_start_time);
 
 /// `/metrics`.
 pub async fn metrics(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let Ok(_slot) = app.scrapes.slots.acquire().await else { return busy() };
+    let Some(_slot) = app.scrapes.slot().await else { return busy() };
     let (syncd, volnetd, evictiond) = tokio::join!(
         app.peers.metrics(Process::Syncd),
         app.peers.metrics(Process::Volnetd),
@@ -82,7 +89,7 @@ fn source<'a>(process: &'static str, text: &'a str) -> Option<Source<'a>> {
 
 /// `/metrics/probes`: series of probes, which only kubelet-syncd has.
 pub async fn probes(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let Ok(_slot) = app.scrapes.slots.acquire().await else { return busy() };
+    let Some(_slot) = app.scrapes.slot().await else { return busy() };
     let Some(text) = app.peers.probe_metrics().await else {
         return answer::text(StatusCode::SERVICE_UNAVAILABLE, "kubelet-syncd does not answer\n");
     };
@@ -119,6 +126,22 @@ pub fn answer(families: &[Family], headers: &HeaderMap) -> Answer {
     finished(wanted, content)
 }
 
+/// A text of ours in the format 0.0.4, families sorted by name, in the format and encoding that the request's headers ask
+/// for.
+pub fn answer_text(text: String, headers: &HeaderMap) -> Answer {
+    let wanted = negotiate(headers);
+    if wanted.format == Format::Text {
+        return finished(wanted, text.into_bytes());
+    }
+    match scan(&text) {
+        Ok(blocks) => finished(wanted, write(blocks.into_iter().map(Joined::Text).collect(), wanted.format)),
+        Err(error) => {
+            tracing::error!(%error, "a text of our own is not in the format");
+            answer::text(StatusCode::INTERNAL_SERVER_ERROR, "the series are not in the format\n")
+        }
+    }
+}
+
 fn start_time(seconds: f64) -> Family {
     let name = "process_start_time_seconds".to_owned();
     Family {
@@ -129,7 +152,8 @@ fn start_time(seconds: f64) -> Family {
     }
 }
 
-fn busy() -> Answer {
+/// The answer when there is no turn any more.
+pub fn busy() -> Answer {
     answer::text(StatusCode::SERVICE_UNAVAILABLE, "the node agent is ending\n")
 }
 

@@ -14,6 +14,7 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
+use bulkhead_ipc::syncd::stats_server::StatsServer;
 use bulkhead_ipc::syncd::streams_server::StreamsServer;
 use bulkhead_ipc::syncd::views_server::ViewsServer;
 use bulkhead_types::Process;
@@ -32,6 +33,7 @@ use crate::engine::last_words::LastWords;
 use crate::engine::node::{NodeContext, NodeParts};
 use crate::engine::runtime_health::{self, RuntimeHealth};
 use crate::engine::{Engine, EngineParts, RuntimeMetrics, RuntimeSide, image_fs, image_list, upkeep};
+use crate::hooks;
 use crate::images::ImageMetrics;
 use crate::images::credentials::Keyring;
 use crate::manifests::BrokerManifests;
@@ -50,12 +52,14 @@ use crate::runtime::node_facts::{HostFacts, SharedFacts};
 use crate::runtime::podspec::PodIdentity;
 use crate::runtime::request_check;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
+use crate::service::stats::StatsApi;
 use crate::service::streams::{StreamParts, StreamsApi};
 use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::volnetd::{Authority, Volnetd};
+use crate::volumes::metrics::VolumeCounts;
 
 /// Default of `nodeStatusMaxImages`.
 const MAX_IMAGES: i32 = 50;
@@ -88,16 +92,17 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Callers are answered from the first moment on: that little is known yet is an answer.
     let service =
         SyncdApi { epoch: daemon.epoch, pods: hub, events: ring, node: view.clone(), stop: daemon.stop.clone() };
-    let streams = StreamsApi::default();
+    let runtime_apis = RuntimeApis::default();
     let services = daemon
         .services()?
         .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ViewsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
-        .add(StreamsServer::new(streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
+        .add(StatsServer::new(runtime_apis.stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
-    let working = work(&daemon, config, started, reporter, view, streams);
+    let working = work(&daemon, config, started, reporter, view, runtime_apis);
     tokio::pin!(serving, working);
     tokio::select! {
         served = &mut serving => served,
@@ -108,13 +113,20 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     }
 }
 
+/// Services that put others' questions to the runtime, once there is a connection to it.
+#[derive(Debug, Default)]
+struct RuntimeApis {
+    streams: StreamsApi,
+    stats: StatsApi,
+}
+
 async fn work(
     daemon: &Arc<Daemon>,
     config: Arc<NodeConfig>,
     started: Instant,
     reporter: Arc<Reporter>,
     view: Arc<NodeView>,
-    streams: StreamsApi,
+    runtime_apis: RuntimeApis,
 ) -> Result<(), RunError> {
     let state = tokio::select! {
         state = daemon.state_dir() => PrivateState::new(state?),
@@ -125,6 +137,7 @@ async fn work(
     let volnetd = Volnetd::new(link.clone(), daemon.broker.clone(), authority.clone());
     let cri =
         runtime::runtime_client(&daemon.broker, &config).observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
+    runtime_apis.stats.set(cri.clone());
 
     let (health_sender, health) = watch::channel(RuntimeHealth::default());
     let (answered_sender, answered) = watch::channel(None);
@@ -190,7 +203,7 @@ async fn work(
     // Nothing is decided before the runtime has said what it has.
     let known = async {
         let version = runtime::runtime_version(&cri).await;
-        let driver = runtime::cgroup_driver(&cri).await;
+        let driver = runtime::cgroup_driver(&cri, &daemon.registry).await;
         pleg.first_relist().await;
         let mut health = health.clone();
         // Which features the runtime has is part of the requests to it.
@@ -210,6 +223,8 @@ async fn work(
     tokio::spawn(api_node::keep_addresses(node_seen.clone(), facts.clone()));
     tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
     let starts = StartTimes::register(&daemon.registry)?;
+    hooks::metrics::register(&daemon.registry)?;
+    daemon.registry.register(Box::new(VolumeCounts::new(reporter.hub.clone())?))?;
     let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
     let keyring = Arc::new(Keyring::new(objects.clone(), daemon.broker.clone(), config.credential_providers.as_ref()));
     let runtime = RuntimeSide::new(
@@ -271,7 +286,7 @@ async fn work(
     );
     let sources = Arc::new(sources);
     view.set_engine(node.clone(), sources.clone());
-    streams.set(StreamParts {
+    runtime_apis.streams.set(StreamParts {
         cri,
         cache: pleg.cache(),
         sources: sources.clone(),

@@ -14,6 +14,8 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Events/Watch", peers: &[Role::Statusd, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: READERS },
     MethodRule { method: "/kubelet.syncd.v1.Node/Watch", peers: READERS },
+    MethodRule { method: "/kubelet.syncd.v1.Stats/WritableLayers", peers: &[Role::Evictiond, Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Stats/ImageFs", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Exec", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Attach", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/PortForward", peers: &[Role::Statusd] },
