@@ -43,6 +43,8 @@ const ENVIRONMENT: [&str; 11] = [
 pub struct Shared<'a> {
     pub config: &'a NodeConfig,
     pub sockets: &'a Sockets,
+    /// Where kubelet-statusd asks the reader of the journal; none where there is no such process.
+    pub asker: Option<&'a OwnedFd>,
     /// Read end of a pipe whose other end only the launcher holds.
     pub death: &'a OwnedFd,
     /// Folder of the four programs.
@@ -123,6 +125,9 @@ fn start(process: Process, shared: &Shared<'_>) -> std::io::Result<tokio::proces
     spec.env.push(("WATCHDOG_USEC".into(), WATCHDOG.as_micros().to_string().into()));
     spec.fds = shared.sockets.of(process)?;
     spec.fds.push(("death".to_owned(), shared.death.try_clone()?));
+    if let Some(asker) = shared.asker.filter(|_| process == Process::Statusd) {
+        spec.fds.push(("journal".to_owned(), asker.try_clone()?));
+    }
     let (capabilities, _) = privileges::available(privileges::of(process), &shared.granted);
     spec.user = Some(User {
         uid: config.users.uid(process),

@@ -6,6 +6,7 @@
 
 mod child;
 pub mod claims;
+mod journal;
 mod notify;
 mod privileges;
 mod restart;

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::child::{self, Hopeless, Shared, State};
+use super::journal;
 use super::privileges;
 use super::sockets::{self, SocketError, Sockets};
 
@@ -47,6 +48,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let max_open_files = open_files_limit(config.kubelet.max_open_files);
 
     let sockets = Sockets::bind(config)?;
+    let journal = journal::Reader::prepare(config, &programs);
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);
@@ -62,7 +64,8 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let mut hangup = signal(SignalKind::hangup()).map_err(LaunchError::Signals)?;
     bulkhead_sys::process::hold(privileges::EFFECTIVE, privileges::PASSED_ON)?;
 
-    let shared = Shared { config, sockets: &sockets, death: &death, programs, granted, max_open_files };
+    let asker = journal.as_ref().map(journal::Reader::asker);
+    let shared = Shared { config, sockets: &sockets, asker, death: &death, programs, granted, max_open_files };
     let mut children = FuturesUnordered::new();
     let mut states = Vec::new();
     let mut stops = Vec::new();
@@ -96,7 +99,13 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         std::future::pending::<()>().await
     };
     let readiness = report_readiness(states);
-    tokio::pin!(stopping, signals, readiness);
+    let reading = async {
+        if let Some(journal) = &journal {
+            journal.run(stop.clone()).await;
+        }
+        std::future::pending::<()>().await
+    };
+    tokio::pin!(stopping, signals, readiness, reading);
     let mut outcome = Ok(());
     loop {
         tokio::select! {
@@ -112,6 +121,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
             () = &mut stopping => {}
             () = &mut signals => {}
             () = &mut readiness => {}
+            () = &mut reading => {}
         }
     }
     drop(children);

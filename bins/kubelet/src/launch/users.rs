@@ -89,6 +89,18 @@ fn named(passwd: &str, group: &str) -> Option<Users> {
     })
 }
 
+/// User and group of the reader of the journal: the first number of our own block, which no daemon has as its uid, or the
+/// user of that name. Pure.
+pub fn journal(users: Users, passwd: &str) -> Option<(u32, u32)> {
+    if users == Users::block(users.gid) {
+        return Some((users.gid, users.gid));
+    }
+    let line = passwd.lines().find(|line| line.split(':').next() == Some("kubelet-journal"))?;
+    let mut fields = line.split(':').skip(2);
+    let (uid, gid) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    (uid != 0).then_some((uid, gid))
+}
+
 /// Third field of each line: uid of a passwd line, gid of a group line.
 fn ids(database: &str) -> impl Iterator<Item = u32> + '_ {
     database.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok())
@@ -132,6 +144,17 @@ mod tests {
         assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), order.len());
         assert_eq!(order.last(), Some(&60710), "a killed node's block only when there is no other");
         assert_eq!(candidates(Some(5), &[], |_| false).first(), Some(&FIRST), "a record outside the range is ignored");
+    }
+
+    #[test]
+    fn the_journals_reader_is_nobody_else() {
+        let block = Users::block(60706);
+        assert_eq!(journal(block, ""), Some((60706, 60706)));
+        assert!(![block.syncd, block.evictiond, block.statusd].contains(&60706));
+        let named = Users { syncd: 990, ..block };
+        assert_eq!(journal(named, "root:x:0:0::/:\n"), None);
+        assert_eq!(journal(named, "kubelet-journal:x:995:996::/:/bin/false\n"), Some((995, 996)));
+        assert_eq!(journal(named, "kubelet-journal:x:0:0::/:\n"), None);
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! One question after the other from the socket; each is a program that writes into the pipe that came along.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_ipc::common::JournalQuery;
+use bulkhead_sys::spawn::Spec;
+use prost::Message as _;
+use tokio::io::Interest;
+use tokio::sync::Semaphore;
+
+use crate::argv;
+
+/// Upstream's, for one run of journalctl.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Runs of journalctl at once; more wait in the socket.
+const RUNS_MAX: usize = 4;
+const DATAGRAM_MAX: usize = 8 * 1024;
+/// Where distributions have it. Not looked for elsewhere: who could put something there would be run.
+const PROGRAMS: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
+
+/// Serves until the other end is closed.
+pub async fn serve(socket: OwnedFd) -> io::Result<()> {
+    let socket = bulkhead_sys::async_fd::register(socket)?;
+    let runs = Arc::new(Semaphore::new(RUNS_MAX));
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    loop {
+        let Ok(run) = runs.clone().acquire_owned().await else { return Ok(()) };
+        let received = socket.async_io(Interest::READABLE, |fd| bulkhead_sys::scm::recv(fd, &mut buffer)).await;
+        let (length, mut fds) = match received {
+            Ok(datagram) if datagram.len == 0 => return Ok(()),
+            Ok(datagram) => (datagram.len, datagram.fds),
+            // Too long, or with too many descriptors: gone, and the next one may be right.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => continue,
+            Err(error) => return Err(error),
+        };
+        let Some(pipe) = fds.pop() else { continue };
+        let Ok(query) = JournalQuery::decode(&buffer[..length]) else { continue };
+        tokio::spawn(async move {
+            answer(&query, pipe).await;
+            drop(run);
+        });
+    }
+}
+
+async fn answer(query: &JournalQuery, pipe: OwnedFd) {
+    let arguments = match argv::arguments(query) {
+        Ok(arguments) => arguments,
+        Err(error) => return eprintln!("kubelet-journal: a question is refused: {error}"),
+    };
+    let mut child = match start(arguments, &pipe) {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("kubelet-journal: journalctl could not be started: {error}");
+            // It has what the pipe holds; a pipe that is full already has a reader that is not interested.
+            let _ = rustix::io::write(&pipe, b"\nerror: journal output not available\n");
+            return;
+        }
+    };
+    // From here on the program alone has the pipe: its end is the answer's.
+    drop(pipe);
+    if tokio::time::timeout(DEADLINE, child.wait()).await.is_err() {
+        // An error means that it has just ended.
+        let _ = child.kill().await;
+    }
+}
+
+fn start(arguments: Vec<String>, pipe: &OwnedFd) -> io::Result<tokio::process::Child> {
+    let program = PROGRAMS.into_iter().find(|program| Path::new(program).is_file());
+    let mut spec = Spec::new(program.ok_or(io::ErrorKind::NotFound)?);
+    spec.args = arguments.into_iter().map(Into::into).collect();
+    spec.no_new_privs = true;
+    spec.die_with_parent = true;
+    let (mut command, slots) = spec.prepare()?.into_parts();
+    // What it complains of is part of the answer, as upstream has it.
+    command.stdout(Stdio::from(pipe.try_clone()?)).stderr(Stdio::from(pipe.try_clone()?));
+    let child = tokio::process::Command::from(command).kill_on_drop(true).spawn();
+    drop(slots);
+    child
+}
