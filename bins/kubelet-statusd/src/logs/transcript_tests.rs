@@ -83,7 +83,7 @@ fn dockers_format() {
     let strange = file.clone() + &line(4, "stdin", "x\n") + &line(5, "stdout", "y\n");
     assert_eq!(shown(ALL, &[strange.as_bytes()]), "a\nbc\nunexpected stream type \"stdin\"");
     let long = "x".repeat(3 * MAX_WHOLE);
-    let file = line(1, "stdout", &long) + &line(2, "stdout", &"y".repeat(MAX_OBJECT)) + &line(3, "stdout", "z");
+    let file = line(1, "stdout", &long) + &line(2, "stdout", &"y".repeat(2 * MAX_OBJECT)) + &line(3, "stdout", "z");
     let pieces: Vec<&[u8]> = file.as_bytes().chunks(4096).collect();
     assert_eq!(shown(ALL, &pieces), long + "z", "what is too long is left out");
 }
