@@ -1,12 +1,16 @@
 //! What the tests of this folder share: the decision to run at all.
 
+pub mod channels;
 pub mod cluster;
 pub mod golden;
 pub mod history;
 pub mod joined;
 pub mod kubectl;
+pub mod metric_families;
 pub mod registry;
+pub mod scrape;
 pub mod shown;
+pub mod websocket;
 
 use anyhow::Result;
 use bulkhead_testkit::{Lab, machine};
