@@ -69,7 +69,6 @@ const FIELDS: &[&str] = &[
     "enableControllerAttachDetach",
     "volumePluginDir",
     "showHiddenMetricsForVersion",
-    "tracing",
     "logging.vmodule",
     "logging.options",
 ];

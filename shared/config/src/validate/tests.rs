@@ -47,11 +47,11 @@ fn every_limit_has_two_sides() {
         ("tlsCurvePreferences[1]", "tlsCurvePreferences: [25, 24]", "tlsCurvePreferences: [25, 25]"),
         ("tlsMinVersion", "tlsMinVersion: VersionTLS13", "tlsMinVersion: TLS1.3"),
         (
-            "tlsCipherSuites:",
+            "tlsCipherSuites",
             "tlsCipherSuites: [TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
             "tlsCipherSuites: [TLS_RSA_WITH_AES_128_GCM_SHA256]",
         ),
-        ("tlsCurvePreferences:", "tlsCurvePreferences: [4588, 29]", "tlsCurvePreferences: [4588, 25]"),
+        ("tlsCurvePreferences", "tlsCurvePreferences: [4588, 29]", "tlsCurvePreferences: [4588, 25]"),
         ("tlsPrivateKeyFile", "{tlsCertFile: /c, tlsPrivateKeyFile: /k}", "{tlsCertFile: /c}"),
         (
             "serverTLSBootstrap",
