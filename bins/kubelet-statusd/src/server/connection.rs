@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -41,6 +42,13 @@ pub struct Endpoint {
     pub tls: Option<Serving>,
 }
 
+/// Who is at the other end: `from`, where it is known, becomes an extension of each request as a `SocketAddr`.
+#[derive(Debug, Clone)]
+struct Client {
+    from: Option<SocketAddr>,
+    certificates: Option<PeerCertificates>,
+}
+
 /// The certificates that the client has shown, its own first; not verified. An extension of each request.
 #[derive(Debug, Clone)]
 pub struct PeerCertificates(pub Arc<[CertificateDer<'static>]>);
@@ -50,7 +58,10 @@ pub async fn serve(stream: TcpStream, slot: Slot, endpoint: Arc<Endpoint>) {
     let activity = slot.activity().clone();
     let served = async {
         match &endpoint.tls {
-            None => http1(Watched::new(stream, slot, true), None, &endpoint).await,
+            None => {
+                let client = Client { from: stream.peer_addr().ok(), certificates: None };
+                http1(Watched::new(stream, slot, true), client, &endpoint).await;
+            }
             Some(tls) => https(stream, slot, tls, &endpoint).await,
         }
     };
@@ -78,10 +89,11 @@ async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint
     let certificates = connection.peer_certificates().unwrap_or_default();
     let certificates: Arc<[_]> = certificates.iter().map(|one| one.clone().into_owned()).collect();
     let certificates = (!certificates.is_empty()).then(|| PeerCertificates(certificates));
+    let client = Client { from: stream.get_ref().0.peer_addr().ok(), certificates };
     if connection.alpn_protocol() == Some(b"h2") {
-        http2(Watched::new(stream, slot, false), certificates, endpoint).await;
+        http2(Watched::new(stream, slot, false), client, endpoint).await;
     } else {
-        http1(Watched::new(stream, slot, true), certificates, endpoint).await;
+        http1(Watched::new(stream, slot, true), client, endpoint).await;
     }
 }
 
@@ -95,12 +107,12 @@ async fn refuse(error: &std::io::Error, mut stream: TcpStream) {
     }
 }
 
-async fn http1<S>(io: Watched<S>, certificates: Option<PeerCertificates>, endpoint: &Endpoint)
+async fn http1<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let activity = io.activity().clone();
-    let service = service(activity.clone(), certificates, endpoint);
+    let service = service(activity.clone(), client, endpoint);
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         // Times of headers are ours: hyper's would count idleness as slowness.
@@ -114,12 +126,12 @@ where
     ended(InTime::new(served, activity, endpoint.limits).await);
 }
 
-async fn http2<S>(io: Watched<S>, certificates: Option<PeerCertificates>, endpoint: &Endpoint)
+async fn http2<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let activity = io.activity().clone();
-    let service = service(activity.clone(), certificates, endpoint);
+    let service = service(activity.clone(), client, endpoint);
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
@@ -142,15 +154,18 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<ServedBody>, Infall
 /// What answers the requests of one connection.
 fn service(
     activity: Arc<Activity>,
-    certificates: Option<PeerCertificates>,
+    client: Client,
     endpoint: &Endpoint,
 ) -> impl Fn(Request<Incoming>) -> Answering + Send + 'static {
     let endpoint = endpoint.clone();
     move |mut request| {
         let work = activity.begin();
         let deadline = Instant::now() + endpoint.limits.answer_life;
-        if let Some(certificates) = &certificates {
+        if let Some(certificates) = &client.certificates {
             request.extensions_mut().insert(certificates.clone());
+        }
+        if let Some(from) = client.from {
+            request.extensions_mut().insert(from);
         }
         let (endpoint, activity) = (endpoint.clone(), activity.clone());
         Box::pin(async move {

@@ -149,3 +149,7 @@ async fn refusal(answer: Response<Incoming>) -> Answer {
         Ok(Err(_)) | Err(_) => answer::text(head.status, "the runtime's refusal could not be read\n"),
     }
 }
+
+#[cfg(test)]
+#[path = "proxy_tests.rs"]
+mod tests;
