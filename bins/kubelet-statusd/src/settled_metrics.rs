@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn time_left() {
         let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
-        let at = |milliseconds| Some(jiff::Timestamp::from_millisecond(1_800_000_000_000 + milliseconds).unwrap());
+        let at = |milliseconds: i64| Some(jiff::Timestamp::from_millisecond(1_800_000_000_000 + milliseconds).unwrap());
         assert_eq!(seconds_left(at(1_900), now), 1.0);
         assert_eq!(seconds_left(at(-1_900), now), -1.0);
         assert_eq!(seconds_left(None, now), f64::INFINITY);
