@@ -74,15 +74,22 @@ pub async fn serve(stream: TcpStream, slot: Slot, endpoint: Arc<Endpoint>) {
 
 async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint) {
     let handshake = async {
+        // No record of TLS begins with a letter.
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first[0].is_ascii_alphabetic() {
+            refuse_plain(stream).await;
+            return Ok(None);
+        }
         // Right after the start there may be none yet.
         let config = tls.config().await;
         let accept = tokio_rustls::TlsAcceptor::from(config)
             .accept_with(stream, |connection| connection.set_buffer_limit(Some(SEND_BUFFER)));
-        accept.into_fallible().await
+        accept.await.map(Some)
     };
     let stream = match tokio::time::timeout(endpoint.limits.handshake_time, handshake).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err((error, stream))) => return refuse(&error, stream).await,
+        Ok(Ok(Some(stream))) => stream,
+        Ok(Ok(None)) => return,
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake error"),
         Err(_) => return tracing::debug!("TLS: no handshake in time"),
     };
     let connection = stream.get_ref().1;
@@ -98,13 +105,11 @@ async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint
 }
 
 /// Tells somebody who does not speak TLS at all what is wrong, in Go's words.
-async fn refuse(error: &std::io::Error, mut stream: TcpStream) {
-    tracing::debug!(%error, "TLS handshake error");
-    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if matches!(tls, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType))) {
-        const WORDS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
-        let _ = tokio::time::timeout(Duration::from_secs(1), stream.write_all(WORDS)).await;
-    }
+async fn refuse_plain(mut stream: TcpStream) {
+    const WORDS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    tracing::debug!("TLS: a client speaks plain HTTP");
+    let _ = stream.write_all(WORDS).await;
+    let _ = stream.shutdown().await;
 }
 
 async fn http1<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
@@ -118,6 +123,7 @@ where
         // Times of headers are ours: hyper's would count idleness as slowness.
         .header_read_timeout(None::<Duration>)
         .max_buf_size(endpoint.limits.head_bytes)
+        .max_header_size(endpoint.limits.head_bytes)
         .max_headers(HEADERS)
         // As Go writes them: not everybody compares names of headers as one should.
         .title_case_headers(true)
