@@ -1,7 +1,8 @@
 //! A log as it is read for one client: to its end, or for as long as the container runs.
 //!
-//! The client pulls: nothing is read before it takes what was read before, and when it goes, this goes with it. Between
-//! two pieces a follower holds its descriptor and an unfinished line.
+//! The client pulls: nothing is read before it takes what was read before, and when it goes, this goes with it. Of what it
+//! has not taken there are [`UNTAKEN`] pieces at most, wherever on the way they are: a piece counts until it is let go of,
+//! which a server does once it is written. Between two pieces a follower holds its descriptor and an unfinished line.
 //!
 //! ```text
 //!                  grown, cut                          quiet for a moment
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use super::growth::{self, Growth, Shape};
@@ -32,6 +33,8 @@ use super::reading::{Piece, Reading};
 use super::source::{NoFile, Source};
 use crate::server::answer::BoxError;
 
+/// Pieces that a client may leave untaken.
+const UNTAKEN: usize = 2;
 /// A rotated file that has not grown for so long has no writer any more.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Pauses between two questions for the next file.
@@ -80,6 +83,19 @@ struct Log<S> {
     /// `None`: over.
     reading: Option<Reading>,
     follower: Option<Follower<S>>,
+    untaken: Arc<Semaphore>,
+}
+
+/// A piece on its way to the client.
+struct Untaken {
+    bytes: Vec<u8>,
+    _counts: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Untaken {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// The log piece by piece. Never fails: what goes wrong after the beginning is told in words at the end, as upstream
@@ -97,7 +113,7 @@ pub fn pieces<S: Source>(
         names_tell: true,
         ended: None,
     });
-    let log = Log { reading: Some(reading), follower };
+    let log = Log { reading: Some(reading), follower, untaken: Arc::new(Semaphore::new(UNTAKEN)) };
     futures_util::stream::unfold(log, |mut log| async move {
         let piece = log.next().await?;
         Some((Ok(piece), log))
@@ -106,6 +122,12 @@ pub fn pieces<S: Source>(
 
 impl<S: Source> Log<S> {
     async fn next(&mut self) -> Option<Bytes> {
+        let counts = self.untaken.clone().acquire_owned().await.ok()?;
+        let bytes = self.read().await?;
+        Some(Bytes::from_owner(Untaken { bytes, _counts: counts }))
+    }
+
+    async fn read(&mut self) -> Option<Vec<u8>> {
         loop {
             // A client that goes leaves the file to the thread that reads it, which then closes it.
             let mut reading = self.reading.take()?;
@@ -119,7 +141,7 @@ impl<S: Source> Log<S> {
                         reading.at_end = false;
                         self.reading = Some(reading);
                         if !rest.is_empty() {
-                            return Some(rest.into());
+                            return Some(rest);
                         }
                         continue;
                     }
@@ -147,23 +169,23 @@ impl<S: Source> Log<S> {
                 self.reading = Some(reading);
             }
             if !out.is_empty() {
-                return Some(out.into());
+                return Some(out);
             }
         }
     }
 
     /// The last words. Who follows is not shown a line that never ended.
-    fn end(&self, mut reading: Reading) -> Option<Bytes> {
+    fn end(&self, mut reading: Reading) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         if self.follower.is_none() {
             reading.transcript.finish(&mut out);
         }
         say_malformed(&reading);
-        (!out.is_empty()).then(|| out.into())
+        (!out.is_empty()).then_some(out)
     }
 }
 
-fn failure(error: &io::Error) -> Bytes {
+fn failure(error: &io::Error) -> Vec<u8> {
     format!("failed to read log file: {error}").into()
 }
 

@@ -264,6 +264,24 @@ async fn a_log_that_is_removed_is_followed_until_nobody_knows_the_pod() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_nothing_is_read_nothing_more() {
+    let place = Place::new();
+    let mut writer = place.writer();
+    (0..20_000).for_each(|number| say(&mut writer, number));
+    let mut client = Client::start(&place, RULES, None);
+    let mut untaken = vec![client.next().await.unwrap(), client.next().await.unwrap()];
+    tokio::time::timeout(Duration::from_millis(100), client.pieces.next()).await.unwrap_err();
+    for _ in 0..5 {
+        client.got.extend_from_slice(&untaken.remove(0));
+        untaken.push(client.next().await.unwrap());
+        tokio::time::timeout(Duration::from_millis(20), client.pieces.next()).await.unwrap_err();
+    }
+    untaken.drain(..).for_each(|piece| client.got.extend_from_slice(&piece));
+    client.life.send_replace(Life::Ended);
+    assert_eq!(client.to_the_end().await, numbers(0..20_000));
+}
+
+#[tokio::test]
 async fn who_goes_leaves_nothing_open() {
     let place = Place::new();
     say(&mut place.writer(), "x");
