@@ -41,6 +41,12 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
             self.entries.remove(&oldest);
         }
     }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
 }
 
 #[cfg(test)]
