@@ -30,9 +30,11 @@ const RATE_GAP: Duration = Duration::from_millis(250);
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
 const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
-/// The runtime measures each container for an answer, which is not cheap, and its own disk figures are older than this
-/// most of the time.
-const RUNTIME_KEEP: Duration = Duration::from_secs(30);
+/// The runtime measures each container for an answer, which is not cheap, and renews its own disk figures every ten
+/// seconds at best.
+const RUNTIME_KEEP: Duration = Duration::from_secs(20);
+/// How soon it is asked again when it does not answer, or of a container that it has not told of.
+const RUNTIME_RETRY: Duration = Duration::from_secs(5);
 /// Groups in one message: about 1.5 KB each, so that a page fits well into one.
 const PAGE: usize = 100;
 
@@ -131,8 +133,12 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
 
     /// `None`: it is not its time. `Some(None)`: nobody answered.
     async fn runtime_disks(&self, state: &State, wanted: Wanted) -> Option<Option<Arc<RuntimeDisks>>> {
-        let is_fresh = state.runtime_asked.is_some_and(|at| at.elapsed() < RUNTIME_KEEP) && state.runtime.is_some();
-        if !wanted.disks || is_fresh {
+        let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
+            let mut running = state.pods.iter().flat_map(|pods| pods.iter()).flat_map(|pod| &pod.containers);
+            running.all(|container| runtime.layers.contains_key(&container.id))
+        });
+        let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
+        if !wanted.disks || state.runtime_asked.is_some_and(|at| at.elapsed() < keep) {
             return None;
         }
         Some(self.runtime.disks().await.map(Arc::new))
