@@ -77,19 +77,20 @@ pub async fn run(
     let traced = work_span(&uid, &work, node.cause(&uid));
     let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
     let one = One { node, uid: uid.clone(), context, cancel };
-    let work = async {
+    // On the heap: every wrapper around it would put one more copy of all of it on the stack.
+    let work = Box::pin(async {
         let ended = match (kind, &work.pod) {
-            (WorkKind::Sync, Some(pod)) => one.sync(pod, &work).await,
-            (WorkKind::Terminating, Some(pod)) => one.terminating(pod, &work).await,
-            (WorkKind::Terminated, Some(pod)) => one.terminated(pod, stays).await,
-            (WorkKind::TerminatingRuntime, _) | (_, None) => one.terminating_runtime(work.grace).await,
+            (WorkKind::Sync, Some(pod)) => Box::pin(one.sync(pod, &work)).await,
+            (WorkKind::Terminating, Some(pod)) => Box::pin(one.terminating(pod, &work)).await,
+            (WorkKind::Terminated, Some(pod)) => Box::pin(one.terminated(pod, stays)).await,
+            (WorkKind::TerminatingRuntime, _) | (_, None) => Box::pin(one.terminating_runtime(work.grace)).await,
         };
         match ended {
             Ok(outcome) => outcome,
             Err(Stop::Cancelled) => Outcome::Cancelled,
             Err(Stop::Retry(retry)) => Outcome::Failed(retry),
         }
-    }
+    })
     .instrument(span)
     .instrument(traced.clone());
     let outcome = match times {
