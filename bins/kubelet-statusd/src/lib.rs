@@ -1,9 +1,9 @@
 //! kubelet-statusd: says outward what the node is.
 //!
 //! # Serves / calls
-//! HTTP on healthzBindAddress:healthzPort (`/healthz`, `/metrics`, `/metrics/resource`) and, when readOnlyPort is not 0,
-//! on address:readOnlyPort (the same and `/stats/summary`); `kubelet.statusd.v1.Status` on its socket. Calls
-//! kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
+//! HTTPS on address:port, for those whom [`server::gate`] lets through; HTTP on healthzBindAddress:healthzPort and, when
+//! readOnlyPort is not 0, on address:readOnlyPort; [`routes`] has what each of them answers.
+//! `kubelet.statusd.v1.Status` on its socket. Calls kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
 //! (credentials, the product UUID, metrics, its state folder) and, unless the node is standalone, the API server: it is
 //! the only process that writes there. [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status,
 //! mirror pods and the last DELETE; [`events`] sends what was recorded.
@@ -12,8 +12,9 @@
 //! Its own user and no capability.
 //!
 //! # Security
-//! Everybody on the machine (readOnlyPort: on the network) may connect: requests are bounded in header size and time,
-//! connections in number and life, bodies are never read, and nothing that a request says reaches another process.
+//! Everybody on the network may connect to the HTTPS server (everybody on the machine to the health port): handshakes,
+//! headers and connections are bounded in size, time and number ([`server::limits`]), and nothing of a request but its
+//! credentials is looked at before it is let through. The serving key is kubelet-volnetd's to open: it is here in memory.
 //! Answers of the peers are read strictly and never relayed unread. Of objects that the API server has only the fields
 //! that are ours are patched.
 //!
@@ -22,13 +23,15 @@
 //! compared with what the API server has. The state folder is held locked for the life of the process, so that no older instance runs beside it.
 //!
 //! # When it fails
-//! A port that is taken is tried again; everything else goes on. A peer that does not answer within a second costs its
+//! The HTTPS port that is taken for more than some seconds ends the process (the first time the node, as upstream), other
+//! ports are tried again; everything else goes on. A serving certificate that is missing or broken fails connections
+//! until there is another. A peer that does not answer within a second costs its
 //! own series and, after a grace for restarts, its health check. While the API server is away nothing is lost but time:
 //! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
 //! # Known gaps
-//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. The certificates and the HTTPS
-//! server on 10250 are not there yet, nor `/metrics/cadvisor`, `/metrics/probes` and `/pods`, which go with it.
+//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. Certificates are neither asked
+//! for (bootstrap) nor renewed (rotation).
 
 mod app;
 pub mod cadvisor;
@@ -70,6 +73,7 @@ use bulkhead_types::Process;
 
 use crate::node::syncd_view::{self, Told};
 use crate::settled_metrics::ClientCertificate;
+use crate::node_logs::JournalReader;
 use crate::outward::Outward;
 
 pub use app::App;
@@ -121,6 +125,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
+    let app = app.with_journal(JournalReader::new(daemon.take_listener("journal"))?);
     let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,
