@@ -197,7 +197,10 @@ fn commands(world: &World) -> Result<()> {
     // The container's own process, which says something when it is told something.
     let mut socket = WebSocket::open(&world.https, &world.path("attach", "output=1"), V5)?;
     ensure!(socket.receiver.binary()?.as_deref() == Some(&[1]), "no greeting");
-    world.node.cri()?.exec(&world.node.wait_running(POD, 1)?.main().id, &["sh", "-c", "echo attached > /proc/1/fd/1"])?;
+    world
+        .node
+        .cri()?
+        .exec(&world.node.wait_running(POD, 1)?.main().id, &["sh", "-c", "echo attached > /proc/1/fd/1"])?;
     ensure!(socket.receiver.binary()?.as_deref() == Some(b"\x01attached\n".as_slice()));
     socket.sender.close()?;
     ensure!(socket.receiver.binary()?.is_none());
@@ -258,7 +261,8 @@ fn stalled_client(world: &World) -> Result<()> {
     let container = world.node.wait_running(POD, 1)?.main().id.clone();
     let cri = world.node.cri()?;
     let before = resident()?;
-    let script = format!("i=0; while [ $i -lt {PARTS} ]; do head -c 65536 /dev/zero; i=$((i+1)); echo $i > /tmp/parts; done");
+    let script =
+        format!("i=0; while [ $i -lt {PARTS} ]; do head -c 65536 /dev/zero; i=$((i+1)); echo $i > /tmp/parts; done");
     let mut socket = world.shell(&script, ALL)?;
     let mut last = String::new();
     eventually("the command is held up", LONG, || {
@@ -275,7 +279,11 @@ fn stalled_client(world: &World) -> Result<()> {
     let said = rest(&mut world.shell("echo beside", ALL)?.receiver)?;
     ensure!(said.stdout == b"beside\n", "{said:?}");
     let said = rest(&mut socket.receiver)?;
-    ensure!(said.stdout.len() == PARTS << 16 && said.stdout.iter().all(|byte| *byte == 0), "{} bytes", said.stdout.len());
+    ensure!(
+        said.stdout.len() == PARTS << 16 && said.stdout.iter().all(|byte| *byte == 0),
+        "{} bytes",
+        said.stdout.len()
+    );
     Ok(())
 }
 
@@ -358,6 +366,6 @@ fn without_the_gate_the_runtime_answers() -> Result<()> {
     let mut socket = WebSocket::open(&world.https, &path, &format!("{V5}, v4.channel.k8s.io"))?;
     ensure!(socket.protocol.as_deref() == Some("v4.channel.k8s.io"), "{:?}", socket.protocol);
     let said = rest(&mut socket.receiver)?;
-    ensure!(said.stdout == b"hello\n" && said.status == json!({"status": "Success"}), "{said:?}");
+    ensure!(said.stdout == b"hello\n" && said.status["status"] == "Success", "{said:?}");
     world.node.finish()
 }
