@@ -69,8 +69,11 @@ fn a_certificate_of_its_own_outlives_everything_and_clients_authorities_change()
     let (client, stranger) = (server(&lab, &admin(&first)?), server(&lab, &admin(&second)?));
     wait_served(&client)?;
     ensure!(client.get("/pods")?.status == 200);
-    let short = Authority::client(&first, "admin", "system:masters", Duration::ZERO)?;
-    for who in [&Credential::Nothing, &Credential::Token("x".into()), &Credential::Certificate(short)] {
+    let short = client.with(&Credential::Certificate(first.client("admin", "system:masters", Duration::ZERO)?));
+    eventually("a certificate that has ended is refused", LONG, || {
+        if is_refused(&short.get("/pods")?) { Ok(()) } else { bail!("it is not") }
+    })?;
+    for who in [&Credential::Nothing, &Credential::Token("x".into())] {
         let answer = client.with(who).get("/pods")?;
         ensure!(is_refused(&answer), "{answer:?}");
     }
