@@ -31,7 +31,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     bulkhead_sys::process::set_no_new_privs()?;
     confine()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve::serve(socket))?;
+    runtime.block_on(serve::serve(socket, serve::JOURNALCTL))?;
     Ok(())
 }
 

@@ -21,10 +21,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const RUNS_MAX: usize = 4;
 const DATAGRAM_MAX: usize = 8 * 1024;
 /// Where distributions have it. Not looked for elsewhere: who could put something there would be run.
-const PROGRAMS: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
+pub const JOURNALCTL: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
 
-/// Serves until the other end is closed.
-pub async fn serve(socket: OwnedFd) -> io::Result<()> {
+/// Serves until the other end is closed. `programs`: journalctl's places, the first that is there is run.
+pub async fn serve(socket: OwnedFd, programs: [&'static str; 2]) -> io::Result<()> {
     let socket = bulkhead_sys::async_fd::register(socket)?;
     let runs = Arc::new(Semaphore::new(RUNS_MAX));
     let mut buffer = vec![0; DATAGRAM_MAX];
@@ -41,18 +41,18 @@ pub async fn serve(socket: OwnedFd) -> io::Result<()> {
         let Some(pipe) = fds.pop() else { continue };
         let Ok(query) = JournalQuery::decode(&buffer[..length]) else { continue };
         tokio::spawn(async move {
-            answer(&query, pipe).await;
+            answer(&query, pipe, programs).await;
             drop(run);
         });
     }
 }
 
-async fn answer(query: &JournalQuery, pipe: OwnedFd) {
+async fn answer(query: &JournalQuery, pipe: OwnedFd, programs: [&'static str; 2]) {
     let arguments = match argv::arguments(query) {
         Ok(arguments) => arguments,
         Err(error) => return eprintln!("kubelet-journal: a question is refused: {error}"),
     };
-    let mut child = match start(arguments, &pipe) {
+    let mut child = match start(arguments, &pipe, programs) {
         Ok(child) => child,
         Err(error) => {
             eprintln!("kubelet-journal: journalctl could not be started: {error}");
@@ -69,8 +69,8 @@ async fn answer(query: &JournalQuery, pipe: OwnedFd) {
     }
 }
 
-fn start(arguments: Vec<String>, pipe: &OwnedFd) -> io::Result<tokio::process::Child> {
-    let program = PROGRAMS.into_iter().find(|program| Path::new(program).is_file());
+fn start(arguments: Vec<String>, pipe: &OwnedFd, programs: [&'static str; 2]) -> io::Result<tokio::process::Child> {
+    let program = programs.into_iter().find(|program| Path::new(program).is_file());
     let mut spec = Spec::new(program.ok_or(io::ErrorKind::NotFound)?);
     spec.args = arguments.into_iter().map(Into::into).collect();
     spec.no_new_privs = true;
@@ -81,4 +81,61 @@ fn start(arguments: Vec<String>, pipe: &OwnedFd) -> io::Result<tokio::process::C
     let child = tokio::process::Command::from(command).kill_on_drop(true).spawn();
     drop(slots);
     child
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{PipeReader, Read as _};
+    use std::os::fd::AsFd as _;
+
+    fn ask(socket: &OwnedFd, question: &[u8]) -> PipeReader {
+        let (answer, pipe) = io::pipe().unwrap();
+        bulkhead_sys::scm::send(socket, question, &[pipe.as_fd()]).unwrap();
+        answer
+    }
+
+    async fn text(mut answer: PipeReader) -> String {
+        let read = tokio::task::spawn_blocking(move || {
+            let mut text = String::new();
+            answer.read_to_string(&mut text).map(|_| text)
+        });
+        read.await.unwrap().unwrap()
+    }
+
+    fn units(names: &[&str]) -> Vec<u8> {
+        let units = names.iter().map(|name| (*name).to_owned()).collect();
+        JournalQuery { units, ..JournalQuery::default() }.encode_to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_question_is_a_program_that_writes_into_the_askers_pipe() {
+        let (asker, questions) = bulkhead_sys::scm::pair().unwrap();
+        let serving = tokio::spawn(serve(questions, ["/nowhere", "/bin/echo"]));
+        let good = ask(&asker, &units(&["kubelet", "$(id)"]));
+        assert_eq!(text(good).await, "", "refused: its pipe ends");
+        assert_eq!(text(ask(&asker, b"\xff\xff no message")).await, "");
+        let said = text(ask(&asker, &units(&["kubelet"]))).await;
+        assert_eq!(said, "--utc --no-pager --output=short-precise --unit=kubelet\n");
+        // More at once than run at once, and one whose reader has gone.
+        drop(ask(&asker, &units(&["gone"])));
+        let many: Vec<PipeReader> = (0..3 * RUNS_MAX).map(|_| ask(&asker, &units(&["u"]))).collect();
+        for answer in many {
+            assert!(text(answer).await.ends_with("--unit=u\n"));
+        }
+        drop(asker);
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_machine_without_journalctl_says_so() {
+        let (asker, questions) = bulkhead_sys::scm::pair().unwrap();
+        let serving = tokio::spawn(serve(questions, ["/nowhere", "/nowhere/else"]));
+        assert_eq!(text(ask(&asker, &units(&["u"]))).await, "\nerror: journal output not available\n");
+        // A descriptor that nobody can write into is the asker's own mistake.
+        bulkhead_sys::scm::send(&asker, &units(&["u"]), &[File::open("/dev/null").unwrap().as_fd()]).unwrap();
+        drop(asker);
+        serving.await.unwrap().unwrap();
+    }
 }
