@@ -43,7 +43,8 @@ where
                 Ok::<_, Infallible>(pass_through(request, &target, allowance).await)
             }
         });
-        let builder = hyper::server::conn::http1::Builder::new();
+        let mut builder = hyper::server::conn::http1::Builder::new();
+        builder.keep_alive(false);
         builder.serve_connection(TokioIo::new(server), service).with_upgrades().await.unwrap();
     });
     (client, slots)
@@ -66,7 +67,6 @@ async fn refused(request: &'static str, answer: &'static str) -> String {
     })
     .await;
     client.write_all(request.as_bytes()).await.unwrap();
-    client.shutdown().await.unwrap();
     let mut seen = String::new();
     client.read_to_string(&mut seen).await.unwrap();
     seen

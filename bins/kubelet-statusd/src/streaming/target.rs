@@ -59,8 +59,12 @@ impl StreamUrl {
         if authority.as_str().contains('@') {
             return Err(UrlError::Unusable("it has a user"));
         }
-        let port = match (authority.port(), tls) {
-            (Some(port), _) => port.as_u16(),
+        let port = match (authority.port_u16(), tls) {
+            (Some(port), _) => port,
+            // One that is out of range counts as none there.
+            (None, _) if authority.as_str() != authority.host() => {
+                return Err(UrlError::Unusable("its port is none"));
+            }
             (None, false) => 80,
             (None, true) => 443,
         };
@@ -161,7 +165,8 @@ mod tests {
             ("/exec/t", "the runtime's streaming URL is not usable: it has no scheme"),
             ("http://user:SECRET@127.0.0.1:1/exec/t", "the runtime's streaming URL is not usable: it has a user"),
             ("http://127.0.0.1:0/exec/t", "the runtime's streaming URL is not usable: it has port 0"),
-            ("http://127.0.0.1:99999/exec/t", "the runtime's streaming URL is not usable: it is no URL"),
+            ("http://127.0.0.1:99999/exec/t", "the runtime's streaming URL is not usable: its port is none"),
+            ("http://127.0.0.1:/exec/t", "the runtime's streaming URL is not usable: its port is none"),
             ("http://127.0.0.1:1/a b\r\nX: y", "the runtime's streaming URL is not usable: it is no URL"),
         ] {
             assert_eq!(StreamUrl::parse(text).map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");
