@@ -50,7 +50,12 @@ impl Cgroups for Verbs {
         let resources = validate::resources(request.resources.as_ref())?;
         let lock = self.node.lock_pod(&pod).await;
         let ensure = move |node: &Node| {
-            let (path, created) = node.cgroups.ensure_pod(&pod, qos, &resources)?;
+            let started = Instant::now();
+            let made = node.cgroups.ensure_pod(&pod, qos, &resources);
+            let created = made.as_ref().map_or(true, |(_, created)| *created);
+            let operation = if created { CgroupOperation::Create } else { CgroupOperation::Update };
+            node.metrics.cgroup(operation, started);
+            let (path, created) = made?;
             Ok::<_, PodsTreeError>((path, created, node.cgroups.pod_limits(&pod, qos)?))
         };
         let (path, created, now) = self.run(Some(lock), ensure).await?;
@@ -62,7 +67,13 @@ impl Cgroups for Verbs {
         let shares = request.into_inner().burstable_cpu_shares;
         let checked = wire::CgroupResources { cpu_shares: Some(shares), ..Default::default() };
         validate::resources(Some(&checked))?;
-        self.run(None, move |node| node.cgroups.set_qos(shares)).await?;
+        let set = move |node: &Node| {
+            let started = Instant::now();
+            let result = node.cgroups.set_qos(shares);
+            node.metrics.cgroup(CgroupOperation::Update, started);
+            result
+        };
+        self.run(None, set).await?;
         Ok(Response::new(SetQosReply {}))
     }
 
