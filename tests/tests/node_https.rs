@@ -159,16 +159,15 @@ fn a_configured_certificate_and_the_clusters_word_on_who_may() -> Result<()> {
     if let Ok(stand_in) = cluster.server() {
         stand_in.grant(Grant::new(&account("reader"), &["get"], &["nodes/proxy", "nodes/metrics"]));
         stand_in.grant(Grant::new(&account("runner"), &["create"], &["nodes/proxy"]));
-        let of = |name: &str| Ok::<_, anyhow::Error>(Credential::Token(cluster.service_account_token("default", name)?));
+        let of =
+            |name: &str| Ok::<_, anyhow::Error>(Credential::Token(cluster.service_account_token("default", name)?));
         let (reader, runner) = (insecure.with(&of("reader")?), insecure.with(&of("runner")?));
         ensure!(reader.get("/metrics")?.status == 200);
         ensure!(reader.get("/containerLogs/default/none/main")?.status == 404);
         let exec = "/exec/default/none/main?command=id&output=1";
         let refused = reader.get(exec)?;
-        let words = format!(
-            "Forbidden (user={}, verb=create, resource=nodes, subresource(s)=[proxy])\n",
-            account("reader")
-        );
+        let words =
+            format!("Forbidden (user={}, verb=create, resource=nodes, subresource(s)=[proxy])\n", account("reader"));
         ensure!(refused.status == 403 && &*refused.body == words.as_bytes(), "{refused:?}");
         ensure!(runner.get(exec)?.status == 404, "{:?}", runner.get(exec)?);
         ensure!(is_refused(&insecure.with(&Credential::Token("nobody's".into())).get("/metrics")?));

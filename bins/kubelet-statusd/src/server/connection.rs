@@ -95,7 +95,7 @@ async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint
     let connection = stream.get_ref().1;
     let certificates = connection.peer_certificates().unwrap_or_default();
     let certificates: Arc<[_]> = certificates.iter().map(|one| one.clone().into_owned()).collect();
-    let certificates = (!certificates.is_empty()).then(|| PeerCertificates(certificates));
+    let certificates = (!certificates.is_empty()).then_some(PeerCertificates(certificates));
     let client = Client { from: stream.get_ref().0.peer_addr().ok(), certificates };
     if connection.alpn_protocol() == Some(b"h2") {
         http2(Watched::new(stream, slot, false), client, endpoint).await;

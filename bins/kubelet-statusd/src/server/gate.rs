@@ -14,7 +14,7 @@ use super::authn::identity::Identity;
 use super::authn::tokens::Tokens;
 use super::authz::attributes::{StreamRule, attributes};
 use super::authz::cache::AccessCache;
-use super::authz::{Authorizer, Unauthorised};
+use super::authz::{Authorizer, Unauthorised, Webhook};
 use super::connection::PeerCertificates;
 use super::review_metrics::ReviewMetrics;
 use super::reviews::Reviews;
@@ -68,8 +68,8 @@ impl Gate {
                 let lifetimes = &authorization.webhook;
                 let (allowed, refused) =
                     (lifetimes.cache_authorized_ttl.to_std(), lifetimes.cache_unauthorized_ttl.to_std());
-                let cache = Arc::new(Mutex::new(AccessCache::new(allowed, refused)));
-                Authorizer::Webhook { reviews, cache, metrics: metrics.clone() }
+                let cache = Mutex::new(AccessCache::new(allowed, refused));
+                Authorizer::Webhook(Arc::new(Webhook { reviews, cache, metrics: metrics.clone() }))
             }
         };
         let rule = if config.flags.allow_streaming_with_get { StreamRule::Method } else { StreamRule::Create };

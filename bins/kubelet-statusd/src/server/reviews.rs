@@ -281,11 +281,8 @@ fn read<T: for<'de> Deserialize<'de>>(status: StatusCode, retry_after: bool, bod
     }
     if !status.is_success() {
         let refusal: Refusal = serde_json::from_slice(body).unwrap_or_default();
-        let (reason, mut message) = (refusal.reason, refusal.message);
-        if message.len() > 512 {
-            message.truncate(message.floor_char_boundary(512));
-        }
-        return Err(ReviewError::Refused { status, reason, message, retry_after });
+        let message = refusal.message.chars().take(256).collect();
+        return Err(ReviewError::Refused { status, reason: refusal.reason, message, retry_after });
     }
     let answered: Answered<T> = serde_json::from_slice(body).map_err(|_| ReviewError::Unreadable)?;
     Ok(answered.status)

@@ -46,7 +46,7 @@ fn authority(pem: &str) -> ClientAuthority {
 fn a_certificate_names_its_user_and_groups() {
     let ca = ca("ca", None);
     let certificate = client(&ca, |_| {});
-    let identity = authority(&ca.pem).identify(&[certificate.clone()]).unwrap().unwrap();
+    let identity = authority(&ca.pem).identify(std::slice::from_ref(&certificate)).unwrap().unwrap();
     assert_eq!((identity.name.as_str(), identity.groups.as_slice()), ("admin", &["system:masters".to_owned()][..]));
     assert_eq!(identity.uid, "");
     let id = &identity.extra[CREDENTIAL_ID][0];
@@ -91,7 +91,7 @@ fn the_clients_own_certificates_in_between_count() {
     let between = ca("between", Some(&root));
     let certificate = client(&between, |_| {});
     let authority = authority(&root.pem);
-    assert!(authority.identify(&[certificate.clone()]).is_err());
+    assert!(authority.identify(std::slice::from_ref(&certificate)).is_err());
     assert!(authority.identify(&[certificate, between.der.clone()]).unwrap().is_some());
 }
 

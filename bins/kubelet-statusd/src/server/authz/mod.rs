@@ -38,7 +38,15 @@ pub enum Unauthorised {
 #[derive(Debug, Clone)]
 pub enum Authorizer {
     AlwaysAllow,
-    Webhook { reviews: Reviews, cache: Arc<Mutex<AccessCache>>, metrics: ReviewMetrics },
+    Webhook(Arc<Webhook>),
+}
+
+/// Asks, and remembers the answers.
+#[derive(Debug)]
+pub struct Webhook {
+    pub reviews: Reviews,
+    pub cache: Mutex<AccessCache>,
+    pub metrics: ReviewMetrics,
 }
 
 impl Authorizer {
@@ -53,7 +61,7 @@ impl Authorizer {
         node: &str,
         path: &str,
     ) -> Result<(), Unauthorised> {
-        let Authorizer::Webhook { reviews, cache, metrics } = self else { return Ok(()) };
+        let Authorizer::Webhook(webhook) = self else { return Ok(()) };
         for subresource in what.subresources {
             let spec = AccessSpec {
                 resource_attributes: ResourceAttributes {
@@ -68,7 +76,7 @@ impl Authorizer {
                 extra: who.extra.clone(),
                 uid: who.uid.clone(),
             };
-            let status = match review(reviews, cache, &spec, path).await {
+            let status = match webhook.review(&spec, path).await {
                 Ok(AccessStatus { allowed: true, denied: true }) => Err(Undecided::Both),
                 other => other,
             };
@@ -77,7 +85,7 @@ impl Authorizer {
                 Ok(AccessStatus { .. }) => {}
                 Err(source) => {
                     if let Undecided::Review(_) = &source {
-                        metrics.no_opinion("error");
+                        webhook.metrics.no_opinion("error");
                     }
                     return Err(Unauthorised::Undecided { subresource, source });
                 }
@@ -87,22 +95,19 @@ impl Authorizer {
     }
 }
 
-async fn review(
-    reviews: &Reviews,
-    cache: &Mutex<AccessCache>,
-    spec: &AccessSpec,
-    path: &str,
-) -> Result<AccessStatus, Undecided> {
-    let key = Key::of(&serde_json::to_vec(spec)?);
-    let lock = || cache.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(status) = lock().get(key, Instant::now()) {
-        return Ok(status);
+impl Webhook {
+    async fn review(&self, spec: &AccessSpec, path: &str) -> Result<AccessStatus, Undecided> {
+        let key = Key::of(&serde_json::to_vec(spec)?);
+        let lock = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(status) = lock().get(key, Instant::now()) {
+            return Ok(status);
+        }
+        let status = self.reviews.access(spec).await?;
+        let asked = &spec.resource_attributes;
+        let chosen = [asked.verb, asked.version, asked.resource, asked.subresource, &asked.name, path];
+        if cache::may_remember(chosen.iter().map(|text| text.len()).sum()) {
+            lock().put(key, status.clone(), Instant::now());
+        }
+        Ok(status)
     }
-    let status = reviews.access(spec).await?;
-    let asked = &spec.resource_attributes;
-    let chosen = [asked.verb, asked.version, asked.resource, asked.subresource, &asked.name, path];
-    if cache::may_remember(chosen.iter().map(|text| text.len()).sum()) {
-        lock().put(key, status.clone(), Instant::now());
-    }
-    Ok(status)
 }
