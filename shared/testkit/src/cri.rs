@@ -10,7 +10,8 @@ use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
 use bulkhead_cri::v1::{
     ContainerState, ContainerStatusRequest, ExecSyncRequest, LinuxPodSandboxConfig, ListContainersRequest,
     ListPodSandboxRequest, PodSandboxConfig, PodSandboxMetadata, PodSandboxState, PodSandboxStatusRequest,
-    RemovePodSandboxRequest, RunPodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
+    RemovePodSandboxRequest, ReopenContainerLogRequest, RunPodSandboxRequest, StopContainerRequest,
+    StopPodSandboxRequest,
 };
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
@@ -217,6 +218,16 @@ impl Cri {
         let mut output = String::from_utf8_lossy(&answer.stdout).into_owned();
         output.push_str(&String::from_utf8_lossy(&answer.stderr));
         Ok((answer.exit_code, output))
+    }
+
+    /// Has the runtime write a container's log to a new file where the old one was.
+    ///
+    /// # Errors
+    /// The runtime refuses.
+    pub fn reopen_log(&self, container: &str) -> Result<()> {
+        let request = ReopenContainerLogRequest { container_id: container.to_owned() };
+        self.block_on(self.client().reopen_container_log(timed(request))).context("reopening a log")?;
+        Ok(())
     }
 
     /// Stops a container behind the node's back.

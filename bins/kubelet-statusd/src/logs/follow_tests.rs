@@ -115,8 +115,13 @@ fn say(file: &mut File, text: impl std::fmt::Display) {
 
 async fn whole(path: &Path, rules: Rules, tail: Option<u64>) -> String {
     let reading = Reading::new(File::open(path).unwrap(), Transcript::new(rules), tail).unwrap();
-    let pieces: Vec<_> = pieces::<Opener>(reading, None).collect().await;
-    String::from_utf8(pieces.into_iter().flat_map(Result::unwrap).collect()).unwrap()
+    let mut pieces = std::pin::pin!(pieces::<Opener>(reading, None));
+    let mut all = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        // Taken, and let go of.
+        all.extend_from_slice(&piece.unwrap());
+    }
+    String::from_utf8(all).unwrap()
 }
 
 fn numbers(range: std::ops::Range<usize>) -> String {
