@@ -103,7 +103,9 @@ pub fn differences(scrape: &Scrape, format: Format) -> Result<Vec<String>> {
     }
     let theirs = |name: &&String| THEIRS.iter().any(|start| name.starts_with(start));
     let known = |name: &str| table.contains_key(name) || table.contains_key(&format!("{name}_total"));
-    found.extend(scrape.families.keys().filter(theirs).filter(|name| !known(name)).map(|name| format!("{name}: whose?")));
+    found.extend(
+        scrape.families.keys().filter(theirs).filter(|name| !known(name)).map(|name| format!("{name}: whose?")),
+    );
     Ok(found)
 }
 

@@ -126,7 +126,8 @@ fn mixin(metrics: &Scrape) -> Result<()> {
 fn sane(metrics: &Scrape) -> Result<()> {
     let one = |name: &str, labels: &[(&str, &str)]| metrics.one(name, labels);
     ensure!(one("kubelet_node_name", &[("node", NODE)])? == 1.0, "the node's name counts once");
-    let version = metrics.family("kubernetes_build_info")?.series.first().context("build")?.labels["git_version"].clone();
+    let version =
+        metrics.family("kubernetes_build_info")?.series.first().context("build")?.labels["git_version"].clone();
     ensure!(version.starts_with("v1.36."), "{version}");
     ensure!(one("kubelet_running_pods", &[])? == 1.0, "running pods");
     ensure!(one("kubelet_running_containers", &[("container_state", "running")])? == 1.0, "running containers");
@@ -227,7 +228,7 @@ fn formats(world: &World) -> Result<()> {
         }
         let answer = world.main.request("GET", path, &[PROTOBUF], b"")?;
         ensure!(header(&answer.headers, "content-type").starts_with("application/vnd.google.protobuf; "), "{path}");
-        ensure!(answer.body.len() > 10 && answer.body.get(1) == Some(&0x0a), "{path}: no message");
+        ensure!(messages(&answer.body).is_some_and(|count| count > 0), "{path}: no messages, each behind its length");
         let answer = world.main.request("HEAD", path, &[], b"")?;
         ensure!(answer.status == 200 && answer.body.is_empty(), "{path}: {answer:?}");
     }
@@ -239,6 +240,27 @@ fn formats(world: &World) -> Result<()> {
     let started: u64 = header(&plain.headers, "process-start-time-unix").parse().context("the process's start")?;
     ensure!(started > 1_700_000_000, "{started}");
     Ok(())
+}
+
+/// How many messages there are, each behind its length as a varint and beginning with field 1, the family's name.
+fn messages(mut body: &[u8]) -> Option<usize> {
+    let mut count = 0;
+    while !body.is_empty() {
+        let (mut length, mut shift) = (0_usize, 0);
+        loop {
+            let (byte, rest) = body.split_first()?;
+            body = rest;
+            length |= usize::from(byte & 0x7f) << shift;
+            shift += 7;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        let message = body.get(..length).filter(|message| message.first() == Some(&0x0a))?;
+        body = body.get(message.len()..)?;
+        count += 1;
+    }
+    Some(count)
 }
 
 /// A process that is killed costs its own series, and only until it is back.
