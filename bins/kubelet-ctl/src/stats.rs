@@ -78,7 +78,7 @@ struct Pod {
     #[serde(flatten)]
     usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tasks: Option<u64>,
+    processes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ephemeral_storage_bytes: Option<u64>,
     containers: Vec<Container>,
@@ -153,7 +153,7 @@ fn view(node: NodeStats, pods: Vec<PodStats>) -> Stats {
             name: pod.name,
             uid: pod.uid,
             usage: usage(pod.cpu, pod.memory),
-            tasks: pod.process.and_then(|process| process.process_count),
+            processes: pod.process.and_then(|process| process.process_count),
             ephemeral_storage_bytes: pod.ephemeral_storage.and_then(|fs| fs.used_bytes),
             containers: pod
                 .containers
@@ -229,7 +229,7 @@ fn text(stats: &Stats) -> String {
     if stats.pods.is_empty() {
         return out;
     }
-    let mut table = Table::new(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "TASKS", "DISK"]);
+    let mut table = Table::new(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "PROCS", "DISK"]);
     for pod in &stats.pods {
         let cells: [&str; 7] = [
             &pod.namespace,
@@ -237,7 +237,7 @@ fn text(stats: &Stats) -> String {
             "",
             &cores(pod.usage.cpu_nano_cores),
             &mebibytes(pod.usage.memory_working_set_bytes),
-            &pod.tasks.map(|tasks| tasks.to_string()).unwrap_or_default(),
+            &pod.processes.map(|processes| processes.to_string()).unwrap_or_default(),
             &size(pod.ephemeral_storage_bytes),
         ];
         table.row(cells);
@@ -305,7 +305,7 @@ mod tests {
 Node n: CPU 1500m, memory 5.0Gi used (working set), 3.0Gi available, 191 of 32768 tasks
 nodefs: 61.0Gi of 252.0Gi available, 9 of 10 inodes free
 
-NAMESPACE   POD    CONTAINER   CPU    MEMORY   TASKS   DISK
+NAMESPACE   POD    CONTAINER   CPU    MEMORY   PROCS   DISK
 default     busy   -           251m   30Mi     2       -
 default     busy   a           251m   30Mi     -       -
 default     busy   b           251m   30Mi     -       -

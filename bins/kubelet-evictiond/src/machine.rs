@@ -92,9 +92,9 @@ pub struct Mounted {
     pub minor: u32,
 }
 
-/// The machine's own file systems out of /proc/self/mountinfo: each disk once, and those in memory; none that `hidden`
-/// folders hold (volumes and sandboxes of pods are told elsewhere, or not at all).
-pub fn file_systems(mountinfo: &str, hidden: &[&Path], devices: &[Device]) -> Vec<Mounted> {
+/// The machine's own file systems out of /proc/self/mountinfo: each disk once, and those in memory, without those of pods:
+/// volumes, which are told elsewhere, and the shared memory of sandboxes.
+pub fn file_systems(mountinfo: &str, root_dir: &Path, devices: &[Device]) -> Vec<Mounted> {
     let mut seen = HashSet::new();
     let mut found = Vec::new();
     for line in mountinfo.lines() {
@@ -116,7 +116,10 @@ pub fn file_systems(mountinfo: &str, hidden: &[&Path], devices: &[Device]) -> Ve
             }
             _ => continue,
         };
-        if hidden.iter().any(|hidden| point.starts_with(hidden)) || !seen.insert(device.clone()) {
+        let of_pod = point.starts_with(root_dir)
+            || point.iter().any(|part| part.to_string_lossy().starts_with("kubernetes.io~"))
+            || (source == "shm" && point != Path::new("/dev/shm"));
+        if of_pod || !seen.insert(device.clone()) {
             continue;
         }
         if found.len() == FILE_SYSTEMS_MAX {
@@ -191,9 +194,11 @@ mod tests {
 22 20 0:20 / /dev/shm rw shared:1 - tmpfs tmpfs rw
 23 20 0:21 / /var/lib/kubelet/pods/u/volumes/v rw - tmpfs tmpfs rw
 24 20 0:4 / /proc rw - proc proc rw
+26 20 0:24 / /run/containerd/sandboxes/s/shm rw - tmpfs shm rw
+27 20 0:25 / /other/pods/u/volumes/kubernetes.io~projected/t rw - tmpfs tmpfs rw
 25 20 8:1 / /data rw - xfs /dev/sdb1 rw
 ";
-        let found = file_systems(mountinfo, &[Path::new("/var/lib/kubelet")], &devices);
+        let found = file_systems(mountinfo, Path::new("/var/lib/kubelet"), &devices);
         let names: Vec<_> = found.iter().map(|mounted| mounted.device.as_str()).collect();
         assert_eq!(names, ["/dev/vda", "/dev/shm", "/dev/sdb1"]);
         let fs = FileSystem { capacity: 10, used: 4, ..FileSystem::default() };
@@ -213,7 +218,7 @@ mod tests {
         #[test]
         fn nothing_makes_the_parsers_panic(text in ".{0,300}") {
             let devices = devices(text.as_bytes());
-            let _ = (processors(text.as_bytes()), file_systems(&text, &[], &devices));
+            let _ = (processors(text.as_bytes()), file_systems(&text, Path::new("/r"), &devices));
         }
     }
 }

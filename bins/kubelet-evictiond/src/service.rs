@@ -213,7 +213,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let list = tokio::task::spawn_blocking(move || {
             let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
-            machine::file_systems(&mountinfo, &[&root, Path::new("/run/containerd"), Path::new("/run/crio")], &devices)
+            machine::file_systems(&mountinfo, &root, &devices)
         });
         let Ok(list) = list.await else { return Vec::new() };
         let statfs: Vec<(Mounted, Measure<disk::FileSystem>)> = list

@@ -10,7 +10,6 @@ use crate::kubelet_flags::KubeletFlags;
 #[expect(clippy::type_complexity, reason = "a table of names and predicates")]
 const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
     ("--bootstrap-kubeconfig", |f| !f.bootstrap_kubeconfig.is_empty()),
-    ("--runtime-cgroups", |f| !f.runtime_cgroups.is_empty()),
     ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
     ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
     ("--housekeeping-interval", |f| f.housekeeping_interval != KubeletFlags::default().housekeeping_interval),

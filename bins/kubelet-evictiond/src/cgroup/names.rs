@@ -40,8 +40,8 @@ pub fn qos_levels(pods: &str) -> [String; 2] {
     })
 }
 
-/// A cgroup as the configuration names it, or the one that a process's /proc/<pid>/cgroup says (v2's line, else that of
-/// v1's memory). `None` for the root: it is the machine.
+/// The cgroup that a process's /proc/<pid>/cgroup names: v2's line, or that of v1's memory where the processor's is the
+/// same. `None` for the root, which is the machine, and where the controllers do not agree: no one cgroup is it.
 pub fn of_process(proc_cgroup: &str) -> Option<String> {
     let path_of = |wanted: fn(&str) -> bool| {
         proc_cgroup.lines().find_map(|line| {
@@ -49,8 +49,14 @@ pub fn of_process(proc_cgroup: &str) -> Option<String> {
             wanted(controllers).then_some(path)
         })
     };
-    let path = path_of(|controllers| controllers.split(',').any(|controller| controller == "memory"))
-        .or_else(|| path_of(str::is_empty))?;
+    let path = match (
+        path_of(|list| list.split(',').any(|one| one == "memory")),
+        path_of(|list| list.split(',').any(|one| one == "cpuacct")),
+    ) {
+        (Some(memory), Some(cpu)) if memory == cpu => memory,
+        (None, None) => path_of(str::is_empty)?,
+        _ => return None,
+    };
     (path != "/" && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then(|| path.to_owned())
 }
 
@@ -89,8 +95,9 @@ mod tests {
 
     #[test]
     fn a_process_is_in_one_cgroup() {
-        let hybrid = "5:memory:/system.slice/kubelet.service\n3:pids:/x\n1:name=systemd:/y\n0::/z\n";
-        assert_eq!(of_process(hybrid).as_deref(), Some("/system.slice/kubelet.service"));
+        let hybrid = "5:memory:/system.slice/k.service\n4:cpu,cpuacct:/system.slice/k.service\n3:pids:/x\n0::/z\n";
+        assert_eq!(of_process(hybrid).as_deref(), Some("/system.slice/k.service"));
+        assert_eq!(of_process("5:memory:/a\n4:cpu,cpuacct:/\n0::/a\n"), None, "half of it is the machine's");
         assert_eq!(of_process("0::/system.slice/a.service\n").as_deref(), Some("/system.slice/a.service"));
         assert_eq!(of_process("0::/\n"), None, "that is the machine");
         assert_eq!(of_process("0::/../up\n"), None);
