@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod golden;
 pub mod history;
 pub mod joined;
+pub mod journald;
 pub mod kubectl;
 pub mod metric_families;
 pub mod registry;

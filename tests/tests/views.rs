@@ -11,6 +11,7 @@ use bulkhead_testkit::cluster::client::{Answer, Credential};
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::processes::{signal, status_line};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_tests::journald::{self, Journal};
 use bulkhead_tests::lab;
 use bulkhead_tests::shown::{NODE, create, wait_ready};
 use nix::sys::signal::Signal;
@@ -291,6 +292,9 @@ fn files_of_the_node_and_nothing_beside_them() -> Result<()> {
     escapes(&https, &logs, lab.folder().as_path())?;
     query(&https, &logs)?;
     journal(&node, &https, &logs)?;
+    if let Some(journal) = journald::write(&["one plain", "two ERROR", "three plain"])? {
+        units(&https, &journal, &logs)?;
+    }
     node.finish()
 }
 
@@ -463,6 +467,29 @@ fn journal(node: &Node, https: &Https, logs: &Logs) -> Result<()> {
         ensure!(next != reader);
         Ok(())
     })
+}
+
+/// Services that the journal has lines of.
+fn units(https: &Https, journal: &Journal, logs: &Logs) -> Result<()> {
+    let asked = format!("/logs/?query={}", journal.service);
+    let all = text(&https.get(&asked)?);
+    let lines: Vec<&str> = all.lines().filter(|line| !line.starts_with("--")).collect();
+    ensure!(lines.len() == 3 && lines[0].ends_with(": one plain") && lines[2].ends_with(": three plain"), "{all}");
+    ensure!(lines[0].get(..7).is_some() && lines[0].contains(" demo["), "short-precise: {all}");
+    let last = text(&https.get(&format!("{asked}&tailLines=1&boot=0"))?);
+    ensure!(last.contains("three plain") && !last.contains("two"), "{last}");
+    let found = text(&https.get(&format!("{asked}&pattern=err.r"))?);
+    ensure!(found.contains("two ERROR") && !found.contains("plain"), "{found}");
+    for none in ["sinceTime=2099-01-01T00:00:00Z", "untilTime=2001-01-01T00:00:00%2B02:00", "boot=-1"] {
+        let shown = text(&https.get(&format!("{asked}&{none}"))?);
+        ensure!(!shown.contains("plain"), "{none}: {shown}");
+    }
+    // A file beside it, and what journalctl is not told.
+    let both = text(&https.get(&format!("{asked}&query={}", logs.name()))?);
+    ensure!(both.contains("two ERROR") && both.ends_with("of the service\n"), "{both}");
+    let zipped = https.request("GET", &asked, &[("accept-encoding", "gzip")], b"")?;
+    ensure!(zipped.body.starts_with(&[0x1f, 0x8b]), "{:?}", zipped.body);
+    Ok(())
 }
 
 fn reader_of(launcher: i32) -> Result<i32> {
