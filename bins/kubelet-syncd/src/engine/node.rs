@@ -288,6 +288,11 @@ impl NodeContext {
         }
     }
 
+    /// The span of what the next work is to see.
+    pub fn pending_cause(&self, uid: &str) -> Option<TraceParent> {
+        self.shared().caused.get(uid).copied()
+    }
+
     /// The span of what this work is to see; given once.
     pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
         self.shared().caused.remove(uid)
