@@ -29,5 +29,5 @@ pub use field::{DurationOrNanos, FieldError};
 pub use gates::FeatureGates;
 pub use kubelet::KubeletConfiguration;
 pub use kubelet_flags::KubeletFlags;
-pub use serving::{ServingError, ServingPair};
 pub use node::{Identity, NodeConfig, NodeConfigError, ResolveError, Users, run_dir_for, short_hash};
+pub use serving::{ServingError, ServingPair};

@@ -13,7 +13,7 @@ use super::connections::{Activity, Slot};
 
 /// What a client may still send after our last word, so that it reads that word before it learns of the end: bytes, and
 /// how long (Go's `net/http` waits for half a second, too).
-const LINGER_BYTES: usize = 256 << 10;
+const LINGER_BYTES: usize = 4 << 20;
 const LINGER_TIME: Duration = Duration::from_millis(500);
 
 /// Holds the connection's place for as long as it lives, also when it has left HTTP.
