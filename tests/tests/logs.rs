@@ -102,7 +102,8 @@ fn options_bytes_instances_and_refusals() -> Result<()> {
     let (node, https) = start(&lab)?;
     let counts = "i=1; while [ $i -le 100 ]; do echo line $i; i=$((i+1)); done; echo to stderr >&2; echo again";
     node.write(&Pod::busybox("counts", &format!("{counts}; {IDLE}")))?;
-    let noise = format!("head -c {NOISE} /dev/urandom > /noise; cat /noise; echo; echo end >&2; {IDLE}");
+    // Of a line's end with a carriage return containerd itself drops that.
+    let noise = format!("head -c {NOISE} /dev/urandom | tr -d '\\r' > /noise; cat /noise; echo; echo end >&2; {IDLE}");
     node.write(&Pod::busybox("noise", &noise))?;
     let long = "head -c 1048576 /dev/zero | tr '\\0' x; echo; printf 'a\\0b\\n'; printf torn";
     node.write(&Pod::busybox("long", long).restart_policy("Never"))?;
@@ -157,9 +158,9 @@ fn options_bytes_instances_and_refusals() -> Result<()> {
         Ok(())
     })?;
     let got = https.get(&path("noise", "main", "stream=Stdout"))?.body;
-    ensure!(got.len() == NOISE + 1, "{} bytes", got.len());
+    ensure!(got.len() > NOISE * 9 / 10 && got.ends_with(b"\n"), "{} bytes", got.len());
     let received = tempfile::NamedTempFile::new()?;
-    std::fs::write(received.path(), &got[..NOISE])?;
+    std::fs::write(received.path(), &got[..got.len() - 1])?;
     let sum = std::process::Command::new("sha256sum").arg(received.path()).output()?.stdout;
     let (_, expected) = node.cri()?.exec(&running.main().id, &["sha256sum", "/noise"])?;
     ensure!(expected[..64].as_bytes() == &sum[..64], "{expected} {}", String::from_utf8_lossy(&sum));
