@@ -110,16 +110,11 @@ pub fn route(surface: Surface, switches: &Switches, method: &str, path: &str, qu
     let query = query.unwrap_or_default();
     let read =
         |route: Route| if matches!(method, "GET" | "HEAD") { route } else { Route::MethodNotAllowed("GET, HEAD") };
-    match path.as_str() {
-        "/healthz" => {
-            return Route::Health {
-                verbose: pairs(query).any(|(key, _)| key == "verbose"),
-                exclude: pairs(query).filter(|(key, _)| key == "exclude").map(|(_, value)| value).collect(),
-            };
-        }
-        "/metrics" => return read(Route::Metrics),
-        "/metrics/resource" => return read(Route::ResourceMetrics),
-        _ => {}
+    if path == "/healthz" {
+        return Route::Health {
+            verbose: pairs(query).any(|(key, _)| key == "verbose"),
+            exclude: pairs(query).filter(|(key, _)| key == "exclude").map(|(_, value)| value).collect(),
+        };
     }
     if let Some(check) = path.strip_prefix("/healthz/").filter(|check| !check.is_empty()) {
         return Route::HealthCheck(check.to_owned());
@@ -133,6 +128,8 @@ pub fn route(surface: Surface, switches: &Switches, method: &str, path: &str, qu
         return redirect(&with_slash, Some(query).filter(|query| !query.is_empty()));
     }
     match path.as_str() {
+        "/metrics" => read(Route::Metrics),
+        "/metrics/resource" => read(Route::ResourceMetrics),
         "/metrics/cadvisor" => read(Route::CadvisorMetrics),
         "/metrics/probes" => read(Route::ProbeMetrics),
         "/metrics/slis" if method == "DELETE" => Route::SliMetrics { reset: true },
@@ -375,9 +372,11 @@ mod tests {
             (Healthz, "GET", "/healthz", Some("verbose=1&exclude=a&exclude=b%2Fc"), health(true, &["a", "b/c"])),
             (Healthz, "GET", "/healthz/", None, Route::Unknown),
             (Healthz, "GET", "/healthz/ping", None, Route::HealthCheck("ping".into())),
-            (Healthz, "GET", "/metrics", None, Route::Metrics),
-            (Healthz, "HEAD", "/metrics", None, Route::Metrics),
-            (Healthz, "POST", "/metrics", None, Route::MethodNotAllowed("GET, HEAD")),
+            (Healthz, "GET", "/metrics", None, Route::Unknown),
+            (Healthz, "GET", "/metrics/resource", None, Route::Unknown),
+            (ReadOnly, "GET", "/metrics", None, Route::Metrics),
+            (ReadOnly, "HEAD", "/metrics", None, Route::Metrics),
+            (ReadOnly, "POST", "/metrics", None, Route::MethodNotAllowed("GET, HEAD")),
             (Healthz, "GET", "/stats/summary", None, Route::Unknown),
             (Healthz, "GET", "/run/x", None, Route::Unknown),
             (Healthz, "GET", "/", None, Route::Unknown),

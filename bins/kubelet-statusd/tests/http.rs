@@ -93,7 +93,7 @@ impl Stats for Fake {
             usage_core_nano_seconds: Some(2_500_000_000),
             psi: None,
         });
-        let node = NodeStats { node_name: "n".into(), cpu: cpu.clone(), ..Default::default() };
+        let node = NodeStats { node_name: "n".into(), cpu: cpu.clone(), pods_known: true, ..Default::default() };
         let pod = PodStats { namespace: "d".into(), name: "p".into(), uid: "u".into(), cpu, ..Default::default() };
         let parts = [Part::Node(node), Part::Pod(pod)].map(|part| Ok(SummaryPart { part: Some(part) }));
         Ok(Response::new(tokio_stream::iter(parts.to_vec())))
@@ -223,7 +223,7 @@ async fn healthz_is_ok_and_404_and_head_are_gos() {
     let (status, head, body) = ask(lab.healthz, "HEAD", "/healthz").await;
     assert_eq!((status, body.as_str()), (200, ""));
     assert!(head.contains("content-type: text/plain; charset=utf-8") && head.contains("nosniff"), "{head}");
-    let (status, head, _) = ask(lab.healthz, "POST", "/metrics").await;
+    let (status, head, _) = ask(lab.read_only, "POST", "/metrics").await;
     assert!(status == 405 && head.contains("allow: get, head"), "{status} {head}");
     let verbose = get(lab.healthz, "/healthz?verbose").await.1;
     assert!(verbose.starts_with("[+]ping ok\n") && verbose.ends_with("healthz check passed\n"), "{verbose}");
@@ -284,7 +284,7 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
     *lab.evictiond.script.metrics.lock().unwrap() = "# TYPE kubelet_y gauge\nkubelet_y 1\n".into();
     let started = std::time::Instant::now();
-    let families = exposition::parse(&get(lab.healthz, "/metrics").await.1).unwrap();
+    let families = exposition::parse(&get(lab.read_only, "/metrics").await.1).unwrap();
     assert!(started.elapsed() < Duration::from_secs(5));
     assert_eq!(value(&families, "kubelet_x_total", None), None);
     assert_eq!(value(&families, "kubelet_y", None), Some(1.0));
@@ -296,7 +296,7 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
 #[tokio::test]
 async fn statistics_are_handed_on() {
     let lab = lab().await;
-    let text = get(lab.healthz, "/metrics/resource").await.1;
+    let text = get(lab.read_only, "/metrics/resource").await.1;
     let families = exposition::parse(&text).unwrap();
     assert_eq!(value(&families, "pod_cpu_usage_seconds_total", Some("p")), Some(2.5));
     assert_eq!(value(&families, "resource_scrape_error", None), Some(0.0));
@@ -305,7 +305,7 @@ async fn statistics_are_handed_on() {
     assert_eq!((status, &summary["pods"][0]["podRef"]["uid"]), (200, &serde_json::json!("u")));
     assert_eq!(get(lab.healthz, "/stats/summary").await.0, 404);
     lab.evictiond.stop.cancel();
-    let families = exposition::parse(&get(lab.healthz, "/metrics/resource").await.1).unwrap();
+    let families = exposition::parse(&get(lab.read_only, "/metrics/resource").await.1).unwrap();
     assert_eq!(value(&families, "resource_scrape_error", None), Some(1.0));
     assert_eq!(get(lab.read_only, "/stats/summary").await.0, 500);
 }
