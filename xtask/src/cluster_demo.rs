@@ -1,15 +1,18 @@
 //! The tour of a node in a cluster: an API server in memory, a node that joins it, a pod made with kubectl.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use bulkhead_testkit::{Cluster, Lab, Node, build, cluster, image};
+use bulkhead_testkit::{Cluster, Lab, Node, build, cluster, image, netns};
 use serde_json::{Value, json};
 
 use crate::demo::{Tour, print_indented};
 
 const GREETING: &str = "Hello from a pod of the cluster";
+const PORT: u16 = 8080;
 
 /// The tour.
 ///
@@ -43,9 +46,18 @@ pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
     let running = cluster.wait_for("pods", "default", "hello", "the pod is Ready", is_ready)?;
     tour.say(&format!("Ready after {:.2} s; kubectl get nodes,pods -A -o wide:", began.elapsed().as_secs_f64()));
     print_indented(&cluster.kubectl(&["get", "nodes,pods", "-A", "-o", "wide"])?);
-    let log = node.wait_for_log_of(&running, "main", GREETING)?;
-    tour.say("its log:");
-    log.lines().for_each(|line| tour.quote(line));
+    node.wait_for_log_of(&running, "main", GREETING)?;
+
+    tour.step("Logs, commands, ports: kubectl, the API server, the node's HTTPS server, the runtime");
+    for (said, arguments) in [
+        ("kubectl logs hello", &["logs", "hello"][..]),
+        ("kubectl exec hello -- id", &["exec", "hello", "--", "id"]),
+        ("kubectl get --raw /api/v1/nodes/demo/proxy/healthz", &["get", "--raw", "/api/v1/nodes/demo/proxy/healthz"]),
+    ] {
+        tour.say(&format!("{said}:"));
+        cluster.kubectl(arguments)?.lines().for_each(|line| tour.quote(line));
+    }
+    forward(tour, &cluster)?;
 
     tour.step("What was said about it");
     tour.say("kubectl get events:");
@@ -66,13 +78,38 @@ pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
     Ok(node)
 }
 
+/// A page of the pod through `kubectl port-forward`.
+fn forward(tour: &Tour, cluster: &Cluster) -> Result<()> {
+    let ports = format!(":{PORT}");
+    let mut forward = cluster
+        .kubectl_command(&["port-forward", "pod/hello", &ports, "--address", "127.0.0.1"])?
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    // Kept until the end: kubectl dies when nobody takes what it says.
+    let mut said = BufReader::new(forward.stdout.take().context("kubectl's output")?);
+    let read = said.read_line(&mut line);
+    let local = line.split_whitespace().nth(2).and_then(|place| place.parse().ok());
+    let page = read
+        .map_err(anyhow::Error::from)
+        .and_then(|_| netns::http_get(local.with_context(|| format!("kubectl port-forward said {line:?}"))?, "/"));
+    let _ = forward.kill();
+    let _ = forward.wait();
+    tour.say(&format!("kubectl port-forward pod/hello {ports} ({}), GET / there:", line.trim()));
+    page?.1.lines().for_each(|line| tour.quote(line));
+    Ok(())
+}
+
 fn is_ready(object: &Value) -> bool {
     let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
 fn pod() -> Value {
-    let script = format!("echo '{GREETING}'; trap 'exit 0' TERM; while true; do sleep 3600 & wait $!; done");
+    let script = format!(
+        "mkdir -p /tmp/www; echo '{GREETING}' | tee /tmp/www/index.html; httpd -f -p {PORT} -h /tmp/www & \
+         trap 'exit 0' TERM; wait"
+    );
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -103,6 +140,8 @@ fn look_inside(cluster: &Cluster, node: &Node, kubectl: &str) -> Result<()> {
         ("the node as the cluster sees it", format!("{kubectl} describe node demo")),
         ("another pod", format!("{kubectl} create -f {}", manifest.display())),
         ("what happens to it", format!("{kubectl} get pods -w")),
+        ("a shell in it", format!("{kubectl} exec -it hello -- sh")),
+        ("its log as it grows", format!("{kubectl} logs -f hello")),
         ("the node as it sees itself", format!("{ctl} pods --root-dir {}", node.root_dir().display())),
     ] {
         println!("   {what:<32} {command}");

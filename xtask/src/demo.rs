@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,9 @@ pub fn run(profile: &str, once: bool, show: fn(&mut Tour, &Lab) -> Result<Node>)
     tour.step("Machine: what a node needs from Debian");
     let missing = machine::missing_packages();
     machine::ensure_installed(&|line| tour.say(line))?;
+    if !Path::new("/usr/bin/curl").exists() {
+        machine::install(&["curl"], &|line| tour.say(line))?;
+    }
     tour.say(if missing.is_empty() {
         "containerd, runc, CNI plugins, busybox, ip, iptables: all here"
     } else {
@@ -120,6 +124,27 @@ pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
         if pods.contains("Running") { Ok(pods) } else { bail!("{pods}") }
     })?);
 
+    tour.step("The node's HTTPS server: its log, a command in it, what is measured");
+    let server = format!("https://{}:10250", lab.netns().address());
+    let pod = format!("default/{}/main", node.pod_name("hello"));
+    for (arguments, keep) in [
+        (vec![format!("{server}/containerLogs/{pod}")], ""),
+        (vec!["-X".to_owned(), "POST".to_owned(), format!("{server}/run/{pod}?cmd=id")], ""),
+        (vec![format!("{server}/metrics/resource")], "container_memory_working_set_bytes{"),
+    ] {
+        tour.say(&format!(
+            "curl -sk {}{}",
+            arguments.join(" "),
+            if keep.is_empty() { "" } else { " (of it one series)" }
+        ));
+        let said = eventually("the node answers", SHORT, || {
+            let words = ["-sSfk"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>();
+            let said = machine::run("curl", &words)?;
+            if said.contains(keep) { Ok(said) } else { bail!("{said}") }
+        })?;
+        said.lines().filter(|line| line.starts_with(keep)).for_each(|line| tour.quote(line));
+    }
+
     tour.step("Look inside yourself");
     let ctl = build::bin_dir()?.join("kubelet-ctl").display().to_string();
     let of_node = format!("--root-dir {}", node.root_dir().display());
@@ -128,6 +153,7 @@ pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
         ("why is a pod where it is", format!("{ctl} pod {} {of_node}", node.pod_name("hello"))),
         ("is it well", format!("{ctl} health {of_node}")),
         ("the pod from this machine", format!("curl http://{address}:{PORT}/")),
+        ("the node's own server", format!("curl -sk {server}/pods")),
         ("healthz", format!("nsenter --net={} curl -s http://127.0.0.1:10248/healthz", lab.netns().path().display())),
         ("the same without our tools", format!("grpcurl -plaintext -unix {run}/kubelet-syncd.sock list")),
         ("", format!("grpcurl -plaintext -unix {run}/kubelet-syncd.sock kubelet.syncd.v1.Pods/List")),
