@@ -23,7 +23,6 @@ const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
 const FIELDS: &[&str] = &[
     "rotateCertificates",
     "serverTLSBootstrap",
-    "streamingConnectionIdleTimeout",
     "enableContentionProfiling",
     "imageMinimumGCAge",
     "imageMaximumGCAge",
@@ -73,6 +72,7 @@ const GATES: &[&str] = &[
     "AllBeta",
     "ComponentFlagz",
     "ComponentStatusz",
+    "ContainerCheckpoint",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
@@ -83,6 +83,7 @@ const GATES: &[&str] = &[
     "KubeletRegistrationGetOnExistsOnly",
     "NodeDeclaredFeatures",
     "PodLevelResources",
+    "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "TaintTolerationComparisonOperators",
@@ -137,13 +138,11 @@ mod tests {
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
-        config.streaming_connection_idle_timeout = bulkhead_types::GoDuration::from_secs(60);
         config.eviction_hard.insert("memory.available".into(), "1Gi".into());
         assert_eq!(
             named(&flags, &config),
             [
                 "--bootstrap-kubeconfig",
-                "streamingConnectionIdleTimeout",
                 "imageGCHighThresholdPercent",
                 "evictionHard",
                 "cpuManagerPolicy",
