@@ -71,10 +71,17 @@ pub fn read(
     }
 }
 
+/// Block devices that are told of one group.
+const DEVICES_MAX: usize = 48;
+
 fn named(mut io: Vec<CgroupIo>, devices: &[Device]) -> Vec<CgroupIo> {
+    io.truncate(DEVICES_MAX);
     for one in &mut io {
         let device = devices.iter().find(|device| (device.major, device.minor) == (one.major, one.minor));
-        one.device = device.map(|device| format!("/dev/{}", device.name)).unwrap_or_default();
+        one.device = match device {
+            Some(device) => format!("/dev/{}", device.name),
+            None => format!("{}:{}", one.major, one.minor),
+        };
     }
     io
 }

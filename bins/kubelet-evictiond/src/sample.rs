@@ -53,14 +53,28 @@ impl Wanted {
 /// Disk figures of one pod.
 #[derive(Debug, Clone, Default)]
 pub struct PodDisk {
-    /// With whether they count into the pod's ephemeral storage.
-    pub volumes: Vec<(String, Volume, bool)>,
+    pub volumes: PodVolumes,
+    pub logs: Option<PodLogs>,
+}
+
+/// What a pod's volumes hold.
+#[derive(Debug, Clone, Default)]
+pub struct PodVolumes {
+    /// By name, with whether they count into the pod's ephemeral storage.
+    pub all: Vec<(String, Volume, bool)>,
+    /// RFC 3339, when that was measured.
+    pub time: String,
+}
+
+/// What the agent itself keeps for a pod.
+#[derive(Debug, Clone, Default)]
+pub struct PodLogs {
     /// By container name.
-    pub logs: Vec<(String, Folder)>,
+    pub containers: Vec<(String, Folder)>,
     /// What is in the pod's log folder itself, and its /etc/hosts.
     pub other: Folder,
     /// The file system of the log folder.
-    pub log_fs: Option<FileSystem>,
+    pub fs: Option<FileSystem>,
     /// RFC 3339, when that was measured.
     pub time: String,
 }
@@ -409,17 +423,20 @@ impl Sampler {
 
 /// Volumes, logs, writable layers, and what of them counts into ephemeral storage (upstream `calcEphemeralStorage`).
 fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
-    let mut ephemeral = disk.other;
-    for (name, volume, counts) in &disk.volumes {
-        let fs = figures::part(volume.fs, volume.folder, &disk.time);
+    let logs = disk.logs.as_ref();
+    let mut ephemeral = logs.map(|logs| logs.other).unwrap_or_default();
+    for (name, volume, counts) in &disk.volumes.all {
+        let fs = figures::part(volume.fs, volume.folder, &disk.volumes.time);
         if *counts && !volume.is_mount {
             figures::add(&mut ephemeral, &fs);
         }
         stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs) });
     }
     for one in &mut stats.containers {
-        let logs = disk.logs.iter().find(|(name, _)| *name == one.name);
-        one.logs = logs.and_then(|(_, folder)| disk.log_fs.map(|fs| figures::part(fs, *folder, &disk.time)));
+        one.logs = logs.and_then(|logs| {
+            let (_, folder) = logs.containers.iter().find(|(name, _)| *name == one.name)?;
+            Some(figures::part(logs.fs?, *folder, &logs.time))
+        });
         let id = pod.containers.iter().find(|container| container.name.as_str() == one.name).map(|found| &found.id);
         let layer = id.and_then(|id| disks.runtime.as_ref()?.layers.get(id));
         one.rootfs = layer.map(|usage| figures::told(usage, disks.folders.get(&usage.mountpoint).copied()));
@@ -427,8 +444,8 @@ fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
             figures::add(&mut ephemeral, share);
         }
     }
-    if !disk.time.is_empty() {
-        stats.ephemeral_storage = disks.node.map(|fs| figures::part(fs, ephemeral, &disk.time));
+    if let Some(logs) = logs {
+        stats.ephemeral_storage = disks.node.map(|fs| figures::part(fs, ephemeral, &logs.time));
     }
 }
 

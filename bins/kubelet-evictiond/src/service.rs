@@ -19,7 +19,7 @@ use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
-use crate::sample::{Disks, PodDisk, Sample, Sampler, Wanted};
+use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, Sampler, Wanted};
 use crate::traced::Traced;
 
 /// Age of a sample that is good enough when the caller names none.
@@ -35,8 +35,8 @@ const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
 const RUNTIME_KEEP: Duration = Duration::from_secs(20);
 /// How soon it is asked again when it does not answer, or of a container that it has not told of.
 const RUNTIME_RETRY: Duration = Duration::from_secs(5);
-/// Groups in one message: about 1.5 KB each, so that a page fits well into one.
-const PAGE: usize = 100;
+/// Groups in one message. Most have 1 KB, one with as many devices as are told 12, so that a page fits into a message.
+const PAGE: usize = 16;
 
 #[derive(Debug, Default)]
 struct State {
@@ -60,7 +60,8 @@ pub struct StatsService<P, R> {
     runtime: R,
     paths: InstancePaths,
     /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` below zero).
-    pod_disks: Option<Cache<String, PodDisk>>,
+    volumes: Option<Cache<String, PodVolumes>>,
+    logs: Cache<String, PodLogs>,
     file_systems: Cache<String, disk::FileSystem>,
     mounted: Cache<Mounted, disk::FileSystem>,
     metrics: Metrics,
@@ -69,7 +70,7 @@ pub struct StatsService<P, R> {
 type Measure<V> = Box<dyn FnOnce() -> Option<V> + Send>;
 
 impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
-    /// `volume_period`: how old disk usage of pods may be; `None` switches it off.
+    /// `volume_period`: how old the usage of volumes may be; `None` switches it off.
     pub fn new(sampler: Sampler, pods: P, runtime: R, metrics: Metrics, volume_period: Option<Duration>) -> Self {
         let paths = sampler.paths().instance.clone();
         StatsService {
@@ -78,7 +79,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             pods,
             runtime,
             paths,
-            pod_disks: volume_period.map(Cache::keeping),
+            volumes: volume_period.map(Cache::keeping),
+            logs: Cache::keeping(FILE_SYSTEM_KEEP),
             file_systems: Cache::keeping(FILE_SYSTEM_KEEP),
             mounted: Cache::keeping(FILE_SYSTEM_KEEP),
             metrics,
@@ -189,20 +191,33 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             .iter()
             .map(|pod| {
                 let (paths, pod, metrics) = (self.paths.clone(), pod.clone(), self.metrics.clone());
-                (pod.uid.to_string(), move || Some(pod_disk(&paths, &pod, &metrics)))
+                (pod.uid.to_string(), move || Some(pod_volumes(&paths, &pod, &metrics)))
             })
             .collect();
         let walk = async {
-            if let Some(disks) = &self.pod_disks {
-                disks.refresh(walks, DISK_PATIENCE).await;
+            if let Some(volumes) = &self.volumes {
+                volumes.refresh(walks, DISK_PATIENCE).await;
             }
         };
-        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), walk);
-        let known = |pod: &Pod| Some((pod.uid.to_string(), self.pod_disks.as_ref()?.get(&pod.uid.to_string())?));
+        let lists = pods
+            .iter()
+            .map(|pod| {
+                let (paths, pod) = (self.paths.clone(), pod.clone());
+                (pod.uid.to_string(), move || Some(pod_logs(&paths, &pod)))
+            })
+            .collect();
+        let logs = self.logs.refresh(lists, DISK_PATIENCE);
+        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), logs, walk);
+        let known = |pod: &Pod| {
+            let uid = pod.uid.to_string();
+            let volumes = self.volumes.as_ref().and_then(|volumes| volumes.get(&uid));
+            let disk = PodDisk { volumes: volumes.unwrap_or_default(), logs: self.logs.get(&uid) };
+            (uid, disk)
+        };
         disks.node = self.file_systems.get(&root);
         disks.folders =
             folders.into_iter().filter_map(|folder| Some((folder.clone(), self.file_systems.get(&folder)?))).collect();
-        disks.pods = pods.iter().filter_map(known).collect::<HashMap<_, _>>();
+        disks.pods = pods.iter().map(known).collect::<HashMap<_, _>>();
         disks.runtime = runtime;
         disks
     }
@@ -228,32 +243,36 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 }
 
-fn pod_disk(paths: &InstancePaths, pod: &Pod, metrics: &Metrics) -> PodDisk {
+fn pod_volumes(paths: &InstancePaths, pod: &Pod, metrics: &Metrics) -> PodVolumes {
     let timed = |path: &Path| {
         let timer = metrics.volume_seconds.with_label_values(&["du"]).start_timer();
         let measured = disk::volume(path).ok();
         timer.observe_duration();
         measured
     };
-    let mut pod_disk = PodDisk { time: Moment::now().text, ..PodDisk::default() };
+    let mut volumes = PodVolumes { time: Moment::now().text, ..PodVolumes::default() };
     for volume in &pod.volumes {
         // Paths are built from checked ids, so no answer of another process is a path here.
         if let Some(measured) = timed(&paths.volume(&pod.uid, volume.kind.plugin(), &volume.name)) {
-            pod_disk.volumes.push((volume.name.to_string(), measured, volume.kind.is_ephemeral()));
+            volumes.all.push((volume.name.to_string(), measured, volume.kind.is_ephemeral()));
         }
     }
-    let logs = paths.pod_logs(&pod.namespace, &pod.name, &pod.uid);
-    pod_disk.log_fs = disk::file_system(&logs).ok();
+    volumes
+}
+
+fn pod_logs(paths: &InstancePaths, pod: &Pod) -> PodLogs {
+    let folder = paths.pod_logs(&pod.namespace, &pod.name, &pod.uid);
+    let mut logs = PodLogs { time: Moment::now().text, fs: disk::file_system(&folder).ok(), ..PodLogs::default() };
     for container in &pod.containers {
-        if let Ok(files) = disk::files(&logs.join(container.name.as_str())) {
-            pod_disk.logs.push((container.name.to_string(), files));
+        if let Ok(files) = disk::files(&folder.join(container.name.as_str())) {
+            logs.containers.push((container.name.to_string(), files));
         }
     }
-    for other in disk::files(&logs).ok().into_iter().chain(disk::file(&paths.etc_hosts(&pod.uid))) {
-        pod_disk.other.bytes = pod_disk.other.bytes.saturating_add(other.bytes);
-        pod_disk.other.inodes = pod_disk.other.inodes.saturating_add(other.inodes);
+    for other in disk::files(&folder).ok().into_iter().chain(disk::file(&paths.etc_hosts(&pod.uid))) {
+        logs.other.bytes = logs.other.bytes.saturating_add(other.bytes);
+        logs.other.inodes = logs.other.inodes.saturating_add(other.inodes);
     }
-    pod_disk
+    logs
 }
 
 fn age(milliseconds: u32) -> Duration {
@@ -394,6 +413,20 @@ mod tests {
         assert_eq!(again.pods.len(), 1, "unknown is not gone");
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "the runtime is asked at its own pace");
         assert_eq!(again.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
+    }
+
+    #[tokio::test]
+    async fn without_statistics_of_volumes_logs_are_measured() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(temp.path().join("pods/u1/volumes/kubernetes.io~empty-dir/scratch")).unwrap();
+        std::fs::create_dir_all(temp.path().join("logs/default_web_u1")).unwrap();
+        std::fs::write(temp.path().join("pods/u1/etc-hosts"), vec![1; 6_000]).unwrap();
+        let (mut service, _) = service(temp.path());
+        service.volumes = None;
+        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+        assert!(sample.pods[0].volumes.is_empty());
+        let ephemeral = sample.pods[0].ephemeral_storage.as_ref().unwrap();
+        assert!(ephemeral.used_bytes.unwrap() >= 6_000 && ephemeral.inodes_used == Some(1), "{ephemeral:?}");
     }
 
     #[tokio::test]

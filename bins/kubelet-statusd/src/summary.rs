@@ -31,6 +31,10 @@ pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
     };
     let small = only_cpu_and_memory(&query, &form);
     match app.peers.summary(small).await {
+        // No pods would say that there are none.
+        Ok((node, _)) if !node.pods_known => {
+            failed("failed to list pod stats: kubelet-syncd has not told which there are")
+        }
         Ok((node, pods)) => answer::json(document(&node, &pods, small)),
         Err(status) => {
             tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());

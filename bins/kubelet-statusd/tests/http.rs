@@ -17,7 +17,8 @@ use bulkhead_ipc::common::{
 };
 use bulkhead_ipc::evictiond::stats_server::{Stats, StatsServer};
 use bulkhead_ipc::evictiond::{
-    CgroupsPart, CgroupsRequest, CpuStats, NodeStats, PodStats, SummaryPart, SummaryRequest, summary_part::Part,
+    CgroupMemory, CgroupPage, CgroupStats, CgroupsPart, CgroupsRequest, CpuStats, Machine, NodeStats, PodStats,
+    SummaryPart, SummaryRequest, cgroups_part, summary_part::Part,
 };
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
@@ -100,13 +101,18 @@ impl Stats for Fake {
     }
     type CgroupsStream = tokio_stream::Iter<std::vec::IntoIter<Result<CgroupsPart, Status>>>;
     async fn cgroups(&self, _: Request<CgroupsRequest>) -> Result<Response<Self::CgroupsStream>, Status> {
-        Err(Status::unimplemented("not needed"))
+        let machine = Machine { cores: 3, pods_known: true, ..Default::default() };
+        let memory = Some(CgroupMemory { usage: 7, ..Default::default() });
+        let page = CgroupPage { cgroups: vec![CgroupStats { id: "/".into(), memory, ..Default::default() }] };
+        let parts = [cgroups_part::Part::Machine(machine), cgroups_part::Part::Page(page)];
+        Ok(Response::new(tokio_stream::iter(parts.map(|part| Ok(CgroupsPart { part: Some(part) })).to_vec())))
     }
 }
 
 const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Operator] },
 ];
 
 /// A running fake; `stop` ends it as a killed process ends.
@@ -304,7 +310,14 @@ async fn statistics_are_handed_on() {
     let summary: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &summary["pods"][0]["podRef"]["uid"]), (200, &serde_json::json!("u")));
     assert_eq!(get(lab.healthz, "/stats/summary").await.0, 404);
+    let families = exposition::parse(&get(lab.read_only, "/metrics/cadvisor").await.1).unwrap();
+    assert_eq!(value(&families, "container_memory_usage_bytes", Some("/")), Some(7.0));
+    assert_eq!(value(&families, "container_scrape_error", None), Some(0.0));
+    assert_eq!(get(lab.healthz, "/metrics/cadvisor").await.0, 404);
     lab.evictiond.stop.cancel();
+    let families = exposition::parse(&get(lab.read_only, "/metrics/cadvisor").await.1).unwrap();
+    assert_eq!(value(&families, "container_scrape_error", None), Some(1.0));
+    assert!(families.iter().all(|family| family.name != "container_memory_usage_bytes"));
     let families = exposition::parse(&get(lab.read_only, "/metrics/resource").await.1).unwrap();
     assert_eq!(value(&families, "resource_scrape_error", None), Some(1.0));
     assert_eq!(get(lab.read_only, "/stats/summary").await.0, 500);
