@@ -29,6 +29,8 @@ use crate::routes::Surface;
 const STREAMS: u32 = 250;
 /// What waits to be sent on one stream of HTTP/2, and in TLS on one connection: a client that does not read costs no more.
 const SEND_BUFFER: usize = 16 << 10;
+/// Headers of a request of HTTP/2, bytes; more is answered 431. Less than HTTP/1.1 has: each connection may hold them.
+const HEADER_LIST: u32 = 128 << 10;
 /// More headers than this in one request are answered 431.
 const HEADERS: usize = 512;
 
@@ -142,7 +144,7 @@ where
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(u32::try_from(endpoint.limits.head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(HEADER_LIST.min(u32::try_from(endpoint.limits.head_bytes).unwrap_or(u32::MAX)))
         .serve_connection(TokioIo::new(io), hyper::service::service_fn(service));
     ended(InTime::new(served, activity, endpoint.limits).await);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// What one connection is doing. Whoever serves it looks at [`Activity::phase`] after each step.
@@ -58,12 +58,14 @@ impl Activity {
         since.head.map_or(Phase::Idle(since.idle), Phase::Head)
     }
 
-    /// Bytes came. Between requests they are the beginning of the next.
-    pub fn received(&self) {
-        if self.requests.load(Ordering::Relaxed) == 0 {
+    /// Bytes came. Between requests they are the beginning of the next: then true.
+    pub fn received(&self) -> bool {
+        let between = self.requests.load(Ordering::Relaxed) == 0 && !self.is_switched();
+        if between {
             let mut since = self.since();
             since.head = since.head.or_else(|| Some(Instant::now()));
         }
+        between
     }
 
     /// A request's headers are complete; the request is in work for as long as the answer lives.
@@ -100,11 +102,15 @@ impl Drop for InWork {
     }
 }
 
+/// Requests whose headers are long and not complete yet, of one server: strangers may send them, and they are in memory.
+const LONG_HEADS: usize = 64;
+
 /// All connections of a server.
 #[derive(Debug)]
 pub struct Connections {
     limit: usize,
     list: Mutex<Listed>,
+    long_heads: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +131,11 @@ impl Slot {
     pub fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
+
+    /// Room for headers that are long; None: too many others have some.
+    pub fn long_head(&self) -> Option<OwnedSemaphorePermit> {
+        self.connections.long_heads.clone().try_acquire_owned().ok()
+    }
 }
 
 impl Drop for Slot {
@@ -135,7 +146,8 @@ impl Drop for Slot {
 
 impl Connections {
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Connections { limit: limit.max(1), list: Mutex::default() })
+        let long_heads = Arc::new(Semaphore::new(LONG_HEADS));
+        Arc::new(Connections { limit: limit.max(1), list: Mutex::default(), long_heads })
     }
 
     fn listed(&self) -> MutexGuard<'_, Listed> {

@@ -49,22 +49,33 @@ pub async fn serve_http(listener: TcpListener, surface: Surface, app: Arc<App>, 
 pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
     let connections = Connections::new(endpoint.limits.connections);
     let mut tasks = JoinSet::new();
+    let (mut exhausted, mut full) = (false, false);
     loop {
         while tasks.try_join_next().is_some() {}
         let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => {
+                exhausted = false;
+                stream
+            }
             // The client was gone before we looked: nothing is wrong with the listener.
             Err(error) if is_of_the_client(&error) => continue,
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection");
+                // Once for as long as it lasts.
+                if !std::mem::replace(&mut exhausted, true) {
+                    tracing::warn!(%error, surface = ?endpoint.surface, "accepting a connection");
+                }
                 tokio::time::sleep(EXHAUSTED).await;
                 continue;
             }
         };
         let Some(slot) = connections.admit() else {
-            tracing::warn!(connections = connections.count(), "every connection is at work, refusing another");
+            if !std::mem::replace(&mut full, true) {
+                let connections = connections.count();
+                tracing::warn!(connections, surface = ?endpoint.surface, "every connection is at work, refusing more");
+            }
             continue;
         };
+        full = false;
         if let Err(error) = prepare(&stream) {
             tracing::debug!(%error, "a connection ended at once");
             continue;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
 use super::connections::{Activity, Slot};
@@ -16,6 +17,14 @@ use super::connections::{Activity, Slot};
 const LINGER_BYTES: usize = 4 << 20;
 const LINGER_TIME: Duration = Duration::from_millis(500);
 
+/// Headers of more bytes are long: few connections may have such at a time.
+const LONG_HEAD: usize = 16 << 10;
+
+/// Too many clients send long headers at once.
+#[derive(Debug, thiserror::Error)]
+#[error("too many requests with long headers at a time")]
+struct TooManyLongHeads;
+
 /// Holds the connection's place for as long as it lives, also when it has left HTTP.
 #[derive(Debug)]
 pub struct Watched<S> {
@@ -23,7 +32,15 @@ pub struct Watched<S> {
     slot: Slot,
     /// Whether bytes between requests are a request's beginning; in HTTP/2 they may be anything.
     heads: bool,
+    head: Head,
     ending: Option<Ending>,
+}
+
+/// What has come of a request's headers.
+#[derive(Debug, Default)]
+struct Head {
+    bytes: usize,
+    long: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
@@ -34,11 +51,29 @@ struct Ending {
 
 impl<S> Watched<S> {
     pub fn new(inner: S, slot: Slot, heads: bool) -> Self {
-        Watched { inner, slot, heads, ending: None }
+        Watched { inner, slot, heads, head: Head::default(), ending: None }
     }
 
     pub fn activity(&self) -> &Arc<Activity> {
         self.slot.activity()
+    }
+
+    /// An answer is on its way: the headers were read, or refused.
+    fn answering(&mut self) {
+        self.head = Head::default();
+    }
+
+    fn received(&mut self, bytes: usize) -> io::Result<()> {
+        if !self.slot.activity().received() {
+            self.head = Head::default();
+            return Ok(());
+        }
+        self.head.bytes = self.head.bytes.saturating_add(bytes);
+        if self.head.bytes > LONG_HEAD && self.head.long.is_none() {
+            let room = self.slot.long_head().ok_or_else(|| io::Error::other(TooManyLongHeads))?;
+            self.head.long = Some(room);
+        }
+        Ok(())
     }
 }
 
@@ -46,8 +81,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.inner).poll_read(cx, buffer);
-        if self.heads && buffer.filled().len() > before {
-            self.slot.activity().received();
+        let received = buffer.filled().len() - before;
+        if self.heads && received > 0 {
+            self.received(received)?;
         }
         polled
     }
@@ -55,6 +91,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.answering();
         Pin::new(&mut self.inner).poll_write(cx, bytes)
     }
 
@@ -63,6 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.answering();
         Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
     }
 
@@ -153,5 +191,24 @@ mod tests {
             server.read_u8().await.unwrap();
             assert_eq!(matches!(server.activity().phase(), Phase::Head(_)), expected);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_have_long_headers_at_a_time() {
+        let connections = Connections::new(1000);
+        let mut held = Vec::new();
+        let refused = loop {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            let mut server = Watched::new(server, connections.admit().unwrap(), true);
+            client.write_all(&[b'x'; 20_000]).await.unwrap();
+            match server.read_exact(&mut [0; 20_000]).await {
+                Ok(_) => held.push((client, server)),
+                Err(error) => break error,
+            }
+        };
+        assert!(refused.to_string().contains("long headers") && held.len() == 64, "{refused} {}", held.len());
+        // One that is answered makes room.
+        held[0].1.write_all(b"yes").await.unwrap();
+        assert!(connections.admit().unwrap().long_head().is_some());
     }
 }

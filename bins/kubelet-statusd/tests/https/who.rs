@@ -155,3 +155,13 @@ fn one_question_for_many_requests_with_one_token() {
     });
     assert_eq!(world.metric("authentication_token_cache_fetch_total", &[("status", "ok")]), 1.0);
 }
+
+#[test]
+fn without_a_gate_nobody_is_let_in() {
+    let world = start(Plan { gate: false, ..Plan::default() }, |_| {});
+    for who in [world.ca.client("admin"), Credential::Nothing] {
+        for path in ["/pods", "/healthz/ping", "/metrics"] {
+            assert!(refused(&world.get(&who, path)), "{path}");
+        }
+    }
+}

@@ -81,12 +81,14 @@ pub struct Plan {
     pub limits: Limits,
     /// With an API server, which is asked about everything.
     pub webhook: bool,
+    /// Somebody asks who it is.
+    pub gate: bool,
     pub api: Config,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Plan { limits: Limits::main(4096), webhook: false, api: Config::default() }
+        Plan { limits: Limits::main(4096), webhook: false, gate: true, api: Config::default() }
     }
 }
 
@@ -127,7 +129,8 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
         client_ca: true,
     });
     let gate = Gate::new(&config, serving.clone(), client.as_ref(), &registry).unwrap();
-    let app = Arc::new(App::new(config, peers, broker, registry.clone(), own).with_gate(gate));
+    let app = App::new(config, peers, broker, registry.clone(), own);
+    let app = Arc::new(if plan.gate { app.with_gate(gate) } else { app });
     let bound = runtime.block_on(listener::bind("127.0.0.1:0".parse().unwrap())).unwrap();
     let address = bound.local_addr().unwrap();
     let endpoint = Endpoint { surface: Surface::Main, app, limits: plan.limits, tls: Some(serving) };
