@@ -79,7 +79,7 @@ impl Receiver {
     ///
     /// # Errors
     /// The connection broke, fell silent, or was closed for another reason.
-    pub fn next(&mut self) -> Result<Option<Message>> {
+    pub fn receive(&mut self) -> Result<Option<Message>> {
         match self.context.read(&mut self.wire) {
             Ok(Message::Close(Some(frame))) if u16::from(frame.code) == 1000 => Ok(None),
             Ok(Message::Close(frame)) => bail!("closed: {frame:?}"),
@@ -92,10 +92,10 @@ impl Receiver {
     /// The next binary message.
     ///
     /// # Errors
-    /// As [`Receiver::next`].
+    /// As [`Receiver::receive`].
     pub fn binary(&mut self) -> Result<Option<Vec<u8>>> {
         loop {
-            match self.next()? {
+            match self.receive()? {
                 Some(Message::Binary(bytes)) => return Ok(Some(bytes.to_vec())),
                 Some(_) => {}
                 None => return Ok(None),
