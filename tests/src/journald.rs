@@ -60,7 +60,7 @@ pub fn write(lines: &[&str]) -> Result<Option<Journal>> {
     if !Path::new(JOURNALD).is_file()
         || !Path::new(FOLDER).is_dir()
         || machine.is_empty()
-        || !HIERARCHIES.iter().all(|path| there(path))
+        || !HIERARCHIES.iter().all(there)
     {
         eprintln!("\n!!! SKIPPED: lines of the journal; there is no journald here that could be run !!!\n");
         return Ok(None);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_types::Process;
 use http::{Request, StatusCode, header};
 use hyper::body::Incoming;
@@ -15,7 +16,6 @@ use tokio::sync::watch;
 
 use crate::cadvisor::MachineNames;
 use crate::health::{self, Inputs};
-use crate::node_logs::JournalReader;
 use crate::open_requests::OpenRequest;
 use crate::own_metrics::OwnMetrics;
 use crate::peers::Peers;

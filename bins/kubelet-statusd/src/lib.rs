@@ -67,13 +67,13 @@ use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::{Daemon, RunError, StateDir};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 
 use crate::node::syncd_view::{self, Told};
 use crate::settled_metrics::ClientCertificate;
-use crate::node_logs::JournalReader;
 use crate::outward::Outward;
 
 pub use app::App;

@@ -6,6 +6,7 @@
 //! * [`peers`]: which uid is which process, and which peer may call which method.
 //! * [`client`]: a channel to another process with `Hello`, its epoch, and calls that carry a deadline and a request id.
 //! * [`broker`]: the descriptor broker's side socket, both ends.
+//! * [`journal`]: questions to the process that reads the machine's journal, both ends.
 //! * [`context`]: the request id and pod uid that travel with every call.
 //!
 //! Nothing here knows Kubernetes types or rules.
@@ -13,6 +14,7 @@
 pub mod broker;
 pub mod client;
 pub mod context;
+pub mod journal;
 pub mod peers;
 mod redact;
 pub mod server;

@@ -9,7 +9,6 @@ mod listing;
 mod opened;
 mod pieces;
 mod query;
-mod reader;
 mod services;
 mod sniff;
 
@@ -23,8 +22,6 @@ use crate::app::App;
 use crate::server::answer::{self, Answer};
 use opened::NotOpened;
 use query::Query;
-
-pub use reader::JournalReader;
 
 /// `relative`: what follows `/logs/`, decoded.
 pub async fn serve(app: &Arc<App>, relative: &str, request: Request<Incoming>) -> Answer {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::common::JournalQuery;
+use bulkhead_ipc::journal::JournalReader;
 use bytes::{Bytes, BytesMut};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -20,7 +21,6 @@ use tokio::time::Instant;
 use super::opened::{self, NotOpened, Opened};
 use super::pieces;
 use super::query::{Options, Query};
-use super::reader::JournalReader;
 use crate::app::App;
 use crate::server::answer::{self, Answer, BoxError};
 

@@ -18,8 +18,10 @@ use super::go_json;
 use crate::app::App;
 use crate::server::answer::{self, Answer, BoxError};
 
-/// For the answer's beginning, and for each piece after it.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// For the beginning of an answer: kubelet-syncd may just be starting again.
+const BEGIN: Duration = Duration::from_secs(10);
+/// For each pod after the first.
+const NEXT: Duration = Duration::from_secs(30);
 /// A pod that the API server can hold has less: what is more is somebody's mistake, and not held in memory here.
 const POD_BYTES_MAX: usize = 16 << 20;
 
@@ -32,14 +34,14 @@ fn client(app: &App) -> ViewsClient<Channel> {
 /// `/pods`.
 pub async fn wanted(app: &Arc<App>) -> Answer {
     let mut client = client(app);
-    let call = client.objects(CallContext::new().request(ObjectsRequest {}, PATIENCE));
+    let call = client.objects(CallContext::new().request(ObjectsRequest {}, BEGIN));
     let begin = async {
         let mut pods = Objects { pieces: call.await?.into_inner() };
         // With the first pod it is known that there will be an answer.
         let first = pods.next().await?;
         Ok((pods, first))
     };
-    match in_time(begin).await {
+    match in_time(BEGIN, begin).await {
         Ok((pods, first)) => list(first, pods),
         Err(status) => unavailable(&status),
     }
@@ -48,7 +50,7 @@ pub async fn wanted(app: &Arc<App>) -> Answer {
 /// `/runningpods/`.
 pub async fn running(app: &Arc<App>) -> Answer {
     let mut client = client(app);
-    let call = client.running(CallContext::new().request(RunningRequest {}, PATIENCE));
+    let call = client.running(CallContext::new().request(RunningRequest {}, BEGIN));
     let all = async {
         let mut pods = call.await?.into_inner();
         let mut items = String::new();
@@ -59,15 +61,15 @@ pub async fn running(app: &Arc<App>) -> Answer {
         items.push_str(if items.is_empty() { "null" } else { "]" });
         Ok(items)
     };
-    match in_time(all).await {
+    match in_time(BEGIN, all).await {
         Ok(items) => answer::json(format!("{HEAD}{items}}}\n")),
         Err(status) => unavailable(&status),
     }
 }
 
-async fn in_time<T>(what: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn in_time<T>(limit: Duration, what: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let late = || Status::deadline_exceeded("kubelet-syncd does not answer");
-    tokio::time::timeout(PATIENCE, what).await.unwrap_or_else(|_| Err(late()))
+    tokio::time::timeout(limit, what).await.unwrap_or_else(|_| Err(late()))
 }
 
 fn unavailable(status: &Status) -> Answer {
@@ -143,7 +145,7 @@ fn list(first: Option<String>, pods: Objects) -> Answer {
         match rest {
             Rest::Begin(None, _) => end(format!("{HEAD}null}}\n")),
             Rest::Begin(Some(pod), pods) => Some((Ok(format!("{HEAD}[{pod}").into()), Rest::More(pods))),
-            Rest::More(mut pods) => match in_time(pods.next()).await {
+            Rest::More(mut pods) => match in_time(NEXT, pods.next()).await {
                 Ok(Some(pod)) => Some((Ok(format!(",{pod}").into()), Rest::More(pods))),
                 Ok(None) => end("]}\n".to_owned()),
                 Err(status) => {

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::common::JournalQuery;
+use bulkhead_ipc::journal::Questions;
 use bulkhead_sys::spawn::Spec;
-use prost::Message as _;
-use tokio::io::Interest;
 use tokio::sync::Semaphore;
 
 use crate::argv;
@@ -19,27 +18,16 @@ use crate::argv;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Runs of journalctl at once; more wait in the socket.
 const RUNS_MAX: usize = 4;
-const DATAGRAM_MAX: usize = 8 * 1024;
 /// Where distributions have it. Not looked for elsewhere: who could put something there would be run.
 pub const JOURNALCTL: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
 
 /// Serves until the other end is closed. `programs`: journalctl's places, the first that is there is run.
 pub async fn serve(socket: OwnedFd, programs: [&'static str; 2]) -> io::Result<()> {
-    let socket = bulkhead_sys::async_fd::register(socket)?;
+    let questions = Questions::new(socket)?;
     let runs = Arc::new(Semaphore::new(RUNS_MAX));
-    let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
         let Ok(run) = runs.clone().acquire_owned().await else { return Ok(()) };
-        let received = socket.async_io(Interest::READABLE, |fd| bulkhead_sys::scm::recv(fd, &mut buffer)).await;
-        let (length, mut fds) = match received {
-            Ok(datagram) if datagram.len == 0 => return Ok(()),
-            Ok(datagram) => (datagram.len, datagram.fds),
-            // Too long, or with too many descriptors: gone, and the next one may be right.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => continue,
-            Err(error) => return Err(error),
-        };
-        let Some(pipe) = fds.pop() else { continue };
-        let Ok(query) = JournalQuery::decode(&buffer[..length]) else { continue };
+        let Some((query, pipe)) = questions.next().await? else { return Ok(()) };
         tokio::spawn(async move {
             answer(&query, pipe, programs).await;
             drop(run);
@@ -86,6 +74,7 @@ fn start(arguments: Vec<String>, pipe: &OwnedFd, programs: [&'static str; 2]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message as _;
     use std::fs::File;
     use std::io::{PipeReader, Read as _};
     use std::os::fd::AsFd as _;
