@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::websocket;
 
@@ -117,6 +118,24 @@ impl<W: AsyncWrite + Unpin> ClientOutlet<W> {
         self.write.flush().await?;
         self.torn = false;
         Ok(())
+    }
+}
+
+/// Answers to pings that may wait for the client's writer; more are left out, as the standard allows.
+pub const PONGS: usize = 4;
+/// A client counts on hearing of this side when what it sends is held up: kubectl gives up after 61 s without a pong.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+
+/// Waits for `work`, which what the client sends waits for; the client hears meanwhile that this side lives.
+pub async fn with_signs_of_life<T>(work: impl Future<Output = T>, pongs: &mpsc::Sender<Bytes>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            // Where many wait, the client gets one of them.
+            () = sleep(SIGN_OF_LIFE) => drop(pongs.try_send(Bytes::new())),
+        }
     }
 }
 

@@ -4,27 +4,23 @@
 //! that does not read holds up what goes to it and nothing else; answers to pings go past what is held up. What is kept of
 //! a stream that stands still is a few buffers of at most 32 KiB.
 
+use bytes::{Buf as _, Bytes, BytesMut};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::super::options::StreamOptions;
 use super::channels::{Channels, Input, RESIZE, STATUS, STDIN};
-use super::pipe::{Activity, ClientOutlet, Inlet};
+use super::pipe::{Activity, ClientOutlet, Inlet, PONGS, with_signs_of_life};
 use super::status::{self, Ending};
 use super::streams::{Step, Streams, greeting};
 use super::websocket::{self, close_code};
 use super::{Timing, spdy};
 
-/// Answers to pings that may wait for a writer; more are left out, as the standard allows.
-const PINGS: usize = 4;
-/// A client counts on hearing of this side when its input is held up: kubectl gives up after 61 s without a pong.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+/// Pings and answers that may wait for the runtime's writer; more are left out.
+const CONTROLS: usize = 8;
 /// The code that is counted for a client that left.
 const CLIENT_LEFT: &str = "200";
 
@@ -114,8 +110,8 @@ where
     let (streams, opening) = Streams::open(options);
     let (to_client, for_client) = mpsc::channel(1);
     let (to_runtime, for_runtime) = mpsc::channel(1);
-    let (pongs, waiting_pongs) = mpsc::channel(PINGS);
-    let (controls, waiting_controls) = mpsc::channel(PINGS * 2);
+    let (pongs, waiting_pongs) = mpsc::channel(PONGS);
+    let (controls, waiting_controls) = mpsc::channel(CONTROLS);
     let (ready, is_ready) = oneshot::channel();
     let (activity, input) = (Activity::now(), InputState::default());
     let inputs = Inputs { stdin: streams.input(STDIN), resize: streams.input(RESIZE) };
@@ -219,22 +215,8 @@ async fn read_client(
         if Some(piece.stream) == inputs.stdin && !input.is_open() {
             continue;
         }
-        hand_over(to_runtime, piece, pongs).await;
-    }
-}
-
-/// Waits for the runtime's writer; the client hears meanwhile that this side lives.
-async fn hand_over(to_runtime: &mpsc::Sender<Piece>, piece: Piece, pongs: &mpsc::Sender<Bytes>) {
-    let mut sending = std::pin::pin!(to_runtime.send(piece));
-    loop {
-        tokio::select! {
-            biased;
-            // The writer takes pieces until all ends, also when the runtime is gone.
-            _ = &mut sending => return,
-            () = sleep(SIGN_OF_LIFE) => {
-                let _ = pongs.try_send(Bytes::new());
-            }
-        }
+        // The writer takes pieces until all ends, also when the runtime is gone.
+        let _ = with_signs_of_life(to_runtime.send(piece), pongs).await;
     }
 }
 

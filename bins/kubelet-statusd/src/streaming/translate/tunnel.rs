@@ -1,21 +1,14 @@
 //! One port-forward: the bytes of a client's SPDY connection, which it sends in binary WebSocket messages, and the runtime's
 //! SPDY connection. Nobody looks into them here.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::Timing;
-use super::pipe::{Activity, ClientOutlet, Inlet};
+use super::pipe::{Activity, ClientOutlet, Inlet, PONGS, with_signs_of_life};
 use super::websocket::{self, Frame, close_code};
-
-/// Answers to pings that may wait for the writer.
-const PONGS: usize = 4;
-/// A client counts on hearing of this side when what it sends is held up.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// Carries bytes both ways until one side ends.
 pub async fn serve<C, R>(client: C, runtime: R, timing: &Timing)
@@ -64,20 +57,13 @@ async fn read_client(
             Ok(Some(Frame::Message { text: true, .. })) => return close_code::UNSUPPORTED,
             Ok(Some(Frame::Message { bytes, .. })) => {
                 activity.seen();
-                let mut writing = std::pin::pin!(async {
+                let writing = async {
                     runtime.write_all(&bytes).await?;
                     runtime.flush().await
-                });
-                loop {
-                    tokio::select! {
-                        biased;
-                        written = &mut writing => match written {
-                            Ok(()) => break,
-                            // What the runtime said before it ended is still to be told.
-                            Err(_) => return std::future::pending().await,
-                        },
-                        () = sleep(SIGN_OF_LIFE) => drop(pongs.try_send(Bytes::new())),
-                    }
+                };
+                if with_signs_of_life(writing, pongs).await.is_err() {
+                    // What the runtime said before it ended is still to be told.
+                    return std::future::pending().await;
                 }
             }
             // Where many wait, the client gets one of them.
