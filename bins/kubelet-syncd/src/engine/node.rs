@@ -82,6 +82,9 @@ pub struct NodeContext {
     pruning: watch::Sender<Option<Arc<HashSet<PodUid>>>>,
 }
 
+/// Within this time what is seen of a pod comes of what was done last.
+const EFFECTS_SEEN: Duration = Duration::from_secs(2);
+
 #[derive(Debug, Default)]
 struct Shared {
     statuses: HashMap<PodUid, PodStatus>,
@@ -91,8 +94,8 @@ struct Shared {
     /// Pods that wait for their volumes.
     mounting: HashMap<PodUid, MountBackOff>,
     first_seen: HashMap<PodUid, Instant>,
-    /// The span of the last work that has changed something: the work that sees the change belongs to its trace.
-    caused: HashMap<PodUid, TraceParent>,
+    /// The span of the last work that has changed something, and when: the work that sees the change belongs to its trace.
+    caused: HashMap<PodUid, (TraceParent, Instant)>,
     /// Pods that are ended from outside, and why.
     verdicts: HashMap<PodUid, pod_status::Verdict>,
     /// Statuses shown so far.
@@ -284,18 +287,15 @@ impl NodeContext {
     /// Something of the pod is being changed; what comes of it is seen by the next work on it.
     pub fn will_cause(&self, uid: &PodUid) {
         if let Some(span) = bulkhead_trace::current() {
-            self.shared().caused.insert(uid.clone(), span);
+            self.shared().caused.insert(uid.clone(), (span, Instant::now()));
         }
     }
 
-    /// The span of what the next work is to see.
-    pub fn pending_cause(&self, uid: &str) -> Option<TraceParent> {
-        self.shared().caused.get(uid).copied()
-    }
-
-    /// The span of what this work is to see; given once.
-    pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
-        self.shared().caused.remove(uid)
+    /// The span of the change of which the effects are being seen now.
+    pub fn cause(&self, uid: &str) -> Option<TraceParent> {
+        let shared = self.shared();
+        let (span, since) = shared.caused.get(uid)?;
+        (since.elapsed() < EFFECTS_SEEN).then_some(*span)
     }
 
     /// The pod has not been seen running yet, by this process.

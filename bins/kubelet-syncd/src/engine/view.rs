@@ -127,7 +127,7 @@ fn put_status(node: &NodeContext, state: &mut api::PodState, status: &PodStatus)
         state.status_json = json;
         state.status_version = node.next_status_version();
         // What events show before the next work begins comes of what the last work did.
-        let span = bulkhead_trace::current().or_else(|| node.pending_cause(&state.uid));
+        let span = bulkhead_trace::current().or_else(|| node.cause(&state.uid));
         state.trace_parent = span.map(|span| span.to_string()).unwrap_or_default();
     }
     state.phase = status.phase.clone().unwrap_or_default();

@@ -1,0 +1,185 @@
+//! Traces as a collector gets them: what was done for a pod is one trace through all processes and the runtime's calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::{LONG, Lab, eventually};
+use bulkhead_tests::lab;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use serde_json::json;
+use tonic::{Request, Response, Status};
+
+/// A span, and the process that it comes from.
+#[derive(Debug, Clone)]
+struct Seen {
+    process: String,
+    span: Span,
+}
+
+/// Keeps all that it gets.
+#[derive(Debug, Clone, Default)]
+struct Collector(Arc<Mutex<Vec<Seen>>>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let mut seen = self.0.lock().map_err(|_| Status::internal("an earlier call failed"))?;
+        for resource in request.into_inner().resource_spans {
+            let attributes = resource.resource.unwrap_or_default().attributes;
+            if text(&attributes, "service.name") != "kubelet" || text(&attributes, "host.name") != "alpha" {
+                return Err(Status::invalid_argument(format!("whose are these? {attributes:?}")));
+            }
+            let process = text(&attributes, "process.executable.name");
+            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            seen.extend(spans.map(|span| Seen { process: process.clone(), span }));
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> String {
+    let value = attributes.iter().find(|one| one.key == key).and_then(|one| one.value.clone()?.value);
+    match value {
+        Some(Attribute::StringValue(text)) => text,
+        _ => String::new(),
+    }
+}
+
+impl Collector {
+    /// Listens where the node reaches it; answers the place and what keeps it alive.
+    fn serve(&self, at: Ipv4Addr) -> Result<(String, tokio::runtime::Runtime)> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = runtime.block_on(tokio::net::TcpListener::bind((at, 0)))?;
+        let address = listener.local_addr()?.to_string();
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let service = TraceServiceServer::new(self.clone());
+        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+        Ok((address, runtime))
+    }
+
+    fn all(&self) -> Vec<Seen> {
+        self.0.lock().map(|seen| seen.clone()).unwrap_or_default()
+    }
+}
+
+fn node_with(lab: &Lab, tracing: serde_json::Value) -> Result<(bulkhead_testkit::Cluster, bulkhead_testkit::Node)> {
+    let cluster = lab.stand_in(Config::default())?;
+    let node = lab.node("alpha").config("tracing", tracing).joins(&cluster)?.start()?;
+    Ok((cluster, node))
+}
+
+#[test]
+fn what_is_done_for_a_pod_is_one_trace_through_all_processes() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let collector = Collector::default();
+    let (endpoint, serving) = collector.serve(lab.netns().gateway())?;
+    let (cluster, node) = node_with(&lab, json!({"endpoint": endpoint, "samplingRatePerMillion": 1_000_000}))?;
+    let container = json!({"name": "main", "image": node.image(), "command": ["sleep", "1000"],
+        "lifecycle": {"postStart": {"exec": {"command": ["true"]}}}});
+    cluster.create(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"nodeName": "alpha", "terminationGracePeriodSeconds": 0, "containers": [container]}}))?;
+    let pod = cluster.wait_for("pods", "default", "web", "it runs", |pod| pod["status"]["phase"] == "Running")?;
+    let uid = pod["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+
+    let wanted = ["kubelet-evictiond", "kubelet-statusd", "kubelet-syncd", "kubelet-volnetd"];
+    let trace = eventually("one trace has spans of all four processes", LONG, || {
+        // Measured is what somebody asks for, and not twice within ten seconds.
+        node.ctl(&["stats"])?;
+        let mut traces: BTreeMap<Vec<u8>, Vec<Seen>> = BTreeMap::new();
+        for seen in collector.all() {
+            traces.entry(seen.span.trace_id.clone()).or_default().push(seen);
+        }
+        let processes = |spans: &[Seen]| spans.iter().map(|seen| seen.process.clone()).collect::<BTreeSet<_>>();
+        let shown: Vec<_> = traces.values().map(|spans| (spans.len(), processes(spans))).collect();
+        let whole = traces.into_values().find(|spans| processes(spans).iter().eq(wanted.iter()));
+        whole.with_context(|| format!("{shown:?}"))
+    })?;
+
+    let of = |name: &str| trace.iter().filter(|seen| seen.span.name == name).collect::<Vec<_>>();
+    let parent_of = |seen: &Seen| trace.iter().find(|one| one.span.span_id == seen.span.parent_span_id).cloned();
+    let roots: Vec<&Seen> = trace.iter().filter(|seen| seen.span.parent_span_id.is_empty()).collect();
+    ensure!(roots.len() == 1, "{roots:#?}");
+    let root = roots[0];
+    ensure!((root.process.as_str(), root.span.name.as_str()) == ("kubelet-syncd", "syncPod"), "{root:#?}");
+    for (key, value) in [
+        ("k8s.pod.uid", uid.as_str()),
+        ("k8s.pod", "default/web"),
+        ("k8s.pod.name", "web"),
+        ("k8s.namespace.name", "default"),
+        ("k8s.pod.update_type", "create"),
+    ] {
+        ensure!(text(&root.span.attributes, key) == value, "{key}: {:?}", root.span.attributes);
+    }
+    for (stage, process) in [
+        ("prepare", "kubelet-syncd"),
+        ("kubelet.volnetd.v1.Volumes/PreparePod", "kubelet-volnetd"),
+        ("kubelet.volnetd.v1.Cgroups/EnsurePod", "kubelet-volnetd"),
+        ("sandbox", "kubelet-syncd"),
+        ("runtime.v1.RuntimeService/RunPodSandbox", "kubelet-syncd"),
+        ("image", "kubelet-syncd"),
+        ("container", "kubelet-syncd"),
+        ("runtime.v1.RuntimeService/CreateContainer", "kubelet-syncd"),
+        ("runtime.v1.RuntimeService/StartContainer", "kubelet-syncd"),
+        ("post_start", "kubelet-syncd"),
+        ("patch_status", "kubelet-statusd"),
+        ("measurePod", "kubelet-evictiond"),
+    ] {
+        let found = of(stage);
+        ensure!(found.iter().any(|seen| seen.process == process), "no span {stage} of {process}");
+        for seen in found {
+            let parent = parent_of(seen).with_context(|| format!("{stage} has no parent in the trace"))?;
+            ensure!(
+                parent.span.start_time_unix_nano <= seen.span.start_time_unix_nano,
+                "{stage} began before {parent:?}"
+            );
+        }
+    }
+    let parent_name = |name: &str| of(name).first().and_then(|seen| parent_of(seen)).map(|parent| parent.span.name);
+    ensure!(parent_name("runtime.v1.RuntimeService/RunPodSandbox").as_deref() == Some("sandbox"));
+    ensure!(parent_name("kubelet.volnetd.v1.Volumes/PreparePod").as_deref() == Some("prepare"));
+    let kind = |name: &str| of(name).first().map(|seen| seen.span.kind());
+    ensure!(kind("runtime.v1.RuntimeService/RunPodSandbox") == Some(SpanKind::Client));
+    ensure!(kind("kubelet.volnetd.v1.Volumes/PreparePod") == Some(SpanKind::Server));
+    ensure!(kind("sandbox") == Some(SpanKind::Internal));
+
+    // A deletion is a trace of its own.
+    cluster.delete("pods", "default", "web", None)?;
+    cluster.wait_gone("pods", "default", "web")?;
+    eventually("the pod's end is told", LONG, || {
+        let all = collector.all();
+        for name in ["syncTerminatingPod", "syncTerminatedPod"] {
+            let is_it = |seen: &&Seen| seen.span.name == name && text(&seen.span.attributes, "k8s.pod.uid") == uid;
+            let one = all.iter().find(is_it).with_context(|| format!("no {name}"))?;
+            ensure!(one.span.trace_id != root.span.trace_id, "{name} belongs to the pod's start");
+        }
+        Ok(())
+    })?;
+    node.finish()?;
+    drop(serving);
+    Ok(())
+}
+
+#[test]
+fn a_collector_that_is_away_holds_up_nothing() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    // Nobody listens there.
+    let (cluster, node) = node_with(&lab, json!({"endpoint": "127.0.0.1:1", "samplingRatePerMillion": 1_000_000}))?;
+    cluster.create(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"nodeName": "alpha", "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": node.image(), "command": ["sleep", "1000"]}]}}))?;
+    cluster.wait_for("pods", "default", "web", "it runs", |pod| pod["status"]["phase"] == "Running")?;
+    cluster.delete("pods", "default", "web", None)?;
+    cluster.wait_gone("pods", "default", "web")?;
+    node.finish()
+}
