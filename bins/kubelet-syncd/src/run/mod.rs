@@ -35,7 +35,7 @@ use crate::engine::runtime_health::{self, RuntimeHealth};
 use crate::engine::{Engine, EngineParts, RuntimeMetrics, RuntimeSide, image_fs, image_list, upkeep};
 use crate::hooks;
 use crate::images::ImageMetrics;
-use crate::images::credentials::Keyring;
+use crate::images::credentials::{self, Keyring};
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
 use crate::node_resources::{self, texts};
@@ -224,6 +224,7 @@ async fn work(
     tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
     let starts = StartTimes::register(&daemon.registry)?;
     hooks::metrics::register(&daemon.registry)?;
+    credentials::metrics::register(&daemon.registry)?;
     daemon.registry.register(Box::new(VolumeCounts::new(reporter.hub.clone())?))?;
     let limiter = StartLimiter::new(slots(capacity.cpus), HOLD);
     let keyring = Arc::new(Keyring::new(objects.clone(), daemon.broker.clone(), config.credential_providers.as_ref()));

@@ -4,6 +4,7 @@
 
 pub mod docker_config;
 pub mod matching;
+pub mod metrics;
 mod node_files;
 mod provider;
 

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::docker_config::Entry;
 use super::matching::Pattern;
+use super::metrics;
 use crate::images::pull_records::Owner;
 
 /// Programs of one provider that run at once: one that hangs leaves room for other images.
@@ -159,7 +160,10 @@ impl Provider {
         let mut command = Command::new(&self.program);
         command.args(&self.config.args).envs(self.config.env.iter().map(|v| (&v.name, &v.value)));
         let failed = |source| ProviderError::Program { program: self.program.display().to_string(), source };
-        program::ask(&mut command, &question).await.map_err(failed)
+        let began = Instant::now();
+        let answer = program::ask(&mut command, &question).await;
+        metrics::ran(&self.config.name, began.elapsed(), answer.is_ok());
+        answer.map_err(failed)
     }
 
     /// Key, time to keep, credentials.
