@@ -46,7 +46,7 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    /// Who it is. What proved it is taken out of the headers.
+    /// Who it is. Whatever was shown is taken out of the headers.
     ///
     /// # Errors
     /// See [`Unauthenticated`]; of several reasons the first.
@@ -63,14 +63,13 @@ impl Authenticator {
                 self.token(headers, &mut problem).await
             }
         };
-        if let Some(identity) = found {
-            presented::strip(headers);
-            return Ok(identity.authenticated());
-        }
-        match problem {
-            None if self.anonymous => Ok(Identity::anonymous()),
-            problem => Err(problem.unwrap_or(Unauthenticated::Nothing)),
-        }
+        let identity = match (found, problem) {
+            (Some(identity), _) => identity.authenticated(),
+            (None, None) if self.anonymous => Identity::anonymous(),
+            (None, problem) => return Err(problem.unwrap_or(Unauthenticated::Nothing)),
+        };
+        presented::strip(headers);
+        Ok(identity)
     }
 
     fn certificate(&self, chain: &[CertificateDer<'_>]) -> Result<Option<Identity>, Unauthenticated> {
