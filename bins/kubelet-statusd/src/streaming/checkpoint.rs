@@ -34,7 +34,7 @@ pub async fn serve(app: &Arc<App>, place: &ContainerPath, request: Request<Incom
 
 async fn write(app: &App, place: &ContainerPath, timeout: i64) -> Result<String, tonic::Status> {
     let message = api::CheckpointRequest { place: container_place(place), timeout };
-    let mut replies = client(app).checkpoint(CallContext::new().streaming_request(message)).await?.into_inner();
+    let mut replies = client(app).await?.checkpoint(CallContext::new().streaming_request(message)).await?.into_inner();
     let reply = replies.message().await?;
     reply.map(|reply| reply.location).ok_or_else(|| tonic::Status::internal("kubelet-syncd gave no answer"))
 }

@@ -28,7 +28,7 @@ const BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The headers for the runtime. `host`: for a request without one. `from`: the client's address, where it is known.
 pub fn for_runtime(client: &HeaderMap, host: &str, from: Option<IpAddr>) -> HeaderMap {
-    let nominated: Vec<String> = texts(client, header::CONNECTION).flat_map(|text| list(text)).collect();
+    let nominated: Vec<String> = texts(client, header::CONNECTION).flat_map(list).collect();
     let mut headers = HeaderMap::with_capacity(client.len() + 1);
     for (name, value) in client {
         let is_nominated = nominated.iter().any(|nominee| nominee == name.as_str());

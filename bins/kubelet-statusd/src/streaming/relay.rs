@@ -5,7 +5,8 @@
 //! buffer at all: the piece that is read lies on the stack, and what of it could not be written at once is kept until it is.
 //!
 //! The end of one direction is passed on (over TLS as close_notify) and the other one goes on: upstream closes both, which
-//! cuts off what was still under way. What the protocols above leave open then ends after [`Limits::linger`].
+//! cuts off what was still under way. What the protocols above leave open then ends after [`Limits::linger`]. A client that
+//! is gone ends both at once.
 
 use std::future::{Future as _, poll_fn};
 use std::mem::MaybeUninit;
@@ -43,6 +44,8 @@ pub struct Summary {
 pub enum End {
     /// Both sides have closed their direction.
     Closed,
+    /// The client takes no more: it is gone, and what the runtime still has is for nobody.
+    ClientGone,
     /// Nothing moved for [`Limits::idle`].
     Idle,
     /// One side had closed, and on the other nothing moved for [`Limits::linger`].
@@ -54,8 +57,8 @@ enum State {
     Open,
     /// The reader has ended: what was written is flushed, then the writer's direction is closed.
     Closing,
-    /// The writer takes no more: what still comes is read and dropped, because closing a socket with something unread in
-    /// it makes the kernel throw away what the other side has not read yet.
+    /// The writer takes no more. What a client still sends is read and dropped, because closing a socket with something
+    /// unread in it makes the kernel throw away what the other side has not read yet.
     Draining,
     Closed,
 }
@@ -63,6 +66,8 @@ enum State {
 #[derive(Debug)]
 struct Direction {
     state: State,
+    /// What is left to read when the writer is lost matters.
+    drains: bool,
     /// What the writer has not taken yet.
     rest: Vec<u8>,
     written: usize,
@@ -71,8 +76,8 @@ struct Direction {
 }
 
 impl Direction {
-    fn new() -> Self {
-        Direction { state: State::Open, rest: Vec::new(), written: 0, needs_flush: false, moved: 0 }
+    fn new(drains: bool) -> Self {
+        Direction { state: State::Open, drains, rest: Vec::new(), written: 0, needs_flush: false, moved: 0 }
     }
 
     /// As far as it goes now. Ready: this direction is over.
@@ -92,6 +97,7 @@ impl Direction {
                     Poll::Ready(_) => self.state = State::Closed,
                     Poll::Pending => return Poll::Pending,
                 },
+                State::Draining if !self.drains => return Poll::Ready(()),
                 State::Draining => {
                     let mut scratch = [MaybeUninit::uninit(); PIECE];
                     let mut piece = ReadBuf::uninit(&mut scratch);
@@ -180,16 +186,20 @@ where
 {
     let (mut client_read, mut client_write) = tokio::io::split(client);
     let (mut runtime_read, mut runtime_write) = tokio::io::split(runtime);
-    let (mut there, mut back) = (Direction::new(), Direction::new());
+    let (mut there, mut back) = (Direction::new(true), Direction::new(false));
     let mut clock = pin!(Clock { timer: None, seen: (0, false), since: Instant::now() });
     poll_fn(|cx| {
         let to_runtime = there.poll(cx, Pin::new(&mut client_read), Pin::new(&mut runtime_write));
         let to_client = back.poll(cx, Pin::new(&mut runtime_read), Pin::new(&mut client_write));
         let ended = |end| Summary { to_runtime: there.moved, to_client: back.moved, end };
+        if back.state == State::Draining {
+            return Poll::Ready(ended(End::ClientGone));
+        }
         if to_runtime.is_ready() && to_client.is_ready() {
             return Poll::Ready(ended(End::Closed));
         }
-        let half_closed = [&there, &back].into_iter().any(|direction| direction.state != State::Open);
+        let over = |direction: &Direction| matches!(direction.state, State::Draining | State::Closed);
+        let half_closed = over(&there) || over(&back);
         let (limit, end) = if half_closed { (Some(limits.linger), End::Lingered) } else { (limits.idle, End::Idle) };
         match clock.as_mut().get_mut().poll(cx, (there.moved + back.moved, half_closed), limit) {
             Poll::Ready(()) => Poll::Ready(ended(end)),
@@ -295,6 +305,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_client_may_stall_before_the_last_bytes() {
+        let (mut client, near) = duplex(64);
+        let (far, mut runtime) = duplex(64);
+        // As TLS does, this takes what it cannot send yet.
+        let near = tokio::io::BufStream::with_capacity(1 << 10, 1 << 10, near);
+        let task = tokio::spawn(relay(near, far, LIMITS));
+        runtime.write_all(&bytes(900)).await.unwrap();
+        drop(runtime);
+        tokio::time::sleep(LIMITS.linger * 3).await;
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, bytes(900));
+        drop(client);
+        assert_eq!(task.await.unwrap().end, End::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_stalled_client_stops_the_runtime() {
         let (_client, mut runtime, _task) = relayed(1024, LIMITS);
         let mut written = 0;
@@ -335,6 +362,16 @@ mod tests {
         drop(runtime);
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
         assert_eq!(task.await.unwrap().end, End::Lingered);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn output_for_a_client_that_is_gone_ends_the_command() {
+        let (client, mut runtime, task) = relayed(64, LIMITS);
+        drop(client);
+        let began = Instant::now();
+        while runtime.write_all(&[0; 100]).await.is_ok() {}
+        assert_eq!(task.await.unwrap().end, End::ClientGone);
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]

@@ -33,7 +33,7 @@ async fn begin(
     command: Vec<String>,
 ) -> Result<(i32, Streaming<api::RunPart>), tonic::Status> {
     let message = api::RunRequest { place: container_place(place), command };
-    let mut parts = client(app).run(CallContext::new().streaming_request(message)).await?.into_inner();
+    let mut parts = client(app).await?.run(CallContext::new().streaming_request(message)).await?.into_inner();
     match parts.message().await?.and_then(|part| part.part) {
         Some(Part::ExitCode(exit_code)) => Ok((exit_code, parts)),
         _ => Err(tonic::Status::internal("kubelet-syncd did not say how the command ended")),

@@ -21,6 +21,8 @@ use crate::server::answer::{self, Answer};
 
 /// Longest wait for a URL: below that which kubelet-syncd gives any call.
 const URL_DEADLINE: Duration = Duration::from_secs(110);
+/// A restart of kubelet-syncd is waited for.
+const RESTART: Duration = Duration::from_secs(10);
 /// For who came when everything was taken, in seconds: upstream's life of a token.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("60");
 
@@ -68,9 +70,15 @@ impl Refusal {
     }
 }
 
-/// A client of the service.
-pub fn client(app: &App) -> StreamsClient<Channel> {
-    StreamsClient::new(app.peers.syncd().channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+/// A client of the service, once kubelet-syncd is there: its socket takes connections for it while it is away.
+///
+/// # Errors
+/// It is away for longer than a restart takes.
+pub async fn client(app: &App) -> Result<StreamsClient<Channel>, tonic::Status> {
+    let link = app.peers.syncd();
+    let ready = tokio::time::timeout(RESTART, link.ready()).await;
+    ready.map_err(|_| tonic::Status::unavailable("kubelet-syncd does not answer"))?;
+    Ok(StreamsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
 
 pub fn pod_place(place: &PodPath) -> api::PodPlace {
@@ -97,7 +105,7 @@ pub async fn exec(
 ) -> Result<StreamUrl, Refusal> {
     let StreamOptions { stdin, stdout, stderr, tty } = options;
     let message = api::ExecRequest { place: container_place(place), command, stdin, stdout, stderr, tty };
-    let mut client = client(app);
+    let mut client = client(app).await?;
     url(app, message, |request| client.exec(request)).await
 }
 
@@ -108,7 +116,7 @@ pub async fn exec(
 pub async fn attach(app: &App, place: &ContainerPath, options: StreamOptions) -> Result<StreamUrl, Refusal> {
     let StreamOptions { stdin, stdout, stderr, .. } = options;
     let message = api::AttachRequest { place: container_place(place), stdin, stdout, stderr };
-    let mut client = client(app);
+    let mut client = client(app).await?;
     url(app, message, |request| client.attach(request)).await
 }
 
@@ -118,7 +126,7 @@ pub async fn attach(app: &App, place: &ContainerPath, options: StreamOptions) ->
 /// See [`Refusal`].
 pub async fn port_forward(app: &App, place: &PodPath, ports: Vec<i32>) -> Result<StreamUrl, Refusal> {
     let message = api::PortForwardRequest { pod: Some(pod_place(place)), ports };
-    let mut client = client(app);
+    let mut client = client(app).await?;
     url(app, message, |request| client.port_forward(request)).await
 }
 

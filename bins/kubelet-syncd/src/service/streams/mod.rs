@@ -11,7 +11,7 @@ mod output;
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{Code, CriClient, CriError, v1};
@@ -19,7 +19,7 @@ use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::streams_server::Streams;
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::{Stream, StreamExt as _, future, stream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
@@ -31,6 +31,9 @@ use lookup::{Candidate, Named};
 
 /// Commands of `Run` at once. Each may hold the output that the runtime answers with, up to 16 MiB.
 const RUNS: usize = 32;
+/// How long a request waits for what this process has to learn after its start, and how often it looks.
+const START: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(50);
 /// Of an error's text, bytes: it travels in a header.
 const TEXT_MAX: usize = 4 << 10;
 
@@ -52,25 +55,27 @@ pub struct StreamParts {
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StreamsApi {
-    parts: Arc<OnceLock<StreamParts>>,
+    parts: watch::Sender<Option<Arc<StreamParts>>>,
     runs: Arc<Semaphore>,
 }
 
 impl Default for StreamsApi {
     fn default() -> Self {
-        StreamsApi { parts: Arc::default(), runs: Arc::new(Semaphore::new(RUNS)) }
+        StreamsApi { parts: watch::Sender::default(), runs: Arc::new(Semaphore::new(RUNS)) }
     }
 }
 
 impl StreamsApi {
     /// From here on calls are answered; before that nothing is known.
     pub fn set(&self, parts: StreamParts) {
-        // It is set once, at the start.
-        let _ = self.parts.set(parts);
+        self.parts.send_replace(Some(Arc::new(parts)));
     }
 
-    fn parts(&self) -> Result<&StreamParts, Status> {
-        self.parts.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))
+    async fn parts(&self) -> Result<Arc<StreamParts>, Status> {
+        let mut parts = self.parts.subscribe();
+        let known = tokio::time::timeout(START, parts.wait_for(Option::is_some)).await;
+        let known = known.ok().and_then(Result::ok).and_then(|parts| parts.clone());
+        known.ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))
     }
 }
 
@@ -83,7 +88,22 @@ struct Found {
 
 impl StreamParts {
     /// The pod by namespace, name and uid. `None`: there is one of that name, with another uid.
-    fn pod(&self, place: &api::PodPlace) -> Result<Option<Candidate>, Status> {
+    async fn pod(&self, place: &api::PodPlace) -> Result<Option<Candidate>, Status> {
+        let deadline = Instant::now() + START;
+        loop {
+            match self.named(place) {
+                Named::Pod(found) => return Ok(Some(found)),
+                Named::OtherUid => return Ok(None),
+                Named::Nothing if self.sources.all_ready() => return Err(Status::not_found("pod does not exist")),
+                Named::Nothing if Instant::now() >= deadline => {
+                    return Err(Status::unavailable("kubelet-syncd does not know all pods yet"));
+                }
+                Named::Nothing => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+
+    fn named(&self, place: &api::PodPlace) -> Named {
         let named = |pod: &k8s_openapi::api::core::v1::Pod| {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
             namespace == place.namespace && pod.metadata.name.as_deref() == Some(place.name.as_str())
@@ -94,19 +114,14 @@ impl StreamParts {
             let runtime = self.cache.get(&uid);
             Some(Candidate { mirror: mirror.map(|object| object.uid), pod, runtime, uid })
         });
-        match lookup::choose(candidates.collect(), &place.uid) {
-            Named::Pod(found) => Ok(Some(found)),
-            Named::OtherUid => Ok(None),
-            Named::Nothing if self.sources.all_ready() => Err(Status::not_found("pod does not exist")),
-            Named::Nothing => Err(Status::unavailable("kubelet-syncd does not know all pods yet")),
-        }
+        lookup::choose(candidates.collect(), &place.uid)
     }
 
-    fn container(&self, place: Option<api::ContainerPlace>, words: Words) -> Result<Found, Status> {
+    async fn container(&self, place: Option<api::ContainerPlace>, words: Words) -> Result<Found, Status> {
         let place = place.ok_or_else(|| Status::invalid_argument("no container is named"))?;
         let pod = place.pod.ok_or_else(|| Status::invalid_argument("no pod is named"))?;
         let full_name = format!("{}_{}", pod.name, pod.namespace);
-        match self.pod(&pod)? {
+        match self.pod(&pod).await? {
             Some(pod) => Ok(Found { pod, full_name, container: place.container }),
             None => Err(Status::internal((words.missing)(&place.container, &full_name))),
         }
@@ -220,9 +235,9 @@ fn url(url: String) -> Result<Response<api::StreamUrl>, Status> {
 #[tonic::async_trait]
 impl Streams for StreamsApi {
     async fn exec(&self, request: Request<api::ExecRequest>) -> Result<Response<api::StreamUrl>, Status> {
-        let parts = self.parts()?;
+        let parts = self.parts().await?;
         let request = request.into_inner();
-        let found = parts.container(request.place, EXEC)?;
+        let found = parts.container(request.place, EXEC).await?;
         let exec = v1::ExecRequest {
             container_id: String::new(),
             cmd: request.command,
@@ -239,9 +254,9 @@ impl Streams for StreamsApi {
     }
 
     async fn attach(&self, request: Request<api::AttachRequest>) -> Result<Response<api::StreamUrl>, Status> {
-        let parts = self.parts()?;
+        let parts = self.parts().await?;
         let request = request.into_inner();
-        let found = parts.container(request.place, ATTACH)?;
+        let found = parts.container(request.place, ATTACH).await?;
         // A process has a terminal from its start on or never: what the client asks for does not matter.
         let Some(tty) = lookup::has_terminal(&found.pod.pod, &found.container) else {
             return Err(Status::internal(attach_missing(&found.container, &found.full_name)));
@@ -258,10 +273,10 @@ impl Streams for StreamsApi {
         &self,
         request: Request<api::PortForwardRequest>,
     ) -> Result<Response<api::StreamUrl>, Status> {
-        let parts = self.parts()?;
+        let parts = self.parts().await?;
         let request = request.into_inner();
         let place = request.pod.ok_or_else(|| Status::invalid_argument("no pod is named"))?;
-        let Some(pod) = parts.pod(&place)? else { return Err(Status::not_found("pod not found")) };
+        let Some(pod) = parts.pod(&place).await? else { return Err(Status::not_found("pod not found")) };
         let sandbox = match lookup::sandbox(&pod.runtime) {
             Some(sandbox) => Some(sandbox),
             None => lookup::sandbox(&*parts.look(&pod.uid).await?),
@@ -305,8 +320,8 @@ impl Streams for StreamsApi {
 
 impl StreamsApi {
     async fn run_to_its_end(&self, request: api::RunRequest) -> Result<v1::ExecSyncResponse, Status> {
-        let parts = self.parts()?;
-        let found = parts.container(request.place, RUN)?;
+        let parts = self.parts().await?;
+        let found = parts.container(request.place, RUN).await?;
         let ask = |cri: CriClient, id: ContainerId| {
             let (container_id, cmd) = (id.to_string(), request.command.clone());
             async move { cri.exec_sync(v1::ExecSyncRequest { container_id, cmd, timeout: 0 }).await }
@@ -315,8 +330,8 @@ impl StreamsApi {
     }
 
     async fn write_checkpoint(&self, request: api::CheckpointRequest) -> Result<api::CheckpointReply, Status> {
-        let parts = self.parts()?;
-        let found = parts.container(request.place, CHECKPOINT)?;
+        let parts = self.parts().await?;
+        let found = parts.container(request.place, CHECKPOINT).await?;
         if lookup::has_terminal(&found.pod.pod, &found.container).is_none() {
             return Err(Status::not_found(format!("container {} does not exist", found.container)));
         }
@@ -368,7 +383,7 @@ mod tests {
         assert_eq!(checkpoint_missing("x", "p_ns"), "container x not found");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn before_anything_is_known_nothing_is_gone() {
         let api = StreamsApi::default();
         let refused = api.exec(Request::new(api::ExecRequest::default())).await.unwrap_err();
