@@ -174,6 +174,35 @@ mod tests {
         assert!(text.contains(&address.to_string()) && !text.contains("TOKEN"), "{text}");
     }
 
+    #[tokio::test]
+    async fn a_certificate_that_the_runtime_made_for_itself_is_taken() {
+        let made = rcgen::generate_simple_self_signed(["runtime".to_owned()]).unwrap();
+        let key = tokio_rustls::rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+        let server = tokio_rustls::rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serves = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = tokio_rustls::TlsAcceptor::from(Arc::new(server)).accept(stream).await.unwrap();
+            stream.write_all(b"over TLS").await.unwrap();
+            stream.shutdown().await.unwrap();
+        };
+        let reads = async {
+            let url = StreamUrl::parse(&format!("https://{address}/exec/TOKEN")).unwrap();
+            let mut seen = String::new();
+            connect(&url, soon()).await.unwrap().read_to_string(&mut seen).await.unwrap();
+            seen
+        };
+        let ((), seen) = tokio::join!(serves, reads);
+        assert_eq!(seen, "over TLS");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_server_that_never_shakes_hands_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
