@@ -163,7 +163,6 @@ impl Sampler {
         if wanted.cgroups {
             machine = machine::read(&mut self.reader);
             machine.pods_known = pods.is_some();
-            machine.has_pressure = self.hierarchy.has_pressure();
             gathered.devices = machine::devices(self.reader.read(Path::new("/proc/diskstats")).unwrap_or_default());
         }
         let node = self.node(pods.is_some(), disks, wanted, &mut gathered);

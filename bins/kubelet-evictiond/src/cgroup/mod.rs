@@ -139,15 +139,6 @@ impl Hierarchy {
         usage
     }
 
-    /// Whether the kernel gives pressure by cgroup.
-    pub fn has_pressure(&self) -> bool {
-        let root = match self {
-            Hierarchy::V1(mounts) => mounts.unified.as_deref(),
-            Hierarchy::V2 { root } => Some(root.as_path()),
-        };
-        root.is_some_and(|root| root.join("cpu.pressure").exists())
-    }
-
     fn any_mount(&self) -> Option<&Path> {
         match self {
             Hierarchy::V1(mounts) => mounts.memory.as_deref().or(mounts.cpuacct.as_deref()),

@@ -1,11 +1,13 @@
 //! Which series a cgroup has. Names, help and labels are cAdvisor's (`metrics/prometheus.go`), in the groups that upstream
 //! turns on (`pkg/kubelet/server/server.go`). A figure that is not known is absent. Pure.
 
-use bulkhead_ipc::evictiond::{
-    CgroupCpu, CgroupIo, CgroupMemory, CgroupStats, CgroupTasks, InterfaceStats, MountedFileSystem, Psi,
-};
+use bulkhead_ipc::evictiond::CgroupStats;
 
 use super::text::{Extra, Number, label};
+use super::values::{
+    bytes, cost, cpu, file_systems, memory, milliseconds, network, operations, plain, quota, seconds, stalled, tasks,
+    waited,
+};
 use crate::exposition::Kind;
 
 /// Takes one series after the other.
@@ -427,122 +429,3 @@ pub const FAMILIES: &[Family] = &[
         },
     ),
 ];
-
-fn plain(sink: Sink<'_>, value: Option<u64>) {
-    if let Some(value) = value {
-        sink(&Extra::default(), Number::Whole(value));
-    }
-}
-
-fn cpu(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupCpu) -> Option<u64>) {
-    if let Some(value) = group.cpu.as_ref().and_then(value) {
-        sink(&Extra::default(), seconds(value));
-    }
-}
-
-/// Of groups that have a quota.
-fn quota(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupCpu) -> Number) {
-    if let Some(cpu) = group.cpu.as_ref().filter(|cpu| cpu.quota.is_some_and(|quota| quota > 0)) {
-        sink(&Extra::default(), value(cpu));
-    }
-}
-
-fn memory(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupMemory) -> Option<u64>) {
-    plain(sink, group.memory.as_ref().and_then(value));
-}
-
-fn tasks(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupTasks) -> Option<u64>) {
-    plain(sink, group.tasks.as_ref().and_then(value));
-}
-
-fn network(group: &CgroupStats, sink: Sink<'_>, value: fn(&InterfaceStats) -> u64) {
-    for one in &group.interfaces {
-        let extra = Extra { before_name: label("interface", &one.name), ..Extra::default() };
-        sink(&extra, Number::Whole(value(one)));
-    }
-}
-
-fn file_systems(group: &CgroupStats, sink: Sink<'_>, value: fn(&MountedFileSystem) -> Number) {
-    for fs in &group.file_systems {
-        sink(&device(&fs.device), value(fs));
-    }
-}
-
-fn device(name: &str) -> Extra {
-    Extra { before_id: label("device", name), ..Extra::default() }
-}
-
-/// Reads and writes have the same devices, because dashboards add them label by label.
-fn of_devices(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupIo) -> Option<u64>) {
-    for io in &group.io {
-        if io.read_bytes.or(io.write_bytes).or(io.reads).or(io.writes).is_some() {
-            sink(&device(&io.device), Number::Whole(value(io).unwrap_or(0)));
-        }
-    }
-}
-
-/// Of the group, where the kernel counts by group; else the machine's of its devices, in sectors of 512 bytes.
-fn bytes(
-    group: &CgroupStats,
-    sink: Sink<'_>,
-    value: fn(&CgroupIo) -> Option<u64>,
-    sectors: fn(&MountedFileSystem) -> u64,
-) {
-    if !group.io.is_empty() {
-        return of_devices(group, sink, value);
-    }
-    for fs in group.file_systems.iter().filter(|fs| fs.device.starts_with("/dev/") && fs.reads + fs.writes > 0) {
-        sink(&device(&fs.device), Number::Whole(sectors(fs).saturating_mul(512)));
-    }
-}
-
-/// The machine's are those of its file systems' devices.
-fn operations(
-    group: &CgroupStats,
-    sink: Sink<'_>,
-    value: fn(&CgroupIo) -> Option<u64>,
-    of_machine: fn(&MountedFileSystem) -> u64,
-) {
-    if group.file_systems.is_empty() {
-        return of_devices(group, sink, value);
-    }
-    for fs in &group.file_systems {
-        sink(&device(&fs.device), Number::Whole(of_machine(fs)));
-    }
-}
-
-fn cost(group: &CgroupStats, sink: Sink<'_>, name: &str) {
-    for io in &group.io {
-        if let Some(value) = io.cost.get(name) {
-            sink(&device(&io.device), microseconds(*value));
-        }
-    }
-}
-
-fn stalled(sink: Sink<'_>, psi: Option<Psi>) {
-    if let Some(full) = psi.and_then(|psi| psi.full) {
-        sink(&Extra::default(), microseconds(full.total));
-    }
-}
-
-fn waited(sink: Sink<'_>, psi: Option<Psi>) {
-    if let Some(some) = psi.and_then(|psi| psi.some) {
-        sink(&Extra::default(), microseconds(some.total));
-    }
-}
-
-/// Of nanoseconds.
-#[allow(clippy::cast_precision_loss, reason = "the format has floating point numbers alone")]
-fn seconds(nanoseconds: u64) -> Number {
-    Number::Real(nanoseconds as f64 / 1e9)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "the format has floating point numbers alone")]
-fn microseconds(value: u64) -> Number {
-    Number::Real(value as f64 / 1e6)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "the format has floating point numbers alone")]
-fn milliseconds(value: u64) -> Number {
-    Number::Real(value as f64 / 1e3)
-}

@@ -5,6 +5,7 @@
 
 mod groups;
 mod text;
+mod values;
 
 use std::sync::Arc;
 
