@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
 use bulkhead_cri::v1::{
-    ContainerState, ContainerStatusRequest, ExecSyncRequest, LinuxPodSandboxConfig, ListContainersRequest,
+    ContainerState, ContainerStatusRequest, ExecRequest, ExecSyncRequest, LinuxPodSandboxConfig, ListContainersRequest,
     ListPodSandboxRequest, PodSandboxConfig, PodSandboxMetadata, PodSandboxState, PodSandboxStatusRequest,
     RemovePodSandboxRequest, ReopenContainerLogRequest, RunPodSandboxRequest, StopContainerRequest,
     StopPodSandboxRequest,
@@ -218,6 +218,21 @@ impl Cri {
         let mut output = String::from_utf8_lossy(&answer.stdout).into_owned();
         output.push_str(&String::from_utf8_lossy(&answer.stderr));
         Ok((answer.exit_code, output))
+    }
+
+    /// The one-time URL at which a command can be talked to; its output is wanted.
+    ///
+    /// # Errors
+    /// The container is gone.
+    pub fn exec_url(&self, container: &str, command: &[&str]) -> Result<String> {
+        let request = ExecRequest {
+            container_id: container.to_owned(),
+            cmd: command.iter().map(|part| (*part).to_owned()).collect(),
+            stdout: true,
+            ..ExecRequest::default()
+        };
+        let answer = self.block_on(self.client().exec(timed(request)));
+        Ok(answer.with_context(|| format!("asking for {command:?} in container {container}"))?.into_inner().url)
     }
 
     /// Has the runtime write a container's log to a new file where the old one was.

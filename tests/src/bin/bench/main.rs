@@ -5,6 +5,7 @@ mod cluster;
 mod measure;
 mod probes;
 mod report;
+mod server;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -38,9 +39,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster alone, probes alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes or the HTTPS server alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -49,6 +50,9 @@ fn run() -> Result<()> {
         .arg(number("exits", "15", "Killed containers, for the time until the node knows"))
         .arg(number("cluster-exits", "100", "Killed containers, for the time until the API server knows"))
         .arg(number("probes", "500", "Probes, each once a second"))
+        .arg(number("server-pods", "100", "Pods while the HTTPS server is asked"))
+        .arg(number("log-mib", "128", "Size of the log that is read, MiB"))
+        .arg(number("execs", "30", "Pairs of commands in a container"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -89,6 +93,15 @@ fn run() -> Result<()> {
     if has("probes") {
         let plan = probes::Plan { judged: !quick, probes: few("probes", 50)?, watched: idle };
         sections.push(report::probes(&plan, &probes::run(&plan)?));
+    }
+    if has("server") {
+        let plan = server::Plan {
+            pods: few("server-pods", 5)?,
+            log_mib: few("log-mib", 8)?,
+            execs: few("execs", 3)?,
+            rounds: if quick { 1 } else { 3 },
+        };
+        sections.push(report::server(&plan, &server::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

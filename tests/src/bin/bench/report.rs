@@ -2,6 +2,7 @@
 
 mod cluster;
 mod probes;
+mod server;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,6 +14,7 @@ use crate::measure::{Figures, Pair, Plan};
 
 pub use cluster::section as cluster;
 pub use probes::section as probes;
+pub use server::section as server;
 
 /// One table.
 #[derive(Debug)]
