@@ -187,14 +187,12 @@ fn sample(line: &str) -> Result<Line<'_>, &'static str> {
         let mut labels = Labels { rest: inside };
         // A series has a handful of labels: looking at each pair is cheaper than a set.
         let mut seen = [""; 16];
-        let mut count = 0;
-        while let Some(label) = labels.next() {
+        for (count, label) in labels.by_ref().enumerate() {
             let (name, _) = label?;
             if seen.iter().take(count).any(|known| *known == name) {
                 return Err("label comes twice");
             }
             *seen.get_mut(count).ok_or("too many labels")? = name;
-            count += 1;
         }
         rest = labels.rest.strip_prefix('}').ok_or("labels without an end")?;
         series = line.split_at(line.len() - rest.len()).0;

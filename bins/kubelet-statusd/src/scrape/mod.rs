@@ -211,3 +211,47 @@ fn launcher() -> Option<String> {
     let comm = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
     (comm.trim_end() == "kubelet").then(|| bulkhead_daemon::process_metrics_of(Some(parent.unsigned_abs())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+    use std::io::Read as _;
+
+    async fn answered(headers: &[(&'static str, &'static str)]) -> (HeaderMap, Vec<u8>) {
+        let mut asked = HeaderMap::new();
+        for (name, value) in headers {
+            asked.insert(*name, HeaderValue::from_static(value));
+        }
+        let answer = answer(&[start_time(1_800_000_000.5)], &asked);
+        assert_eq!(answer.status(), StatusCode::OK);
+        let headers = answer.headers().clone();
+        (headers, answer.into_body().collect().await.unwrap().to_bytes().to_vec())
+    }
+
+    #[tokio::test]
+    async fn families_as_they_are_asked_for() {
+        let (headers, text) = answered(&[]).await;
+        assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8; escaping=underscores");
+        assert!(!headers.contains_key("content-encoding"));
+        let started = headers["process-start-time-unix"].to_str().unwrap();
+        assert!(started.parse::<u64>().unwrap() > 1_700_000_000, "{started}");
+        let expected = "# HELP process_start_time_seconds [ALPHA] Start time of the process since unix epoch in seconds.\n\
+                        # TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1800000000.5\n";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+
+        let (headers, packed) = answered(&[("accept-encoding", "gzip")]).await;
+        assert_eq!(headers["content-encoding"], "gzip");
+        let mut unpacked = String::new();
+        flate2::read::GzDecoder::new(packed.as_slice()).read_to_string(&mut unpacked).unwrap();
+        assert_eq!(unpacked, expected);
+
+        let (headers, open) = answered(&[("accept", "application/openmetrics-text;version=1.0.0")]).await;
+        assert!(headers["content-type"].to_str().unwrap().starts_with("application/openmetrics-text; version=1.0.0; "));
+        assert_eq!(String::from_utf8(open).unwrap(), format!("{expected}# EOF\n"));
+
+        let accept = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        let (_, message) = answered(&[("accept", accept)]).await;
+        assert_eq!(usize::from(message[0]) + 1, message.len());
+    }
+}
