@@ -82,6 +82,8 @@ impl ControlPlane {
                 format!("--client-ca-file={}", ca.display()),
                 format!("--kubelet-client-certificate={}", kubelet.0.display()),
                 format!("--kubelet-client-key={}", kubelet.1.display()),
+                // As kubeadm has it: names of nodes resolve nowhere.
+                "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname".to_owned(),
                 format!("--service-account-key-file={}", account_key.display()),
                 format!("--service-account-signing-key-file={}", account_key.display()),
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
