@@ -1,6 +1,8 @@
 //! A client of streams by WebSocket in `v4.channel.k8s.io`, which the runtime speaks itself: the first byte of each message
 //! names a channel.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use bulkhead_testkit::https::{Https, Upgrade};
 use serde_json::Value;
@@ -84,6 +86,11 @@ pub fn open(node: &Https, path: &str) -> Result<Socket> {
 }
 
 impl Messages {
+    /// How long the next bytes may take, from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.0.set_limit(limit);
+    }
+
     /// The next message, its channel first; `None` when the server closes.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! thread each where a test wants both at once.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bulkhead_testkit::https::{Https, Reader, Upgrade, Writer};
@@ -75,6 +76,11 @@ impl WebSocket {
 }
 
 impl Receiver {
+    /// How long the next bytes may take, from now on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.wire.0.set_limit(limit);
+    }
+
     /// The next message; `None` after a close that says that all is well.
     ///
     /// # Errors
