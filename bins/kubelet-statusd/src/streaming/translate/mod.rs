@@ -4,6 +4,8 @@
 
 pub mod channels;
 #[cfg(test)]
+mod entry_tests;
+#[cfg(test)]
 mod fake_runtime;
 mod metrics;
 mod pipe;
