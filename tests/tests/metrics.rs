@@ -81,6 +81,7 @@ fn scrapers_read_what_upstream_would_tell_them() -> Result<()> {
     })?;
     let found = differences(&metrics, Format::Prometheus)?;
     ensure!(found.is_empty(), "{}", found.join("\n"));
+    values(&metrics)?;
     probes(&world, &metrics)?;
     slis(&world)?;
     formats(&world)?;
@@ -118,6 +119,36 @@ fn mixin(metrics: &Scrape) -> Result<()> {
     for (name, labels) in series {
         let value = metrics.sum(name, labels);
         ensure!(value > 0.0, "{name}{labels:?} is {value}, series {:?}", metrics.all(name, &[]));
+    }
+    Ok(())
+}
+
+/// Every value that a label may have, of labels whose values upstream's dashboards tell apart.
+const VALUES: [(&str, &str, &str); 7] = [
+    (
+        "kubelet_runtime_operations_total",
+        "operation_type",
+        "version status runtime_config update_runtime_config run_podsandbox stop_podsandbox remove_podsandbox \
+         podsandbox_status list_podsandbox create_container start_container stop_container remove_container \
+         list_containers container_status update_container reopen_container_log exec_sync exec attach port_forward \
+         container_stats list_container_stats podsandbox_stats list_podsandbox_stats list_images image_status pull_image \
+         remove_image image_fs_info checkpoint_container get_container_events list_metric_descriptors \
+         list_podsandbox_metrics update_podsandbox_resources close",
+    ),
+    ("kubelet_pod_worker_duration_seconds_count", "operation_type", "create update sync kill terminated"),
+    ("kubelet_cgroup_manager_duration_seconds_count", "operation_type", "create update destroy"),
+    ("kubelet_running_containers", "container_state", "created running exited unknown"),
+    ("kubelet_started_containers_total", "container_type", "container init_container ephemeral_container"),
+    ("kubelet_image_manager_ensure_image_requests_total", "pull_policy", "always ifnotpresent never"),
+    ("storage_operation_duration_seconds_count", "status", "success fail-unknown"),
+];
+
+fn values(metrics: &Scrape) -> Result<()> {
+    for (name, label, allowed) in VALUES {
+        let series = metrics.all(name, &[]);
+        ensure!(!series.is_empty(), "no series of {name}");
+        let strange = series.iter().find(|series| !allowed.split_whitespace().any(|one| series.labels[label] == one));
+        ensure!(strange.is_none(), "{strange:?}");
     }
     Ok(())
 }
