@@ -16,6 +16,10 @@ use serde_json::json;
 const NOISE: usize = 3_000_000;
 /// Those who follow at once: `BULKHEAD_FOLLOWERS`.
 const FOLLOWERS: usize = 200;
+/// Bytes of a log that nobody takes.
+const FLOOD: usize = 40_000_000;
+/// Clients that take nothing, and what one of them may cost, KiB.
+const STALLED: (usize, u64) = (20, 400);
 /// What a follower may cost of kubelet-statusd's memory, KiB: most of it is its TLS connection.
 const FOLLOWER_KIB: u64 = 128;
 
@@ -251,6 +255,7 @@ fn followers_see_everything_until_the_end() -> Result<()> {
         &with_sign(Pod::busybox("quiet", &on_sign(&format!("echo now; rm /go/go; {}; echo over", on_sign("true")))))
             .restart_policy("Never"),
     )?;
+    node.write(&Pod::busybox("flood", &format!("head -c {FLOOD} /dev/zero | tr '\\0' x; echo; {IDLE}")))?;
     let ticking = node.wait_running("ticks", 1)?;
     node.wait_running("quiet", 1)?;
     let mut everything = follow(&https, "ticks", "")?;
@@ -300,11 +305,7 @@ fn followers_see_everything_until_the_end() -> Result<()> {
         Ok(())
     })?;
     let cost = processes::pss_kib(pid)?.saturating_sub(before);
-    println!("{followers} followers: {cost} KiB");
     ensure!(cost < FOLLOWER_KIB * followers as u64, "{followers} followers cost {cost} KiB");
-    let cpu = processes::cpu_nanoseconds(pid)?;
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    println!("idle: {} ms of CPU in 2 s", (processes::cpu_nanoseconds(pid)? - cpu) / 1_000_000);
     all.truncate(followers / 2);
     eventually("who went is forgotten", LONG, || {
         let open = open_logs(pid, &logs);
@@ -315,6 +316,29 @@ fn followers_see_everything_until_the_end() -> Result<()> {
     for one in &mut all {
         one.read_until("now\n")?;
     }
+
+    // Who takes nothing costs no more than what is on its way, and loses nothing.
+    eventually("the flood is there", LONG, || {
+        let end = log(&https, "flood", "tailLines=1")?;
+        ensure!(end.ends_with("x\n"), "{}", end.len());
+        Ok(())
+    })?;
+    let before = processes::pss_kib(pid)?;
+    let mut stalled = (0..STALLED.0).map(|_| follow(&https, "flood", "")).collect::<Result<Vec<_>>>()?;
+    for one in &mut stalled {
+        one.chunk()?;
+    }
+    ensure!(log(&https, "flood", "limitBytes=5")? == "xxxxx", "others are served meanwhile");
+    let cost = processes::pss_kib(pid)?.saturating_sub(before);
+    ensure!(cost < STALLED.1 * STALLED.0 as u64, "{} clients that take nothing cost {cost} KiB", STALLED.0);
+    let mut taken = 0;
+    let mut late = follow(&https, "flood", &format!("limitBytes={}", FLOOD + 1))?;
+    while let Some(piece) = late.chunk()? {
+        ensure!(piece.iter().all(|byte| matches!(byte, b'x' | b'\n')));
+        taken += piece.len();
+    }
+    ensure!(taken == FLOOD + 1, "{taken} bytes");
+    drop(stalled);
 
     // Who serves dies: the stream breaks, it does not end; the pod goes on.
     let before = node.fingerprint()?;
