@@ -229,9 +229,7 @@ fn summary_of_busy(world: &World, uid: &str, group: &str, pid: i32) -> Result<()
     ensure!(node["nodeName"] == "alpha" && number(&node, "/rlimit/curproc")? > 0);
     let pods = node["systemContainers"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "pods"));
     ensure!(pods.is_some_and(|pods| number(pods, "/cpu/usageCoreNanoSeconds").is_ok()), "{node:#}");
-    for figure in
-        ["/fs/usedBytes", "/runtime/imageFs/usedBytes", "/runtime/containerFs/capacityBytes", "/memory/availableBytes"]
-    {
+    for figure in ["/fs/usedBytes", "/runtime/containerFs/capacityBytes", "/memory/availableBytes"] {
         ensure!(number(&node, figure)? > 0, "{figure}");
     }
     ensure!(node["network"]["interfaces"].is_array() && node["cpu"]["usageNanoCores"].is_u64(), "{node:#}");
@@ -343,6 +341,7 @@ fn layers(world: &World) -> Result<()> {
         let used = number(main, "/rootfs/usedBytes")?;
         ensure!(used >= 5 * MIB && number(main, "/rootfs/inodesUsed")? > 0, "{used}");
         ensure!(number(main, "/rootfs/capacityBytes")? > used);
+        ensure!(number(&world.summary("")?, "/node/runtime/imageFs/usedBytes")? > MIB, "images are on it");
         let ephemeral = number(&pod, "/ephemeral-storage/usedBytes")?;
         ensure!((13 * MIB..18 * MIB).contains(&ephemeral), "layer, logs and the volume on disk: {ephemeral}");
         Ok(())
