@@ -1,8 +1,39 @@
 //! A process's metrics as text.
 
-use prometheus::{Encoder as _, Registry, TextEncoder};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Encoder as _, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::process_metrics;
+
+/// `bulkhead_tasks{process}`: tasks of the process's runtime that have not ended, counted when somebody asks. A number that
+/// grows and grows is a leak; upstream's `go_goroutines` is read for the same.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    process: &'static str,
+    alive: IntGaugeVec,
+}
+
+impl Tasks {
+    pub(crate) fn new(process: &'static str) -> Result<Self, prometheus::Error> {
+        let help = "[ALPHA] Number of tasks of the asynchronous runtime that have not ended.";
+        Ok(Tasks { process, alive: IntGaugeVec::new(Opts::new("bulkhead_tasks", help), &["process"])? })
+    }
+}
+
+impl Collector for Tasks {
+    fn desc(&self) -> Vec<&Desc> {
+        self.alive.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let alive = i64::try_from(runtime.metrics().num_alive_tasks()).unwrap_or(i64::MAX);
+            self.alive.with_label_values(&[self.process]).set(alive);
+        }
+        self.alive.collect()
+    }
+}
 
 /// All families of the registry, and `process_*` of this process, in the text format 0.0.4.
 pub fn encode(registry: &Registry) -> String {
@@ -36,6 +67,23 @@ fn gathered(registry: &Registry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn tasks_that_have_not_ended() {
+        let registry = Registry::new();
+        registry.register(Box::new(Tasks::new("kubelet-x").unwrap())).unwrap();
+        let shown = || {
+            let text = encode(&registry);
+            let line = text.lines().find_map(|line| line.strip_prefix("bulkhead_tasks{process=\"kubelet-x\"} "));
+            line.unwrap().parse::<u32>().unwrap()
+        };
+        let before = shown();
+        let task = tokio::spawn(std::future::pending::<()>());
+        assert_eq!(shown(), before + 1);
+        task.abort();
+        let _ = task.await;
+        assert_eq!(shown(), before);
+    }
 
     #[test]
     fn apart_comes_with_the_start_alone() {

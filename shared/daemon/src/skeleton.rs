@@ -27,6 +27,7 @@ use crate::exit::{ExitReason, ListenError};
 use crate::listeners::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::memory;
+use crate::metrics::Tasks;
 use crate::privileges::{self, Intended};
 use crate::process_service::{LoggingService, ProcessService, Readiness};
 use crate::state_dir::{StateDir, StateError};
@@ -250,12 +251,15 @@ where
 
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|e| (ExitReason::Failed, format!("no random numbers: {e}")))?;
+    let registry = prometheus::Registry::new();
+    let tasks = Tasks::new(spec.process.name()).and_then(|tasks| registry.register(Box::new(tasks)));
+    tasks.map_err(|e| (ExitReason::Failed, format!("no metric of tasks: {e}")))?;
     let daemon = Arc::new(Daemon {
         process: spec.process,
         broker: BrokerClient::new(&config.paths.broker_socket()),
         config: Arc::new(config),
         epoch: Epoch::from_random(u64::from_le_bytes(random)),
-        registry: prometheus::Registry::new(),
+        registry,
         probes: prometheus::Registry::new(),
         stop: CancellationToken::new(),
         listeners: Mutex::new(listeners),
