@@ -187,6 +187,8 @@ fn sane(metrics: &Scrape) -> Result<()> {
     ensure!(seen > started && now - seen < 600.0 && now - started < 600.0, "{started} {seen} {now}");
     let processes = metrics.all("bulkhead_process_start_time_seconds", &[]);
     ensure!(processes.len() == 5, "{processes:?}");
+    let tasks = metrics.all("bulkhead_tasks", &[]);
+    ensure!(tasks.len() == 4 && tasks.iter().all(|process| process.value > 0.0), "{tasks:?}");
     Ok(())
 }
 
