@@ -95,7 +95,7 @@ impl Messages {
     ///
     /// # Errors
     /// The connection broke, or what came is no message.
-    pub fn next(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
+    pub fn message(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         let Some(mut message) = self.0.binary()? else { return Ok(None) };
         ensure!(!message.is_empty(), "a message without a channel");
         let channel = message.remove(0);
@@ -108,7 +108,7 @@ impl Messages {
     /// The stream ended before.
     pub fn next_of(&mut self, channel: u8) -> Result<Vec<u8>> {
         loop {
-            match self.next()? {
+            match self.message()? {
                 Some((seen, bytes)) if seen == channel && !bytes.is_empty() => return Ok(bytes),
                 Some(_) => {}
                 None => bail!("the stream ended without a message on channel {channel}"),
@@ -136,7 +136,7 @@ impl Messages {
     /// The connection broke, or nothing was said of how it ended.
     pub fn to_end(&mut self) -> Result<Ended> {
         let (mut stdout, mut stderr, mut status) = (Vec::new(), Vec::new(), Vec::new());
-        while let Some((channel, bytes)) = self.next()? {
+        while let Some((channel, bytes)) = self.message()? {
             match channel {
                 STDOUT => stdout.extend(bytes),
                 STDERR => stderr.extend(bytes),

@@ -138,14 +138,14 @@ fn commands_terminals_and_ports_of_pods() -> Result<()> {
     let mut ports = channels::open(&https, "/portForward/default/web-alpha?port=8080,8081")?;
     let mut begun = Vec::new();
     for _ in 0..4 {
-        begun.push(ports.messages.next()?.context("closed")?);
+        begun.push(ports.messages.message()?.context("closed")?);
     }
     begun.sort();
     let port = |channel: u8, port: u16| (channel, port.to_le_bytes().to_vec());
     ensure!(begun == [port(0, 8080), port(1, 8080), port(2, 8081), port(3, 8081)], "{begun:?}");
     ports.input.send(2, b"second")?;
     ports.input.send(0, b"first")?;
-    let mut answers = vec![ports.messages.next()?.context("closed")?, ports.messages.next()?.context("closed")?];
+    let mut answers = vec![ports.messages.message()?.context("closed")?, ports.messages.message()?.context("closed")?];
     answers.sort();
     ensure!(answers == [(0, b"first".to_vec()), (2, b"second".to_vec())], "{answers:?}");
 
@@ -276,8 +276,8 @@ fn every_byte_arrives_and_who_does_not_read_holds_up_nobody_else() -> Result<()>
 
     // So it does through a port.
     let mut port = channels::open(&https, "/portForward/default/web-alpha?port=8080")?;
-    port.messages.next()?;
-    port.messages.next()?;
+    port.messages.message()?;
+    port.messages.message()?;
     let back = std::thread::scope(|scope| {
         let input = scope.spawn(|| data.chunks(30_000).try_for_each(|piece| port.input.send(0, piece)));
         let mut back = Vec::new();
@@ -321,7 +321,7 @@ fn every_byte_arrives_and_who_does_not_read_holds_up_nobody_else() -> Result<()>
     cut.messages.read_until("begun")?;
     let containers = node.fingerprint()?;
     node.kill_daemon("kubelet-statusd")?;
-    let end = cut.messages.next();
+    let end = cut.messages.message();
     ensure!(matches!(end, Ok(None) | Err(_)), "{end:?}");
     drop(stalled);
     eventually("streams are served again", LONG, || {
