@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Some(("check", _)) => checks::check(),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
+        Some(("fuzz", options)) => fuzz(&rest(options)),
         _ => Ok(()),
     };
     match done {
@@ -89,6 +90,11 @@ fn command_line() -> clap::Command {
                 .arg(profile("release"))
                 .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
         )
+        .subcommand(
+            clap::Command::new("fuzz")
+                .about("Feeds what reads strangers' bytes - log lines, queries, upgrades, frames - with anything")
+                .arg(rest("Passed on: --seconds N for each target, --input FILE, names of targets; --help names them")),
+        )
 }
 
 fn text(options: &ArgMatches, name: &str) -> String {
@@ -119,6 +125,14 @@ fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
     }
     // In place of this process: signals then reach the one that has something to take down.
     Err(command.exec().into())
+}
+
+/// With optimisation, as most of it is the trying.
+fn fuzz(options: &[String]) -> Result<()> {
+    let mut arguments =
+        vec!["run", "--locked", "--quiet", "--profile", "quick", "--package", "bulkhead-tests", "--bin", "fuzz", "--"];
+    arguments.extend(options.iter().map(String::as_str));
+    checks::cargo(&arguments)
 }
 
 /// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.
