@@ -294,8 +294,19 @@ fn files_of_the_node_and_nothing_beside_them() -> Result<()> {
     journal(&node, &https, &logs)?;
     if let Some(journal) = journald::write(&["one plain", "two ERROR", "three plain"])? {
         units(&https, &journal, &logs)?;
+        // Who asks starts again, and so does its way to the reader.
+        node.kill_daemon("kubelet-statusd")?;
+        let asked = format!("/logs/?query={}", journal.service);
+        eventually("the journal is asked again", LONG, || {
+            let shown = text(&https.get(&asked)?);
+            ensure!(shown.contains("one plain"), "{shown}");
+            Ok(())
+        })?;
     }
-    node.finish()
+    let launcher = *node.pids().get("kubelet").context("no launcher")?;
+    node.finish()?;
+    ensure!(reader_of(launcher).is_err(), "the reader of the journal ends with its node");
+    Ok(())
 }
 
 fn files(https: &Https, logs: &Logs) -> Result<()> {
