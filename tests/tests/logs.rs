@@ -104,7 +104,8 @@ fn give_sign(node: &Node, pod: &str) -> Result<()> {
 fn options_bytes_instances_and_refusals() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (node, https) = start(&lab)?;
-    let counts = "i=1; while [ $i -le 100 ]; do echo line $i; i=$((i+1)); done; echo to stderr >&2; echo again";
+    // The runtime reads the two streams each for itself.
+    let counts = "i=1; while [ $i -le 100 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo to stderr >&2; sleep 0.5; echo again";
     node.write(&Pod::busybox("counts", &format!("{counts}; {IDLE}")))?;
     // Of a line's end with a carriage return containerd itself drops that.
     let noise = format!("head -c {NOISE} /dev/urandom | tr -d '\\r' > /noise; cat /noise; echo; echo end >&2; {IDLE}");
@@ -122,7 +123,7 @@ fn options_bytes_instances_and_refusals() -> Result<()> {
     // Options.
     let whole = lines(1..=100) + "to stderr\nagain\n";
     let seen = wait_log(&https, "counts", "again\n")?;
-    ensure!(sorted(&seen) == sorted(&whole) && seen.starts_with(&lines(1..=100)), "{seen}");
+    ensure!(seen == whole, "{seen}");
     let answer = https.get(&path("counts", "main", ""))?;
     ensure!(answer.headers.get("content-type").is_none(), "{:?}", answer.headers);
     ensure!(text(&https.clone().over_http2().get(&path("counts", "main", ""))?) == seen);
@@ -239,12 +240,6 @@ fn options_bytes_instances_and_refusals() -> Result<()> {
     node.finish()
 }
 
-fn sorted(text: &str) -> Vec<&str> {
-    let mut lines: Vec<&str> = text.lines().collect();
-    lines.sort_unstable();
-    lines
-}
-
 #[test]
 fn followers_see_everything_until_the_end() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
@@ -262,7 +257,7 @@ fn followers_see_everything_until_the_end() -> Result<()> {
     let mut from_now = follow(&https.clone().over_http2(), "ticks", "tailLines=1&timestamps=true")?;
     let mut limited = follow(&https, "ticks", "limitBytes=200")?;
     let mut seen = everything.read_until("tick 5\n")?;
-    from_now.read_until(" tick 7\n")?;
+    from_now.read_until(" tick ")?;
     let mut first = String::new();
     limited.read_to_string(&mut first)?;
     ensure!(first.len() == 200 && first.starts_with("tick 0\n"), "{first}");
