@@ -131,10 +131,15 @@ async fn reflection_names_what_this_process_serves() -> Result {
         [
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
+            "kubelet.common.v1.Logging",
             "kubelet.common.v1.Process",
+            "kubelet.common.v1.Traces",
             "kubelet.syncd.v1.Events",
             "kubelet.syncd.v1.Node",
             "kubelet.syncd.v1.Pods",
+            "kubelet.syncd.v1.Stats",
+            "kubelet.syncd.v1.Streams",
+            "kubelet.syncd.v1.Views",
         ]
     );
     Ok(())
