@@ -38,27 +38,6 @@ impl Grant {
         Self { to: to.to_owned(), verbs: owned(verbs), resources: owned(resources) }
     }
 
-    /// The role `system:kubelet-api-admin`: everything that kubelets serve.
-    pub fn kubelet_api_admin(to: &str) -> Self {
-        Self::new(to, &["*"], &["nodes/proxy", "nodes/metrics", "nodes/log", "nodes/stats", "nodes/configz"]).and(&[
-            "nodes/healthz",
-            "nodes/pods",
-            "nodes/checkpoint",
-            "nodes/statusz",
-            "nodes/spec",
-        ])
-    }
-
-    /// What metrics-server's own role says of kubelets.
-    pub fn metrics_server(to: &str) -> Self {
-        Self::new(to, &["get"], &["nodes/metrics"])
-    }
-
-    fn and(mut self, resources: &[&str]) -> Self {
-        self.resources.extend(resources.iter().map(|one| (*one).to_owned()));
-        self
-    }
-
     fn allows(&self, user: &User, attributes: &Attributes) -> bool {
         let sub =
             if attributes.subresource.is_empty() { String::new() } else { format!("/{}", attributes.subresource) };

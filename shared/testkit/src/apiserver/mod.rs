@@ -302,11 +302,6 @@ impl ApiServer {
         self.shared.grants().push(grant);
     }
 
-    /// Takes back all that a user or group was granted.
-    pub fn revoke_grants(&self, to: &str) {
-        self.shared.grants().retain(|one| one.to != to);
-    }
-
     /// This client certificate is answered with 401 from now on, as an expired one is.
     ///
     /// # Errors
