@@ -97,7 +97,7 @@ impl Client {
         String::from_utf8_lossy(&self.got).into_owned()
     }
 
-    async fn to_the_end(&mut self) -> String {
+    async fn rest(&mut self) -> String {
         while let Some(piece) = self.next().await {
             self.got.extend_from_slice(&piece);
         }
@@ -157,15 +157,16 @@ async fn what_is_written_comes_at_once_and_the_end_is_the_containers() {
         say(&mut writer, number);
         client.until(&format!("{number}\n")).await;
     }
-    writer.write_all(&line("in two")[..30].as_bytes()).unwrap();
+    let halves = line("in two");
+    writer.write_all(&halves.as_bytes()[..30]).unwrap();
     tokio::time::timeout(Duration::from_millis(100), client.pieces.next()).await.unwrap_err();
-    writer.write_all(&line("in two")[30..].as_bytes()).unwrap();
+    writer.write_all(&halves.as_bytes()[30..]).unwrap();
     client.until("in two\n").await;
     // Written between our last look and the end: still shown. A line that never ends is not.
     say(&mut writer, "last");
     writer.write_all(b"2026-01-02T03:04:05Z stdout F torn").unwrap();
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, numbers(2..40) + "in two\nlast\n");
+    assert_eq!(client.rest().await, numbers(2..40) + "in two\nlast\n");
     assert_eq!(place.asked.load(Ordering::Relaxed), 0, "nobody is asked while nothing hints at another file");
 }
 
@@ -176,7 +177,7 @@ async fn a_limit_ends_it() {
     let mut client = Client::start(&place, Rules { limit: Some(8), ..RULES }, None);
     client.until("first\n").await;
     say(&mut place.writer(), "second");
-    assert_eq!(client.to_the_end().await, "first\nse");
+    assert_eq!(client.rest().await, "first\nse");
 }
 
 #[tokio::test]
@@ -209,7 +210,7 @@ async fn nothing_is_lost_over_rotations() {
     }
     client.until(&format!("{}\n", number - 1)).await;
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, numbers(0..number));
+    assert_eq!(client.rest().await, numbers(0..number));
 }
 
 #[tokio::test]
@@ -223,13 +224,13 @@ async fn an_end_right_after_a_rotation() {
     place.rename("0.log.1");
     say(&mut place.writer(), 2);
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, numbers(0..3));
+    assert_eq!(client.rest().await, numbers(0..3));
 
     let mut client = Client::start(&place, RULES, None);
     client.until("2\n").await;
     place.rename("0.log.2");
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, "2\n", "nothing came to its place");
+    assert_eq!(client.rest().await, "2\n", "nothing came to its place");
 }
 
 #[tokio::test]
@@ -253,7 +254,7 @@ async fn a_file_that_is_cut_begins_anew() {
     (5..7).for_each(|number| say(&mut writer, number));
     client.until("6\n").await;
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, numbers(0..7));
+    assert_eq!(client.rest().await, numbers(0..7));
 }
 
 #[tokio::test]
@@ -265,7 +266,7 @@ async fn a_log_that_is_removed_is_followed_until_nobody_knows_the_pod() {
     say(&mut writer, "still here");
     client.until("still here\n").await;
     place.forgotten.store(true, Ordering::Relaxed);
-    assert_eq!(client.to_the_end().await, "still here\n");
+    assert_eq!(client.rest().await, "still here\n");
 }
 
 #[tokio::test]
@@ -283,7 +284,7 @@ async fn a_client_that_takes_nothing_is_read_nothing_more() {
     }
     untaken.drain(..).for_each(|piece| client.got.extend_from_slice(&piece));
     client.life.send_replace(Life::Ended);
-    assert_eq!(client.to_the_end().await, numbers(0..20_000));
+    assert_eq!(client.rest().await, numbers(0..20_000));
 }
 
 #[tokio::test]

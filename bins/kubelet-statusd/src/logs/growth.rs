@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// Pause between two looks at files of which one was active lately.
 const FAST: Duration = Duration::from_millis(10);
 /// Every so many fast looks the quiet files are looked at too; while all are quiet that is the pause.
-const SLOW: u32 = 4;
+const SLOW: u32 = 5;
 /// For so long after it has grown a file counts as active.
 pub const ACTIVE: Duration = Duration::from_secs(1);
 
@@ -122,6 +122,10 @@ impl Watched {
     fn look(&mut self) {
         // A file that does not answer wakes everybody: reading it says why.
         let now = shape(&self.file).ok();
+        let is_over = |waiter: &Waiter| now != Some(waiter.seen) || waiter.wake.is_closed();
+        if !self.waiters.iter().any(is_over) {
+            return;
+        }
         let waiters = std::mem::take(&mut self.waiters);
         for waiter in waiters {
             if now != Some(waiter.seen) {
