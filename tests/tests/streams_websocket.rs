@@ -95,12 +95,12 @@ struct Spdy {
 
 impl Spdy {
     fn open(&mut self, stream: u32, headers: &[(&str, &str)]) {
-        let mut block = u32::try_from(headers.len()).unwrap().to_be_bytes().to_vec();
+        let mut block = u32::try_from(headers.len()).expect("a short one").to_be_bytes().to_vec();
         for text in headers.iter().flat_map(|(name, value)| [name, value]) {
-            block.extend(u32::try_from(text.len()).unwrap().to_be_bytes());
+            block.extend(u32::try_from(text.len()).expect("a short one").to_be_bytes());
             block.extend(text.as_bytes());
         }
-        let length = u16::try_from(block.len()).unwrap();
+        let length = u16::try_from(block.len()).expect("a short one");
         let mut stored = vec![0];
         stored.extend([length.to_le_bytes(), (!length).to_le_bytes()].concat());
         stored.extend(block);
@@ -110,7 +110,7 @@ impl Spdy {
             stored.splice(0..0, [0x78, 0xbb, 0xe3, 0xc6, 0xa7, 0xc2]);
         }
         self.out.extend([0x80, 3, 0, 1]);
-        self.out.extend(u32::try_from(stored.len() + 10).unwrap().to_be_bytes());
+        self.out.extend(u32::try_from(stored.len() + 10).expect("a short one").to_be_bytes());
         self.out.extend(stream.to_be_bytes());
         self.out.extend([0; 6]);
         self.out.extend(stored);
@@ -118,7 +118,7 @@ impl Spdy {
 
     fn data(&mut self, stream: u32, bytes: &[u8], fin: bool) {
         self.out.extend(stream.to_be_bytes());
-        let length = u32::try_from(bytes.len()).unwrap();
+        let length = u32::try_from(bytes.len()).expect("a short one");
         self.out.extend((length | u32::from(fin) << 24).to_be_bytes());
         self.out.extend(bytes);
     }
