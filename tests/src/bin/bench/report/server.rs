@@ -31,7 +31,7 @@ pub fn section(plan: &Plan, figures: &Figures) -> Section {
         let what = format!("{path}, {pods} pods, {} KiB, p50 (floor: /healthz)", scrape.bytes / 1024);
         rows.push(Row::new(what, Some(nothing), half(&scrape.took) * 1e3, "ms"));
         let cpu: Vec<Duration> = scrape.cpu_ns.iter().map(|ns| Duration::from_nanos(*ns)).collect();
-        let floor = path.starts_with("/stats").then(|| figures.files.as_secs_f64() * 1e3);
+        let floor = path.starts_with("/stats").then_some(figures.files.as_secs_f64() * 1e3);
         let what = match floor {
             Some(_) => format!("  CPU of all processes for {path} (floor: reading the kernel's files)"),
             None => format!("  CPU of all processes for {path}"),
