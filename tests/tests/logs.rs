@@ -168,7 +168,7 @@ fn options_bytes_instances_and_refusals() -> Result<()> {
     std::fs::write(received.path(), &got[..got.len() - 1])?;
     let sum = std::process::Command::new("sha256sum").arg(received.path()).output()?.stdout;
     let (_, expected) = node.cri()?.exec(&running.main().id, &["sha256sum", "/noise"])?;
-    ensure!(expected[..64].as_bytes() == &sum[..64], "{expected} {}", String::from_utf8_lossy(&sum));
+    ensure!(expected.as_bytes()[..64] == sum[..64], "{expected} {}", String::from_utf8_lossy(&sum));
     let long = wait_log(&https, "long", "torn")?;
     let x = "x".repeat(1_048_576);
     ensure!(long == format!("{x}\na\0b\ntorn"), "{} bytes: {:?}", long.len(), long.trim_start_matches('x'));

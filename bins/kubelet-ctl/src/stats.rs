@@ -102,7 +102,8 @@ pub(crate) async fn show(
     let mut client = StatsClient::new(connected.channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let call = async {
         // A person who looks twice wants to see a change.
-        let mut stream = client.summary(request(SummaryRequest { max_age_ms: 1000, ..Default::default() })).await?.into_inner();
+        let mut stream =
+            client.summary(request(SummaryRequest { max_age_ms: 1000, ..Default::default() })).await?.into_inner();
         let (mut node, mut pods) = (NodeStats::default(), Vec::new());
         while let Some(part) = stream.message().await? {
             match part.part {

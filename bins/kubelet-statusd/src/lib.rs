@@ -42,8 +42,8 @@ pub mod logs;
 mod lru;
 pub mod node;
 pub mod node_logs;
-pub mod outward;
 pub mod open_requests;
+pub mod outward;
 mod own_metrics;
 mod peers;
 pub mod pods;
@@ -73,8 +73,8 @@ use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 
 use crate::node::syncd_view::{self, Told};
-use crate::settled_metrics::ClientCertificate;
 use crate::outward::Outward;
+use crate::settled_metrics::ClientCertificate;
 
 pub use app::App;
 pub use own_metrics::OwnMetrics;

@@ -24,7 +24,8 @@ impl StatusService {
 #[tonic::async_trait]
 impl StatusApi for StatusService {
     async fn get(&self, _: Request<GetStatusRequest>) -> Result<Response<StatusReply>, Status> {
-        let checks = self.app.checks(Surface::Healthz).await.into_iter().map(|(name, outcome)| check(name, outcome, false));
+        let checks =
+            self.app.checks(Surface::Healthz).await.into_iter().map(|(name, outcome)| check(name, outcome, false));
         let api_server = self.app.api_server().map(|outcome| check("apiserver", outcome, true));
         Ok(Response::new(StatusReply {
             node_name: self.app.node_name().to_owned(),

@@ -272,9 +272,8 @@ fn a_second_node_on_one_cgroup_root_is_told_who_was_first() {
     first.lock().unwrap();
     first.write_all(br#"{"node":"first-node","rootDir":"/var/lib/first","pid":4242}"#).unwrap();
     let case = Case::new();
-    let config = case.config(&format!(
-        "failCgroupV1: false\nfailSwapOn: false\nenableServer: false\ncgroupRoot: {name}\n"
-    ));
+    let config =
+        case.config(&format!("failCgroupV1: false\nfailSwapOn: false\nenableServer: false\ncgroupRoot: {name}\n"));
     let output = case.run(&["--config", &config]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");

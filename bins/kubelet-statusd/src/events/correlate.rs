@@ -9,8 +9,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::limit::{Bucket, Rate};
-use crate::lru::Lru;
 use super::object::{EventObject, name};
+use crate::lru::Lru;
 
 /// Entries of each memory.
 const MEMORY: usize = 4096;

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use super::Record;
-use crate::lru::Lru;
 use super::object::Occurrence;
+use crate::lru::Lru;
 
 /// Events kept (upstream's channel has as many places).
 const CAPACITY: usize = 1000;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::{Method, Request, header};
 use kube::Client;
-use tracing::Instrument as _;
 use serde_json::{Value, json};
+use tracing::Instrument as _;
 
 use super::copies::ApiCopy;
 use crate::outward::{ANSWER_DEADLINE, retry_after};
@@ -222,8 +222,15 @@ mod tests {
     use super::*;
 
     fn job(action: Action) -> Job {
-        Job { pod: "u".into(), namespace: "d".into(), name: "p".into(), target: "u".into(), fingerprint: 0,
-            trace_parent: String::new(), action }
+        Job {
+            pod: "u".into(),
+            namespace: "d".into(),
+            name: "p".into(),
+            target: "u".into(),
+            fingerprint: 0,
+            trace_parent: String::new(),
+            action,
+        }
     }
 
     #[test]

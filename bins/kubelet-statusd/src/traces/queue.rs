@@ -82,10 +82,10 @@ mod tests {
         assert_eq!(queue.add(Process::Syncd, spans(0, SPANS_MAX as u64)), 0);
         assert_eq!(queue.add(Process::Volnetd, spans(0, 2)), 2);
         let batch = queue.batch();
-        assert_eq!(batch.iter().map(|(process, spans)| (*process, spans.len())).collect::<Vec<_>>(), [(
-            Process::Syncd,
-            BATCH
-        )]);
+        assert_eq!(
+            batch.iter().map(|(process, spans)| (*process, spans.len())).collect::<Vec<_>>(),
+            [(Process::Syncd, BATCH)]
+        );
         assert_eq!(batch[0].1[0].start_unix_nanos, 2);
         let last = std::iter::repeat_with(|| queue.batch()).take_while(|batch| !batch.is_empty()).last();
         assert_eq!(last.map(|batch| batch.len()), Some(2), "the rest of both processes");
