@@ -202,6 +202,15 @@ async fn logs_and_kernel_files() {
         assert_eq!(text, "line");
         assert!(file.write_all(b"x").is_err(), "read-only");
     }
+    // Links are never followed, wherever they lead.
+    symlink("0.log", dir.join("1.log")).unwrap();
+    symlink("/etc/passwd", dir.join("2.log")).unwrap();
+    symlink("c", world.dir.join("pod-logs/ns_web_u1/link")).unwrap();
+    for (container, number) in [("c", 1), ("c", 2), ("link", 0)] {
+        let log = ContainerLog { pod: Some(pod.clone()), container: container.into(), restart_count: number };
+        let error = world.open(STATUSD, Kind::ContainerLog(log)).await.unwrap_err();
+        assert_eq!(error.0, Code::FailedPrecondition, "{container}/{number}");
+    }
     std::fs::create_dir(world.dir.join("var-log/sub")).unwrap();
     std::fs::write(world.dir.join("var-log/sub/syslog"), "x").unwrap();
     world.open(STATUSD, Kind::NodeLog(NodeLog { relative: "sub/syslog".into() })).await.unwrap();
