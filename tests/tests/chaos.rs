@@ -59,7 +59,7 @@ fn twenty_deaths_at_random_moments_under_churn_leave_running_pods_alone() -> Res
     }
     eventually("the churned pods are gone without a trace", LONG, || exact(&node, STABLE))?;
     ensure!(of_stable_pods(&node)? == stable);
-    node.finish()
+    node.finish_after_deaths()
 }
 
 /// Kills one daemon, all daemons, the launcher, or everything; what must be started by hand is.

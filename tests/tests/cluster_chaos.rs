@@ -327,7 +327,7 @@ fn what_happens_while_the_server_is_away_outlives_the_processes_that_saw_it() ->
     for name in ["done", "failed", "ending", "coming-alpha"] {
         never_back(&cluster, name)?;
     }
-    node.finish()
+    node.finish_after_deaths()
 }
 
 fn exact(node: &Node, pods: &[&String]) -> Result<()> {

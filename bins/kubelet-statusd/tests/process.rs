@@ -60,9 +60,13 @@ async fn the_process_holds_nothing_and_answers_alone() {
     std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut config = NodeConfig::for_tests(temp.path());
     config.users = Users::block(BASE);
-    // A port that is free now; another test may take it, then the process tries again and this test waits in vain.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    config.kubelet.healthz_port = Some(free.into());
+    // Ports that are free now; another test may take one, then the process tries again and this test waits in vain.
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (health, read_only) = (free(), free());
+    config.kubelet.healthz_port = Some(health.into());
+    config.kubelet.address = "127.0.0.1".into();
+    config.kubelet.read_only_port = read_only.into();
+    config.kubelet.enable_server = Some(false);
     std::fs::create_dir_all(&config.paths.run_dir).unwrap();
     config.save(&config.paths.rendered_config()).unwrap();
     let _process = start(&config);
@@ -77,23 +81,24 @@ async fn the_process_holds_nothing_and_answers_alone() {
     }
     assert!(held.no_new_privs && !held.dumpable && held.seccomp_mode == 2, "{held:?}");
 
-    let address = tokio::time::timeout(PATIENCE, async {
+    let [health, read_only] = [health, read_only].map(|port| format!("http://127.0.0.1:{port}"));
+    tokio::time::timeout(PATIENCE, async {
         loop {
             let status = StatusClient::new(channel.clone()).get(GetStatusRequest {}).await.unwrap().into_inner();
-            if let Some(address) = status.listening.first() {
+            if [&health, &read_only].into_iter().all(|address| status.listening.contains(address)) {
                 assert!(status.checks.iter().any(|check| check.name == "volnetd" && !check.ok), "{:?}", status.checks);
-                return address.clone();
+                return;
             }
             tokio::task::yield_now().await;
         }
     })
     .await
     .unwrap();
-    let (status, body) = get(&address, "/healthz");
+    let (status, body) = get(&health, "/healthz");
     assert_eq!(status, 500);
     assert!(body.contains("[-]syncloop failed: reason withheld\n"), "{body}");
-    assert_eq!(get(&address, "/healthz/ping"), (200, "ok".to_owned()));
-    let (status, metrics) = get(&address, "/metrics");
+    assert_eq!(get(&health, "/healthz/ping"), (200, "ok".to_owned()));
+    let (status, metrics) = get(&read_only, "/metrics");
     let families = kubelet_statusd::exposition::parse(&metrics).unwrap();
     assert_eq!(status, 200);
     for name in ["kubelet_node_name", "process_cpu_seconds_total", "process_open_fds", "bulkhead_process_up"] {

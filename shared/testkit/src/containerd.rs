@@ -92,6 +92,10 @@ impl Containerd {
 
     /// Shim processes that serve this containerd.
     pub fn shims(&self) -> Vec<i32> {
+        self.shim_processes().into_iter().map(|(pid, _)| pid).collect()
+    }
+
+    fn shim_processes(&self) -> Vec<(i32, Vec<String>)> {
         let socket = self.socket().to_string_lossy().into_owned();
         processes::all()
             .into_iter()
@@ -99,8 +103,24 @@ impl Containerd {
                 arguments.first().is_some_and(|program| program.contains("containerd-shim"))
                     && arguments.iter().any(|argument| argument.strip_prefix("unix://").unwrap_or(argument) == socket)
             })
-            .map(|(pid, _)| pid)
             .collect()
+    }
+
+    /// Ends shims of which the runtime itself knows nothing any more, and says so: containerd 1.6 can lose one when its
+    /// caller dies in the middle of a call. No caller can find such a process.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
+    pub fn end_lost_shims(&self) -> Result<()> {
+        let known = self.ctr(&["containers", "ls", "--quiet"])?;
+        for (pid, arguments) in self.shim_processes() {
+            let id = arguments.iter().skip_while(|argument| *argument != "-id").nth(1).cloned().unwrap_or_default();
+            if !known.lines().any(|one| one == id) {
+                eprintln!("containerd has lost the shim {pid} of {id}: ended");
+                processes::signal(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+        Ok(())
     }
 
     /// Stops the daemon as an upgrade would (pods stay) and starts it again.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::wait::{SHORT, eventually};
@@ -76,6 +76,18 @@ pub fn wait_no_pods(node: &Node, limit: Duration) -> Result<()> {
             return Ok(());
         }
         bail!("{} things are left:\n  {}", left.len(), left.into_iter().collect::<Vec<_>>().join("\n  "))
+    })
+}
+
+/// Waits until no trace of any pod is left but processes of the runtime.
+///
+/// # Errors
+/// What is left when the time is up.
+pub fn wait_runtime_alone(node: &Node, limit: Duration) -> Result<()> {
+    eventually("every pod is gone but for processes of the runtime", limit, || {
+        let left: Vec<String> = of_pods(node).into_iter().filter(|thing| !thing.starts_with("shim process ")).collect();
+        ensure!(left.is_empty(), "{} things are left:\n  {}", left.len(), left.join("\n  "));
+        Ok(())
     })
 }
 

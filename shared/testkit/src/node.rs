@@ -375,6 +375,31 @@ impl Node {
     /// # Errors
     /// What is left, one line for each thing.
     pub fn finish(mut self) -> Result<()> {
+        self.remove_pods()?;
+        self.end()
+    }
+
+    /// The same after deaths in the middle of calls to the runtime, of which containerd may have lost a shim.
+    ///
+    /// # Errors
+    /// What is left, one line for each thing.
+    pub fn finish_after_deaths(mut self) -> Result<()> {
+        self.remove_pods()?;
+        crate::leaks::wait_runtime_alone(&self, LONG)?;
+        let containerd = self.lab.containerd();
+        // Those that still end do so within moments.
+        if eventually("all shims have ended", SHORT, || {
+            anyhow::ensure!(containerd.shims().is_empty());
+            Ok(())
+        })
+        .is_err()
+        {
+            containerd.end_lost_shims()?;
+        }
+        self.end()
+    }
+
+    fn remove_pods(&mut self) -> Result<()> {
         if self.child.is_none() {
             self.launch()?;
         }
@@ -382,6 +407,10 @@ impl Node {
         self.remove_all()?;
         #[cfg(feature = "apiserver")]
         self.delete_cluster_pods()?;
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
         crate::leaks::wait_no_pods(&self, LONG)?;
         self.stop()?;
         crate::leaks::check(&self)?;
