@@ -15,7 +15,7 @@ use serde_json::json;
 /// Bytes of noise that a container writes.
 const NOISE: usize = 3_000_000;
 /// Those who follow at once: `BULKHEAD_FOLLOWERS`.
-const FOLLOWERS: usize = 200;
+const FOLLOWERS: usize = 1000;
 /// Bytes of a log that nobody takes.
 const FLOOD: usize = 40_000_000;
 /// Clients that take nothing, and what one of them may cost, KiB.
