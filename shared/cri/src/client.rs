@@ -150,7 +150,7 @@ impl CriClient {
         self
     }
 
-    pub(crate) fn runtime_stub(&self) -> RuntimeServiceClient<Channel> {
+    pub(crate) fn runtime_client(&self) -> RuntimeServiceClient<Channel> {
         self.runtime.clone()
     }
 }
@@ -219,16 +219,16 @@ fn call_span(service: &str, method: &str) -> Span {
 }
 
 macro_rules! calls {
-    ($stub:ident of $service:literal: $($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident, $deadline:expr;)*) => {
+    ($client:ident of $service:literal: $($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident, $deadline:expr;)*) => {
         impl CriClient {$(
             $(#[$doc])*
             pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
                 let deadline: fn(Duration, &v1::$request) -> Option<Duration> = $deadline;
                 let deadline = deadline(self.deadlines.request, &request);
-                let mut stub = self.$stub.clone();
+                let mut client = self.$client.clone();
                 let started = Instant::now();
                 let span = call_span($service, stringify!($name));
-                let call = bounded(stringify!($name), deadline, request, async |request| stub.$name(request).await);
+                let call = bounded(stringify!($name), deadline, request, async |request| client.$name(request).await);
                 let result = call.instrument(span.clone()).await;
                 if let Err(error) = &result {
                     span.record("error", tracing::field::display(error));

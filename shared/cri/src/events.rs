@@ -73,8 +73,8 @@ impl CriClient {
     /// The CRI's `GetContainerEvents` (containerd 1.7 and newer, CRI-O where it is switched on).
     pub fn container_events(&self) -> EventStream {
         const METHOD: &str = "get_container_events";
-        let mut stub = self.runtime_stub();
-        let open = async move { stub.get_container_events(Request::new(v1::GetEventsRequest {})).await };
+        let mut client = self.runtime_client();
+        let open = async move { client.get_container_events(Request::new(v1::GetEventsRequest {})).await };
         until_error(METHOD, open, |event| from_cri(&event))
     }
 

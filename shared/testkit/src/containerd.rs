@@ -106,8 +106,8 @@ impl Containerd {
             .collect()
     }
 
-    /// Ends shims of which the runtime itself knows nothing any more, and says so: containerd 1.6 can lose one when its
-    /// caller dies in the middle of a call. No caller can find such a process.
+    /// Ends shims of containers that the runtime does not list any more, and says so. Seen with containerd 1.6 after deaths of
+    /// its caller in the middle of calls; why is not known. No caller can find such a process through the CRI.
     ///
     /// # Errors
     /// The runtime does not answer.

@@ -143,7 +143,7 @@ impl Direction {
                 return Poll::Ready(());
             }
             Poll::Pending => {
-                // Nothing comes for now: what the writer holds back goes out.
+                // While nothing comes, what the writer holds back goes out.
                 if self.needs_flush {
                     match writer.poll_flush(cx) {
                         Poll::Ready(Ok(())) => self.needs_flush = false,
