@@ -1,11 +1,16 @@
 //! One datagram and its descriptors over a Unix SEQPACKET socket: the wire of the descriptor broker.
 //!
 //! Every socket made here is close-on-exec and non-blocking; so are the descriptors that arrive (close-on-exec only).
+//!
+//! Whoever may send to a Unix socket may send descriptors with it, asked for or not, and the kernel closes those that
+//! nobody takes in the receiver's own context. The close of a socket with SO_LINGER waits until its data is
+//! acknowledged, so a stranger's descriptor could hold up the thread that reads. Hence every descriptor that arrives is
+//! taken and disarmed, and sockets that want none say so to the kernel ([`refuse_rights`]).
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::{
@@ -15,6 +20,12 @@ use rustix::net::{
 
 /// More descriptors than any message of ours carries; a message with more is refused.
 pub const MAX_FDS: usize = 4;
+
+/// The most that the kernel lets one message carry (SCM_MAX_FD of include/net/scm.h).
+const KERNEL_MAX_FDS: usize = 253;
+
+/// Datagrams that [`finish`] looks through; more do not fit into a socket's buffer of the usual size.
+const MAX_LEFTOVERS: usize = 4096;
 
 /// Pending connections of a listener. The callers are three daemons and the operator's tool.
 const BACKLOG: i32 = 64;
@@ -80,7 +91,8 @@ pub fn send(socket: impl AsFd, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resul
 /// Receives one datagram. A datagram longer than `buffer`, or with more than [`MAX_FDS`] descriptors, is an
 /// `InvalidData` error and its descriptors are closed.
 pub fn recv(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Datagram> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    // Room for all that can come: what has none would be closed by the kernel here, without being disarmed.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = rustix::net::recvmsg(
         socket,
@@ -94,10 +106,51 @@ pub fn recv(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Datagram> {
             fds.extend(rights);
         }
     }
+    fds.iter().for_each(disarm);
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a datagram larger than allowed"));
     }
     Ok(Datagram { len: got.bytes, fds })
+}
+
+/// Makes the close of a received socket immediate, whatever its owner set; other kinds of files have no such option.
+fn disarm(fd: &OwnedFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(fd, None);
+}
+
+/// Ends a conversation: nothing more can be sent to this socket, and what still waits in it is taken and closed here,
+/// where its descriptors are disarmed first.
+pub fn finish(socket: OwnedFd) {
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Read);
+    let mut nothing = [0; 1];
+    for _ in 0..MAX_LEFTOVERS {
+        match recv(&socket, &mut nothing) {
+            // An empty datagram looks like the end, and carries descriptors as well as another.
+            Ok(datagram) if datagram.len == 0 && datagram.fds.is_empty() => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Has the kernel refuse (EPERM, to the sender) any message with descriptors to this socket, and to those that a
+/// listener accepts later: SO_PASSRIGHTS, kernel 6.16. False on an older kernel, where they arrive and are closed.
+pub fn refuse_rights(socket: impl AsFd) -> bool {
+    // asm-generic/socket.h; the architectures with other numbers (sparc, parisc, alpha, mips) are none of ours.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: the option's value is one int, and the pointer is to a live one of that size.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    result == 0
 }
 
 #[cfg(test)]
@@ -151,5 +204,57 @@ mod tests {
         let server = accept(&listener).unwrap();
         send(&client, b"x", &[]).unwrap();
         assert_eq!(recv(&server, &mut [0; 2]).unwrap().len, 1);
+    }
+
+    /// A TCP socket whose close would wait for ever: data that nobody reads, and SO_LINGER.
+    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        client.set_nonblocking(true).unwrap();
+        while (&client).write(&[0; 65536]).is_ok() {}
+        rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::from_secs(60))).unwrap();
+        (client.into(), server)
+    }
+
+    #[test]
+    fn a_descriptor_that_would_hold_up_its_closing_does_not() {
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (a, b) = pair().unwrap();
+            let (armed, _unread) = lingering();
+            let many: Vec<BorrowedFd<'_>> = std::iter::repeat_n(armed.as_fd(), KERNEL_MAX_FDS).collect();
+            for fds in [&many[..], &many[..1], &many[..1]] {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_MAX_FDS))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+                rustix::net::sendmsg(&a, &[IoSlice::new(b"take")], &mut control, SendFlags::empty()).unwrap();
+            }
+            // The last one of this side: armed again as long as only the datagrams hold it.
+            drop((armed, a));
+            assert_eq!(recv(&b, &mut [0; 8]).unwrap_err().kind(), io::ErrorKind::InvalidData, "253 descriptors");
+            finish(b);
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(std::time::Duration::from_secs(20)).expect("closing waited for a stranger's socket");
+    }
+
+    #[test]
+    fn a_socket_that_wants_no_descriptors_gets_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let listener = listen(&path, 0o600).unwrap();
+        let supported = refuse_rights(&listener);
+        let client = connect(&path).unwrap();
+        let server = accept(&listener).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let sent = send(&client, b"x", &[file.as_fd()]);
+        assert_eq!(sent.is_err(), supported, "{sent:?}");
+        send(&client, b"y", &[]).unwrap();
+        let mut byte = [0; 1];
+        if !supported {
+            assert_eq!(recv(&server, &mut byte).unwrap().fds.len(), 1);
+        }
+        assert_eq!((recv(&server, &mut byte).unwrap().fds.len(), byte), (0, *b"y"));
     }
 }
