@@ -66,9 +66,14 @@ pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeErro
     // An ambient capability that stays would only matter at exec, which no daemon does. Ambient must go before
     // inheritable; kernels without ambient sets (none that we support) would answer EINVAL.
     caps::clear(None, CapSet::Ambient).map_err(set_error("clearing", CapSet::Ambient))?;
-    caps::set(None, CapSet::Effective, &keep).map_err(set_error("reducing", CapSet::Effective))?;
-    caps::set(None, CapSet::Permitted, &keep).map_err(set_error("reducing", CapSet::Permitted))?;
-    caps::clear(None, CapSet::Inheritable).map_err(set_error("clearing", CapSet::Inheritable))?;
+    // A unit's filter may refuse capset to a process that has nothing to give up: then nothing is asked for.
+    for (set, keep) in
+        [(CapSet::Effective, &keep), (CapSet::Permitted, &keep), (CapSet::Inheritable, &CapsHashSet::new())]
+    {
+        if caps::read(None, set).map_err(set_error("reading", set))? != *keep {
+            caps::set(None, set, keep).map_err(set_error("reducing", set))?;
+        }
+    }
     Ok(missing)
 }
 
