@@ -24,6 +24,7 @@ mod process_metrics;
 mod process_service;
 mod skeleton;
 mod state_dir;
+pub mod state_file;
 mod supervisor;
 mod traces;
 
