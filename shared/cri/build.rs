@@ -16,7 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cri = tonic_prost_build::configure().btree_map(".").skip_debug(SECRETS).generate_default_stubs(true);
     cri.compile_fds(protox::compile(["runtime/v1/api.proto"], ["proto"])?)?;
     // Apart from the CRI: package names of external APIs may clash.
-    let events = protox::compile(["containerd/events.proto", "containerd/payload.proto"], ["proto"])?;
+    let own = ["containerd/events.proto", "containerd/payload.proto", "containerd/tasks.proto"];
+    let events = protox::compile(own, ["proto"])?;
     tonic_prost_build::configure().generate_default_stubs(true).compile_fds(events)?;
     Ok(())
 }

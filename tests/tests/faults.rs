@@ -1,7 +1,7 @@
 //! What a pod's story does when one of the others falls silent in the middle of it: it waits, says for whom, and goes on.
 
-use anyhow::{Result, ensure};
-use bulkhead_testkit::{Pod, processes};
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::{LONG, Pod, eventually, processes};
 use bulkhead_tests::lab;
 use nix::sys::signal::Signal;
 
@@ -51,5 +51,30 @@ fn a_stuck_volnetd_holds_up_new_pods_and_nothing_else() -> Result<()> {
     ensure!(waiting?.worker == state?.worker, "the worker goes on");
     let running = node.wait_running("before", 1)?;
     ensure!(running.main().id != before[0].id, "a new instance runs");
+    node.finish()
+}
+
+#[test]
+fn a_task_that_the_runtime_has_lost_does_not_keep_its_pod() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    let pod = Pod::busybox("lost", "[ -e /host/again ] && exec sleep 1000; touch /host/again")
+        .restart_policy("Never")
+        .empty_dir("host", "", None, "/host");
+    node.write(&pod)?;
+    let container = eventually("the container has ended", LONG, || {
+        let all = node.cri()?.containers()?;
+        all.into_iter().find(|one| one.exited).context("none has ended")
+    })?;
+    // What a StartContainer whose caller died leaves behind: a task that the CRI knows nothing of.
+    lab.containerd().ctr(&["tasks", "start", "--detach", &container.id])?;
+    let tasks = lab.containerd().ctr(&["tasks", "ls"])?;
+    ensure!(tasks.lines().any(|line| line.starts_with(&container.id) && line.contains("RUNNING")), "{tasks}");
+    ensure!(node.cri()?.containers()?.iter().all(|one| one.exited), "the CRI still calls it dead");
+
+    node.remove("lost")?;
+    node.wait_gone("lost")?;
+    let tasks = lab.containerd().ctr(&["tasks", "ls"])?;
+    ensure!(!tasks.contains(&container.id), "{tasks}");
     node.finish()
 }

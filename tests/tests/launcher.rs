@@ -58,6 +58,37 @@ fn sigterm_ends_the_agent_and_leaves_the_containers_running() -> Result<()> {
 }
 
 #[test]
+fn sigterm_in_the_middle_of_starts_leaves_nothing_half_made() -> Result<()> {
+    const PODS: usize = 8;
+    let Some(lab) = lab()? else { return Ok(()) };
+    let mut node = lab.node("alpha").start()?;
+    for index in 0..PODS {
+        node.write(&Pod::idle(&format!("pod-{index}")))?;
+    }
+    for stops in 1..=2 {
+        let before = node.cri()?.containers()?.len();
+        eventually("another container is being made", SHORT, || {
+            let now = node.cri()?.containers()?.len();
+            ensure!(now > before, "{now} containers");
+            Ok(())
+        })?;
+        let status = node.stop()?;
+        ensure!(status.success(), "{status}");
+        let containers = node.cri()?.containers()?;
+        ensure!(containers.iter().all(|one| one.running), "after stop {stops}: {containers:#?}");
+        ensure!(containers.len() < PODS, "all pods had started before stop {stops}: it met none of the starts");
+        node.launch()?;
+    }
+    for index in 0..PODS {
+        let running = node.wait_running(&format!("pod-{index}"), 1)?;
+        ensure!(running.main().attempt == 0, "{:?}", running.main());
+    }
+    let (sandboxes, containers) = (node.cri()?.sandboxes()?, node.cri()?.containers()?);
+    ensure!(sandboxes.len() == PODS && containers.len() == PODS, "{sandboxes:#?} {containers:#?}");
+    node.finish()
+}
+
+#[test]
 fn each_daemon_comes_back_by_itself() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;

@@ -15,7 +15,9 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::containerd::service::events_client::EventsClient;
+use crate::containerd::tasks::tasks_client::TasksClient;
 use crate::error::CriError;
+use crate::in_flight::InFlight;
 use crate::v1;
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
@@ -107,7 +109,9 @@ pub struct CriClient {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     pub(crate) events: EventsClient<Channel>,
-    deadlines: CriDeadlines,
+    pub(crate) tasks: TasksClient<Channel>,
+    pub(crate) deadlines: CriDeadlines,
+    in_flight: InFlight,
     observer: Option<Arc<dyn CallObserver>>,
 }
 
@@ -136,9 +140,11 @@ impl CriClient {
     fn over(runtime: Channel, images: Channel, deadlines: CriDeadlines) -> Self {
         CriClient {
             events: EventsClient::new(runtime.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            tasks: TasksClient::new(runtime.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
             runtime: RuntimeServiceClient::new(runtime).max_decoding_message_size(MESSAGE_BYTES_MAX),
             images: ImageServiceClient::new(images).max_decoding_message_size(MESSAGE_BYTES_MAX),
             deadlines,
+            in_flight: InFlight::new(),
             observer: None,
         }
     }
@@ -148,6 +154,12 @@ impl CriClient {
     pub fn observed_by(mut self, observer: Arc<dyn CallObserver>) -> Self {
         self.observer = Some(observer);
         self
+    }
+
+    /// Before this process stops: sandboxes and containers that are being made or removed are finished, nothing further is
+    /// begun (UNAVAILABLE). False when a call still ran after `patience`.
+    pub async fn finish(&self, patience: Duration) -> bool {
+        self.in_flight.finish(patience).await
     }
 
     pub(crate) fn runtime_client(&self) -> RuntimeServiceClient<Channel> {
@@ -225,6 +237,7 @@ macro_rules! calls {
             pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
                 let deadline: fn(Duration, &v1::$request) -> Option<Duration> = $deadline;
                 let deadline = deadline(self.deadlines.request, &request);
+                let _in_flight = self.in_flight.begin(stringify!($name))?;
                 let mut client = self.$client.clone();
                 let started = Instant::now();
                 let span = call_span($service, stringify!($name));

@@ -6,7 +6,9 @@
 mod client;
 mod error;
 mod events;
+mod in_flight;
 mod redact;
+mod tasks;
 
 pub use client::{CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX};
 pub use error::CriError;
@@ -19,12 +21,16 @@ pub mod v1 {
     tonic::include_proto!("runtime.v1");
 }
 
-/// containerd's event service, as generated.
+/// containerd's own services that we use, as generated.
 #[allow(missing_debug_implementations, clippy::doc_lazy_continuation)]
 pub mod containerd {
     /// `containerd.services.events.v1`
     pub mod service {
         tonic::include_proto!("containerd.services.events.v1");
+    }
+    /// `containerd.services.tasks.v1`
+    pub mod tasks {
+        tonic::include_proto!("containerd.services.tasks.v1");
     }
     /// `containerd.events`
     pub mod payload {

@@ -5,7 +5,7 @@ mod facts;
 mod runtime;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
@@ -20,6 +20,7 @@ use bulkhead_ipc::syncd::views_server::ViewsServer;
 use bulkhead_types::Process;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::allocation::{self, Allocations};
 use crate::api::live::{ApiObjects, initial_node};
@@ -64,6 +65,9 @@ use crate::volumes::metrics::VolumeCounts;
 /// Default of `nodeStatusMaxImages`.
 const MAX_IMAGES: i32 = 50;
 
+/// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
+const FINISH: Duration = Duration::from_secs(4);
+
 /// Filters of this process, applied before any thread exists. It starts nothing, unless the operator named programs that
 /// give credentials: in the kubeconfig, or for images.
 ///
@@ -105,7 +109,11 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let working = work(&daemon, config, started, reporter, view, runtime_apis);
     tokio::pin!(serving, working);
     tokio::select! {
-        served = &mut serving => served,
+        served = &mut serving => {
+            // Told to stop: what the runtime is in the middle of is finished first.
+            served?;
+            working.await
+        }
         worked = &mut working => {
             worked?;
             serving.await
@@ -287,6 +295,7 @@ async fn work(
     );
     let sources = Arc::new(sources);
     view.set_engine(node.clone(), sources.clone());
+    let calls = cri.clone();
     runtime_apis.streams.set(StreamParts {
         cri,
         cache: pleg.cache(),
@@ -309,8 +318,21 @@ async fn work(
     if let Some(event) = dns::check_host_file(&node.facts()) {
         reporter.emit_node(event);
     }
-    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: daemon.stop.clone() });
-    engine.run().await;
+    // The engine's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
+    let end = CancellationToken::new();
+    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: end.clone() });
+    let finish = async {
+        daemon.stop.cancelled().await;
+        if !calls.finish(FINISH).await {
+            tracing::warn!("a sandbox or container is still being made or removed, its call is cut off");
+        }
+        end.cancel();
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = engine.run() => {}
+        () = finish => {}
+    }
     if daemon.stop.is_cancelled() {
         Ok(())
     } else {

@@ -7,6 +7,7 @@ use bulkhead_cri::{Code, CriClient, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 
 use super::ports::RuntimeApi;
+use crate::pleg::CONTAINERD_NAMESPACE;
 
 /// An id that the runtime gave and that is none: nothing can be done with it.
 fn bad_id(method: &'static str, error: &bulkhead_types::IdError) -> CriError {
@@ -65,7 +66,14 @@ impl RuntimeApi for CriClient {
 
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
         let request = v1::RemoveContainerRequest { container_id: container.to_string() };
-        CriClient::remove_container(self, request).await.map(|_| ())
+        match CriClient::remove_container(self, request.clone()).await {
+            Err(error) if error.is_lost_task() => {
+                tracing::warn!(%container, %error, "the runtime has lost a task of this dead container, ending it");
+                self.end_lost_task(CONTAINERD_NAMESPACE, container.as_str()).await?;
+                CriClient::remove_container(self, request).await.map(|_| ())
+            }
+            other => other.map(|_| ()),
+        }
     }
 
     async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
