@@ -1,5 +1,6 @@
 //! What the tests of this folder share: the decision to run at all.
 
+pub mod api_record;
 pub mod channels;
 pub mod cluster;
 pub mod golden;
@@ -14,6 +15,7 @@ pub mod shown;
 pub mod websocket;
 
 use anyhow::Result;
+use bulkhead_testkit::systemd::MachineBuilder;
 use bulkhead_testkit::{Lab, machine};
 
 /// A lab of this test's own, or nothing (said loudly) where there is no root to build one.
@@ -30,6 +32,16 @@ pub fn lab() -> Result<Option<Lab>> {
         return Lab::start_beside().map(Some);
     }
     Lab::start().map(Some)
+}
+
+/// A machine with systemd to be described and booted, or nothing (said loudly) where there is no root to boot one.
+pub fn systemd_machine() -> Option<MachineBuilder> {
+    if !machine::is_root() {
+        eprintln!("\n!!! SKIPPED: this test needs root (systemd-nspawn, network namespaces, cgroups) !!!\n");
+        return None;
+    }
+    let builder = MachineBuilder::new();
+    Some(if std::env::var_os("BULKHEAD_BESIDE").is_some() { builder.beside() } else { builder })
 }
 
 /// Repeatable randomness: a small linear generator, its seed from `$BULKHEAD_SEED` or the clock.

@@ -50,6 +50,40 @@ pub fn create(cgroup: &str) -> Result<()> {
     Ok(())
 }
 
+/// The files by which a process enters `cgroup`, one for each hierarchy.
+pub(crate) fn member_files(cgroup: &str) -> Vec<PathBuf> {
+    hierarchies().iter().map(|hierarchy| inside(hierarchy, cgroup).join("cgroup.procs")).collect()
+}
+
+/// The files by which a process joins `pid` in each hierarchy where that process is.
+///
+/// # Errors
+/// The process is gone.
+pub(crate) fn member_files_of(pid: i32) -> Result<Vec<PathBuf>> {
+    let path = format!("/proc/{pid}/cgroup");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    Ok(hierarchies()
+        .iter()
+        .filter_map(|hierarchy| {
+            let name = hierarchy.file_name()?.to_str()?;
+            let cgroup = text.lines().find_map(|line| in_hierarchy(line, name))?;
+            Some(inside(hierarchy, cgroup).join("cgroup.procs"))
+        })
+        .collect())
+}
+
+/// The path in a line of /proc/<pid>/cgroup, if the line is about the hierarchy that is mounted in a folder of this name.
+fn in_hierarchy<'a>(line: &'a str, folder: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(':')?;
+    let (controllers, path) = rest.split_once(':')?;
+    // The one of version 2 has no controllers in its line; it is mounted beside the others, or alone.
+    let fits = match controllers {
+        "" => folder == "unified" || folder == "cgroup",
+        named => named.split(',').any(|one| one.strip_prefix("name=").unwrap_or(one) == folder) || named == folder,
+    };
+    fits.then_some(path)
+}
+
 /// Cgroups below `cgroup` in any hierarchy, as paths relative to it; `cgroup` itself is not among them.
 pub fn below(cgroup: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -107,4 +141,25 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_hierarchy_has_its_line() {
+        for (line, folder, path) in [
+            ("9:name=systemd:/a/init.scope", "systemd", Some("/a/init.scope")),
+            ("4:memory:/a", "memory", Some("/a")),
+            ("3:cpu,cpuacct:/a", "cpuacct", Some("/a")),
+            ("3:cpu,cpuacct:/a", "cpu,cpuacct", Some("/a")),
+            ("0::/a:b", "unified", Some("/a:b")),
+            ("0::/", "cgroup", Some("/")),
+            ("4:memory:/a", "cpu", None),
+            ("0::/a", "memory", None),
+        ] {
+            assert_eq!(in_hierarchy(line, folder), path, "{line} {folder}");
+        }
+    }
 }

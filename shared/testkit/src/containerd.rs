@@ -234,7 +234,37 @@ impl Containerd {
 
     fn config(&self) -> String {
         let at = |name: &str| self.folder.join(name).display().to_string();
-        let snapshotter = if machine::overlay_possible(&self.folder) { "overlayfs" } else { "native" };
+        let layout = Layout {
+            root: &at("root"),
+            state: &at("state"),
+            socket: &self.socket().display().to_string(),
+            opt: &at("opt"),
+            cni_bin: machine::cni_bin_dir(),
+            cni_conf: &at("cni"),
+            overlay: machine::overlay_possible(&self.folder),
+        };
+        layout.config()
+    }
+}
+
+/// Where a containerd has its folders, and what its file systems allow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout<'a> {
+    pub root: &'a str,
+    pub state: &'a str,
+    pub socket: &'a str,
+    pub opt: &'a str,
+    pub cni_bin: &'a str,
+    pub cni_conf: &'a str,
+    /// Whether overlayfs can lie on `root`.
+    pub overlay: bool,
+}
+
+impl Layout<'_> {
+    /// The content of config.toml, in version 2, which all of 1.x reads.
+    pub(crate) fn config(&self) -> String {
+        let Self { root, state, socket, opt, cni_bin, cni_conf, overlay } = self;
+        let snapshotter = if *overlay { "overlayfs" } else { "native" };
         format!(
             r#"version = 2
 root = "{root}"
@@ -263,13 +293,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
 "#,
-            root = at("root"),
-            state = at("state"),
-            socket = self.socket().display(),
-            opt = at("opt"),
             pause = image::PAUSE,
-            cni_bin = machine::cni_bin_dir(),
-            cni_conf = at("cni"),
         )
     }
 }

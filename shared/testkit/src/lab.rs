@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use crate::containerd::Containerd;
 use crate::netns::{self, NetNs};
 use crate::node::{self, NodeBuilder};
-use crate::{cgroups, containerd, machine, mounts, processes};
+use crate::{cgroups, containerd, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
 const EXCLUSIVE: &str = "exclusive";
@@ -74,9 +74,7 @@ impl Lab {
             bail!("a lab needs root: it makes network namespaces, cgroups and mounts");
         }
         machine::ensure_installed(&|line| eprintln!("{line}"))?;
-        let (number, claim) = claim()?;
-        tear_down(number);
-        tear_down_abandoned();
+        let (number, claim) = claim_number()?;
         match build(number) {
             Ok((netns, containerd)) => {
                 Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _exclusive: exclusive, _claim: claim }) })
@@ -128,7 +126,7 @@ pub fn exclusive() -> Result<Claim> {
     lock(EXCLUSIVE, FlockArg::LockExclusive)?.context("the lock was not given")
 }
 
-fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {
+pub(crate) fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {
     let path = Path::new(LOCKS).join(name);
     loop {
         std::fs::create_dir_all(LOCKS).with_context(|| format!("creating {LOCKS}"))?;
@@ -146,6 +144,14 @@ fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {
             Err((_, error)) => return Err(error).with_context(|| format!("locking {}", path.display())),
         }
     }
+}
+
+/// Claims a number that nobody uses, with all removed that an earlier owner of it, or of any other, has left.
+pub(crate) fn claim_number() -> Result<(u8, Claim)> {
+    let (number, claim) = claim()?;
+    tear_down(number);
+    tear_down_abandoned();
+    Ok((number, claim))
 }
 
 fn claim() -> Result<(u8, Claim)> {
@@ -169,11 +175,13 @@ fn tear_down_abandoned() {
     }
 }
 
-fn folder(number: u8) -> PathBuf {
+/// Everything of a lab or a machine of this number on disk.
+pub(crate) fn folder(number: u8) -> PathBuf {
     Path::new(FOLDERS).join(number.to_string())
 }
 
-fn cgroup(number: u8) -> String {
+/// The cgroup, in all hierarchies, that everything of this number runs in.
+pub(crate) fn cgroup(number: u8) -> String {
     format!("/bulkhead-lab-{number}")
 }
 
@@ -194,7 +202,7 @@ fn tear_down_processes(number: u8) {
 }
 
 /// Removes all that a lab of this number has made, whoever made it. Best effort: the leak check is what judges.
-fn tear_down(number: u8) {
+pub(crate) fn tear_down(number: u8) {
     let folder = folder(number);
     tear_down_processes(number);
     // The daemon first, or it goes on with what it has begun; the shims last, they know what there was.
@@ -211,6 +219,7 @@ fn tear_down(number: u8) {
     }
     mounts::detach_below(&folder);
     netns::remove(number);
+    systemd::remove_traces(number);
     if folder.exists()
         && let Err(error) = std::fs::remove_dir_all(&folder)
     {

@@ -40,8 +40,12 @@ pub mod machine;
 pub mod mounts;
 pub mod netns;
 pub mod node;
+pub mod package;
 mod pod;
 pub mod processes;
+pub mod systemd;
+#[cfg(feature = "vm")]
+pub mod vm;
 pub mod wait;
 
 #[cfg(feature = "apiserver")]
