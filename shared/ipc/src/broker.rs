@@ -1,8 +1,8 @@
 //! The descriptor broker's side socket: one SOCK_SEQPACKET datagram each way, the answer with a descriptor in it.
 //!
 //! A connection lives for one request, so a restart of volnetd in between costs one retry and nothing else. gRPC cannot
-//! carry descriptors; everything else about a request is the same: the peer is checked, its size is bounded, it has a
-//! deadline.
+//! carry descriptors; everything else about a request is the same: the peer is checked before a byte is read, its size is
+//! bounded, it has a deadline, and each peer has its own share of the requests in work ([`crate::limits`]).
 
 use std::future::Future;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -16,7 +16,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tonic::Code;
 
-use crate::peers::{Peer, PeerUsers, Role};
+use crate::limits::{Gate, Taken};
+use crate::peers::{PeerUsers, Role};
+use crate::refusals::Reason;
 use crate::volnetd::credential::Kind as CredentialKind;
 use crate::volnetd::{OpenReply, OpenRequest, PutContent, PutCredential, PutState, StateKind, open_request::Kind};
 
@@ -24,8 +26,6 @@ use crate::volnetd::{OpenReply, OpenRequest, PutContent, PutCredential, PutState
 pub const MAX_DATAGRAM_BYTES: usize = 8 * 1024;
 /// How long one request may take, connection included.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-/// Requests in work at once; more wait in the socket's backlog.
-const IN_FLIGHT: usize = 64;
 
 /// Why no descriptor came.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +117,8 @@ impl BrokerClient {
         }
         let reply = OpenReply::decode(&*bytes)
             .map_err(|_| BrokerError::Protocol { what, problem: "answer is no OpenReply" })?;
-        if reply.id != request.id {
+        // 0: refused before the request was read.
+        if reply.id != request.id && (reply.id != 0 || reply.code == 0) {
             return Err(BrokerError::Protocol { what, problem: "answer to another request" });
         }
         match Code::from_i32(reply.code as i32) {
@@ -189,6 +190,7 @@ pub struct Caller {
 pub async fn serve<H, F>(
     listener: OwnedFd,
     users: Arc<PeerUsers>,
+    gate: Arc<Gate>,
     handler: H,
     shutdown: impl Future<Output = ()>,
 ) -> std::io::Result<()>
@@ -197,7 +199,6 @@ where
     F: Future<Output = Result<Option<OwnedFd>, tonic::Status>> + Send + 'static,
 {
     let listener = bulkhead_sys::async_fd::register(listener)?;
-    let slots = Arc::new(tokio::sync::Semaphore::new(IN_FLIGHT));
     tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
@@ -212,43 +213,79 @@ where
                 continue;
             }
         };
-        let Ok(slot) = slots.clone().acquire_owned().await else { return Ok(()) };
-        let (users, handler) = (users.clone(), handler.clone());
+        let Some((socket, caller, place)) = admit(socket, &users, &gate) else { continue };
+        let (gate, handler) = (gate.clone(), handler.clone());
         tokio::spawn(async move {
-            if tokio::time::timeout(DEADLINE, answer(socket, &users, handler)).await.is_err() {
-                tracing::warn!("broker: a request was not finished in time");
+            let answered = answer(&socket, caller, &gate, handler);
+            if tokio::time::timeout(DEADLINE, answered).await.is_err() {
+                gate.refuse(Reason::Broker, &caller.role.as_str(), &"a request to the broker was not finished in time");
             }
-            drop(slot);
+            bulkhead_sys::scm::finish(socket.into_inner());
+            drop(place);
         });
     }
 }
 
-async fn answer<H, F>(socket: OwnedFd, users: &PeerUsers, handler: H)
+/// Who asks, and a place in its queue; all others are answered here and now, unread.
+fn admit(socket: OwnedFd, users: &PeerUsers, gate: &Arc<Gate>) -> Option<(AsyncFd<OwnedFd>, Caller, Taken)> {
+    let refuse = |socket: OwnedFd, status: tonic::Status| {
+        let reply = OpenReply { id: 0, code: status.code() as u32, message: status.message().to_owned() };
+        // Into the empty buffer of a new connection.
+        let _ = bulkhead_sys::scm::send(&socket, &reply.encode_to_vec(), &[]);
+        bulkhead_sys::scm::finish(socket);
+        None
+    };
+    let peer = match bulkhead_sys::peer::identify(&socket) {
+        Ok(identity) => users.classify(&identity),
+        Err(error) => {
+            tracing::debug!(%error, "broker: could not identify a peer");
+            bulkhead_sys::scm::finish(socket);
+            return None;
+        }
+    };
+    let role = match peer.role {
+        Ok(role) => role,
+        Err(why) => {
+            gate.refuse(Reason::Stranger, &peer, &why);
+            return refuse(socket, tonic::Status::permission_denied(format!("uid {}: {why}", peer.uid)));
+        }
+    };
+    let Some(place) = gate.broker_request(role) else {
+        let why = format!("{} asks the broker faster than it is answered", role.as_str());
+        gate.refuse(Reason::Broker, &peer, &why);
+        // "Ask again", as when nobody accepts.
+        return refuse(socket, tonic::Status::unavailable(why));
+    };
+    let socket = bulkhead_sys::async_fd::register(socket).ok()?;
+    Some((socket, Caller { role, uid: peer.uid }, place))
+}
+
+async fn answer<H, F>(socket: &AsyncFd<OwnedFd>, caller: Caller, gate: &Gate, handler: H)
 where
     H: Fn(Caller, BrokerRequest) -> F,
     F: Future<Output = Result<Option<OwnedFd>, tonic::Status>>,
 {
-    let peer = match bulkhead_sys::peer::identify(&socket) {
-        Ok(identity) => users.classify(&identity),
-        Err(error) => return tracing::debug!(%error, "broker: could not identify a peer"),
-    };
-    let Ok(socket) = bulkhead_sys::async_fd::register(socket) else { return };
-    let (bytes, fds) = match recv(&socket).await {
-        Ok(received) => received,
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            let status = tonic::Status::resource_exhausted(format!("a request has at most {MAX_DATAGRAM_BYTES} bytes"));
-            return reply(&socket, peer.uid, 0, Err(status)).await;
+    let Ok(_active) = gate.broker_active(caller.role).acquire_owned().await else { return };
+    let (bytes, fds) = match tokio::time::timeout(gate.limits.broker_request, recv(socket)).await {
+        Ok(Ok(received)) => received,
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+            let status = tonic::Status::resource_exhausted(format!(
+                "a request has at most {MAX_DATAGRAM_BYTES} bytes and {} descriptors",
+                bulkhead_sys::scm::MAX_FDS
+            ));
+            return reply(socket, caller.uid, 0, Err(status)).await;
         }
-        Err(error) => return tracing::debug!(%error, "broker: request could not be read"),
+        Ok(Err(error)) => return tracing::debug!(%error, "broker: request could not be read"),
+        Err(_) => {
+            let why = "it connected to the broker and asked for nothing";
+            return gate.refuse(Reason::Handshake, &caller.role.as_str(), &why);
+        }
     };
     let (id, outcome) = match parse(&bytes, fds) {
         Err((id, status)) => (id, Err(status)),
-        Ok((id, request)) => match caller(&peer) {
-            Err(status) => (id, Err(status)),
-            Ok(caller) => (id, handler(caller, request).await),
-        },
+        Ok((id, request)) => (id, handler(caller, request).await),
     };
-    reply(&socket, peer.uid, id, outcome).await;
+    reply(socket, caller.uid, id, outcome).await;
 }
 
 async fn reply(socket: &AsyncFd<OwnedFd>, uid: u32, id: u64, outcome: Result<Option<OwnedFd>, tonic::Status>) {
@@ -262,13 +299,6 @@ async fn reply(socket: &AsyncFd<OwnedFd>, uid: u32, id: u64, outcome: Result<Opt
     let fds: Vec<BorrowedFd<'_>> = fd.iter().map(|fd| fd.as_fd()).collect();
     if let Err(error) = send(socket, &reply.encode_to_vec(), &fds).await {
         tracing::debug!(%error, "broker: the asking peer is gone");
-    }
-}
-
-fn caller(peer: &Peer) -> Result<Caller, tonic::Status> {
-    match peer.role {
-        Ok(role) => Ok(Caller { role, uid: peer.uid }),
-        Err(why) => Err(tonic::Status::permission_denied(format!("uid {}: {why}", peer.uid))),
     }
 }
 

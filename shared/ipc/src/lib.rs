@@ -3,6 +3,8 @@
 //!
 //! * [`server`]: gRPC on a Unix socket with a peer check per method, size caps, a deadline on every call, health and
 //!   reflection.
+//! * [`accept`]: who gets in at all, decided before a byte is parsed.
+//! * [`limits`], [`refusals`]: how much one peer may use, and what is counted and told of those who want more.
 //! * [`peers`]: which uid is which process, and which peer may call which method.
 //! * [`client`]: a channel to another process with `Hello`, its epoch, and calls that carry a deadline and a request id.
 //! * [`broker`]: the descriptor broker's side socket, both ends.
@@ -11,12 +13,16 @@
 //!
 //! Nothing here knows Kubernetes types or rules.
 
+pub mod accept;
 pub mod broker;
+mod calls;
 pub mod client;
 pub mod context;
 pub mod journal;
+pub mod limits;
 pub mod peers;
 mod redact;
+pub mod refusals;
 pub mod server;
 
 /// Generated code, in the shape of the proto packages.

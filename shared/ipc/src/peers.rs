@@ -19,6 +19,8 @@ pub enum Role {
 }
 
 impl Role {
+    pub const ALL: [Role; 4] = [Role::Syncd, Role::Evictiond, Role::Statusd, Role::Operator];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Role::Syncd => "kubelet-syncd",
@@ -56,6 +58,15 @@ pub struct Peer {
     pub pid: i32,
     /// The role, or why it has none.
     pub role: Result<Role, &'static str>,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.role {
+            Ok(role) => write!(f, "{} (pid {})", role.as_str(), self.pid),
+            Err(_) => write!(f, "uid {} (pid {})", self.uid, self.pid),
+        }
+    }
 }
 
 impl PeerUsers {

@@ -10,6 +10,7 @@ use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer}
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, process_client,
 };
+use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
 use bulkhead_ipc::server::{self, Services};
 use bulkhead_ipc::volnetd::{Kmsg, Manifest, OpenRequest, StateKind, open_request::Kind};
@@ -192,7 +193,7 @@ async fn the_broker_passes_descriptors_and_reasons() -> Result {
             }
         }
     };
-    tokio::spawn(broker::serve(listener, users(me()), handler, std::future::pending()));
+    tokio::spawn(broker::serve(listener, users(me()), Gate::new(Limits::default()), handler, std::future::pending()));
 
     let fd = client.open(Kind::Manifest(Manifest { index: 0, name: "f".into() })).await?;
     assert_eq!(std::io::read_to_string(std::fs::File::from(fd))?, "content");
@@ -214,7 +215,7 @@ async fn a_large_or_broken_datagram_is_answered_not_obeyed() -> Result {
     let path = dir.path().join("b.sock");
     let listener = bulkhead_sys::scm::listen(&path, 0o600)?;
     let handler = |_, _| async { Ok(None) };
-    tokio::spawn(broker::serve(listener, users(me()), handler, std::future::pending()));
+    tokio::spawn(broker::serve(listener, users(me()), Gate::new(Limits::default()), handler, std::future::pending()));
     let cases = [
         (vec![0xff; 100], Code::InvalidArgument),
         (OpenRequest { id: 3, kind: None, ..Default::default() }.encode_to_vec(), Code::InvalidArgument),

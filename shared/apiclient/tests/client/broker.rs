@@ -11,6 +11,7 @@ use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer}
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
 };
+use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
 use bulkhead_ipc::volnetd::{WatchEvent, WatchKind, WatchRequest, credential, open_request::Kind, watch_event};
@@ -90,7 +91,7 @@ async fn descriptors_and_told_changes() {
     let files = folder.path().to_owned();
     let handler = move |_: Caller, request: BrokerRequest| std::future::ready(open(&files, &request));
     let listener = bulkhead_sys::scm::listen(&socket, 0o600).unwrap();
-    tokio::spawn(broker::serve(listener, Arc::new(users), handler, std::future::pending()));
+    tokio::spawn(broker::serve(listener, Arc::new(users), Gate::new(Limits::default()), handler, std::future::pending()));
     let (changed, changes) = watch::channel(());
     let grpc = folder.path().join("volnetd.sock");
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(tokio::net::UnixListener::bind(&grpc).unwrap());
