@@ -16,12 +16,17 @@ pub struct ProcessId {
 
 /// Every process with its argument vector. A process that ends meanwhile is left out.
 pub fn all() -> Vec<(i32, Vec<String>)> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    all_in(Path::new("/proc"))
+}
+
+/// The same from a procfs that counts the processes of another namespace.
+pub fn all_in(proc: &Path) -> Vec<(i32, Vec<String>)> {
+    let Ok(entries) = std::fs::read_dir(proc) else { return Vec::new() };
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
         .filter_map(|pid| {
-            let raw = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let raw = std::fs::read(proc.join(format!("{pid}/cmdline"))).ok()?;
             let arguments: Vec<String> = raw
                 .split(|byte| *byte == 0)
                 .filter(|part| !part.is_empty())
@@ -74,8 +79,16 @@ pub struct Stat {
 /// # Errors
 /// The process is gone.
 pub fn stat(pid: i32) -> Result<Stat> {
+    stat_in(Path::new("/proc"), pid)
+}
+
+/// The same from a procfs that counts the processes of another namespace.
+///
+/// # Errors
+/// The process is gone.
+pub fn stat_in(proc: &Path, pid: i32) -> Result<Stat> {
     let text =
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
+        std::fs::read_to_string(proc.join(format!("{pid}/stat"))).with_context(|| format!("process {pid} is gone"))?;
     // The name is in parentheses and may hold anything, so the fields are counted from the last one.
     let rest = text.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();

@@ -33,7 +33,7 @@ impl Machine {
             let said = self
                 .journal(&["--unit", unit, "--output=short-precise", "--lines", &lines.to_string()])
                 .unwrap_or_else(|error| format!("{error:#}"));
-            all.push_str(&format!("--- the journal of {unit} ends:\n{said}"));
+            all.push_str(&format!("--- the journal of {unit} ends:\n{}\n", said.trim_end()));
         }
         all
     }

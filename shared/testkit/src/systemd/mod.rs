@@ -22,6 +22,9 @@ mod installation;
 mod journal;
 mod nspawn;
 mod root;
+mod units;
+#[cfg(feature = "grpc")]
+mod witness;
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -30,6 +33,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 pub use self::installation::{KUBECONFIG, KUBELET_CONFIG, LIBEXEC, MANIFESTS};
 use self::nspawn::{Nspawn, Start};
+pub use self::units::{SERVICES, Unit};
 use crate::lab::{self, Claim};
 use crate::netns::NetNs;
 use crate::{cgroups, machine, mounts};

@@ -99,8 +99,8 @@ fn debootstrap(packages: &[String], target: &Path, say: &dyn Fn(&str)) -> Result
     let mut said = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            if line.starts_with("I: ") {
-                say(&format!("mmdebstrap: {}", &line[3..]));
+            if let Some(step) = line.strip_prefix("I: ") {
+                say(&format!("mmdebstrap: {step}"));
             }
             said.push(line);
         }
