@@ -5,6 +5,7 @@ mod checks;
 mod cluster_demo;
 mod demo;
 mod interrupt;
+mod package;
 
 use std::process::{Command, ExitCode};
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
         Some(("fuzz", options)) => fuzz(&rest(options)),
+        Some(("package", options)) => package::run(options),
         _ => Ok(()),
     };
     match done {
@@ -89,6 +91,17 @@ fn command_line() -> clap::Command {
                 .about("Measures the node beside the bare runtime in the same run, and prints a table of ratios (needs root)")
                 .arg(profile("release"))
                 .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
+        )
+        .subcommand(
+            clap::Command::new("package")
+                .about("Builds the Debian package and prints what is in it and where it is")
+                .arg(profile("release"))
+                .arg(Arg::new("programs").long("programs").value_name("DIR").help("Programs that are built already"))
+                .arg(Arg::new("version").long("package-version").value_name("VERSION").help("Version of the package"))
+                .arg(Arg::new("output").long("output").value_name("DIR").help("Folder for the package"))
+                .arg(
+                    Arg::new("fast").long("fast").action(ArgAction::SetTrue).help("A larger package, sooner: for tests"),
+                ),
         )
         .subcommand(
             clap::Command::new("fuzz")
