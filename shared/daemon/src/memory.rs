@@ -1,10 +1,11 @@
 //! When memory that is not used any more goes back to the kernel: after the process was busy, never when nothing
-//! happens. A burst of pods takes several times the memory that the pods keep, and glibc by itself would hold on to it.
+//! happens. A burst of pods takes several times the memory that the pods keep, and glibc by itself would hold on to it;
+//! and most of a program's code is for what seldom happens, its start above all.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
-use bulkhead_sys::{heap, process};
+use bulkhead_sys::{heap, process, program};
 
 /// How often is looked. A look at an idle process costs microseconds.
 const EVERY: Duration = Duration::from_secs(15);
@@ -20,10 +21,13 @@ pub(crate) async fn give_back() -> Infallible {
     let mut before = Duration::ZERO;
     loop {
         tick.tick().await;
-        let Some(free) = heap::free_bytes() else { return std::future::pending().await };
         let used = process::cpu_time();
-        if is_worth(used.saturating_sub(before), free) {
+        let since = used.saturating_sub(before);
+        if heap::free_bytes().is_some_and(|free| is_worth(since, free)) {
             heap::give_back();
+        }
+        if since >= BUSY {
+            program::let_go_of_pages();
         }
         before = used;
     }
