@@ -1,5 +1,7 @@
 //! Which files the kubeconfig's current context names, and nothing else of it: neither the server nor any key or token
-//! that may stand in the kubeconfig itself is kept. Who connects parses the same text in a process of its own.
+//! that may stand in the kubeconfig itself is kept. Who connects parses the same text in a process of its own. Of the
+//! kubeconfig that a node begins with (`--bootstrap-kubeconfig`) the cluster is kept too, for the one that is written from it:
+//! whom the node obeys is what root wrote, and no other process's word.
 //!
 //! Relative names are relative to the kubeconfig's folder (client-go `tools/clientcmd` ResolveLocalPaths).
 
@@ -26,6 +28,8 @@ pub enum KubeconfigError {
     Syntax { path: PathBuf, line: Option<u64> },
     #[error("the kubeconfig {path} has no entry for its current context")]
     NoContext { path: PathBuf },
+    #[error("the kubeconfig {path} names no server for its current context")]
+    NoServer { path: PathBuf },
 }
 
 fn line_text(line: Option<u64>) -> String {
@@ -39,6 +43,25 @@ pub struct NamedFiles {
     pub client_key: Option<PathBuf>,
     pub cluster_ca: Option<PathBuf>,
     pub token: Option<PathBuf>,
+}
+
+/// The cluster of the current context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// As written.
+    pub server: String,
+    pub tls_server_name: Option<String>,
+    pub insecure_skip_tls_verify: bool,
+    pub authority: Option<Authority>,
+}
+
+/// Whose certificate the server shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// Absolute.
+    File(PathBuf),
+    /// Base64 of PEM.
+    Data(String),
 }
 
 impl NamedFiles {
@@ -81,14 +104,22 @@ struct Context {
 struct NamedCluster {
     name: String,
     #[serde(default)]
-    cluster: Option<Cluster>,
+    cluster: Option<ClusterWords>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Cluster {
+struct ClusterWords {
     #[serde(default)]
     certificate_authority: Option<String>,
+    #[serde(default)]
+    certificate_authority_data: Option<String>,
+    #[serde(default)]
+    server: Option<String>,
+    #[serde(default)]
+    tls_server_name: Option<String>,
+    #[serde(default)]
+    insecure_skip_tls_verify: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -111,6 +142,15 @@ struct User {
 
 /// Reads the kubeconfig under rule 1 and keeps the names. Blocks for the disk.
 pub fn read(path: &Path) -> Result<NamedFiles, KubeconfigError> {
+    parse(&text(path)?, path)
+}
+
+/// Reads a kubeconfig under rule 1 and keeps the cluster. Blocks for the disk.
+pub fn read_cluster(path: &Path) -> Result<Cluster, KubeconfigError> {
+    parse_cluster(&text(path)?, path)
+}
+
+fn text(path: &Path) -> Result<String, KubeconfigError> {
     let file = std::fs::File::from(open::operator(path, Wanted::RegularFile)?);
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1)
@@ -119,14 +159,11 @@ pub fn read(path: &Path) -> Result<NamedFiles, KubeconfigError> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(KubeconfigError::TooLarge { path: path.to_owned() });
     }
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => parse(text, path),
-        Err(_) => Err(KubeconfigError::Syntax { path: path.to_owned(), line: None }),
-    }
+    String::from_utf8(bytes).map_err(|_| KubeconfigError::Syntax { path: path.to_owned(), line: None })
 }
 
-/// The names in a kubeconfig's text. Pure.
-pub fn parse(text: &str, path: &Path) -> Result<NamedFiles, KubeconfigError> {
+/// The current context's entries of clusters and users.
+fn current(text: &str, path: &Path) -> Result<(Option<ClusterWords>, Option<User>), KubeconfigError> {
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::options::DuplicateKeyPolicy::LastWins,
         with_snippet: false,
@@ -154,18 +191,50 @@ pub fn parse(text: &str, path: &Path) -> Result<NamedFiles, KubeconfigError> {
     let user = context.user.and_then(|name| {
         document.users.unwrap_or_default().into_iter().find(|entry| entry.name == name).and_then(|entry| entry.user)
     });
+    Ok((cluster, user))
+}
+
+/// An absolute path of a name in the kubeconfig at `path`.
+fn file(path: &Path, name: Option<String>) -> Option<PathBuf> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let file = |name: Option<String>| name.filter(|name| !name.is_empty()).map(|name| folder.join(name));
+    name.filter(|name| !name.is_empty()).map(|name| folder.join(name))
+}
+
+/// The names in a kubeconfig's text. Pure.
+pub fn parse(text: &str, path: &Path) -> Result<NamedFiles, KubeconfigError> {
+    let (cluster, user) = current(text, path)?;
     let (client_certificate, client_key, token) = match user {
         Some(user) => (user.client_certificate, user.client_key, user.token_file),
         None => (None, None, None),
     };
     Ok(NamedFiles {
-        client_certificate: file(client_certificate),
-        client_key: file(client_key),
-        cluster_ca: file(cluster.and_then(|cluster| cluster.certificate_authority)),
-        token: file(token),
+        client_certificate: file(path, client_certificate),
+        client_key: file(path, client_key),
+        cluster_ca: file(path, cluster.and_then(|cluster| cluster.certificate_authority)),
+        token: file(path, token),
     })
+}
+
+/// The cluster in a kubeconfig's text. Pure. A file of the authority wins over what stands in the kubeconfig (upstream
+/// `certificate/bootstrap`, writeKubeconfigFromBootstrapping).
+pub fn parse_cluster(text: &str, path: &Path) -> Result<Cluster, KubeconfigError> {
+    let no_server = || KubeconfigError::NoServer { path: path.to_owned() };
+    let words = current(text, path)?.0.ok_or_else(no_server)?;
+    let set = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let server = set(words.server).filter(|text| is_word(text)).ok_or_else(no_server)?;
+    let data = set(words.certificate_authority_data).map(|text| text.split_ascii_whitespace().collect::<String>());
+    let authority = file(path, words.certificate_authority).map(Authority::File).or(data.map(Authority::Data));
+    Ok(Cluster {
+        server,
+        tls_server_name: set(words.tls_server_name),
+        insecure_skip_tls_verify: words.insecure_skip_tls_verify.unwrap_or(false),
+        authority,
+    })
+}
+
+/// A URL has no blank and nothing that is not printed.
+fn is_word(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 #[cfg(test)]
@@ -235,10 +304,29 @@ users:
         assert!(parse("a: [", path).is_err() && parse("- x", path).is_err());
     }
 
+    #[test]
+    fn the_current_contexts_cluster() {
+        let path = Path::new("/etc/kubernetes/bootstrap-kubelet.conf");
+        let cluster = parse_cluster(TEXT, path).unwrap();
+        assert_eq!(cluster.server, "https://10.0.0.1:6443");
+        assert_eq!(cluster.authority, Some(Authority::File("/etc/kubernetes/pki/ca.crt".into())));
+        assert_eq!((cluster.insecure_skip_tls_verify, cluster.tls_server_name), (false, None));
+        let inline = TEXT.replace("certificate-authority: pki/ca.crt", "certificate-authority-data: QUJD");
+        assert_eq!(parse_cluster(&inline, path).unwrap().authority, Some(Authority::Data("QUJD".to_owned())));
+        let insecure = TEXT.replace("certificate-authority: pki/ca.crt", "insecure-skip-tls-verify: true");
+        let cluster = parse_cluster(&insecure, path).unwrap();
+        assert!(cluster.insecure_skip_tls_verify && cluster.authority.is_none());
+        for bad in ["server: ''", "server: \"a b\"", "server: \"a\\nb\""] {
+            let text = TEXT.replace("server: https://10.0.0.1:6443", bad);
+            assert!(matches!(parse_cluster(&text, path), Err(KubeconfigError::NoServer { .. })), "{bad}");
+        }
+    }
+
     proptest::proptest! {
         #[test]
         fn no_text_panics(text in ".{0,200}") {
             let _ = parse(&text, Path::new("/k"));
+            let _ = parse_cluster(&text, Path::new("/k"));
         }
     }
 }

@@ -6,7 +6,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_sys::cgroup::CgroupPath;
 
 use crate::cgroups::Driver;
-use crate::node::Settings;
+use crate::node::{Certificates, Settings};
 
 /// Why the configuration cannot be worked with. The launcher has checked it: these are its bugs or another build's.
 #[derive(Debug, thiserror::Error)]
@@ -49,11 +49,22 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
             "" => None,
             path => Some(std::path::absolute(path).map_err(SettingsError::WorkingDirectory)?),
         },
+        certificates: certificates(config).map_err(SettingsError::WorkingDirectory)?,
         cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
         protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
         manage_kernel_tunables: true,
+    })
+}
+
+fn certificates(config: &NodeConfig) -> std::io::Result<Certificates> {
+    let bootstrap = config.bootstrap_kubeconfig().map(std::path::absolute).transpose()?;
+    Ok(Certificates {
+        folder: std::path::absolute(&config.flags.cert_dir)?,
+        client: config.rotates_client() || bootstrap.is_some(),
+        serving: config.asks_for_serving(),
+        bootstrap,
     })
 }
 

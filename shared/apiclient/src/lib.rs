@@ -33,6 +33,7 @@ pub mod tls;
 mod transport;
 pub mod watch;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
@@ -44,8 +45,9 @@ pub use lane::Lane;
 pub use reachability::Reachability;
 pub use service::CallError;
 pub use source::{CredentialFile, CredentialSource, MemorySource};
-pub use tls::system_roots;
+pub use tls::{is_pair, system_roots};
 
+use material::Loader;
 use service::LaneService;
 use session::Shared;
 use source::BrokerSource;
@@ -74,7 +76,25 @@ impl ApiClient {
     /// The same with credentials from elsewhere, such as [`MemorySource`].
     pub fn start_with(process: &'static str, config: Arc<NodeConfig>, source: Arc<dyn CredentialSource>) -> Self {
         tell_content_type(&config.kubelet.content_type);
-        let shared = Shared::start(process, config, source);
+        let path = Path::new(&config.flags.kubeconfig);
+        let loader = Loader::new(path, config.kubeconfig_runs_program, config.rotates_client());
+        Self::with_loader(process, config, source, loader)
+    }
+
+    /// A connection with what a node begins with (`--bootstrap-kubeconfig`); it is for asking for better.
+    pub fn bootstrap(process: &'static str, config: Arc<NodeConfig>, broker: BrokerClient, volnetd: Link) -> Self {
+        let path = config.bootstrap_kubeconfig().unwrap_or(Path::new("/"));
+        let loader = Loader::new(path, config.bootstrap_runs_program, false);
+        Self::with_loader(process, config, Arc::new(BrokerSource::bootstrap(broker, volnetd)), loader)
+    }
+
+    fn with_loader(
+        process: &'static str,
+        config: Arc<NodeConfig>,
+        source: Arc<dyn CredentialSource>,
+        loader: Loader,
+    ) -> Self {
+        let shared = Shared::start(process, config, source, loader);
         let clients = Lane::ALL.map(|lane| kube::Client::new(LaneService::new(shared.clone(), lane), "default"));
         ApiClient { shared, clients: Arc::new(clients) }
     }

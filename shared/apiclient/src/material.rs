@@ -80,6 +80,8 @@ pub struct Material {
 pub struct Loader {
     folder: PathBuf,
     may_run_programs: bool,
+    /// The pair that was signed for the node wins over what the kubeconfig has.
+    prefers_signed: bool,
     cached: Option<Cached>,
 }
 
@@ -92,10 +94,12 @@ struct Cached {
 }
 
 impl Loader {
-    /// `kubeconfig`: its path, for names that are relative to it. It is not opened.
-    pub fn new(kubeconfig: &Path, may_run_programs: bool) -> Self {
+    /// `kubeconfig`: its path, for names that are relative to it. It is not opened. `prefers_signed`: while the node has a
+    /// pair that was signed for it and has not ended, that is what it shows, and nothing else (upstream `cmd/kubelet/app`,
+    /// buildKubeletClientConfig, where rotateCertificates is on).
+    pub fn new(kubeconfig: &Path, may_run_programs: bool, prefers_signed: bool) -> Self {
         let folder = kubeconfig.parent().unwrap_or(Path::new("/")).to_owned();
-        Loader { folder, may_run_programs, cached: None }
+        Loader { folder, may_run_programs, prefers_signed, cached: None }
     }
 
     /// The server refused our credential: a program's answer is not used again, unless it is brand-new.
@@ -122,6 +126,13 @@ impl Loader {
         let authority = match &cluster.certificate_authority {
             None => None,
             Some(named) => Some(bytes_of(source, CredentialFile::ClusterCa, named).await?),
+        };
+        let user = match self.signed(source).await? {
+            None => user,
+            Some(pair) => {
+                let pair = Some(Named::Data(pair));
+                User { name: user.name, client_certificate: pair.clone(), client_key: pair, ..User::default() }
+            }
         };
         let mut certificate = match (&user.client_certificate, &user.client_key) {
             (Some(chain), Some(key)) => {
@@ -151,6 +162,22 @@ impl Loader {
         let wire = Wire { server, trust, server_name: cluster.tls_server_name, certificate };
         let namespace = namespace.unwrap_or_else(|| "default".to_owned());
         Ok(Material { wire, headers, namespace, identity, certificate_expires })
+    }
+
+    /// The pair that was signed for the node, where it counts and can be used.
+    async fn signed(&self, source: &dyn CredentialSource) -> Result<Option<Vec<u8>>, MaterialError> {
+        if !self.prefers_signed {
+            return Ok(None);
+        }
+        let file = CredentialFile::ClientPair;
+        match source.read(file).await {
+            Ok(pair) if tls::is_pair(&pair) && tls::not_after(&pair).is_some_and(|at| at > jiff::Timestamp::now()) => {
+                Ok(Some(pair))
+            }
+            Err(source) if source.is_unknown() => Err(MaterialError::File { file, source }),
+            // The kubeconfig's own may still be good.
+            Ok(_) | Err(_) => Ok(None),
+        }
     }
 
     async fn credential(
@@ -303,7 +330,7 @@ mod tests {
     }
 
     async fn load(source: &MemorySource, programs: bool) -> Result<Material, MaterialError> {
-        Loader::new(Path::new("/etc/kubernetes/kubelet.conf"), programs).load(source).await
+        Loader::new(Path::new("/etc/kubernetes/kubelet.conf"), programs, false).load(source).await
     }
 
     fn header<'a>(material: &'a Material, name: &str) -> &'a str {
@@ -375,7 +402,7 @@ mod tests {
         };
         let count = || std::fs::read_to_string(&runs).map_or(0, |text| text.lines().count());
         let source = exec("2999-01-01T00:00:00Z");
-        let mut loader = Loader::new(Path::new("/etc/k"), true);
+        let mut loader = Loader::new(Path::new("/etc/k"), true, false);
         for _ in 0..3 {
             assert_eq!(header(&loader.load(&source).await.unwrap(), "authorization"), "Bearer t");
         }
@@ -393,7 +420,7 @@ mod tests {
         assert!(loader.refresh_in(jiff::Timestamp::now()).is_some());
         // An answer that has expired already is used for the rest, and then asked for again.
         let source = exec("2001-01-01T00:00:00Z");
-        let mut loader = Loader::new(Path::new("/etc/k"), true);
+        let mut loader = Loader::new(Path::new("/etc/k"), true, false);
         loader.load(&source).await.unwrap();
         loader.load(&source).await.unwrap();
         assert_eq!(count(), 3);

@@ -3,7 +3,6 @@
 //! The task owns them. It looks when kubelet-volnetd tells of a change, when a program's credential runs out, when the
 //! server refuses the current one, and once a minute. What cannot be used changes nothing: the old credentials stay.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -79,10 +78,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Starts the task, which ends when everything that holds the answer is dropped.
-    pub(crate) fn start(process: &str, config: Arc<NodeConfig>, source: Arc<dyn CredentialSource>) -> Arc<Self> {
+    pub(crate) fn start(
+        process: &str,
+        config: Arc<NodeConfig>,
+        source: Arc<dyn CredentialSource>,
+        loader: Loader,
+    ) -> Arc<Self> {
         let (sender, sessions) = watch::channel(None);
         let refused = Arc::new(Notify::new());
-        let loader = Loader::new(Path::new(&config.flags.kubeconfig), config.kubeconfig_runs_program);
         tokio::spawn(Follower { source, loader, sender, refused: refused.clone(), problem: None }.run());
         let user_agent = user_agent(process, &config.version);
         Arc::new(Shared {

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 
 use crate::backoff::{Backoff, random_fraction};
 
-/// What can be asked for. The four after the first are named by the kubeconfig's current context, the last three by the
-/// node's configuration.
+/// What can be asked for. The four after the first are named by the kubeconfig's current context, the others by the node's
+/// configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CredentialFile {
     Kubeconfig,
@@ -31,6 +31,12 @@ pub enum CredentialFile {
     ServingCertificate,
     ServingKey,
     ClientCa,
+    /// Certificates and key that were signed for the node as a client, one after the other.
+    ClientPair,
+    /// The same for its server.
+    ServingPair,
+    /// The key of a request that is not answered yet.
+    PendingClientKey,
 }
 
 impl CredentialFile {
@@ -45,6 +51,9 @@ impl CredentialFile {
             CredentialFile::ServingCertificate => "tlsCertFile",
             CredentialFile::ServingKey => "tlsPrivateKeyFile",
             CredentialFile::ClientCa => "clientCAFile",
+            CredentialFile::ClientPair => "kubelet-client-current.pem",
+            CredentialFile::ServingPair => "kubelet-server-current.pem",
+            CredentialFile::PendingClientKey => "kubelet-client.key.tmp",
         }
     }
 
@@ -58,6 +67,21 @@ impl CredentialFile {
             CredentialFile::ServingCertificate => credential::Kind::ServingCertificate,
             CredentialFile::ServingKey => credential::Kind::ServingKey,
             CredentialFile::ClientCa => credential::Kind::ClientCa,
+            CredentialFile::ClientPair => credential::Kind::ClientPair,
+            CredentialFile::ServingPair => credential::Kind::ServingPair,
+            CredentialFile::PendingClientKey => credential::Kind::PendingClientKey,
+        }
+    }
+
+    /// The same of the kubeconfig that a node begins with.
+    const fn bootstrap_kind(self) -> credential::Kind {
+        match self {
+            CredentialFile::Kubeconfig => credential::Kind::BootstrapKubeconfig,
+            CredentialFile::ClientCertificate => credential::Kind::BootstrapClientCertificate,
+            CredentialFile::ClientKey => credential::Kind::BootstrapClientKey,
+            CredentialFile::ClusterCa => credential::Kind::BootstrapClusterCa,
+            CredentialFile::Token => credential::Kind::BootstrapToken,
+            other => other.kind(),
         }
     }
 }
@@ -98,24 +122,31 @@ pub struct BrokerSource {
     broker: BrokerClient,
     volnetd: Link,
     changes: WatchKind,
+    bootstrap: bool,
 }
 
 impl BrokerSource {
     /// The API server's credentials.
     pub fn new(broker: BrokerClient, volnetd: Link) -> Self {
-        BrokerSource { broker, volnetd, changes: WatchKind::Credentials }
+        BrokerSource { broker, volnetd, changes: WatchKind::Credentials, bootstrap: false }
+    }
+
+    /// Those that a node begins with (`--bootstrap-kubeconfig`).
+    pub fn bootstrap(broker: BrokerClient, volnetd: Link) -> Self {
+        BrokerSource { bootstrap: true, ..Self::new(broker, volnetd) }
     }
 
     /// The HTTPS server's.
     pub fn serving(broker: BrokerClient, volnetd: Link) -> Self {
-        BrokerSource { broker, volnetd, changes: WatchKind::Serving }
+        BrokerSource { broker, volnetd, changes: WatchKind::Serving, bootstrap: false }
     }
 }
 
 impl CredentialSource for BrokerSource {
     fn read(&self, file: CredentialFile) -> BoxFuture<'_, Result<Vec<u8>, SourceError>> {
         async move {
-            let kind = Kind::Credential(Credential { kind: file.kind().into() });
+            let kind = if self.bootstrap { file.bootstrap_kind() } else { file.kind() };
+            let kind = Kind::Credential(Credential { kind: kind.into() });
             match self.broker.open(kind).await {
                 Ok(descriptor) => read_all(descriptor).await,
                 Err(error) if error.code() == tonic::Code::NotFound => Err(SourceError::Missing),

@@ -99,6 +99,11 @@ pub fn not_after(chain: &[u8]) -> Option<jiff::Timestamp> {
     jiff::Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
 
+/// Whether a text in PEM has certificates and the key of the first of them.
+pub fn is_pair(pem: &[u8]) -> bool {
+    client_config(&Trust::Anyone, Some((pem, pem))).is_ok()
+}
+
 /// `insecure-skip-tls-verify`: the name and the chain are not looked at, the handshake's signature is.
 #[derive(Debug)]
 struct Anyone {

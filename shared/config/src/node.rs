@@ -102,6 +102,9 @@ pub struct NodeConfig {
     /// The kubeconfig takes credentials from a program: the two processes that talk to the API server may start one.
     #[serde(default)]
     pub kubeconfig_runs_program: bool,
+    /// The bootstrap kubeconfig does: statusd may start one.
+    #[serde(default)]
+    pub bootstrap_runs_program: bool,
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
     /// Programs that give credentials for image pulls.
@@ -230,6 +233,7 @@ impl NodeConfig {
             image_socket,
             users: identity.users,
             kubeconfig_runs_program: false,
+            bootstrap_runs_program: false,
             not_yet,
             credential_providers: None,
         };
@@ -275,6 +279,7 @@ impl NodeConfig {
                 statusd_gid: uid,
             },
             kubeconfig_runs_program: false,
+            bootstrap_runs_program: false,
             not_yet: Vec::new(),
             credential_providers: None,
         }

@@ -63,14 +63,35 @@ impl NodeConfig {
         self.serves_https().then_some(SocketAddr::new(address, port))
     }
 
-    /// The configured pair, or the node's own in `--cert-dir`.
+    /// The configured pair, or the node's own in `--cert-dir`. With serverTLSBootstrap it is what is shown while no pair
+    /// was signed for the node, and none is made (client-go `util/certificate`, NewFileStore).
     pub fn serving_pair(&self) -> ServingPair {
         let (certificate, key) = (&self.kubelet.tls_cert_file, &self.kubelet.tls_private_key_file);
         if certificate.is_empty() && key.is_empty() {
             let folder = &self.flags.cert_dir;
+            if self.asks_for_serving() {
+                let (certificate, key) = (folder.join("kubelet-server.crt"), folder.join("kubelet-server.key"));
+                return ServingPair { certificate, key, own: false };
+            }
             return ServingPair { certificate: folder.join("kubelet.crt"), key: folder.join("kubelet.key"), own: true };
         }
         ServingPair { certificate: certificate.into(), key: key.into(), own: false }
+    }
+
+    /// The serving certificate is asked for at the API server (serverTLSBootstrap; without an API server nobody is asked).
+    pub fn asks_for_serving(&self) -> bool {
+        self.kubelet.server_tls_bootstrap && !self.is_standalone()
+    }
+
+    /// The client certificate is renewed before it ends (rotateCertificates).
+    pub fn rotates_client(&self) -> bool {
+        self.kubelet.rotate_certificates && !self.is_standalone()
+    }
+
+    /// Where a node without a client certificate has the means to ask for one; None: it has none.
+    pub fn bootstrap_kubeconfig(&self) -> Option<&Path> {
+        let path = self.flags.bootstrap_kubeconfig.as_str();
+        (!path.is_empty() && !self.is_standalone()).then(|| Path::new(path))
     }
 
     /// Whether clients could be told apart, and asked about.
@@ -145,6 +166,15 @@ mod tests {
             config.kubelet.tls_private_key_file = "/k".into();
         });
         assert_eq!(configured.serving_pair().own_folder(), None);
+        let asking = node(|config| {
+            config.kubelet.server_tls_bootstrap = true;
+            config.flags.kubeconfig = "/k".into();
+            config.flags.cert_dir = "/pki".into();
+        });
+        assert_eq!(asking.serving_pair().own_folder(), None);
+        assert_eq!(asking.serving_pair().key, Path::new("/pki/kubelet-server.key"));
+        let alone = node(|config| config.kubelet.server_tls_bootstrap = true);
+        assert!(alone.serving_pair().own, "nobody can be asked");
         assert_eq!(configured.https_address().unwrap().to_string(), "0.0.0.0:10250");
     }
 }

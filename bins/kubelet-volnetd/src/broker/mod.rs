@@ -6,7 +6,9 @@
 
 mod credential;
 mod env_file;
+mod joined;
 mod open;
+pub mod pairs;
 mod private_state;
 mod put_credential;
 

@@ -51,6 +51,8 @@ pub enum BrokerError {
     PutState { path: PathBuf, source: std::io::Error },
     #[error("{path} is there already")]
     Exists { path: PathBuf },
+    #[error("{path} is to be a link to the newest pair, but it is something else: move it away")]
+    NotALink { path: PathBuf },
     #[error(transparent)]
     Volume(#[from] VolumeError),
     #[error("reading the file {path} of volume {volume}")]

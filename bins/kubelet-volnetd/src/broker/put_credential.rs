@@ -1,6 +1,10 @@
-//! The one credential that is written here: the serving certificate that the node makes for itself, where the operator
-//! configured none. It never takes the place of one that is there, and what is written is PEM of the two kinds and
-//! nothing else.
+//! The credentials that are written here: the serving certificate that the node makes for itself, where the operator
+//! configured none; pairs that were signed for it, and the key of a request that is not answered yet ([`pairs`]); the
+//! kubeconfig that shows such a pair ([`kubeconfig`]). Every place is known from the configuration, and what is written is
+//! PEM of the two kinds, or made here from what root wrote, and nothing else.
+//!
+//! [`pairs`]: super::pairs
+//! [`kubeconfig`]: super::joined
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,34 +15,78 @@ use bulkhead_sys::memfd;
 use bulkhead_sys::open::{self, OpenError, Wanted};
 use prost::Message as _;
 
-use super::BrokerError;
+use super::pairs::{self, Prefix};
+use super::{BrokerError, joined};
 use crate::node::Node;
 use crate::{journal, validate};
 
 /// A chain of two certificates and a key have 4 KiB.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// Writes the pair: the key first, so that a certificate that is there has its key.
+/// Writes one credential, from what the sealed memfd holds.
 pub fn put(node: &Node, kind: Kind, content: OwnedFd) -> Result<(), BrokerError> {
-    if kind != Kind::ServingCertificate {
-        return Err(validate::bad("kind", kind.as_str_name(), "KIND_SERVING_CERTIFICATE").into());
+    let kubelet = &node.settings.certificates;
+    match kind {
+        Kind::ServingCertificate => own_serving(node, &content),
+        Kind::ClientPair if kubelet.client => {
+            let pair = read(&content, "the client pair")?;
+            pairs::put(&kubelet.folder, Prefix::Client, &pair.certificates, &pair.private_key)
+        }
+        Kind::ServingPair if kubelet.serving => {
+            let pair = read(&content, "the serving pair")?;
+            pairs::put(&kubelet.folder, Prefix::Server, &pair.certificates, &pair.private_key)
+        }
+        Kind::PendingClientKey if kubelet.bootstrap.is_some() => {
+            let pair = decode(&content, "the pending key")?;
+            private_key(&pair)?;
+            pairs::put_pending(&kubelet.folder, &pair.private_key)
+        }
+        Kind::Kubeconfig => match (&kubelet.bootstrap, &node.settings.kubeconfig) {
+            (Some(bootstrap), Some(path)) => {
+                joined::write(bootstrap, path, &pairs::current(&kubelet.folder, Prefix::Client))
+            }
+            _ => Err(BrokerError::NotConfigured { what: "--bootstrap-kubeconfig" }),
+        },
+        Kind::ClientPair => Err(BrokerError::NotConfigured { what: "rotateCertificates or --bootstrap-kubeconfig" }),
+        Kind::ServingPair => Err(BrokerError::NotConfigured { what: "serverTLSBootstrap" }),
+        Kind::PendingClientKey => Err(BrokerError::NotConfigured { what: "--bootstrap-kubeconfig" }),
+        other => {
+            let allowed = "KIND_SERVING_CERTIFICATE, KIND_CLIENT_PAIR, KIND_SERVING_PAIR, KIND_PENDING_CLIENT_KEY or KIND_KUBECONFIG";
+            Err(validate::bad("kind", other.as_str_name(), allowed).into())
+        }
     }
+}
+
+fn decode(content: &OwnedFd, name: &'static str) -> Result<Content, BrokerError> {
+    let bytes = memfd::read_sealed(content, MAX_BYTES).map_err(|source| BrokerError::Memfd { name, source })?;
+    Content::decode(&*bytes).map_err(|_| validate::bad("content", "bytes that are none", "a ServingPair").into())
+}
+
+fn read(content: &OwnedFd, name: &'static str) -> Result<Content, BrokerError> {
+    let pair = decode(content, name)?;
+    pem(&pair.certificates, "certificates", &["CERTIFICATE"], 8)?;
+    private_key(&pair)?;
+    Ok(pair)
+}
+
+fn private_key(pair: &Content) -> Result<(), BrokerError> {
+    pem(&pair.private_key, "private_key", &["PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"], 1)
+}
+
+fn pem(content: &[u8], what: &'static str, labels: &[&str], most: usize) -> Result<(), BrokerError> {
+    match pem_blocks(content, labels) {
+        Some(blocks) if (1..=most).contains(&blocks) => Ok(()),
+        _ => Err(validate::bad(what, "(not shown)", "blocks of PEM of its kind").into()),
+    }
+}
+
+/// The pair that the node signs itself, once: the key first, so that a certificate that is there has its key.
+fn own_serving(node: &Node, content: &OwnedFd) -> Result<(), BrokerError> {
     let serving = &node.settings.serving;
     let Some(folder) = serving.own_folder() else {
         return Err(BrokerError::NotConfigured { what: "a serving certificate of the node's own" });
     };
-    let name = "the serving certificate";
-    let bytes = memfd::read_sealed(&content, MAX_BYTES).map_err(|source| BrokerError::Memfd { name, source })?;
-    let pair = Content::decode(&*bytes)
-        .map_err(|_| BrokerError::from(validate::bad("content", "bytes that are none", "a ServingPair")))?;
-    let pem = |content: &[u8], what: &'static str, labels: &[&str], most: usize| {
-        let blocks = pem_blocks(content, labels).filter(|blocks| (1..=most).contains(blocks));
-        blocks
-            .map(|_| ())
-            .ok_or_else(|| BrokerError::from(validate::bad(what, "(not shown)", "blocks of PEM of its kind")))
-    };
-    pem(&pair.certificates, "certificates", &["CERTIFICATE"], 8)?;
-    pem(&pair.private_key, "private_key", &["PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"], 1)?;
+    let pair = read(content, "the serving certificate")?;
     let dir = make_folder(folder)?;
     if exists(&serving.certificate)? {
         return Err(BrokerError::Exists { path: serving.certificate.clone() });
@@ -54,7 +102,7 @@ pub fn put(node: &Node, kind: Kind, content: OwnedFd) -> Result<(), BrokerError>
 }
 
 /// The folder, made where it is missing, below what is root's already.
-fn make_folder(folder: &Path) -> Result<OwnedFd, BrokerError> {
+pub(super) fn make_folder(folder: &Path) -> Result<OwnedFd, BrokerError> {
     for ancestor in folder.ancestors() {
         match open::operator(ancestor, Wanted::Directory) {
             Ok(dir) => {
@@ -65,7 +113,7 @@ fn make_folder(folder: &Path) -> Result<OwnedFd, BrokerError> {
             Err(error) => return Err(error.into()),
         }
     }
-    Err(BrokerError::NotConfigured { what: "an absolute --cert-dir" })
+    Err(BrokerError::NotConfigured { what: "an absolute path" })
 }
 
 /// Whether anything stands under the name, whoever put it there.

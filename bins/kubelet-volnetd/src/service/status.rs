@@ -204,13 +204,18 @@ fn code_of_env_file(error: &EnvFileError) -> Code {
 fn code_of_broker(error: &BrokerError) -> Code {
     match error {
         BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
-        BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } => Code::FailedPrecondition,
+        BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } | BrokerError::NotALink { .. } => {
+            Code::FailedPrecondition
+        }
         BrokerError::PastTheLast { .. } => Code::OutOfRange,
         BrokerError::Exists { .. } => Code::AlreadyExists,
         BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
         BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
         BrokerError::Kubeconfig(
-            KubeconfigError::TooLarge { .. } | KubeconfigError::Syntax { .. } | KubeconfigError::NoContext { .. },
+            KubeconfigError::TooLarge { .. }
+            | KubeconfigError::Syntax { .. }
+            | KubeconfigError::NoContext { .. }
+            | KubeconfigError::NoServer { .. },
         ) => Code::FailedPrecondition,
         BrokerError::NotServed { .. } => Code::Unimplemented,
         BrokerError::Open(source) => code_of_open(source),

@@ -1,4 +1,4 @@
-//! Changes of the kubeconfig and of the files that it names, or of files that are known from the start.
+//! Changes of kubeconfigs and of the files that they name, and of files that are known from the start.
 //!
 //! Directories are watched and names in them meant, because files are replaced by renaming: a link that is swapped
 //! (`kubelet-client-current.pem`), a token behind `..data`, a kubeconfig that appears. Every link on the way to a file is
@@ -26,11 +26,11 @@ const AUDIT: Duration = Duration::from_secs(60);
 const MAX_LINKS: usize = 40;
 
 /// What is followed.
-#[derive(Debug, Clone)]
-pub(super) enum Subject {
-    /// It, and what it names.
-    Kubeconfig(PathBuf),
-    Files(Vec<PathBuf>),
+#[derive(Debug, Clone, Default)]
+pub(super) struct Subject {
+    /// They, and what they name.
+    pub(super) kubeconfigs: Vec<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
 }
 
 /// What to watch: directories, and the names in them that are meant.
@@ -130,16 +130,15 @@ async fn look(subject: &Subject) -> Look {
 
 fn look_now(subject: &Subject) -> Look {
     let mut look = Look::default();
-    let files = match subject {
-        Subject::Files(files) => files.clone(),
-        Subject::Kubeconfig(path) => {
-            let named = kubeconfig::read(path).unwrap_or_else(|error| {
-                tracing::debug!(error = bulkhead_types::chain(&error), "no files are named by the kubeconfig");
-                Default::default()
-            });
-            std::iter::once(path.as_path()).chain(named.iter()).map(Path::to_owned).collect()
-        }
-    };
+    let mut files = subject.files.clone();
+    for path in &subject.kubeconfigs {
+        let named = kubeconfig::read(path).unwrap_or_else(|error| {
+            tracing::debug!(error = bulkhead_types::chain(&error), "no files are named by the kubeconfig");
+            Default::default()
+        });
+        files.push(path.clone());
+        files.extend(named.iter().map(Path::to_owned));
+    }
     for file in &files {
         note(file, &mut look.names);
         let print = std::fs::metadata(file).ok().map(|meta| {
@@ -199,12 +198,14 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
+    fn of_kubeconfig(path: &Path) -> Subject {
+        Subject { kubeconfigs: vec![path.to_owned()], ..Subject::default() }
+    }
+
     fn watch(subject: Subject) -> super::super::Watches {
         let mut followed = super::super::Followed::default();
-        match subject {
-            Subject::Kubeconfig(path) => followed.kubeconfig = Some(path),
-            Subject::Files(files) => followed.serving = files,
-        }
+        followed.kubeconfigs = subject.kubeconfigs;
+        followed.serving = subject.files;
         super::super::start(followed).unwrap()
     }
 
@@ -255,7 +256,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
         let path = base.join("etc/kubelet.conf");
-        let watches = watch(Subject::Kubeconfig(path.clone()));
+        let watches = watch(of_kubeconfig(&path));
         let mut changes = watches.credentials();
         changed(&mut changes).await;
         std::fs::create_dir(base.join("pki")).unwrap();
@@ -276,7 +277,7 @@ mod tests {
             let base = base.clone();
             let path = path.clone();
             async move {
-                let names = look(&Subject::Kubeconfig(path)).await.names;
+                let names = look(&of_kubeconfig(&path)).await.names;
                 want.iter().all(|dir| names.contains_key(&base.join(dir)))
             }
         };
@@ -306,7 +307,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
         let files = ["pki/kubelet.crt", "pki/kubelet.key", "ca.crt"].map(|name| base.join(name));
-        let watches = watch(Subject::Files(files.to_vec()));
+        let watches = watch(Subject { files: files.to_vec(), ..Subject::default() });
         let mut changes = watches.serving();
         changed(&mut changes).await;
         let mut others = watches.credentials();

@@ -1,7 +1,7 @@
 //! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
 //!
-//! [`manifests`] follows the manifest path, [`credentials`] the kubeconfig and the files that it names, and those of the
-//! HTTPS server. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
+//! [`manifests`] follows the manifest path, [`credentials`] the kubeconfigs and the files that they name, and those of
+//! the HTTPS server. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
 //! however many follow it.
 //! Whenever something may have been missed (the start, an overflow, a subscriber that fell behind, a watched directory
 //! that went away) subscribers are told to look at everything.
@@ -43,9 +43,11 @@ pub struct Watches {
 pub struct Followed {
     /// `staticPodPath`.
     pub manifests: Option<PathBuf>,
-    /// `--kubeconfig`.
-    pub kubeconfig: Option<PathBuf>,
-    /// The serving certificate, its key, the clients' CA.
+    /// `--kubeconfig`, `--bootstrap-kubeconfig`: they and what they name.
+    pub kubeconfigs: Vec<PathBuf>,
+    /// The client pair that was signed for the node.
+    pub client_pair: Option<PathBuf>,
+    /// What the HTTPS server shows, the clients' CA.
     pub serving: Vec<PathBuf>,
 }
 
@@ -73,8 +75,8 @@ pub fn start(followed: Followed) -> std::io::Result<Watches> {
         credentials: broadcast::channel(BACKLOG).0,
         serving: broadcast::channel(BACKLOG).0,
     };
-    let Followed { manifests, kubeconfig, serving } = followed;
-    if manifests.is_none() && kubeconfig.is_none() && serving.is_empty() {
+    let Followed { manifests, kubeconfigs, client_pair, serving } = followed;
+    if manifests.is_none() && kubeconfigs.is_empty() && serving.is_empty() {
         return Ok(watches);
     }
     let inotify = Inotify::new()?;
@@ -86,12 +88,12 @@ pub fn start(followed: Followed) -> std::io::Result<Watches> {
     if let Some(path) = manifests {
         tokio::spawn(manifests::follow(Follower::new(&hub), path, watches.manifests.clone()));
     }
-    if let Some(path) = kubeconfig {
-        let what = credentials::Subject::Kubeconfig(path);
+    if !kubeconfigs.is_empty() {
+        let what = credentials::Subject { kubeconfigs, files: client_pair.into_iter().collect() };
         tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.credentials.clone()));
     }
     if !serving.is_empty() {
-        let what = credentials::Subject::Files(serving);
+        let what = credentials::Subject { kubeconfigs: Vec::new(), files: serving };
         tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.serving.clone()));
     }
     tokio::spawn(pass_on(hub));

@@ -1,0 +1,125 @@
+//! Pairs that were signed for the node, in upstream's files (client-go `util/certificate`, certificate_store.go): certificates
+//! and key in one file with the time in its name, and a link that names the one in force. Older files stay. The link is
+//! replaced in one step: whoever follows it finds the old pair or the new one.
+//!
+//! Beside them the key of a bootstrap request that is not answered yet (upstream `pkg/kubelet/certificate/bootstrap`).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::open::{self, OpenError, Wanted};
+use rustix::fs::{AtFlags, FileType};
+use rustix::io::Errno;
+
+use super::BrokerError;
+use super::put_credential::make_folder;
+use crate::journal;
+
+const PENDING_KEY: &str = "kubelet-client.key.tmp";
+
+/// What a pair is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefix {
+    Client,
+    Server,
+}
+
+impl Prefix {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Prefix::Client => "kubelet-client",
+            Prefix::Server => "kubelet-server",
+        }
+    }
+
+    fn name(self, qualifier: &str) -> String {
+        format!("{}-{qualifier}.pem", self.as_str())
+    }
+}
+
+/// Where the link is.
+pub fn current(folder: &Path, prefix: Prefix) -> PathBuf {
+    folder.join(prefix.name("current"))
+}
+
+/// Opens the pair in force. A link whose last replacement was cut off half-way is put in place first.
+pub fn open(folder: &Path, prefix: Prefix) -> Result<OwnedFd, BrokerError> {
+    let path = current(folder, prefix);
+    match open::operator(&path, Wanted::RegularFile) {
+        Err(error) if error.is_not_found() => {
+            if !recover(folder, prefix)? {
+                return Err(error.into());
+            }
+            Ok(open::operator(&path, Wanted::RegularFile)?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Opens the key of a request that is not answered yet.
+pub fn open_pending(folder: &Path) -> Result<OwnedFd, BrokerError> {
+    Ok(open::operator(&folder.join(PENDING_KEY), Wanted::RegularFile)?)
+}
+
+/// Keeps the key of a request for a start that may come before the answer.
+pub fn put_pending(folder: &Path, private_key: &[u8]) -> Result<(), BrokerError> {
+    let dir = make_folder(folder)?;
+    journal::replace(dir.as_fd(), Path::new(PENDING_KEY), private_key, 0o600)
+        .map_err(|source| BrokerError::PutState { path: folder.join(PENDING_KEY), source })
+}
+
+/// Writes a pair and puts it into force.
+pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8]) -> Result<(), BrokerError> {
+    let dir = make_folder(folder)?;
+    let link = prefix.name("current");
+    if !is_link_or_missing(&dir, &link)? {
+        return Err(BrokerError::NotALink { path: folder.join(link) });
+    }
+    // Upstream's names are in local time.
+    let name = prefix.name(&jiff::Zoned::now().strftime("%Y-%m-%d-%H-%M-%S").to_string());
+    let mut content = certificates.to_vec();
+    if content.last() != Some(&b'\n') {
+        content.push(b'\n');
+    }
+    content.extend_from_slice(private_key);
+    journal::replace(dir.as_fd(), Path::new(&name), &content, 0o600)
+        .map_err(|source| BrokerError::PutState { path: folder.join(&name), source })?;
+    let failed = |errno: Errno| BrokerError::PutState { path: folder.join(&link), source: errno.into() };
+    let updated = prefix.name("updated");
+    match rustix::fs::unlinkat(&dir, &updated, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    rustix::fs::symlinkat(folder.join(&name), &dir, &updated).map_err(failed)?;
+    rustix::fs::renameat(&dir, &updated, &dir, &link).map_err(failed)?;
+    rustix::fs::fsync(&dir).map_err(failed)?;
+    if prefix == Prefix::Client {
+        // Its request is answered. One that stays costs a request with an old key and nothing else.
+        let _ = rustix::fs::unlinkat(&dir, PENDING_KEY, AtFlags::empty());
+    }
+    Ok(())
+}
+
+fn is_link_or_missing(dir: &OwnedFd, name: &str) -> Result<bool, OpenError> {
+    let found = open::lstat_at(dir.as_fd(), name)?;
+    Ok(found.is_none_or(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink))
+}
+
+/// Whether an `updated` link has taken the place of the missing one.
+fn recover(folder: &Path, prefix: Prefix) -> Result<bool, BrokerError> {
+    let dir = match open::operator(folder, Wanted::Directory) {
+        Ok(dir) => dir,
+        Err(error) if error.is_not_found() => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    let (updated, link) = (prefix.name("updated"), prefix.name("current"));
+    let left = open::lstat_at(dir.as_fd(), &updated)?;
+    let is_link = left.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+    // A link that names what is gone is there all the same: the operator's matter.
+    if !is_link || open::lstat_at(dir.as_fd(), &link)?.is_some() {
+        return Ok(false);
+    }
+    rustix::fs::renameat(&dir, &updated, &dir, &link)
+        .map_err(|errno| BrokerError::PutState { path: folder.join(link), source: errno.into() })?;
+    Ok(true)
+}
