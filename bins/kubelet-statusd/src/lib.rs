@@ -23,6 +23,7 @@
 //! compared with what the API server has. The state folder is held locked for the life of the process, so that no older instance runs beside it.
 //!
 //! # When it fails
+//! A restart refuses no client: the supervisor keeps the listening ports ([`server::ports`]), and who connects in between waits.
 //! The HTTPS port that is taken for more than some seconds ends the process (the first time the node, as upstream), other
 //! ports are tried again; everything else goes on. A serving certificate that is missing or broken fails connections
 //! until there is another. A peer that does not answer within a second costs its
@@ -72,9 +73,11 @@ use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 
+use tokio::net::TcpListener;
 use crate::node::syncd_view::{self, Told};
 use crate::outward::Outward;
 use crate::settled_metrics::ClientCertificate;
+use crate::server::ports;
 
 pub use app::App;
 pub use own_metrics::OwnMetrics;
@@ -125,7 +128,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = app.with_journal(JournalReader::new(daemon.take_listener("journal"))?);
+    let app = app.with_journal(journal_reader(&daemon)?);
     let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,
@@ -137,6 +140,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     if let Some(https) = https {
         let (app, stop) = (app.clone(), daemon.stop.clone());
         tokio::spawn(async move {
+        let earlier = ports::earlier(&daemon, surface, address);
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = https.serve(app) => {}
@@ -144,12 +148,15 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         });
     }
     send_traces(&daemon);
-    for (surface, address) in addresses(config) {
+    let addresses = addresses(config);
+    let main = config.https_address().map(|_| Surface::Main);
+    ports::close_others(&daemon, &addresses.iter().map(|(surface, _)| *surface).chain(main).collect::<Vec<_>>());
+    for (surface, address) in addresses {
         let (app, stop) = (app.clone(), daemon.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = listen(surface, address, app) => {}
+                () = listen(surface, address, earlier, app) => {}
             }
         });
     }
@@ -159,6 +166,21 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Health is served while kubelet-volnetd, which hands out the state folder, is away: that is when it matters.
     let hold = async {
         // While kubelet-volnetd is away there is no folder to be had; that must not hold up the end.
+/// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own. Where the
+/// configuration does not turn the log query on, nobody.
+fn journal_reader(daemon: &Daemon) -> std::io::Result<JournalReader> {
+    if let Some(socket) = daemon.take_listener("journal") {
+        return JournalReader::new(Some(socket));
+    }
+    let kubelet = &daemon.config.kubelet;
+    let path = daemon.config.paths.run_dir.join("kubelet-journal.sock");
+    let wanted = kubelet.enable_system_log_query == Some(true) && kubelet.enable_debugging_handlers != Some(false);
+    if wanted && path.exists() {
+        return Ok(JournalReader::at(&path));
+    }
+    Ok(JournalReader::default())
+}
+
         let state = tokio::select! {
             state = daemon.state_dir() => state?,
             () = daemon.stop.cancelled() => return Ok(()),
@@ -237,10 +259,14 @@ fn addresses(config: &NodeConfig) -> Vec<(Surface, SocketAddr)> {
 }
 
 /// Serves one address for ever. A port may still be held by an instance that ends, or by a stranger.
-async fn listen(surface: Surface, address: SocketAddr, app: Arc<App>) {
+async fn listen(surface: Surface, address: SocketAddr, mut earlier: Option<TcpListener>, app: Arc<App>) {
     let (mut pause, longest) = BIND_RETRY;
     loop {
-        match tokio::net::TcpListener::bind(address).await {
+        let listener = match earlier.take() {
+            Some(listener) => Ok(listener),
+            None => TcpListener::bind(address).await.inspect(|listener| ports::keep(surface, listener)),
+        };
+        match listener {
             Ok(listener) => {
                 tracing::info!(%address, ?surface, "listening");
                 let _listening = app.listening(surface, address);

@@ -28,7 +28,21 @@ pub struct LockFile {
 /// Takes the lock and waits for it if it must (upstream `pkg/util/flock`). With `make_way`, this process is told to
 /// stop (SIGTERM) as soon as somebody opens or deletes the file.
 pub fn acquire(path: &Path, make_way: bool) -> Result<LockFile, LockError> {
+    let file = lock(path, None)?;
+    if make_way {
+        watch(path).map_err(|source| LockError { doing: "watch", path: path.to_owned(), source })?;
+    }
+    Ok(LockFile { _file: file })
+}
+
+/// The locked file. `earlier` is what an earlier start of this node left open: as long as it is the file at `path`, the
+/// lock is ours already.
+pub fn lock(path: &Path, earlier: Option<File>) -> Result<File, LockError> {
     let failed = |doing| move |source| LockError { doing, path: path.to_owned(), source };
+    if let Some(file) = earlier.filter(|file| is_at(file, path)) {
+        file.lock().map_err(failed("lock"))?;
+        return Ok(file);
+    }
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -38,10 +52,13 @@ pub fn acquire(path: &Path, make_way: bool) -> Result<LockFile, LockError> {
         .open(path)
         .map_err(failed("open"))?;
     file.lock().map_err(failed("lock"))?;
-    if make_way {
-        watch(path).map_err(failed("watch"))?;
-    }
-    Ok(LockFile { _file: file })
+    Ok(file)
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let (Ok(ours), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    (ours.dev(), ours.ino()) == (there.dev(), there.ino())
 }
 
 fn watch(path: &Path) -> io::Result<()> {
@@ -88,6 +105,10 @@ mod tests {
         assert!(matches!(second.try_lock(), Err(std::fs::TryLockError::WouldBlock)));
         drop(held);
         second.try_lock().unwrap();
+        // What an earlier start left is used while it is that file, and not when the path was given to another.
+        assert!(is_at(&lock(&path, Some(second.try_clone().unwrap())).unwrap(), &path));
+        std::fs::rename(&path, folder.path().join("old")).unwrap();
+        assert!(is_at(&lock(&path, Some(second)).unwrap(), &path));
         let missing = acquire(&folder.path().join("no/lock"), false).unwrap_err();
         assert!(missing.to_string().contains("--lock-file"));
     }

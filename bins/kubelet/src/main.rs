@@ -1,11 +1,13 @@
 //! `kubelet`: the drop-in command. Takes upstream's command line and configuration file, checks all of it, renders the
-//! effective configuration and hands over to the launcher, which starts and supervises the four daemons.
+//! effective configuration and hands over to the launcher, which starts and supervises the four daemons, or to systemd
+//! where its units are in use.
 
 mod kubeconfig;
 mod launch;
 mod lock_file;
 mod machine;
 mod start;
+mod units;
 
 fn main() -> std::process::ExitCode {
     start::main(std::env::args_os().skip(1))

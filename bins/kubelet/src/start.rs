@@ -12,9 +12,11 @@ use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingErr
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
+use crate::kubeconfig::NoCredentials;
 use crate::launch::{self, ClaimError, Instance, LaunchError};
 use crate::lock_file::{self, LockError};
 use crate::machine::{self, MachineError};
+use crate::units::{self, Supervisor, UnitsError};
 
 /// Why the node does not run. All end with exit code 1, as upstream.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +47,10 @@ pub enum StartError {
     Claim(#[from] ClaimError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Units(#[from] UnitsError),
+    #[error(transparent)]
+    NoCredentials(#[from] NoCredentials),
 }
 
 fn list(errors: &[FieldError]) -> String {
@@ -100,6 +106,10 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     let (mut config, remarks) = NodeConfig::new(flags, kubelet, identity)?;
     config.check_serving()?;
     config.credential_providers = providers;
+    let supervisor = units::supervisor()?;
+    if supervisor == Supervisor::Units {
+        units::prepare(&mut config)?;
+    }
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
@@ -126,7 +136,14 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     if !config.is_standalone() {
         config.kubeconfig_runs_program = crate::kubeconfig::runs_program(config.flags.kubeconfig.as_ref());
     }
+    if let Some(bootstrap) = config.bootstrap_kubeconfig() {
+        crate::kubeconfig::check_bootstrap(config.flags.kubeconfig.as_ref(), bootstrap)?;
+        config.bootstrap_runs_program = crate::kubeconfig::bootstrap_runs_program(bootstrap);
+    }
 
+    if supervisor == Supervisor::Units {
+        return Ok(units::render(&mut config)?);
+    }
     let _lock = match config.flags.lock_file.as_str() {
         "" => None,
         path => Some(lock_file::acquire(path.as_ref(), config.flags.exit_on_lock_contention)?),

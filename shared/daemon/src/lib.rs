@@ -15,6 +15,7 @@
 
 mod arguments;
 mod exit;
+pub mod kept;
 mod listeners;
 pub mod logging;
 mod memory;

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use prost::Message as _;
@@ -30,7 +31,18 @@ pub enum AskError {
 /// The end that asks. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct JournalReader {
-    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    way: Way,
+}
+
+/// How the reader is reached.
+#[derive(Debug, Clone, Default)]
+enum Way {
+    #[default]
+    None,
+    /// One socket for all questions, from the launcher.
+    Passed(Arc<AsyncFd<OwnedFd>>),
+    /// A connection for each question: who listens there starts when somebody asks.
+    At(Arc<Path>),
 }
 
 impl JournalReader {
@@ -40,11 +52,16 @@ impl JournalReader {
     /// It cannot be registered with the runtime.
     pub fn new(socket: Option<OwnedFd>) -> io::Result<Self> {
         let socket = socket.map(bulkhead_sys::async_fd::register).transpose()?;
-        Ok(JournalReader { socket: socket.map(Arc::new) })
+        Ok(JournalReader { way: socket.map_or(Way::None, |socket| Way::Passed(Arc::new(socket))) })
+    }
+
+    /// The reader that listens at this path, as its unit has it.
+    pub fn at(path: &Path) -> Self {
+        JournalReader { way: Way::At(path.into()) }
     }
 
     pub fn is_there(&self) -> bool {
-        self.socket.is_some()
+        !matches!(self.way, Way::None)
     }
 
     /// Asks. The pipe ends when the answer does; when it is dropped, whoever writes into it ends.
@@ -52,7 +69,6 @@ impl JournalReader {
     /// # Errors
     /// There is no reader, or it cannot be asked.
     pub async fn ask(&self, query: &JournalQuery) -> Result<pipe::Receiver, AskError> {
-        let socket = self.socket.as_ref().ok_or(AskError::NoReader)?;
         let question = query.encode_to_vec();
         if question.len() > MAX_QUESTION_BYTES {
             return Err(AskError::TooLong);
@@ -60,7 +76,15 @@ impl JournalReader {
         let (answer, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         rustix::io::ioctl_fionbio(&answer, true).map_err(io::Error::from)?;
         let answer = pipe::Receiver::from_owned_fd(answer)?;
-        socket.async_io(Interest::WRITABLE, |fd| bulkhead_sys::scm::send(fd, &question, &[write.as_fd()])).await?;
+        match &self.way {
+            Way::None => return Err(AskError::NoReader),
+            Way::Passed(socket) => {
+                let send = |fd: &OwnedFd| bulkhead_sys::scm::send(fd, &question, &[write.as_fd()]);
+                socket.async_io(Interest::WRITABLE, send).await?;
+            }
+            // A new socket has room for a question, which stays there for the reader when this end is closed.
+            Way::At(path) => bulkhead_sys::scm::send(bulkhead_sys::scm::connect(path)?, &question, &[write.as_fd()])?,
+        }
         Ok(answer)
     }
 }
@@ -107,6 +131,25 @@ impl Questions {
 mod tests {
     use super::*;
     use tokio::io::AsyncReadExt as _;
+
+    #[tokio::test]
+    async fn a_reader_that_listens_is_asked_over_a_connection_of_the_questions_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.sock");
+        let reader = JournalReader::at(&path);
+        let query = JournalQuery { units: vec!["kubelet".into()], ..JournalQuery::default() };
+        assert!(matches!(reader.ask(&query).await, Err(AskError::Io(_))), "nobody listens");
+        let listener = bulkhead_sys::scm::listen(&path, 0o600).unwrap();
+        // Asked before anybody accepts: as with a reader that starts only now.
+        let mut answer = reader.ask(&query).await.unwrap();
+        let questions = Questions::new(bulkhead_sys::scm::accept(&listener).unwrap()).unwrap();
+        let (asked, pipe) = questions.next().await.unwrap().unwrap();
+        assert_eq!(asked, query);
+        drop(pipe);
+        let mut said = String::new();
+        answer.read_to_string(&mut said).await.unwrap();
+        assert!(said.is_empty() && questions.next().await.unwrap().is_none());
+    }
 
     #[tokio::test]
     async fn questions_arrive_with_a_pipe_and_what_is_none_is_passed_over() {

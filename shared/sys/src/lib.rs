@@ -39,6 +39,7 @@ pub mod open;
 pub mod peer;
 pub mod process;
 pub mod scm;
+pub mod notify;
 pub mod seccomp;
 pub mod session;
 pub mod spawn;

@@ -89,6 +89,14 @@ pub fn is_alive(pidfd: &OwnedFd) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0))
 }
 
+/// This process's own cgroup in each hierarchy, as a peer sees it.
+///
+/// # Errors
+/// /proc/self/cgroup cannot be read.
+pub fn own_cgroups() -> io::Result<Vec<String>> {
+    Ok(parse_cgroups(&std::fs::read_to_string("/proc/self/cgroup")?))
+}
+
 /// The path part of each line of /proc/<pid>/cgroup.
 fn parse_cgroups(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(str::to_owned).collect()

@@ -14,6 +14,7 @@ use super::connection::Endpoint;
 use super::gate::Gate;
 use super::limits::Limits;
 use super::listener;
+use super::ports;
 use super::tls::Serving;
 use super::tls::follow::{self, Files, Own};
 use super::tls::policy::Policy;
@@ -36,7 +37,14 @@ pub struct Https {
 pub async fn listen(daemon: &Daemon, api: Option<&ApiClient>) -> Result<Option<Https>, RunError> {
     let config = &daemon.config;
     let Some(address) = config.https_address() else { return Ok(None) };
-    let listener = listener::bind(address).await.map_err(|source| ListenError { address, source })?;
+    let listener = match ports::earlier(daemon, Surface::Main, address) {
+        Some(listener) => listener,
+        None => {
+            let listener = listener::bind(address).await.map_err(|source| ListenError { address, source })?;
+            ports::keep(Surface::Main, &listener);
+            listener
+        }
+    };
     tracing::info!(%address, surface = ?Surface::Main, "listening");
     let serving = follow::start(Files {
         source: Arc::new(BrokerSource::serving(daemon.broker.clone(), daemon.link(Process::Volnetd))),

@@ -19,6 +19,7 @@ pub mod gate;
 pub mod https;
 pub mod limits;
 pub mod listener;
+pub mod ports;
 pub mod review_metrics;
 pub mod reviews;
 pub mod served_body;

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::ExitReason;
 use bulkhead_sys::Capability;
+use bulkhead_sys::scm::Datagram;
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_types::Process;
+use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -17,13 +19,14 @@ use super::notify;
 use super::privileges;
 use super::restart::BackOff;
 use super::sockets::Sockets;
+use super::store::Store;
 
 /// A daemon beats twice within this; one that misses it is killed and started again.
 const WATCHDOG: Duration = Duration::from_secs(30);
 /// From SIGTERM to SIGKILL.
 const STOP_PATIENCE: Duration = Duration::from_secs(8);
 /// Passed on from the launcher's own environment, where set.
-const ENVIRONMENT: [&str; 11] = [
+pub const ENVIRONMENT: [&str; 11] = [
     "PATH",
     // Where docker's credentials for registries are looked for.
     "HOME",
@@ -80,12 +83,13 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<(), Hopeless> {
     let mut back_off = BackOff::new();
+    let mut store = Store::default();
     loop {
         let started = Instant::now();
-        let ended = match start(process, shared) {
+        let ended = match start(process, shared, &store) {
             Ok(mut child) => {
                 tracing::info!(process = process.name(), pid = child.id(), "started");
-                match watch_one(process, &mut child, &notifications, &state, &stop).await {
+                match watch_one(process, &mut child, &notifications, &mut store, &state, &stop).await {
                     Some(status) => describe(status),
                     None => {
                         terminate(process, &mut child).await;
@@ -116,7 +120,7 @@ pub async fn run(
     }
 }
 
-fn start(process: Process, shared: &Shared<'_>) -> std::io::Result<tokio::process::Child> {
+fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Result<tokio::process::Child> {
     let config = shared.config;
     let mut spec = Spec::new(shared.programs.join(process.name()));
     spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
@@ -124,6 +128,7 @@ fn start(process: Process, shared: &Shared<'_>) -> std::io::Result<tokio::proces
     spec.env.push(("NOTIFY_SOCKET".into(), notification_path(config, process).into()));
     spec.env.push(("WATCHDOG_USEC".into(), WATCHDOG.as_micros().to_string().into()));
     spec.fds = shared.sockets.of(process)?;
+    spec.fds.extend(store.copies()?);
     spec.fds.push(("death".to_owned(), shared.death.try_clone()?));
     if let Some(asker) = shared.asker.filter(|_| process == Process::Statusd) {
         spec.fds.push(("journal".to_owned(), asker.try_clone()?));
@@ -160,6 +165,7 @@ async fn watch_one(
     child: &mut tokio::process::Child,
     notifications: &UnixDatagram,
     state: &watch::Sender<State>,
+    store: &mut Store,
     stop: &CancellationToken,
 ) -> Option<std::io::Result<std::process::ExitStatus>> {
     let mut beat = tokio::time::Instant::now();
@@ -168,9 +174,13 @@ async fn watch_one(
         tokio::select! {
             status = child.wait() => return Some(status),
             () = stop.cancelled() => return None,
-            received = notifications.recv(&mut buffer) => {
-                let Ok(length) = received else { continue };
-                let said = notify::parse(&buffer[..length]);
+            received = receive(notifications, &mut buffer) => {
+                let Ok(datagram) = received else { continue };
+                let said = notify::parse(&buffer[..datagram.len]);
+                // The others have no port to lose, and whatever they send is closed here.
+                if process == Process::Statusd {
+                    store.heed(&said, datagram.fds);
+                }
                 if said.ready {
                     state.send_modify(|state| *state = State { ready: true, proven: true });
                 }
@@ -192,6 +202,11 @@ async fn watch_one(
 }
 
 async fn terminate(process: Process, child: &mut tokio::process::Child) {
+/// A datagram with the descriptors that came along. One that is too long is an error of its sender's, and gone.
+async fn receive(socket: &UnixDatagram, buffer: &mut [u8]) -> std::io::Result<Datagram> {
+    socket.async_io(Interest::READABLE, || bulkhead_sys::scm::recv(socket, buffer)).await
+}
+
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         // Not reaped yet, so the pid is still this child's.

@@ -21,7 +21,8 @@ pub enum Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn file(self) -> String {
+    /// Name of the claim's file.
+    pub fn file(self) -> String {
         let hash = |text: &[u8]| bulkhead_config::short_hash(text);
         match self {
             Subject::RootDir(path) => format!("root-{}", hash(path.as_os_str().as_encoded_bytes())),
@@ -85,8 +86,8 @@ pub struct Registry {
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    // The lock lives as long as this descriptor, which no child inherits.
-    _file: std::fs::File,
+    // The lock lives as long as this descriptor and its copies; no child inherits it.
+    file: std::fs::File,
 }
 
 impl Registry {
@@ -108,17 +109,31 @@ impl Registry {
 
     /// Takes the claim, or says who holds it.
     pub fn claim(&self, subject: Subject<'_>, holder: &Holder) -> Result<Claim, ClaimError> {
+        self.claim_with(subject, holder, None)
+    }
+
+    /// The same, with what an earlier start of this node may have left open: as long as it is the claim's file, the lock on
+    /// it is ours already.
+    pub fn claim_with(
+        &self,
+        subject: Subject<'_>,
+        holder: &Holder,
+        mut earlier: Option<std::fs::File>,
+    ) -> Result<Claim, ClaimError> {
         let path = self.dir.join(subject.file());
         let failed = |source| ClaimError::Io { subject: subject.to_string(), path: path.clone(), source };
         loop {
-            let mut file = std::fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&path)
-                .map_err(failed)?;
+            let mut file = match earlier.take() {
+                Some(file) => file,
+                None => std::fs::OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o600)
+                    .open(&path)
+                    .map_err(failed)?,
+            };
             match file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => {
@@ -141,12 +156,17 @@ impl Registry {
             file.rewind().map_err(failed)?;
             let text = serde_json::to_string(holder).map_err(|error| failed(error.into()))?;
             file.write_all(text.as_bytes()).map_err(failed)?;
-            return Ok(Claim { path, _file: file });
+            return Ok(Claim { path, file });
         }
     }
 }
 
 impl Claim {
+    /// The open file, whose lock is the claim: for a holder that outlives this process.
+    pub fn into_file(self) -> std::fs::File {
+        self.file
+    }
+
     /// Removes the file while the lock is still held, then lets go.
     pub fn release(self) {
         // A file that stays behind is harmless: its lock is gone.
@@ -171,6 +191,26 @@ mod tests {
         registry.claim(Subject::CgroupRoot("/b"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
         first.release();
         registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r2"), "n2")).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_start_left_open_is_taken_up_while_it_is_the_claims_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let (subject, holder) = (Subject::CgroupRoot("/a"), Holder::me(Path::new("/r1"), "n1"));
+        let earlier = registry.claim(subject, &holder).unwrap().into_file();
+        let copy = earlier.try_clone().unwrap();
+        assert!(registry.claim(subject, &holder).is_err(), "another open file is another holder");
+        let renamed = Holder { node: "n2".into(), ..holder.clone() };
+        let again = registry.claim_with(subject, &renamed, Some(earlier)).unwrap();
+        let second = registry.claim(subject, &holder).unwrap_err().to_string();
+        assert!(second.contains("\"n2\"") && !second.contains("\"n1\""), "{second}");
+        // Somebody removed the file: the old lock says nothing any more.
+        std::fs::remove_file(dir.path().join(subject.file())).unwrap();
+        drop(again);
+        let anew = registry.claim_with(subject, &holder, Some(copy)).unwrap();
+        assert!(registry.claim(subject, &holder).is_err());
+        anew.release();
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! ([`sockets`]), start and supervise ([`supervise`]). Whatever needs root's powers is done before the first daemon
 //! runs; afterwards the launcher keeps what restarting them takes and nothing else.
 
-mod child;
+pub mod child;
 pub mod claims;
+pub mod folder;
 mod journal;
 mod notify;
 mod privileges;
 mod restart;
 mod sockets;
+mod store;
 mod supervise;
 pub mod users;
 

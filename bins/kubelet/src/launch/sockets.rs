@@ -1,9 +1,9 @@
-//! The folder of sockets and every listening socket in it. The launcher holds them for its life, so a daemon's restart
+//! Every listening socket of the daemons. The launcher holds them for its life, so a daemon's restart
 //! loses no caller.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_config::NodeConfig;
@@ -27,9 +27,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Makes the folder (root, the daemons' group, 0750) and binds everything anew.
+    /// Binds everything anew; the folder is there.
     pub fn bind(config: &NodeConfig) -> Result<Self, SocketError> {
-        prepare_folder(config)?;
         let gid = config.users.gid;
         let mut by_process = BTreeMap::new();
         let mut paths = Vec::new();
@@ -59,14 +58,6 @@ impl Sockets {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-fn prepare_folder(config: &NodeConfig) -> Result<(), SocketError> {
-    let path = &config.paths.run_dir;
-    let failed = |doing| move |source| SocketError { doing, path: path.clone(), source };
-    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(failed("create the folder"))?;
-    std::os::unix::fs::chown(path, Some(0), Some(config.users.gid)).map_err(failed("give to the daemons' group"))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o750)).map_err(failed("set the mode of"))
 }
 
 fn listen_stream(path: &Path, gid: u32) -> Result<OwnedFd, SocketError> {

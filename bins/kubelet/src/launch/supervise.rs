@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::child::{self, Hopeless, Shared, State};
+use super::folder::{self, FolderError};
 use super::journal;
 use super::privileges;
 use super::sockets::{self, SocketError, Sockets};
@@ -26,6 +27,8 @@ pub enum LaunchError {
     Missing(PathBuf),
     #[error("could not find out where `kubelet` itself is")]
     Executable(#[source] std::io::Error),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(transparent)]
     Socket(#[from] SocketError),
     #[error("could not write the configuration for the daemons")]
@@ -49,6 +52,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
 
     let sockets = Sockets::bind(config)?;
     let journal = journal::Reader::prepare(config, &programs);
+    folder::prepare(config)?;
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);

@@ -70,7 +70,7 @@ fn candidates(recorded: Option<u32>, taken: &[u32], anothers: impl Fn(u32) -> bo
 }
 
 /// The named users, when all of them and their group exist.
-fn named(passwd: &str, group: &str) -> Option<Users> {
+pub fn named(passwd: &str, group: &str) -> Option<Users> {
     let user = |name: &str| {
         let fields: Vec<&str> = passwd.lines().find(|line| line.split(':').next() == Some(name))?.split(':').collect();
         Some((fields.get(2)?.parse::<u32>().ok()?, fields.get(3)?.parse::<u32>().ok()?))
@@ -110,8 +110,17 @@ fn record_path(root_dir: &Path) -> PathBuf {
     root_dir.join("bulkhead").join("uid-block")
 }
 
+/// A record that is none of this version's is kept under another name: whose files are whose may be wanted again.
 fn recorded(root_dir: &Path) -> Option<u32> {
-    std::fs::read_to_string(record_path(root_dir)).ok()?.trim().parse().ok()
+    let path = record_path(root_dir);
+    let text = std::fs::read_to_string(&path).ok()?;
+    let base = text.trim().parse().ok();
+    if base.is_none() {
+        let kept = path.with_extension("damaged");
+        let done = std::fs::rename(&path, &kept);
+        tracing::error!(kept = %kept.display(), ?done, "the record of the daemons' users is not understood: they may change");
+    }
+    base
 }
 
 /// Best effort: without the record another block is taken next time and the state folders change hands.
@@ -144,6 +153,19 @@ mod tests {
         assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), order.len());
         assert_eq!(order.last(), Some(&60710), "a killed node's block only when there is no other");
         assert_eq!(candidates(Some(5), &[], |_| false).first(), Some(&FIRST), "a record outside the range is ignored");
+    }
+
+    #[test]
+    fn the_record_is_read_for_ever_and_what_is_no_record_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(recorded(root.path()), None);
+        record(root.path(), 60714);
+        let path = record_path(root.path());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "60714\n", "the form of every version since the first");
+        assert_eq!(recorded(root.path()), Some(60714));
+        std::fs::write(&path, "{\"version\":2}").unwrap();
+        assert_eq!(recorded(root.path()), None);
+        assert_eq!(std::fs::read_to_string(path.with_extension("damaged")).unwrap(), "{\"version\":2}");
     }
 
     #[test]

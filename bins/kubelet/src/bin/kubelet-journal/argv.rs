@@ -3,7 +3,8 @@
 
 use bulkhead_ipc::common::JournalQuery;
 
-const UNITS_MAX: usize = 4;
+/// Four that are asked for, and the four daemons where one of them is `kubelet`.
+const UNITS_MAX: usize = 8;
 const UNIT_MAX: usize = 256;
 const LINES_MAX: u32 = 100_000;
 const PATTERN_MAX: usize = 4096;

@@ -17,7 +17,7 @@ use crate::argv;
 /// Upstream's, for one run of journalctl.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Runs of journalctl at once; more wait in the socket.
-const RUNS_MAX: usize = 4;
+pub const RUNS_MAX: usize = 4;
 /// Where distributions have it. Not looked for elsewhere: who could put something there would be run.
 pub const JOURNALCTL: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
 
@@ -35,7 +35,8 @@ pub async fn serve(socket: OwnedFd, programs: [&'static str; 2]) -> io::Result<(
     }
 }
 
-async fn answer(query: &JournalQuery, pipe: OwnedFd, programs: [&'static str; 2]) {
+/// Runs journalctl for one question and waits for its end.
+pub async fn answer(query: &JournalQuery, pipe: OwnedFd, programs: [&'static str; 2]) {
     let arguments = match argv::arguments(query) {
         Ok(arguments) => arguments,
         Err(error) => return eprintln!("kubelet-journal: a question is refused: {error}"),
