@@ -3,12 +3,16 @@
 pub mod api_record;
 pub mod channels;
 pub mod cluster;
+pub mod followers;
 pub mod golden;
 pub mod history;
+pub mod installed;
 pub mod joined;
 pub mod journald;
 pub mod kubectl;
 pub mod metric_families;
+pub mod mixed;
+pub mod moments;
 pub mod registry;
 pub mod scrape;
 pub mod shown;

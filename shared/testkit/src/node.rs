@@ -37,6 +37,8 @@ pub struct Node {
     cgroup_root: String,
     healthz_port: u16,
     arguments: Vec<String>,
+    /// Where its programs are, when they are not those of all nodes.
+    programs: Option<PathBuf>,
     child: Option<Child>,
     /// First id of the block of users, as the socket folder's group shows it.
     user_block: Option<u32>,
@@ -97,10 +99,18 @@ impl Node {
         self.user_block.map(|base| PathBuf::from(format!("/run/kubelet.claims/uid-{base}")))
     }
 
+    /// The folder with its programs.
+    ///
+    /// # Errors
+    /// The programs are not built.
+    pub fn programs(&self) -> Result<PathBuf> {
+        self.programs.clone().map_or_else(build::bin_dir, Ok)
+    }
+
     /// The command line as a person would type it, without the way into the network namespace.
     pub fn command_line(&self) -> Result<Vec<String>> {
         let mut all = vec![
-            build::bin_dir()?.join("kubelet").display().to_string(),
+            self.programs()?.join("kubelet").display().to_string(),
             format!("--config={}", self.config_file().display()),
             format!("--root-dir={}", self.root_dir.display()),
             format!("--hostname-override={}", self.name),
@@ -360,7 +370,7 @@ impl Node {
     /// # Errors
     /// The programs are not built.
     pub fn ctl_command(&self, arguments: &[&str]) -> Result<Command> {
-        let mut command = Command::new(build::bin_dir()?.join("kubelet-ctl"));
+        let mut command = Command::new(self.programs()?.join("kubelet-ctl"));
         command.args(arguments).arg("--root-dir").arg(&self.root_dir).stdin(Stdio::null());
         Ok(command)
     }

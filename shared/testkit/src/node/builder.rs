@@ -17,6 +17,7 @@ pub struct NodeBuilder {
     name: String,
     config: Value,
     arguments: Vec<String>,
+    programs: Option<PathBuf>,
     /// Everything of the node on disk; its root directory is below.
     folder: PathBuf,
     #[cfg(feature = "apiserver")]
@@ -46,6 +47,7 @@ impl NodeBuilder {
             name: name.to_owned(),
             config,
             arguments: Vec::new(),
+            programs: None,
             #[cfg(feature = "apiserver")]
             cluster: None,
         };
@@ -118,6 +120,12 @@ impl NodeBuilder {
         Ok(builder)
     }
 
+    /// Takes the node's programs from this folder, of which they may be replaced while it runs.
+    pub fn programs(mut self, folder: &Path) -> Self {
+        self.programs = Some(folder.to_owned());
+        self
+    }
+
     /// One more argument of the command line.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
@@ -160,6 +168,7 @@ impl NodeBuilder {
             root_dir,
             folder: self.folder,
             arguments: self.arguments,
+            programs: self.programs,
             healthz_port: port_of(&self.config),
             cgroup_root: self.config["cgroupRoot"].as_str().unwrap_or_default().to_owned(),
             lab: self.lab,

@@ -1,0 +1,109 @@
+//! A folder of programs in which each may be of this version or of the one before, and is replaced while the node runs.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::node::DAEMONS;
+use bulkhead_testkit::{LONG, Node, build, eventually};
+
+/// Names the folder with the programs of the version before.
+pub const PREVIOUS: &str = "BULKHEAD_PREVIOUS_BIN_DIR";
+/// The launcher's program, and the process that it starts besides the daemons.
+const OTHERS: [&str; 3] = ["kubelet", "kubelet-journal", "kubelet-ctl"];
+
+/// Which of two versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    Old,
+    New,
+}
+
+impl Age {
+    pub fn other(self) -> Self {
+        if self == Age::Old { Age::New } else { Age::Old }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Mix {
+    folder: PathBuf,
+    old: PathBuf,
+    new: PathBuf,
+}
+
+/// The programs of the version before, or nothing (said loudly).
+pub fn previous() -> Option<PathBuf> {
+    let folder = std::env::var_os(PREVIOUS).map(PathBuf::from);
+    if folder.is_none() {
+        eprintln!(
+            "\n!!! SKIPPED: {PREVIOUS} does not name a folder with the programs of the version before; \
+             `cargo xtask test-upgrade` builds them and runs this test !!!\n"
+        );
+    }
+    folder
+}
+
+impl Mix {
+    /// A folder with all programs of one version.
+    ///
+    /// # Errors
+    /// A program is missing, or the folder cannot be written.
+    pub fn all(folder: PathBuf, previous: &Path, age: Age) -> Result<Self> {
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let mix = Mix { folder, old: previous.to_owned(), new: build::bin_dir()? };
+        for program in DAEMONS.iter().chain(&OTHERS) {
+            mix.put(program, age)?;
+        }
+        Ok(mix)
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Replaces a program as a package manager does: what runs keeps its file, whoever starts next gets the new one.
+    ///
+    /// # Errors
+    /// It is missing, or cannot be written.
+    pub fn put(&self, program: &str, age: Age) -> Result<()> {
+        let from = if age == Age::Old { &self.old } else { &self.new }.join(program);
+        let (draft, to) = (self.folder.join(format!(".{program}.new")), self.folder.join(program));
+        std::fs::copy(&from, &draft).with_context(|| format!("copying {}", from.display()))?;
+        std::fs::rename(&draft, &to).with_context(|| to.display().to_string())
+    }
+
+    /// Replaces a daemon's program and kills the daemon; waits until the node is well with the other one.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn exchange(&self, node: &mut Node, daemon: &str, age: Age) -> Result<()> {
+        self.put(daemon, age)?;
+        node.kill_daemon(daemon)?;
+        eventually(&format!("{daemon} runs from its new file"), LONG, || self.runs(node, daemon))?;
+        node.wait_healthy()
+    }
+
+    /// The launcher too: it is stopped with its daemons, and everything starts from what now stands in the folder.
+    ///
+    /// # Errors
+    /// It does not end, or the node is not well afterwards.
+    pub fn exchange_launcher(&self, node: &mut Node, age: Age) -> Result<()> {
+        self.put("kubelet", age)?;
+        self.put("kubelet-journal", age)?;
+        node.stop()?;
+        node.launch()?;
+        node.wait_healthy()?;
+        self.runs(node, "kubelet")
+    }
+
+    /// The process is of the file that stands in the folder now.
+    fn runs(&self, node: &Node, program: &str) -> Result<()> {
+        let pid = *node.pids().get(program).with_context(|| format!("{program} does not run"))?;
+        let [runs, stands] = [PathBuf::from(format!("/proc/{pid}/exe")), self.folder.join(program)]
+            .map(|path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())));
+        ensure!(runs? == stands?, "{program} still runs from its former file");
+        Ok(())
+    }
+}
