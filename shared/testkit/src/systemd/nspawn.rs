@@ -108,7 +108,9 @@ fn command(start: &Start<'_>) -> Command {
         .arg(format!("--network-namespace-path={}", start.netns.display()))
         // There is no systemd outside to register with.
         .args(["--quiet", "--register=no", "--keep-unit", "--boot", "--console=pipe", "--notify-ready=yes"])
-        .args(["--capability=all", "--system-call-filter=@mount @keyring @privileged bpf"])
+        .arg("--capability=all")
+        // Landlock is newer than the list of calls that systemd-nspawn allows by itself.
+        .arg("--system-call-filter=@mount @keyring @privileged bpf landlock_create_ruleset landlock_add_rule landlock_restrict_self")
         .args(["--resolv-conf=off", "--timezone=off", "--link-journal=no"])
         .args(start.arguments);
     command
