@@ -3,24 +3,25 @@
 
 use std::sync::Arc;
 
-use bulkhead_daemon::StateDir;
+use bulkhead_daemon::state_file::{self, StateFile};
+use bulkhead_daemon::{StateDir, StateError};
 
-use crate::allocation::{AllocationStore, Saved};
-use crate::hooks::pre_stop::PreStopStore;
-use crate::images::pull_records::PullRecords;
+use crate::allocation::{self, AllocationStore, Saved};
+use crate::hooks::pre_stop::{PreStopStore, PreStops};
+use crate::images::pull_records::{self, PullRecords};
 use crate::images::{RecordStore, RecordStoreError};
-use crate::prober::journal::ProbeStore;
-use crate::runtime::backoff::BackOffStore;
-use crate::runtime::user_blocks::BlockStore;
+use crate::prober::journal::{self, ProbeStore};
+use crate::runtime::backoff::{self, BackOffStore, CrashLoopBackOff};
+use crate::runtime::user_blocks::{self, BlockStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 
-const UIDS: &str = "static-pod-uids.json";
-const BACK_OFF: &str = "restart-back-off.json";
-const PULLS: &str = "image-pulls.json";
-const PRE_STOPS: &str = "pre-stop-hooks.json";
-const USERS: &str = "users-of-pods.json";
-const ALLOCATIONS: &str = "allocations.json";
-const PROBES: &str = "probe-results.json";
+const UIDS: StateFile = StateFile { name: "static-pod-uids.json", version: 1 };
+const BACK_OFF: StateFile = StateFile { name: "restart-back-off.json", version: backoff::VERSION };
+const PULLS: StateFile = StateFile { name: "image-pulls.json", version: pull_records::VERSION };
+const PRE_STOPS: StateFile = StateFile { name: "pre-stop-hooks.json", version: 1 };
+const USERS: StateFile = StateFile { name: "users-of-pods.json", version: user_blocks::VERSION };
+const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: allocation::VERSION };
+const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 
 /// The state folder, shared by those who keep something in it.
 #[derive(Debug, Clone)]
@@ -31,9 +32,18 @@ impl PrivateState {
         PrivateState(Arc::new(dir))
     }
 
+    /// The file's content, when `understands` takes it; else it has been set aside.
+    fn text(
+        &self,
+        file: StateFile,
+        understands: impl FnOnce(&[u8]) -> serde_json::Result<()>,
+    ) -> Result<Option<Vec<u8>>, StateError> {
+        self.0.load(file, |bytes| understands(bytes).map(|()| bytes.to_vec()))
+    }
+
     /// What [`BackOffStore::save`] wrote last.
     pub fn back_off(&self) -> Option<Vec<u8>> {
-        self.0.read(BACK_OFF).unwrap_or_else(|error| {
+        self.text(BACK_OFF, CrashLoopBackOff::understands).unwrap_or_else(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "back-off of containers begins anew");
             None
         })
@@ -43,29 +53,23 @@ impl PrivateState {
 impl PrivateState {
     /// What [`AllocationStore::save`] wrote last; None when there is nothing, or nothing that can be read.
     pub fn allocations(&self) -> Option<Saved> {
-        let bytes = self.0.read(ALLOCATIONS).unwrap_or_else(|error| {
+        self.0.load(ALLOCATIONS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "what pods were granted is not known any more");
             None
-        })?;
-        serde_json::from_slice(&bytes)
-            .inspect_err(|error| {
-                let error = error as &dyn std::error::Error;
-                tracing::warn!(error, "what pods were granted cannot be read: they have what their specs say");
-            })
-            .ok()
+        })
     }
 }
 
 impl AllocationStore for PrivateState {
     fn save(&self, json: &[u8]) -> std::io::Result<()> {
-        self.0.write(ALLOCATIONS, json).map_err(std::io::Error::other)
+        self.0.write(ALLOCATIONS.name, json).map_err(std::io::Error::other)
     }
 }
 
 impl PrivateState {
     /// What [`PreStopStore::save`] wrote last.
     pub fn pre_stops(&self) -> Option<Vec<u8>> {
-        self.0.read(PRE_STOPS).unwrap_or_else(|error| {
+        self.text(PRE_STOPS, PreStops::understands).unwrap_or_else(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks that have run may run again");
             None
         })
@@ -74,7 +78,7 @@ impl PrivateState {
 
 impl PreStopStore for PrivateState {
     fn save(&self, json: &[u8]) {
-        if let Err(error) = self.0.write(PRE_STOPS, json) {
+        if let Err(error) = self.0.write(PRE_STOPS.name, json) {
             tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks may run again after a restart");
         }
     }
@@ -82,7 +86,7 @@ impl PreStopStore for PrivateState {
 
 impl ProbeStore for PrivateState {
     fn load(&self) -> Option<Vec<u8>> {
-        self.0.read(PROBES).unwrap_or_else(|error| {
+        self.text(PROBES, journal::understands).unwrap_or_else(|error| {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "what probes found out before is not known any more"
@@ -92,7 +96,7 @@ impl ProbeStore for PrivateState {
     }
 
     fn save(&self, json: &[u8]) {
-        if let Err(error) = self.0.write(PROBES, json) {
+        if let Err(error) = self.0.write(PROBES.name, json) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "what probes find out would not survive a restart"
@@ -104,44 +108,38 @@ impl ProbeStore for PrivateState {
 impl PrivateState {
     /// What [`RecordStore::save`] wrote last. Without it every image that is there counts as brought by somebody else.
     pub fn pull_records(&self) -> PullRecords {
-        let read = self.0.read(PULLS).map_err(std::io::Error::other);
-        let parsed = read.and_then(|bytes| match bytes {
-            Some(bytes) => Ok(serde_json::from_slice(&bytes)?),
-            None => Ok(PullRecords::default()),
-        });
-        parsed.unwrap_or_else(|error| {
+        let read = self.0.load(PULLS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls begin anew");
-            PullRecords::default()
-        })
+            None
+        });
+        read.unwrap_or_default()
     }
 }
 
 impl RecordStore for PrivateState {
     fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
-        let bytes = serde_json::to_vec(records).map_err(|error| RecordStoreError(error.into()))?;
-        self.0.write(PULLS, &bytes).map_err(|error| RecordStoreError(std::io::Error::other(error)))
+        let bytes = state_file::encode(PULLS.version, records).map_err(|error| RecordStoreError(error.into()))?;
+        self.0.write(PULLS.name, &bytes).map_err(|error| RecordStoreError(std::io::Error::other(error)))
     }
 }
 
 impl UidStore for PrivateState {
     fn load(&self) -> Result<UidBook, UidStoreError> {
         let failed = |source| UidStoreError { doing: "reading", source };
-        match self.0.read(UIDS).map_err(|error| failed(std::io::Error::other(error)))? {
-            Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| failed(error.into())),
-            None => Ok(UidBook::default()),
-        }
+        let book = self.0.load(UIDS, |bytes| serde_json::from_slice(bytes));
+        Ok(book.map_err(|error| failed(std::io::Error::other(error)))?.unwrap_or_default())
     }
 
     fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
         let failed = |source| UidStoreError { doing: "writing", source };
-        let bytes = serde_json::to_vec(book).map_err(|error| failed(error.into()))?;
-        self.0.write(UIDS, &bytes).map_err(|error| failed(std::io::Error::other(error)))
+        let bytes = state_file::encode(UIDS.version, book).map_err(|error| failed(error.into()))?;
+        self.0.write(UIDS.name, &bytes).map_err(|error| failed(std::io::Error::other(error)))
     }
 }
 
 impl BackOffStore for PrivateState {
     fn save(&self, json: &[u8]) {
-        if let Err(error) = self.0.write(BACK_OFF, json) {
+        if let Err(error) = self.0.write(BACK_OFF.name, json) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "back-off of containers would not survive a restart"
@@ -152,10 +150,11 @@ impl BackOffStore for PrivateState {
 
 impl BlockStore for PrivateState {
     fn load(&self) -> Result<Option<Vec<u8>>, String> {
-        self.0.read(USERS).map_err(|error| error.to_string())
+        // Never set aside: which users are taken is asked before one is given out.
+        self.0.read(USERS.name).map_err(|error| error.to_string())
     }
 
     fn save(&self, json: &[u8]) -> Result<(), String> {
-        self.0.write(USERS, json).map_err(|error| error.to_string())
+        self.0.write(USERS.name, json).map_err(|error| error.to_string())
     }
 }

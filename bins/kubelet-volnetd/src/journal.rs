@@ -5,7 +5,9 @@
 //! was unmounted) and tearing a pod down. It is on disk (fsync) before the act and removed after it. At start, and
 //! whenever volumes are listed, an intent that disk and mountinfo contradict is dropped.
 //!
-//! One file for each pod, `<root-dir>/bulkhead/volnetd/intents/<pod uid>`, replaced as a whole.
+//! One file for each pod, `<root-dir>/bulkhead/volnetd/intents/<pod uid>`, replaced as a whole: a list, which is version 1
+//! of the form, or an object with `version` and `intents`. What is not understood of a file is kept in `intents-kept`
+//! beside the folder.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -13,6 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use bulkhead_daemon::state_file;
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -21,6 +24,8 @@ use rustix::io::Errno;
 /// More pods than a node holds, and more bytes than a pod's intents have: damage is not read into memory.
 const MAX_FILES: usize = 10_000;
 const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Files that nobody understood are kept for whoever wants to know, and no more of them than this.
+const MAX_KEPT: usize = 100;
 
 /// Why the journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +40,7 @@ pub enum JournalError {
 
 /// What may be half done.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(tag = "intent", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(tag = "intent", rename_all = "kebab-case")]
 pub enum Intent {
     /// A file system is being mounted on the volume's directory. `plugin` is not escaped: "kubernetes.io/empty-dir".
     Mount { plugin: String, volume: VolumeName },
@@ -51,23 +56,33 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads what an earlier process left. A file that cannot be read says nothing and is removed.
-    pub fn open(dir: OwnedFd) -> Result<Self, JournalError> {
+    /// Reads what an earlier process left. A file of which something is not understood is moved to `kept`, and what was
+    /// understood stands in a file of this version again; of a write that was cut off nothing stays.
+    pub fn open(dir: OwnedFd, kept: OwnedFd) -> Result<Self, JournalError> {
+        let journal = Journal { dir, intents: Mutex::default() };
+        let dir = &journal.dir;
         let mut intents = BTreeMap::new();
         for entry in tree::list(dir.as_fd(), MAX_FILES).map_err(JournalError::List)? {
             let name = entry.name.to_string_lossy().into_owned();
-            let uid = if name.starts_with('.') { None } else { PodUid::parse(&name).ok() };
-            match uid.and_then(|uid| Some((uid, read(&dir, &entry.name)?))) {
-                Some((uid, list)) => {
-                    intents.insert(uid, list);
-                }
-                None => {
-                    tracing::warn!(file = name, "removing a journal entry that cannot be read");
-                    let _ = rustix::fs::unlinkat(&dir, entry.name.as_os_str(), AtFlags::empty());
+            if name.starts_with('.') {
+                tracing::info!(file = name, "removing a journal entry that was never complete");
+                let _ = rustix::fs::unlinkat(dir, entry.name.as_os_str(), AtFlags::empty());
+                continue;
+            }
+            let uid = PodUid::parse(&name).ok();
+            let (list, whole) = uid.as_ref().and_then(|_| read(dir, &entry.name)).unwrap_or_default();
+            if !whole {
+                keep(dir, &kept, &entry.name);
+                if let Some(uid) = uid.as_ref().filter(|_| !list.is_empty()) {
+                    journal.store(uid, &list)?;
                 }
             }
+            if let Some(uid) = uid.filter(|_| !list.is_empty()) {
+                intents.insert(uid, list);
+            }
         }
-        Ok(Journal { dir, intents: Mutex::new(intents) })
+        *journal.lock() = intents;
+        Ok(journal)
     }
 
     /// Records an intent; on return it is on disk. Recording it again changes nothing.
@@ -150,11 +165,41 @@ impl Journal {
     }
 }
 
-fn read(dir: &OwnedFd, name: &std::ffi::OsStr) -> Option<Vec<Intent>> {
+/// Moves a file out of the way. Best effort: where it cannot be moved it stays, and is looked at again at the next start.
+fn keep(dir: &OwnedFd, kept: &OwnedFd, name: &std::ffi::OsStr) {
+    let shown = name.to_string_lossy();
+    if tree::list(kept.as_fd(), MAX_KEPT + 1).is_ok_and(|there| there.len() >= MAX_KEPT) {
+        tracing::error!(file = %shown, "a journal entry is not understood, and removed: {MAX_KEPT} such are kept already");
+        let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
+        return;
+    }
+    match rustix::fs::renameat(dir, name, kept, name) {
+        Ok(()) => tracing::error!(file = %shown, "a journal entry is not fully understood: kept in intents-kept"),
+        Err(error) => tracing::error!(file = %shown, %error, "a journal entry is not fully understood, and in the way"),
+    }
+}
+
+/// What is understood of a file, and whether that is all of it. Pure.
+fn parse(text: &[u8]) -> Option<(Vec<Intent>, bool)> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        intents: Vec<serde_json::Value>,
+    }
+    let known = state_file::version_of(text) == 1;
+    let all = serde_json::from_slice::<Vec<serde_json::Value>>(text)
+        .or_else(|_| serde_json::from_slice::<Versioned>(text).map(|file| file.intents))
+        .ok()?;
+    let count = all.len();
+    let list: Vec<Intent> = all.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect();
+    let whole = known && list.len() == count;
+    Some((list, whole))
+}
+
+fn read(dir: &OwnedFd, name: &std::ffi::OsStr) -> Option<(Vec<Intent>, bool)> {
     let file = std::fs::File::from(open::regular_beneath(dir.as_fd(), Path::new(name)).ok()?);
     let mut text = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok()
+    parse(&text)
 }
 
 /// Replaces a file in one step: temporary file with a leading dot, fsync, rename, fsync of the folder. After a crash
@@ -180,7 +225,9 @@ mod tests {
     #[test]
     fn intents_outlive_the_process_and_damage_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Journal::open(bulkhead_sys::open::base_dir(dir.path()).unwrap()).unwrap();
+        let kept = tempfile::tempdir().unwrap();
+        let folder = |dir: &tempfile::TempDir| bulkhead_sys::open::base_dir(dir.path()).unwrap();
+        let open = || Journal::open(folder(&dir), folder(&kept)).unwrap();
         let pod = PodUid::parse("u1").unwrap();
         let mount =
             Intent::Mount { plugin: "kubernetes.io/empty-dir".into(), volume: VolumeName::parse("cache").unwrap() };
@@ -196,10 +243,39 @@ mod tests {
         assert_eq!(journal.all().len(), 1);
         assert_eq!(journal.of_pod(&pod), [mount.clone(), Intent::TearDown]);
         assert!(!dir.path().join("u2").exists() && !dir.path().join(".u3.tmp").exists());
+        assert_eq!(std::fs::read(kept.path().join("u2")).unwrap(), b"{not json");
         journal.end(&pod, &mount);
         assert_eq!(open().of_pod(&pod), [Intent::TearDown]);
         journal.retain(|_, _| false);
         assert!(open().all().is_empty());
         journal.end_pod(&pod);
+    }
+
+    #[test]
+    fn a_newer_versions_file_is_read_as_far_as_understood() {
+        let tear_down = r#"{"intent":"tear-down"}"#;
+        for (text, understood, whole) in [
+            (format!("[{tear_down}]"), 1, true),
+            (r#"[{"intent":"tear-down","since":5}]"#.to_owned(), 1, true),
+            (format!(r#"[{tear_down},{{"intent":"mirror","to":"x"}}]"#), 1, false),
+            (format!(r#"{{"version":2,"intents":[{tear_down},{{"intent":"mirror"}}]}}"#), 1, false),
+            (format!(r#"{{"version":2,"intents":[{tear_down}]}}"#), 1, false),
+            (format!(r#"{{"version":1,"intents":[{tear_down}]}}"#), 1, true),
+            ("[]".to_owned(), 0, true),
+        ] {
+            let (list, all) = parse(text.as_bytes()).unwrap();
+            assert_eq!((list.len(), all), (understood, whole), "{text}");
+        }
+        for text in ["", "7", "{}", r#"{"version":2,"intents":{}}"#] {
+            assert!(parse(text.as_bytes()).is_none(), "{text}");
+        }
+        let [dir, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let folder = |dir: &tempfile::TempDir| bulkhead_sys::open::base_dir(dir.path()).unwrap();
+        let newer = format!(r#"{{"version":2,"intents":[{tear_down},{{"intent":"mirror"}}]}}"#);
+        std::fs::write(dir.path().join("u1"), &newer).unwrap();
+        let journal = Journal::open(folder(&dir), folder(&kept)).unwrap();
+        assert_eq!(journal.of_pod(&PodUid::parse("u1").unwrap()), [Intent::TearDown]);
+        assert_eq!(std::fs::read_to_string(kept.path().join("u1")).unwrap(), newer);
+        assert_eq!(std::fs::read_to_string(dir.path().join("u1")).unwrap(), format!("[{tear_down}]"));
     }
 }

@@ -38,12 +38,27 @@ pub struct Settings {
     pub serving: ServingPair,
     /// `authentication.x509.clientCAFile`; absolute.
     pub client_ca: Option<PathBuf>,
+    /// What the node asks to be signed.
+    pub certificates: Certificates,
     pub cgroup_root: CgroupPath,
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,
     pub protect_kernel_defaults: bool,
     /// Whether the kernel tunables are looked at at all: off in tests that must not change their machine.
     pub manage_kernel_tunables: bool,
+}
+
+/// What the configuration has the node ask for, and where that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Certificates {
+    /// `--cert-dir`; absolute.
+    pub folder: PathBuf,
+    /// `--bootstrap-kubeconfig`; absolute.
+    pub bootstrap: Option<PathBuf>,
+    /// A client pair may be written: rotateCertificates, or there is a bootstrap kubeconfig.
+    pub client: bool,
+    /// A serving pair may be: serverTLSBootstrap.
+    pub serving: bool,
 }
 
 /// Why the node could not be opened.
@@ -85,7 +100,8 @@ impl Node {
         let private = format!("bulkhead/{}", Process::Volnetd.short());
         let state = open::create_dirs_beneath(root.as_fd(), &private, 0o700)?;
         lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
-        let journal = Journal::open(open::create_dirs_beneath(state.as_fd(), "intents", 0o700)?)?;
+        let folder = |name| open::create_dirs_beneath(state.as_fd(), name, 0o700);
+        let journal = Journal::open(folder("intents")?, folder("intents-kept")?)?;
         let cgroups = PodsTree::new(
             Hierarchies::detect()?,
             settings.cgroup_driver,

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_daemon::StateDir;
+use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::syncd::Event;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 /// In the state folder.
-const FILE: &str = "events.json";
+const FILE: StateFile = StateFile { name: "events.json", version: 1 };
 /// Written at most so often: each write costs the disk two flushes.
 const EVERY: Duration = Duration::from_millis(250);
 /// With each of so many events that wait the pause grows once more: the file grows with them.
@@ -24,7 +25,7 @@ pub const CAPACITY: usize = 1000;
 struct Kept {
     epoch: u64,
     seq: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "state_file::list")]
     waiting: Vec<KeptEvent>,
 }
 
@@ -32,13 +33,21 @@ struct Kept {
 struct KeptEvent {
     epoch: u64,
     seq: u64,
+    #[serde(default)]
     time: String,
+    #[serde(default)]
     kind: String,
+    #[serde(default)]
     reason: String,
+    #[serde(default)]
     message: String,
+    #[serde(default)]
     pod_uid: String,
+    #[serde(default)]
     namespace: String,
+    #[serde(default)]
     pod_name: String,
+    #[serde(default)]
     field_path: String,
 }
 
@@ -101,17 +110,11 @@ impl Backlog {
     /// Reads what the last run left. A file that cannot be read counts as none: events are then named again, and refused
     /// by the server where they are there already.
     pub fn read(state: Arc<StateDir>) -> Self {
-        let now = match state.read(FILE) {
-            Ok(Some(bytes)) => match serde_json::from_slice::<Kept>(&bytes) {
-                Ok(kept) => Now {
-                    read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }),
-                    waiting: kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event).collect(),
-                    ..Now::default()
-                },
-                Err(error) => {
-                    tracing::warn!(%error, FILE, "state file is damaged: events are read from the beginning");
-                    Now::default()
-                }
+        let now = match state.load(FILE, |bytes| serde_json::from_slice::<Kept>(bytes)) {
+            Ok(Some(kept)) => Now {
+                read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }),
+                waiting: kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event).collect(),
+                ..Now::default()
             },
             Ok(None) => Now::default(),
             Err(error) => {
@@ -194,8 +197,8 @@ impl Backlog {
         };
         let state = self.state.clone();
         let written = tokio::task::spawn_blocking(move || {
-            let bytes = serde_json::to_vec(&kept).unwrap_or_default();
-            state.write(FILE, &bytes)
+            let bytes = state_file::encode(FILE.version, &kept).unwrap_or_default();
+            state.write(FILE.name, &bytes)
         });
         match written.await {
             Ok(Ok(())) => self.lock().written = changes,
@@ -257,10 +260,11 @@ mod tests {
         assert_eq!((backlog.position(), backlog.lock().waiting.len()), (event(7).cursor, 0));
         drop(backlog);
         // As an earlier version wrote it.
-        std::fs::write(temp.path().join(FILE), r#"{"epoch":3,"seq":4}"#).unwrap();
+        std::fs::write(temp.path().join(FILE.name), r#"{"epoch":3,"seq":4}"#).unwrap();
         assert_eq!(Backlog::read(folder(&temp)).position(), Some(Cursor { epoch: 3, seq: 4 }));
-        std::fs::write(temp.path().join(FILE), "{").unwrap();
+        std::fs::write(temp.path().join(FILE.name), "{").unwrap();
         assert_eq!(Backlog::read(folder(&temp)).position(), None);
+        assert_eq!(std::fs::read(temp.path().join("events.json.damaged")).unwrap(), b"{");
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bulkhead_daemon::state_file;
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
@@ -18,6 +19,9 @@ use super::conditions::ResizeConditions;
 use super::record::{Gates, PodResources, effective};
 use crate::runtime::podspec;
 use crate::runtime::resources::amounts;
+
+/// Of the file's form.
+pub const VERSION: u64 = 1;
 
 /// Where the book is kept.
 pub trait AllocationStore: Send + Sync + std::fmt::Debug {
@@ -31,9 +35,10 @@ pub trait AllocationStore: Send + Sync + std::fmt::Debug {
 /// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
+    #[serde(deserialize_with = "state_file::map")]
     pub allocated: Entries,
     /// Pods that have something else than what is allocated to them.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "state_file::map")]
     pub actuated: Entries,
     /// Checksums of `allocated_pods_state` as this process may have left it: a file with another one is somebody else's.
     #[serde(default)]
@@ -171,7 +176,8 @@ impl Allocations {
             }
             book.saved()
         };
-        let written = serde_json::to_vec(&saved).map_err(std::io::Error::from).and_then(|json| self.store.save(&json));
+        let written =
+            state_file::encode(VERSION, &saved).map_err(std::io::Error::from).and_then(|json| self.store.save(&json));
         match &written {
             Ok(()) => self.changed.notify_one(),
             Err(_) => self.book().dirty = true,
@@ -200,7 +206,7 @@ impl Allocations {
             return Ok(());
         }
         book.exported = next;
-        let json = serde_json::to_vec(&book.saved())?;
+        let json = state_file::encode(VERSION, &book.saved())?;
         drop(book);
         self.store.save(&json)
     }

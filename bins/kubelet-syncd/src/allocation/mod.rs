@@ -21,6 +21,6 @@ pub mod pending;
 pub mod record;
 pub mod verdict;
 
-pub use book::{AllocationStore, Allocations, Saved};
+pub use book::{AllocationStore, Allocations, Saved, VERSION};
 pub use conditions::ResizeConditions;
 pub use record::{Gates, PodResources};

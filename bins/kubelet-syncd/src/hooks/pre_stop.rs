@@ -38,6 +38,10 @@ struct Note {
     ended: bool,
 }
 
+/// The saved form: by container, with no version, which could not be told from a container.
+#[derive(Debug, Default, Deserialize)]
+struct Notes(#[serde(deserialize_with = "bulkhead_daemon::state_file::map")] BTreeMap<String, Note>);
+
 #[derive(Debug)]
 struct Entry {
     note: Note,
@@ -66,10 +70,17 @@ impl std::fmt::Debug for PreStops {
 }
 
 impl PreStops {
+    /// Whether anything is made of what was saved.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn understands(saved: &[u8]) -> serde_json::Result<()> {
+        serde_json::from_slice::<Notes>(saved).map(drop)
+    }
+
     /// `saved`: what the store was given last; what cannot be read counts as nothing.
     pub fn new(store: Arc<dyn PreStopStore>, saved: Option<&[u8]>) -> Self {
-        let notes: BTreeMap<String, Note> =
-            saved.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
+        let notes = saved.and_then(|json| serde_json::from_slice::<Notes>(json).ok()).unwrap_or_default().0;
         let entry = |(id, note): (String, Note)| {
             Some((ContainerId::parse(&id).ok()?, Entry { note, restored: true, task: None }))
         };

@@ -110,6 +110,14 @@ struct Record {
     credential_mapping: BTreeMap<String, Access>,
 }
 
+/// An image of which it is not understood whose credentials opened it is nobody's, and not one that was there before us.
+fn pulled_by_us<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Record>, D::Error> {
+    let all = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+    let nobodys = || Record { last_updated_time: Timestamp::UNIX_EPOCH, credential_mapping: BTreeMap::new() };
+    let record = |value| serde_json::from_value(value).unwrap_or_else(|_| nobodys());
+    Ok(all.into_iter().map(|(id, value)| (id, record(value))).collect())
+}
+
 /// What is to be done about an image that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -123,6 +131,9 @@ pub enum Verdict {
     AskCredentials,
 }
 
+/// Of the form in which everything is kept.
+pub const VERSION: u64 = 1;
+
 /// Everything that is noted.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -130,6 +141,7 @@ pub struct PullRecords {
     /// Names that are being pulled, or were when this process ended.
     pulling: BTreeSet<String>,
     /// By the runtime's id of the image.
+    #[serde(deserialize_with = "pulled_by_us")]
     pulled: BTreeMap<String, Record>,
     /// Pulls of each name that run now.
     #[serde(skip)]

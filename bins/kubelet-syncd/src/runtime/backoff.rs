@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bulkhead_daemon::state_file;
 use bulkhead_types::GoDuration;
 use bulkhead_types::hash::fnv1a_64;
 use k8s_openapi::api::core::v1::Container;
@@ -20,6 +21,9 @@ const EXPIRY: Duration = Duration::from_secs(600);
 /// More entries than a node can have containers: a bound on what a damaged file can bring in.
 const ENTRIES_MAX: usize = 16_384;
 
+/// Of the saved form.
+pub const VERSION: u64 = 1;
+
 /// One container's place in the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
@@ -31,6 +35,7 @@ struct Entry {
 /// Saved form.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
+    #[serde(deserialize_with = "state_file::map")]
     entries: BTreeMap<String, Entry>,
 }
 
@@ -86,9 +91,17 @@ impl CrashLoopBackOff {
         }
     }
 
+    /// Whether [`restore`](Self::restore) makes anything of it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn understands(json: &[u8]) -> serde_json::Result<()> {
+        serde_json::from_slice::<Saved>(json).map(drop)
+    }
+
     /// What [`restore`](Self::restore) reads.
     pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(&Saved { entries: self.entries.clone() }).unwrap_or_default()
+        state_file::encode(VERSION, &Saved { entries: self.entries.clone() }).unwrap_or_default()
     }
 
     /// Key of a container: a new image or other resources begin a new sequence.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_cri::v1;
+use bulkhead_daemon::state_file;
 use bulkhead_types::PodUid;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,7 @@ const IDS: u64 = 1 << 32;
 
 /// A pod's users and groups: its ids from 0 on are the machine's from `first` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct IdBlock {
     /// Never 0: the pod's root must not be the machine's.
     pub first: u32,
@@ -35,6 +36,9 @@ impl IdBlock {
         u64::from(self.first) < end(other) && u64::from(other.first) < end(self)
     }
 }
+
+/// Of the record's form.
+pub const VERSION: u64 = 1;
 
 /// Why there is no block for a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -153,11 +157,21 @@ impl BlockStore for NoBlockStore {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct Given {
+    // No version is written while it is 1: the first release takes no field that it does not know.
     /// Index of the block that was given last: one that was given back rests as long as others are free.
     last: Option<u64>,
     blocks: BTreeMap<PodUid, IdBlock>,
+}
+
+/// A newer version's record may tell of users in a way that is not understood: it stands as it is, for the version that
+/// wrote it, and nothing is given out.
+fn read(json: &[u8]) -> Result<Given, String> {
+    match state_file::version_of(json) {
+        VERSION => serde_json::from_slice(json).map_err(|error| error.to_string()),
+        newer => Err(format!("their record is of version {newer}, and {VERSION} is understood")),
+    }
 }
 
 /// All that are given out. One for the node.
@@ -179,7 +193,7 @@ impl UserBlocks {
     pub fn new(pool: Result<Pool, PoolError>, store: Box<dyn BlockStore>) -> Self {
         let given = match store.load() {
             Ok(None) => Ok(Given::default()),
-            Ok(Some(json)) => serde_json::from_slice(&json).map_err(|error| error.to_string()),
+            Ok(Some(json)) => read(&json),
             Err(error) => Err(error),
         };
         if let Err(error) = &given {

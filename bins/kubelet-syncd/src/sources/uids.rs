@@ -41,6 +41,7 @@ pub struct UidChoice {
 /// Every choice in force, by origin. This is what is written to the private state.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct UidBook {
+    #[serde(deserialize_with = "bulkhead_daemon::state_file::map")]
     pub choices: BTreeMap<String, UidChoice>,
 }
 
