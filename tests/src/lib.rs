@@ -2,6 +2,7 @@
 
 pub mod api_record;
 pub mod channels;
+pub mod checklist;
 pub mod cluster;
 pub mod followers;
 pub mod golden;

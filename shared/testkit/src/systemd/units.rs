@@ -73,12 +73,12 @@ impl Machine {
         .map_err(|error| error.context(self.last_words(&["kubelet*"], 60)))
     }
 
-    /// Sends a signal to all processes of a unit, as an administrator does.
+    /// Sends a signal to the main process of a unit. (What containerd has started for pods is in its unit too.)
     ///
     /// # Errors
     /// It has none.
     pub fn signal(&self, unit: &str, signal: &str) -> Result<()> {
-        self.check(&["systemctl", "kill", "--signal", signal, unit]).map(drop)
+        self.check(&["systemctl", "kill", "--kill-whom=main", "--signal", signal, unit]).map(drop)
     }
 }
 
