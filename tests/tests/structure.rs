@@ -16,10 +16,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-trace", &[]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
-    ("bulkhead-daemon", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-trace"]),
+    ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
+    (
+        "bulkhead-daemon",
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-trace",
+            "bulkhead-privileges",
+        ],
+    ),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
-    ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc"]),
+    // It compares the privilege map with what /proc shows, so it reads both; it changes nothing of its own.
+    ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-privileges", "bulkhead-sys"]),
     ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
     (
         "kubelet-evictiond",

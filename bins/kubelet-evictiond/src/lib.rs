@@ -8,7 +8,7 @@
 //! Its own user and CAP_DAC_READ_SEARCH alone: pods' folders are behind directories that only root may search.
 //!
 //! # Security
-//! The capability would read every file of the machine, so it is fenced (see [`confine`]): Landlock leaves listing of
+//! The capability would read every file of the machine, so it is fenced (`bulkhead_privileges`): Landlock leaves listing of
 //! directories below `<root>/pods` and the pod log folder, and reading of files in /proc and /sys; the system call
 //! filter takes away opening by handle, which Landlock does not see, and every socket family but Unix. What pods
 //! control (names, depth and number of files in their volumes) is walked relative to open directories, no link
@@ -54,7 +54,7 @@ use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 
-pub use confinement::{Fenced, confine, fence};
+pub use confinement::wait_for_folders;
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
@@ -102,7 +102,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let fence = async {
         tokio::select! {
-            () = confinement::outgrown(&config.paths) => Err(RunError::from(
+            () = confinement::outgrown(&daemon) => Err(RunError::from(
                 "the pods' folders were made after the fence was put up; starting again to measure them",
             )),
             () = daemon.stop.cancelled() => Ok(()),

@@ -5,7 +5,7 @@
 //! readOnlyPort is not 0, on address:readOnlyPort; [`routes`] has what each of them answers.
 //! `kubelet.statusd.v1.Status` on its socket. Calls kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
 //! (credentials, the product UUID, metrics, its state folder) and, unless the node is standalone, the API server: it is
-//! the only process that writes there. [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status,
+//! the only process that writes there. [`certificates`] asks for the node's certificates; [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status,
 //! mirror pods and the last DELETE; [`events`] sends what was recorded.
 //!
 //! # Privileges
@@ -36,6 +36,7 @@
 
 mod app;
 pub mod cadvisor;
+pub mod certificates;
 pub mod events;
 pub mod exposition;
 pub mod health;
@@ -72,12 +73,12 @@ use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
-
 use tokio::net::TcpListener;
+
 use crate::node::syncd_view::{self, Told};
 use crate::outward::Outward;
-use crate::settled_metrics::ClientCertificate;
 use crate::server::ports;
+use crate::settled_metrics::ClientCertificate;
 
 pub use app::App;
 pub use own_metrics::OwnMetrics;
@@ -92,19 +93,6 @@ pub const RULES: &[MethodRule] = &[MethodRule { method: "/kubelet.statusd.v1.Sta
 
 /// First and longest pause before a taken port is tried again; upstream waits 5 s.
 const BIND_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-
-/// The daemon's own filter: it mounts nothing, talks Unix and IP, and starts nothing but the program that a kubeconfig may
-/// name for its credentials.
-///
-/// # Errors
-/// The kernel refuses the filter.
-pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
-    use bulkhead_sys::seccomp::{Deny, Family, restrict};
-    let runs_program = config.kubeconfig_runs_program;
-    let denied: Vec<Deny> = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec || !runs_program).collect();
-    restrict(&denied, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
-    Ok(Vec::new())
-}
 
 /// The daemon's work, from the first socket to the last.
 ///
@@ -140,7 +128,6 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     if let Some(https) = https {
         let (app, stop) = (app.clone(), daemon.stop.clone());
         tokio::spawn(async move {
-        let earlier = ports::earlier(&daemon, surface, address);
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = https.serve(app) => {}
@@ -153,6 +140,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     ports::close_others(&daemon, &addresses.iter().map(|(surface, _)| *surface).chain(main).collect::<Vec<_>>());
     for (surface, address) in addresses {
         let (app, stop) = (app.clone(), daemon.stop.clone());
+        let earlier = ports::earlier(&daemon, surface, address);
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -166,6 +154,18 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Health is served while kubelet-volnetd, which hands out the state folder, is away: that is when it matters.
     let hold = async {
         // While kubelet-volnetd is away there is no folder to be had; that must not hold up the end.
+        let state = tokio::select! {
+            state = daemon.state_dir() => state?,
+            () = daemon.stop.cancelled() => return Ok(()),
+        };
+        report_outward(&daemon, Arc::new(state), api).await;
+        Ok(())
+    };
+    daemon.set_ready().await;
+    tokio::try_join!(serve, hold)?;
+    Ok(())
+}
+
 /// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own. Where the
 /// configuration does not turn the log query on, nobody.
 fn journal_reader(daemon: &Daemon) -> std::io::Result<JournalReader> {
@@ -179,18 +179,6 @@ fn journal_reader(daemon: &Daemon) -> std::io::Result<JournalReader> {
         return Ok(JournalReader::at(&path));
     }
     Ok(JournalReader::default())
-}
-
-        let state = tokio::select! {
-            state = daemon.state_dir() => state?,
-            () = daemon.stop.cancelled() => return Ok(()),
-        };
-        report_outward(&daemon, Arc::new(state), api).await;
-        Ok(())
-    };
-    daemon.set_ready().await;
-    tokio::try_join!(serve, hold)?;
-    Ok(())
 }
 
 /// Traces go outward from the start on, where the configuration names them.
@@ -237,6 +225,7 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
     };
     tokio::join!(
         follow,
+        certificates::run(outward.clone(), daemon.link(Process::Volnetd)),
         node::run(outward.clone(), view),
         pods::run(outward.clone(), facts),
         events::run(outward.clone(), own_events)

@@ -2,15 +2,14 @@
 
 use std::process::ExitCode;
 
-use bulkhead_daemon::{Intended, Spec};
+use bulkhead_daemon::Spec;
 use bulkhead_types::Process;
 
 fn main() -> ExitCode {
     let spec = Spec {
         process: Process::Statusd,
         about: "says outward what the node is",
-        privileges: Intended { capabilities: &[], unprivileged_user: true },
-        confine: kubelet_statusd::confine,
+        before: |_config| {},
     };
     bulkhead_daemon::run(spec, kubelet_statusd::run)
 }

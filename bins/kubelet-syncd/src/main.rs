@@ -13,15 +13,14 @@
 
 use std::process::ExitCode;
 
-use bulkhead_daemon::{Intended, Spec};
+use bulkhead_daemon::Spec;
 use bulkhead_types::Process;
 
 fn main() -> ExitCode {
     let spec = Spec {
         process: Process::Syncd,
         about: "decides what runs on the node and makes the container runtime run it",
-        privileges: Intended { capabilities: &[], unprivileged_user: true },
-        confine: kubelet_syncd::run::confine,
+        before: |_config| {},
     };
     bulkhead_daemon::run(spec, kubelet_syncd::run::run)
 }

@@ -7,7 +7,7 @@
 //! private socket where the cgroup driver is systemd.
 //!
 //! # Privileges
-//! uid 0 with the capabilities listed in [`confine`], each beside the work that needs it, and a system call filter. It
+//! uid 0 with the capabilities listed in `bulkhead_privileges`, each beside the work that needs it, and a system call filter. It
 //! stays in the host's mount namespace, because mounts must be seen by the runtime.
 //!
 //! # Security
@@ -33,7 +33,6 @@
 
 pub mod broker;
 pub mod cgroups;
-pub mod confine;
 pub mod files;
 pub mod guard;
 pub mod journal;
@@ -54,6 +53,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bulkhead_daemon::{Daemon, RunError, StateError};
+use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_types::Epoch;
 
@@ -68,18 +68,27 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_waiting("setting up the node's directories");
     let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
     let settings = &node.settings;
-    let serving = [Some(&settings.serving.certificate), Some(&settings.serving.key), settings.client_ca.as_ref()];
-    let watches = watch::start(watch::Followed {
-        manifests: settings.manifests.clone(),
-        kubeconfig: settings.kubeconfig.clone(),
-        serving: serving.into_iter().flatten().cloned().collect(),
-    })?;
+    let watches = watch::start(followed(settings))?;
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
-    let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.stop.clone().cancelled_owned());
+    let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), daemon.stop.clone().cancelled_owned());
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
     tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;
     Ok(())
+}
+
+/// What changes are told of.
+fn followed(settings: &Settings) -> watch::Followed {
+    use broker::pairs::{Prefix, current};
+    let asked = &settings.certificates;
+    let serving = [settings.serving.certificate.clone(), settings.serving.key.clone()];
+    let serving_pair = asked.serving.then(|| current(&asked.folder, Prefix::Server));
+    watch::Followed {
+        manifests: settings.manifests.clone(),
+        kubeconfigs: [&settings.kubeconfig, &asked.bootstrap].into_iter().flatten().cloned().collect(),
+        client_pair: asked.client.then(|| current(&asked.folder, Prefix::Client)),
+        serving: serving.into_iter().chain(settings.client_ca.clone()).chain(serving_pair).collect(),
+    }
 }
 
 /// Directories, the shared root, tunables, the journal: all that comes before serving.
@@ -112,11 +121,13 @@ pub async fn serve_broker(
     node: Arc<Node>,
     listener: OwnedFd,
     users: Arc<PeerUsers>,
+    gate: Arc<Gate>,
     shutdown: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
     bulkhead_ipc::broker::serve(
         listener,
         users,
+        gate,
         move |caller, request| broker::answer(node.clone(), caller, request),
         shutdown,
     )

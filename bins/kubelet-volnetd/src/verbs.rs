@@ -94,8 +94,18 @@ pub const fn credential_peers(kind: CredentialKind) -> &'static [Role] {
         | CredentialKind::ClientCertificate
         | CredentialKind::ClientKey
         | CredentialKind::ClusterCa
-        | CredentialKind::Token => &[Statusd, Syncd],
-        CredentialKind::ServingCertificate | CredentialKind::ServingKey | CredentialKind::ClientCa => &[Statusd],
+        | CredentialKind::Token
+        | CredentialKind::ClientPair => &[Statusd, Syncd],
+        CredentialKind::ServingCertificate
+        | CredentialKind::ServingKey
+        | CredentialKind::ServingPair
+        | CredentialKind::ClientCa
+        | CredentialKind::BootstrapKubeconfig
+        | CredentialKind::BootstrapClientCertificate
+        | CredentialKind::BootstrapClientKey
+        | CredentialKind::BootstrapClusterCa
+        | CredentialKind::BootstrapToken
+        | CredentialKind::PendingClientKey => &[Statusd],
     }
 }
 
@@ -135,7 +145,8 @@ pub const BROKER: [BrokerRow; 19] = [
     row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
     row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
     row("NodeLog",             &[Statusd],                      3, &[DAC_OVERRIDE], "regular file or directory below /var/log; relative path without '..'; links inside are followed"),
-    // The kubeconfig and what it names; for statusd alone the serving certificate, its key and the clients' CA.
+    // The kubeconfig and what it names, the client pair; for statusd alone what it begins with, what it serves with and the
+    // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
     // Their features come later: known, refused as unimplemented, and no descriptor is passed.
@@ -143,7 +154,7 @@ pub const BROKER: [BrokerRow; 19] = [
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
-    row("PutCredential",       &[Statusd],                      1, &[],        "no serving certificate configured and none there; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone"),
+    row("PutCredential",       &[Statusd],                      1, &[],        "the pair of one's own: none configured and none there; signed pairs, the pending key, the kubeconfig: where the configuration has the node ask; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone; the kubeconfig's words are root's own"),
 ];
 
 /// The requests that give volnetd a descriptor.
@@ -255,8 +266,9 @@ mod tests {
             ("PutState", "PutContent", "PutCredential")
         );
         assert_eq!(BROKER.len(), kinds.len() + 3, "these are no kinds of their own");
+        let held = bulkhead_daemon::privileges::Program::Daemon(bulkhead_types::Process::Volnetd).row().capabilities;
         for cap in VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses)) {
-            assert!(crate::confine::CAPABILITIES.contains(cap), "{cap} is used but not held");
+            assert!(held.contains(cap), "{cap} is used but not held");
         }
     }
 }

@@ -113,8 +113,9 @@ async fn confined_and_restarted() {
     let first = ready(&remote).await;
     let privileges =
         ProcessClient::new(remote.channel(OPERATOR).await).privileges(PrivilegesRequest {}).await.unwrap().into_inner();
+    let row = bulkhead_daemon::privileges::Program::Daemon(bulkhead_types::Process::Volnetd).row();
     let mut expected: Vec<String> =
-        kubelet_volnetd::confine::CAPABILITIES.iter().map(|cap| bulkhead_sys::process::short_name(*cap)).collect();
+        row.capabilities.iter().map(|cap| bulkhead_sys::process::short_name(*cap)).collect();
     let available = bulkhead_sys::process::permitted().unwrap();
     expected.retain(|name| available.iter().any(|cap| bulkhead_sys::process::short_name(*cap) == *name));
     expected.sort();

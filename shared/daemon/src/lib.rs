@@ -20,7 +20,8 @@ mod listeners;
 pub mod logging;
 mod memory;
 mod metrics;
-mod privileges;
+pub mod privileges;
+mod peer_metrics;
 mod process_metrics;
 mod process_service;
 mod skeleton;
@@ -31,7 +32,6 @@ mod traces;
 
 pub use exit::{ExitReason, ListenError};
 pub use metrics::encode as encode_metrics;
-pub use privileges::{Capability, Intended};
 pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};
 pub use skeleton::{Daemon, RunError, Spec, run};
 pub use state_dir::{StateDir, StateError};

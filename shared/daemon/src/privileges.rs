@@ -1,31 +1,112 @@
-//! What a daemon may hold, and making it so before any thread exists.
+//! Making a process what its row of the privilege map says, before any thread exists.
+//!
+//! One function for every process and for whoever wants to see what is left to one: user checked, no core files, no
+//! dumps, capabilities, no_new_privs, fence, filter, in the order in which each step still can be done.
 
+use bulkhead_config::NodeConfig;
+pub use bulkhead_privileges::Program;
+use bulkhead_privileges::{Fencing, Row, User};
 pub use bulkhead_sys::Capability;
+use bulkhead_sys::fence::{Enforcement, FenceReport};
+use bulkhead_sys::{process, seccomp};
+use rustix::process::geteuid;
 
-/// The row of the process table that a daemon must end up with.
-#[derive(Debug, Clone, Copy)]
-pub struct Intended {
-    /// Capabilities kept; everything else is dropped.
-    pub capabilities: &'static [Capability],
-    /// True for every process but volnetd.
-    pub unprivileged_user: bool,
+/// What is in force now, for `Process.Privileges` and the log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Landlock rules in words; empty where there is no fence.
+    pub landlock: Vec<String>,
+    /// Rules whose folder is not there, and what this kernel's Landlock cannot do.
+    pub landlock_left_out: Vec<String>,
+    /// Folders that the fence should name and that were not there.
+    pub missing_folders: Vec<std::path::PathBuf>,
+    /// Names of the groups of calls that the filter denies.
+    pub denied: Vec<String>,
+    /// Families for which sockets can be made.
+    pub families: Vec<String>,
+    /// What could not be had: the work goes on, an operator is told.
+    pub warnings: Vec<String>,
 }
 
-/// Drops to the row. Answers what could not be had: the work goes on, an operator is told.
+/// Drops the calling process to the whole row. Call before a second thread exists: only this one and those it starts later
+/// are bound. `config` is needed for daemons.
 ///
 /// # Errors
-/// Running as root where the table says otherwise, or a kernel that refuses to drop.
-pub(crate) fn apply(intended: &Intended) -> std::io::Result<Vec<String>> {
-    let mut warnings = Vec::new();
-    if intended.unprivileged_user && rustix::process::geteuid().is_root() {
-        return Err(std::io::Error::other("must not run as root: start it through `kubelet` or its unit"));
+/// Running as root where the table says otherwise or the other way round, a kernel that refuses to drop, or one without
+/// what the row cannot do without.
+pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<Applied> {
+    let row = program.row();
+    match (row.user, geteuid().is_root()) {
+        (User::Root, true) | (User::Own(_) | User::JournalReader, false) => {}
+        (User::Root, false) => return Err(std::io::Error::other("must run as root")),
+        (User::Own(_) | User::JournalReader, true) => {
+            return Err(std::io::Error::other("must not run as root: start it through `kubelet` or its unit"));
+        }
     }
-    if !intended.unprivileged_user && !rustix::process::geteuid().is_root() {
-        return Err(std::io::Error::other("must run as root"));
+    hide_memory()?;
+    let mut applied = Applied::default();
+    for missing in process::keep_only(row.capabilities).map_err(std::io::Error::other)? {
+        applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }
-    for missing in bulkhead_sys::process::keep_only(intended.capabilities).map_err(std::io::Error::other)? {
-        warnings.push(format!("{missing} is not to be had on this machine"));
+    process::set_no_new_privs().map_err(std::io::Error::other)?;
+    restrict(row, config, &mut applied)?;
+    Ok(applied)
+}
+
+/// The part of [`apply`] that takes no user and no capability: fence and filter of the calling thread and all it starts.
+///
+/// # Errors
+/// As [`apply`].
+pub fn restrict(row: &Row, config: Option<&NodeConfig>, applied: &mut Applied) -> std::io::Result<()> {
+    fence(row, config, applied)?;
+    let (denied, families) = (row.denied(config), row.families(config));
+    seccomp::restrict(&denied, Some(&families)).map_err(std::io::Error::other)?;
+    applied.denied = denied.iter().map(ToString::to_string).collect();
+    applied.families = families.iter().map(ToString::to_string).collect();
+    Ok(())
+}
+
+/// No dump, no tracer of the same user, no core file: memory here holds credentials.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn hide_memory() -> std::io::Result<()> {
+    process::set_not_dumpable().map_err(std::io::Error::other)?;
+    process::forbid_core_dumps().map_err(std::io::Error::other)
+}
+
+/// The launcher's own filter and memory, while it still holds what loading one without no_new_privs takes. Its capabilities
+/// it gives up later. Answers what could not be had.
+///
+/// # Errors
+/// The kernel refuses to hide memory.
+pub fn apply_to_launcher(config: &NodeConfig) -> std::io::Result<Vec<String>> {
+    let row = Program::Launcher.row();
+    hide_memory()?;
+    match seccomp::restrict_with_privilege(&row.denied(Some(config)), Some(&row.families(Some(config)))) {
+        Ok(()) => Ok(Vec::new()),
+        // A machine that withholds CAP_SYS_ADMIN runs no volnetd that mounts either; that is told when it starts.
+        Err(error) => Ok(vec![format!("the launcher has no filter of its own: {}", bulkhead_types::chain(&error))]),
     }
-    bulkhead_sys::process::set_no_new_privs().map_err(std::io::Error::other)?;
-    Ok(warnings)
+}
+
+fn fence(row: &Row, config: Option<&NodeConfig>, applied: &mut Applied) -> std::io::Result<()> {
+    let (fence, required) = match row.fencing(config) {
+        Fencing::Fence { fence, required } => (fence, required),
+        Fencing::None(why) => {
+            applied.landlock_left_out.push(format!("no fence: {why}"));
+            return Ok(());
+        }
+    };
+    let FenceReport { enforcement, rules, missing, unavailable } = fence.enforce().map_err(std::io::Error::other)?;
+    if required && enforcement == Enforcement::None {
+        let names: Vec<String> = row.capabilities.iter().map(ToString::to_string).collect();
+        let (why, names) = (unavailable.join(", "), names.join(", "));
+        return Err(std::io::Error::other(format!("{why}, and {names} is not kept without Landlock rules")));
+    }
+    applied.landlock = rules;
+    applied.landlock_left_out = missing.iter().map(|path| format!("not there: {}", path.display())).collect();
+    applied.landlock_left_out.extend(unavailable);
+    applied.missing_folders = missing;
+    Ok(())
 }

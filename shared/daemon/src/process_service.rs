@@ -11,6 +11,8 @@ use bulkhead_ipc::common::{
 use bulkhead_types::{Epoch, Process};
 use tonic::{Request, Response, Status};
 
+use crate::privileges::Applied;
+
 /// Whether the daemon can do its job; `Err` says what it waits for.
 pub(crate) type Readiness = Arc<Mutex<Result<(), String>>>;
 
@@ -21,9 +23,8 @@ pub(crate) struct ProcessService {
     pub(crate) readiness: Readiness,
     pub(crate) registry: prometheus::Registry,
     pub(crate) probes: prometheus::Registry,
-    /// Landlock rules in words, and departures from the intended privileges.
-    pub(crate) landlock: Vec<String>,
-    pub(crate) warnings: Vec<String>,
+    /// What was put in force at the start.
+    pub(crate) privileges: Arc<Applied>,
 }
 
 /// `kubelet.common.v1.Logging`.
@@ -73,11 +74,19 @@ impl ProcessApi for ProcessService {
             bounding: report.bounding,
             ambient: report.ambient,
             no_new_privs: report.no_new_privs,
-            dumpable: report.dumpable,
+            dumpable: report.dumpable != Some(false),
             seccomp_mode: report.seccomp_mode,
-            landlock: self.landlock.clone(),
-            sockets: report.sockets,
-            warnings: self.warnings.clone(),
+            landlock: self.privileges.landlock.clone(),
+            sockets: report.sockets.unwrap_or_default(),
+            warnings: self.privileges.warnings.clone(),
+            inheritable: report.inheritable,
+            securebits: report.securebits,
+            seccomp_filters: report.seccomp_filters,
+            core_limit: report.core_limit,
+            oom_score_adj: report.oom_score_adj,
+            denied: self.privileges.denied.clone(),
+            families: self.privileges.families.clone(),
+            landlock_left_out: self.privileges.landlock_left_out.clone(),
         }))
     }
 

@@ -15,6 +15,7 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::logging_server::LoggingServer;
 use bulkhead_ipc::common::process_server::ProcessServer;
 use bulkhead_ipc::common::traces_server::TracesServer;
+use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
 use bulkhead_ipc::server::{HealthReporter, Services, ServingStatus};
 use bulkhead_ipc::volnetd::{PrivateState, open_request::Kind};
@@ -28,7 +29,8 @@ use crate::listeners::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::metrics::Tasks;
-use crate::privileges::{self, Intended};
+use crate::peer_metrics::PeerMetrics;
+use crate::privileges::{self, Applied, Program};
 use crate::process_service::{LoggingService, ProcessService, Readiness};
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
@@ -45,10 +47,9 @@ pub struct Spec {
     pub process: Process,
     /// One line for `--help`.
     pub about: &'static str,
-    pub privileges: Intended,
-    /// The daemon's own filters (Landlock, seccomp), applied after capabilities are dropped and before any thread
-    /// exists. Answers the Landlock rules in words.
-    pub confine: fn(&NodeConfig) -> std::io::Result<Vec<String>>,
+    /// Comes before the process drops to its row of the privilege map, and before any thread exists: what a fence names
+    /// must be there.
+    pub before: fn(&NodeConfig),
 }
 
 /// Why a daemon's work ended in failure.
@@ -62,6 +63,8 @@ pub struct Daemon {
     /// Of this start.
     pub epoch: Epoch,
     pub broker: BrokerClient,
+    /// How much of this process its peers may use, over all of its sockets.
+    pub gate: Arc<Gate>,
     /// Metrics; what is registered here is served by `Process.Metrics`.
     pub registry: prometheus::Registry,
     /// Metrics that are served apart from the others, because they grow with the pods: series of probes.
@@ -70,8 +73,7 @@ pub struct Daemon {
     pub stop: CancellationToken,
     listeners: Mutex<Listeners>,
     readiness: Readiness,
-    landlock: Vec<String>,
-    warnings: Vec<String>,
+    privileges: Arc<Applied>,
     /// Spans that have ended; `None` where the configuration names no tracing.
     pub traces: Option<Recorder>,
     health: Mutex<Option<HealthReporter>>,
@@ -131,7 +133,7 @@ impl Daemon {
     /// # Errors
     /// See [`Services::of`].
     pub fn services(&self) -> Result<Services, RunError> {
-        let services = Services::of(self.process)?;
+        let services = Services::of(self.process)?.behind(self.gate.clone());
         if let Ok(mut health) = self.health.lock() {
             *health = Some(services.health());
         }
@@ -141,8 +143,7 @@ impl Daemon {
             readiness: self.readiness.clone(),
             registry: self.registry.clone(),
             probes: self.probes.clone(),
-            landlock: self.landlock.clone(),
-            warnings: self.warnings.clone(),
+            privileges: self.privileges.clone(),
         };
         let logging = LoggingServer::new(LoggingService).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let services = services.add(logging);
@@ -193,6 +194,11 @@ impl Daemon {
         supervisor::notify(&[sd_notify::NotifyState::Status(reason)]);
     }
 
+    /// Folders that this process's fence should name and that were not there when it was put up.
+    pub fn folders_missing_from_fence(&self) -> &[PathBuf] {
+        &self.privileges.missing_folders
+    }
+
     /// False holds back the watchdog's beat, so that the supervisor restarts the daemon.
     pub fn set_healthy(&self, healthy: bool) {
         self.healthy.store(healthy, Ordering::Relaxed);
@@ -220,8 +226,7 @@ where
     W: FnOnce(Arc<Daemon>) -> F,
     F: Future<Output = Result<(), RunError>>,
 {
-    bulkhead_sys::process::set_not_dumpable()
-        .map_err(|e| (ExitReason::Privileges, format!("could not become undumpable: {e}")))?;
+    privileges::hide_memory().map_err(|e| (ExitReason::Privileges, format!("could not hide memory: {e}")))?;
     let run_dir = match arguments::parse(spec.process.name(), spec.about, std::env::args().skip(1)) {
         Ok(Arguments::Run { run_dir }) => run_dir,
         Ok(Arguments::Print(text)) => {
@@ -238,25 +243,29 @@ where
     let listeners =
         listeners::take().map_err(|e| (ExitReason::Privileges, format!("could not take the passed sockets: {e}")))?;
 
-    let warnings =
-        privileges::apply(&spec.privileges).map_err(|e| (ExitReason::Privileges, format!("privileges: {e}")))?;
+    (spec.before)(&config);
+    let privileges = privileges::apply(Program::Daemon(spec.process), Some(&config))
+        .map_err(|e| (ExitReason::Privileges, format!("privileges: {e}")))?;
     if listeners.contains_key(listeners::DEATH) {
         // Set by the launcher too, but root's exec with more capabilities than before clears it.
         bulkhead_sys::process::die_with_parent().map_err(|e| (ExitReason::Privileges, e.to_string()))?;
     }
-    for warning in &warnings {
+    for warning in &privileges.warnings {
         tracing::warn!("{warning}");
     }
-    let landlock = (spec.confine)(&config).map_err(|e| (ExitReason::Privileges, format!("could not confine: {e}")))?;
 
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|e| (ExitReason::Failed, format!("no random numbers: {e}")))?;
     let registry = prometheus::Registry::new();
     let tasks = Tasks::new(spec.process.name()).and_then(|tasks| registry.register(Box::new(tasks)));
     tasks.map_err(|e| (ExitReason::Failed, format!("no metric of tasks: {e}")))?;
+    let gate = Gate::new(Limits::default());
+    let peers = PeerMetrics::new(spec.process.name(), gate.clone()).and_then(|peers| registry.register(Box::new(peers)));
+    peers.map_err(|e| (ExitReason::Failed, format!("no metric of peers: {e}")))?;
     let daemon = Arc::new(Daemon {
         process: spec.process,
         broker: BrokerClient::new(&config.paths.broker_socket()),
+        gate,
         config: Arc::new(config),
         epoch: Epoch::from_random(u64::from_le_bytes(random)),
         registry,
@@ -264,8 +273,7 @@ where
         stop: CancellationToken::new(),
         listeners: Mutex::new(listeners),
         readiness: Arc::new(Mutex::new(Err("starting".into()))),
-        landlock,
-        warnings,
+        privileges: Arc::new(privileges),
         traces,
         health: Mutex::new(None),
         healthy: Arc::new(AtomicBool::new(true)),

@@ -3,11 +3,15 @@
 //! Capabilities, filters and securebits belong to a thread; a new thread inherits from the one that makes it. So all
 //! of this is called before the runtime starts its threads.
 
-use std::collections::HashMap;
+pub mod report;
+
 use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
-use rustix::process::{DumpableBehavior, Signal};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
+use rustix::thread::CapabilitiesSecureBits as SecureBits;
+
+pub use report::PrivilegeReport;
 
 /// Why privileges could not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,27 @@ pub enum PrivilegeError {
 pub fn set_not_dumpable() -> Result<(), PrivilegeError> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|e| PrivilegeError::Prctl("setting PR_SET_DUMPABLE to 0", e.into()))
+}
+
+/// No core file, whatever the machine's pattern says: memory here holds credentials. Inherited.
+pub fn forbid_core_dumps() -> Result<(), PrivilegeError> {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(Resource::Core, none)
+        .map_err(|e| PrivilegeError::Prctl("setting RLIMIT_CORE to 0", e.into()))
+}
+
+/// Securebits of a process that is not root: being or becoming uid 0 gives nothing, and no ambient capability is raised.
+pub fn locked_securebits() -> SecureBits {
+    locked_securebits_of_root() | SecureBits::NO_ROOT | SecureBits::NO_ROOT_LOCKED
+}
+
+/// Those of a root process, whose next exec has to take its capabilities from the bounding set.
+pub fn locked_securebits_of_root() -> SecureBits {
+    SecureBits::NO_SETUID_FIXUP
+        | SecureBits::NO_SETUID_FIXUP_LOCKED
+        | SecureBits::KEEP_CAPS_LOCKED
+        | SecureBits::NO_CAP_AMBIENT_RAISE
+        | SecureBits::NO_CAP_AMBIENT_RAISE_LOCKED
 }
 
 /// Processor time that this process has used, all threads; zero where the kernel does not tell.
@@ -56,8 +81,11 @@ pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeErro
     let keep: CapsHashSet = wanted.iter().copied().filter(|cap| permitted.contains(cap)).collect();
     let missing = wanted.iter().copied().filter(|cap| !permitted.contains(cap)).collect();
 
-    // The bounding set goes first: it needs SETPCAP, which is lost below.
+    // The bounding set and the securebits go first: they need SETPCAP, which is lost below. Without it they are the
+    // supervisor's to set.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
+        // Already locked otherwise is no error: `kubelet-ctl privileges` shows what they are.
+        let _ = rustix::thread::set_capabilities_secure_bits(locked_securebits());
         let bounding = caps::read(None, CapSet::Bounding).map_err(set_error("reading", CapSet::Bounding))?;
         for cap in bounding.difference(&keep) {
             caps::drop(None, CapSet::Bounding, *cap).map_err(set_error("reducing", CapSet::Bounding))?;
@@ -108,156 +136,9 @@ pub fn short_name(cap: Capability) -> String {
     cap.to_string().trim_start_matches("CAP_").to_owned()
 }
 
-/// What the kernel says of this process.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PrivilegeReport {
-    pub pid: u32,
-    pub uid: u32,
-    pub gid: u32,
-    pub groups: Vec<u32>,
-    /// Capability names without the prefix, in the kernel's order.
-    pub effective: Vec<String>,
-    pub permitted: Vec<String>,
-    pub bounding: Vec<String>,
-    pub ambient: Vec<String>,
-    pub no_new_privs: bool,
-    pub dumpable: bool,
-    /// 0 off, 1 strict, 2 filter.
-    pub seccomp_mode: u32,
-    /// Open sockets: "unix:/run/kubelet/kubelet-syncd.sock (listening)", "tcp:127.0.0.1:10248 (listening)", …
-    pub sockets: Vec<String>,
-}
-
-impl PrivilegeReport {
-    /// Reads /proc/self. The capability sets are those of the calling thread.
-    pub fn read() -> Result<Self, PrivilegeError> {
-        let status =
-            std::fs::read_to_string("/proc/thread-self/status").map_err(|e| PrivilegeError::Proc("status", e))?;
-        let mut report = Self::parse_status(&status);
-        report.pid = std::process::id();
-        report.dumpable = !matches!(rustix::process::dumpable_behavior(), Ok(DumpableBehavior::NotDumpable));
-        report.sockets = open_sockets().map_err(|e| PrivilegeError::Proc("fd", e))?;
-        Ok(report)
-    }
-
-    fn parse_status(status: &str) -> Self {
-        let mut report = PrivilegeReport::default();
-        // Four ids each: real, effective, saved, file system. The effective one decides.
-        let effective_id =
-            |value: &str| value.split_whitespace().nth(1).and_then(|id| id.parse().ok()).unwrap_or(u32::MAX);
-        for line in status.lines() {
-            let Some((key, value)) = line.split_once(':') else { continue };
-            let value = value.trim();
-            match key {
-                "Uid" => report.uid = effective_id(value),
-                "Gid" => report.gid = effective_id(value),
-                "Groups" => report.groups = value.split_whitespace().filter_map(|id| id.parse().ok()).collect(),
-                "CapEff" => report.effective = names(value),
-                "CapPrm" => report.permitted = names(value),
-                "CapBnd" => report.bounding = names(value),
-                "CapAmb" => report.ambient = names(value),
-                "NoNewPrivs" => report.no_new_privs = value == "1",
-                "Seccomp" => report.seccomp_mode = value.parse().unwrap_or(0),
-                _ => {}
-            }
-        }
-        report
-    }
-}
-
-/// Names of the bits of a hexadecimal mask. A bit that this build has no name for is shown by its number.
-fn names(mask: &str) -> Vec<String> {
-    let mask = u64::from_str_radix(mask, 16).unwrap_or(0);
-    let known: HashMap<u8, Capability> = caps::all().into_iter().map(|cap| (cap.index(), cap)).collect();
-    (0u8..64)
-        .filter(|bit| mask & (1 << bit) != 0)
-        .map(|bit| known.get(&bit).map_or_else(|| bit.to_string(), |cap| short_name(*cap)))
-        .collect()
-}
-
-/// Sockets among our descriptors, named from /proc/self/net.
-fn open_sockets() -> io::Result<Vec<String>> {
-    let mut inodes = Vec::new();
-    for entry in std::fs::read_dir("/proc/self/fd")? {
-        let Ok(target) = std::fs::read_link(entry?.path()) else { continue };
-        let target = target.to_string_lossy();
-        if let Some(inode) = target.strip_prefix("socket:[").and_then(|t| t.strip_suffix(']')) {
-            inodes.push(inode.to_owned());
-        }
-    }
-    let mut by_inode = HashMap::new();
-    if let Ok(text) = std::fs::read_to_string("/proc/self/net/unix") {
-        by_inode.extend(text.lines().skip(1).filter_map(unix_socket));
-    }
-    for (file, family) in [("tcp", "tcp"), ("tcp6", "tcp6"), ("udp", "udp"), ("udp6", "udp6")] {
-        if let Ok(text) = std::fs::read_to_string(format!("/proc/self/net/{file}")) {
-            by_inode.extend(text.lines().skip(1).filter_map(|line| inet_socket(family, line)));
-        }
-    }
-    let mut sockets: Vec<String> =
-        inodes.into_iter().map(|inode| by_inode.remove(&inode).unwrap_or_else(|| "other".to_owned())).collect();
-    sockets.sort();
-    Ok(sockets)
-}
-
-/// `Num: RefCount Protocol Flags Type St Inode Path`; flag 0x10000 is "accepts connections".
-fn unix_socket(line: &str) -> Option<(String, String)> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    let inode = (*fields.get(6)?).to_owned();
-    let path = fields.get(7).copied().unwrap_or("(unnamed)");
-    let listening = u32::from_str_radix(fields.get(3)?, 16).ok()? & 0x1_0000 != 0;
-    Some((inode, format!("unix:{path}{}", if listening { " (listening)" } else { "" })))
-}
-
-/// `sl local_address rem_address st …`, the inode in the tenth field; state 0A is LISTEN.
-fn inet_socket(family: &str, line: &str) -> Option<(String, String)> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    let inode = (*fields.get(9)?).to_owned();
-    let (address, port) = fields.get(1)?.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    // Each 32-bit word is printed in host order.
-    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
-    let address = if address.len() == 8 {
-        std::net::Ipv4Addr::from(word(0)?).to_string()
-    } else {
-        let mut bytes = [0; 16];
-        for (i, chunk) in bytes.chunks_mut(4).enumerate() {
-            chunk.copy_from_slice(&word(i * 8)?);
-        }
-        format!("[{}]", std::net::Ipv6Addr::from(bytes))
-    };
-    let listening = *fields.get(3)? == "0A";
-    Some((inode, format!("{family}:{address}:{port}{}", if listening { " (listening)" } else { "" })))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn status_is_read() {
-        let report = PrivilegeReport::parse_status(
-            "Name:\tx\nUid:\t0\t60706\t60706\t60706\nGid:\t1\t2\t2\t2\nGroups:\t5 6 \nCapPrm:\t0000000000200002\n\
-             CapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n",
-        );
-        assert_eq!((report.uid, report.gid), (60706, 2));
-        assert_eq!(report.groups, [5, 6]);
-        assert_eq!(report.permitted, ["DAC_OVERRIDE", "SYS_ADMIN"]);
-        assert!(report.effective.is_empty() && report.no_new_privs);
-        assert_eq!(report.seccomp_mode, 2);
-    }
-
-    #[test]
-    fn sockets_are_named() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let expected = format!("tcp:{} (listening)", listener.local_addr().unwrap());
-        let report = PrivilegeReport::read().unwrap();
-        assert!(report.sockets.contains(&expected), "{:?}", report.sockets);
-        assert_eq!(
-            inet_socket("tcp6", " 0: 00000000000000000000000001000000:2808 0:0 0A 0:0 0:0 0 0 0 77 1").unwrap(),
-            ("77".to_owned(), "tcp6:[::1]:10248 (listening)".to_owned())
-        );
-    }
 
     #[test]
     fn capabilities_are_reduced_and_the_missing_named() {
@@ -271,6 +152,7 @@ mod tests {
             assert_eq!(report.effective, ["CHOWN", "KILL"]);
             assert_eq!(report.permitted, report.effective);
             assert_eq!(report.bounding, report.effective);
+            assert_eq!(report.securebits, Some(0xef), "{report:?}");
             assert_eq!(keep_only(&[Capability::CAP_SYS_ADMIN]).unwrap(), [Capability::CAP_SYS_ADMIN]);
             assert!(permitted().unwrap().is_empty());
         })

@@ -36,6 +36,8 @@ pub struct Spec {
     /// Permitted, effective, inheritable and ambient in the child after a uid change. Empty: none at all.
     pub ambient: Vec<Capability>,
     pub no_new_privs: bool,
+    /// Locked in the child: see [`crate::process::locked_securebits`].
+    pub lock_securebits: bool,
     /// SIGKILL to the child when the thread that spawned it ends.
     pub die_with_parent: bool,
     /// In a process group of its own, so that Ctrl-C on the terminal reaches the launcher alone.
@@ -72,6 +74,7 @@ impl Spec {
             bounding: None,
             ambient: Vec::new(),
             no_new_privs: false,
+            lock_securebits: false,
             die_with_parent: false,
             own_process_group: false,
             max_open_files: None,
@@ -108,6 +111,7 @@ impl Spec {
             bounding: self.bounding.map(|keep| mask(&keep)),
             ambient: mask(&self.ambient),
             no_new_privs: self.no_new_privs,
+            lock_securebits: self.lock_securebits,
             parent: self.die_with_parent.then(rustix::process::getpid),
             max_open_files: self.max_open_files,
         };
@@ -164,6 +168,7 @@ struct ChildSteps {
     bounding: Option<u64>,
     ambient: u64,
     no_new_privs: bool,
+    lock_securebits: bool,
     parent: Option<rustix::process::Pid>,
     max_open_files: Option<u64>,
 }
@@ -201,6 +206,10 @@ impl ChildSteps {
                 self.set_capabilities()?;
             }
         }
+        if self.lock_securebits && self.user.as_ref().is_none_or(|user| user.uid == 0) {
+            // Refused where somebody locked other bits before us; which they are, the process reports.
+            let _ = rustix::thread::set_capabilities_secure_bits(crate::process::locked_securebits_of_root());
+        }
         if let Some(parent) = self.parent {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             // The parent may have gone before the signal was set.
@@ -233,35 +242,51 @@ impl ChildSteps {
         })
     }
 
+    /// The row's capabilities in every set, so that exec keeps them, and the securebits locked behind them.
     fn set_capabilities(&self) -> io::Result<()> {
-        #[repr(C)]
-        struct Header {
-            version: u32,
-            pid: i32,
+        // Securebits take SETPCAP, which therefore goes last. A launcher without it leaves them as they are.
+        let lock = self.lock_securebits
+            && set_capability_words(self.ambient | Capability::CAP_SETPCAP.bitmask(), self.ambient).is_ok();
+        if !lock {
+            set_capability_words(self.ambient, self.ambient)?;
         }
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        struct Data {
-            effective: u32,
-            permitted: u32,
-            inheritable: u32,
-        }
-        // _LINUX_CAPABILITY_VERSION_3: two words for each set, the lower first.
-        let header = Header { version: 0x2008_0522, pid: 0 };
-        let word = |shift: u32| {
-            // Truncation picks the 32 bits of this word.
-            let bits = (self.ambient >> shift) as u32;
-            Data { effective: bits, permitted: bits, inheritable: bits }
-        };
-        let data = [word(0), word(32)];
-        // SAFETY: header and data have the layout of version 3 (capset(2)) and live through the call.
-        check_long(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
         for cap in (0..64).filter(|cap| self.ambient & (1 << cap) != 0) {
             // SAFETY: prctl with integer arguments touches no memory.
             check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE, cap, 0, 0) })?;
         }
+        if lock {
+            // Refused where somebody locked other bits before us; which they are, the process reports.
+            let _ = rustix::thread::set_capabilities_secure_bits(crate::process::locked_securebits());
+            set_capability_words(self.ambient, self.ambient)?;
+        }
         Ok(())
     }
+}
+
+/// capset(2): permitted and effective, and inheritable.
+fn set_capability_words(held: u64, inheritable: u64) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    // _LINUX_CAPABILITY_VERSION_3: two words for each set, the lower first.
+    let header = Header { version: 0x2008_0522, pid: 0 };
+    let word = |shift: u32| {
+        // Truncation picks the 32 bits of this word.
+        let bits = (held >> shift) as u32;
+        Data { effective: bits, permitted: bits, inheritable: (inheritable >> shift) as u32 }
+    };
+    let data = [word(0), word(32)];
+    // SAFETY: header and data have the layout of version 3 (capset(2)) and live through the call.
+    check_long(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
@@ -316,6 +341,7 @@ mod tests {
         spec.bounding = Some(vec![Capability::CAP_DAC_READ_SEARCH]);
         spec.ambient = vec![Capability::CAP_DAC_READ_SEARCH];
         spec.no_new_privs = true;
+        spec.lock_securebits = true;
         spec.die_with_parent = true;
         spec.max_open_files = Some(512);
         let status = output(spec);

@@ -68,19 +68,6 @@ const MAX_IMAGES: i32 = 50;
 /// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
 const FINISH: Duration = Duration::from_secs(4);
 
-/// Filters of this process, applied before any thread exists. It starts nothing, unless the operator named programs that
-/// give credentials: in the kubeconfig, or for images.
-///
-/// # Errors
-/// The kernel takes no filter.
-pub fn confine(config: &NodeConfig) -> std::io::Result<Vec<String>> {
-    use bulkhead_sys::seccomp::{Deny, Family, restrict};
-    let runs_programs = config.kubeconfig_runs_program || config.credential_providers.is_some();
-    let denied: Vec<Deny> = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec || !runs_programs).collect();
-    restrict(&denied, Some(&[Family::Unix, Family::Inet, Family::Inet6])).map_err(std::io::Error::other)?;
-    Ok(Vec::new())
-}
-
 /// The daemon's work, from the first socket to the last.
 ///
 /// # Errors

@@ -147,6 +147,7 @@ fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Resul
     // With no_new_privs root's exec gains nothing over the launcher, which has given up most already: volnetd, whose
     // bounding set is its limit, sets the flag itself when it is up.
     spec.no_new_privs = process != Process::Volnetd;
+    spec.lock_securebits = true;
     spec.die_with_parent = true;
     spec.max_open_files = shared.max_open_files;
     let (command, slots) = spec.prepare()?.into_parts();
@@ -164,8 +165,8 @@ async fn watch_one(
     process: Process,
     child: &mut tokio::process::Child,
     notifications: &UnixDatagram,
-    state: &watch::Sender<State>,
     store: &mut Store,
+    state: &watch::Sender<State>,
     stop: &CancellationToken,
 ) -> Option<std::io::Result<std::process::ExitStatus>> {
     let mut beat = tokio::time::Instant::now();
@@ -201,12 +202,12 @@ async fn watch_one(
     }
 }
 
-async fn terminate(process: Process, child: &mut tokio::process::Child) {
 /// A datagram with the descriptors that came along. One that is too long is an error of its sender's, and gone.
 async fn receive(socket: &UnixDatagram, buffer: &mut [u8]) -> std::io::Result<Datagram> {
     socket.async_io(Interest::READABLE, || bulkhead_sys::scm::recv(socket, buffer)).await
 }
 
+async fn terminate(process: Process, child: &mut tokio::process::Child) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         // Not reaped yet, so the pid is still this child's.

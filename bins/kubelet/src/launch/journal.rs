@@ -91,6 +91,7 @@ impl Reader {
         spec.user = Some(self.user.clone());
         spec.bounding = Some(Vec::new());
         spec.no_new_privs = true;
+        spec.lock_securebits = true;
         spec.die_with_parent = true;
         let (command, slots) = spec.prepare()?.into_parts();
         let child = tokio::process::Command::from(command).spawn();

@@ -10,6 +10,7 @@ pub mod folder;
 mod journal;
 mod notify;
 mod privileges;
+mod programs;
 mod restart;
 mod sockets;
 mod store;
@@ -68,6 +69,9 @@ impl Instance {
 /// # Errors
 /// Sockets or configuration cannot be made, or a daemon cannot run at all.
 pub fn run(config: &NodeConfig, instance: Instance) -> Result<(), LaunchError> {
+    for warning in bulkhead_daemon::privileges::apply_to_launcher(config).map_err(LaunchError::Memory)? {
+        tracing::warn!("{warning}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(LaunchError::Runtime)?;
     let done = runtime.block_on(supervise::run(config));
     instance.release();

@@ -1,6 +1,6 @@
 //! The launcher's main work: four children, signals, its own notifications.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
@@ -16,6 +16,7 @@ use super::child::{self, Hopeless, Shared, State};
 use super::folder::{self, FolderError};
 use super::journal;
 use super::privileges;
+use super::programs;
 use super::sockets::{self, SocketError, Sockets};
 
 /// Why the node does not run.
@@ -23,7 +24,7 @@ use super::sockets::{self, SocketError, Sockets};
 pub enum LaunchError {
     #[error("could not start the runtime")]
     Runtime(#[source] std::io::Error),
-    #[error("the program {} is missing: the four daemons are looked for beside `kubelet` itself", .0.display())]
+    #[error("the program {} is missing: the four daemons are looked for beside `kubelet` itself, then in ../libexec/bulkhead", .0.display())]
     Missing(PathBuf),
     #[error("could not find out where `kubelet` itself is")]
     Executable(#[source] std::io::Error),
@@ -33,6 +34,8 @@ pub enum LaunchError {
     Socket(#[from] SocketError),
     #[error("could not write the configuration for the daemons")]
     Config(#[from] bulkhead_config::NodeConfigError),
+    #[error("could not hide the launcher's memory")]
+    Memory(#[source] std::io::Error),
     #[error("could not reduce the launcher's own privileges")]
     Privileges(#[from] PrivilegeError),
     #[error("could not make the pipe that tells the daemons of the launcher's end")]
@@ -50,9 +53,9 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     protect_from_oom(config.kubelet.oom_score_adj.unwrap_or(-999));
     let max_open_files = open_files_limit(config.kubelet.max_open_files);
 
+    folder::prepare(config)?;
     let sockets = Sockets::bind(config)?;
     let journal = journal::Reader::prepare(config, &programs);
-    folder::prepare(config)?;
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);
@@ -66,7 +69,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(LaunchError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(LaunchError::Signals)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(LaunchError::Signals)?;
-    bulkhead_sys::process::hold(privileges::EFFECTIVE, privileges::PASSED_ON)?;
+    privileges::keep_own()?;
 
     let asker = journal.as_ref().map(journal::Reader::asker);
     let shared = Shared { config, sockets: &sockets, asker, death: &death, programs, granted, max_open_files };
@@ -159,17 +162,9 @@ async fn report_readiness(mut states: Vec<(Process, watch::Receiver<State>)>) {
     }
 }
 
-/// The folder of the four programs: that of `kubelet` itself.
 fn programs() -> Result<PathBuf, LaunchError> {
     let me = std::env::current_exe().map_err(LaunchError::Executable)?;
-    let folder = me.parent().map(PathBuf::from).unwrap_or_default();
-    for process in Process::ALL {
-        let program = folder.join(process.name());
-        if !program.is_file() {
-            return Err(LaunchError::Missing(program));
-        }
-    }
-    Ok(folder)
+    programs::folder(me.parent().unwrap_or(Path::new("/"))).map_err(LaunchError::Missing)
 }
 
 fn warn_of_withheld(granted: &[bulkhead_sys::Capability]) {

@@ -1,17 +1,23 @@
 //! `kubelet-journal`: reads the machine's journal for kubelet-statusd, where `enableSystemLogQuery` is on. It exists because
 //! the journal is read by a program, and no daemon may start one.
 //!
-//! # Serves / calls      questions from one inherited socket, whose other end kubelet-statusd alone has; calls nobody
+//! # Serves / calls      questions from one inherited socket, whose other end kubelet-statusd alone has, or (as a unit) from
+//!                       connections that kubelet-statusd alone may make; calls nobody
 //! # Privileges          a user of its own and the group that the journal belongs to; no capability, no new ones
 //! # Security            a question is typed, checked here again, and becomes arguments of one fixed program; no shell, no
 //!                       environment, no path. The answer goes from that program into the asker's pipe: nothing of it is read here
 //! # State               none
-//! # When it fails       the asker's pipe ends; the launcher starts it again
+//! # When it fails       the asker's pipe ends; the launcher starts it again, or systemd with the next question
 
 mod argv;
 mod serve;
+mod unit;
 
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
+
+use bulkhead_daemon::privileges::{self, Program};
 
 fn main() -> ExitCode {
     match run() {
@@ -24,20 +30,20 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    bulkhead_sys::process::set_not_dumpable()?;
-    let socket = bulkhead_sys::listen_fds::take()?.into_iter().find(|(name, _)| name == "questions");
-    let (_, socket) = socket.ok_or("it is started by `kubelet`, which gives it a socket")?;
-    bulkhead_sys::process::keep_only(&[])?;
-    bulkhead_sys::process::set_no_new_privs()?;
-    confine()?;
+    privileges::hide_memory()?;
+    let mut passed: BTreeMap<String, OwnedFd> = bulkhead_sys::listen_fds::take()?.into_iter().collect();
+    let (questions, listener) = (passed.remove("questions"), passed.remove("journal"));
+    for left_out in privileges::apply(Program::Journal, None)?.landlock_left_out {
+        // /var/log/journal and the like: journalctl does without as well.
+        eprintln!("kubelet-journal: {left_out}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve::serve(socket, serve::JOURNALCTL))?;
+    match (questions, listener) {
+        (Some(socket), _) => runtime.block_on(serve::serve(socket, serve::JOURNALCTL))?,
+        (None, Some(listener)) => runtime.block_on(unit::serve(listener, serve::JOURNALCTL))?,
+        (None, None) => {
+            return Err("it is started by `kubelet` or by kubelet-journal.socket, which give it a socket".into());
+        }
+    }
     Ok(())
-}
-
-/// What is left to it and to the program that it starts: files, pipes, Unix sockets.
-fn confine() -> Result<(), Box<dyn std::error::Error>> {
-    use bulkhead_sys::seccomp::{Deny, Family, restrict};
-    let denied: Vec<Deny> = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec).collect();
-    Ok(restrict(&denied, Some(&[Family::Unix]))?)
 }

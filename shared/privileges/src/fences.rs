@@ -1,0 +1,182 @@
+//! Which paths and ports Landlock leaves to whom.
+//!
+//! A rule stands for the folder that is there when the process starts, and for all below it. So rules name folders that
+//! live as long as the machine runs, and never a file that is replaced by a rename (`/etc/resolv.conf`).
+
+use std::path::{Path, PathBuf};
+
+use bulkhead_config::NodeConfig;
+use bulkhead_sys::fence::Fence;
+use bulkhead_types::Process;
+
+use crate::row::{Program, Row};
+
+/// What a process without privileges reads of the machine: name resolution, certificates, time zones, the C library's
+/// modules for these, what the kernel tells. Where the system keeps what /etc links to stands last.
+const MACHINE: [&str; 9] = ["/etc", "/proc", "/run", "/sys", "/usr", "/lib", "/lib64", "/var/lib/sss", "/nix/store"];
+
+/// Every library may want one of these.
+const DEVICES: [&str; 4] = ["/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
+
+/// Whether a process is fenced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fencing {
+    Fence {
+        fence: Fence,
+        /// Without it the process must not run.
+        required: bool,
+    },
+    /// And why not.
+    None(&'static str),
+}
+
+/// TCP ports of kubelet-statusd that are switched on. A port that validation let through fits.
+pub fn statusd_ports(config: &NodeConfig) -> Vec<u16> {
+    let kubelet = &config.kubelet;
+    let port = |port: i32| u16::try_from(port).ok().filter(|port| *port != 0);
+    let healthz = config.healthz_address().map(|address| address.port());
+    let mut ports: Vec<u16> =
+        [port(kubelet.port), port(kubelet.read_only_port), healthz].into_iter().flatten().collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+impl Row {
+    /// Its fence. The configuration is needed for daemons alone. Looks at the file system to follow `resolvConf`.
+    pub fn fencing(&self, config: Option<&NodeConfig>) -> Fencing {
+        let (process, config) = match (self.program, config) {
+            (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
+            (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
+            (Program::Daemon(_), None) => return Fencing::None("there is no configuration"),
+            (Program::Daemon(process), Some(config)) => (process, config),
+        };
+        if process == Process::Volnetd {
+            return Fencing::None("a fenced process may not mount, and hostPath reaches everywhere");
+        }
+        if self.may_run_programs(Some(config)) {
+            return Fencing::None("programs that the operator named for credentials would inherit it");
+        }
+        let common = Fence { keep_signals: true, keep_abstract_sockets: true, ..Fence::default() };
+        let fence = match process {
+            Process::Evictiond => Fence {
+                read_dirs: vec![config.paths.pods(), config.paths.pod_logs_dir.clone()],
+                read_files: vec!["/proc".into(), "/sys".into()],
+                ..common
+            },
+            Process::Syncd | Process::Statusd | Process::Volnetd => {
+                let mut read_files: Vec<PathBuf> = MACHINE.map(PathBuf::from).into();
+                let resolver = config.resolv_conf().filter(|_| process == Process::Syncd).and_then(folder_of);
+                read_files.extend(resolver.filter(|folder| !read_files.iter().any(|known| folder.starts_with(known))));
+                let tcp_bind = match process {
+                    // 0 for the end of a stream's connection, which is bound to the runtime's own address.
+                    Process::Statusd => [vec![0], statusd_ports(config)].concat(),
+                    _ => Vec::new(),
+                };
+                Fence {
+                    read_files,
+                    read_write: vec![config.paths.private_state(process)],
+                    devices: DEVICES.map(PathBuf::from).into(),
+                    tcp_bind: Some(tcp_bind),
+                    ..common
+                }
+            }
+        };
+        Fencing::Fence { fence, required: process == Process::Evictiond }
+    }
+}
+
+/// The folder that a file is really in: links are followed now, because rules are about folders and not about names.
+fn folder_of(path: &Path) -> Option<PathBuf> {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if real.is_dir() { Some(real) } else { real.parent().map(Path::to_owned) }
+}
+
+/// journalctl with its libraries, settings and journal. The journal's folder may be made later, so it is what is above it
+/// that counts; whose files they are is the file system's to say.
+fn journal() -> Fence {
+    Fence {
+        run_files: ["/usr", "/bin", "/lib", "/lib64", "/nix/store"].map(PathBuf::from).into(),
+        read_files: ["/etc", "/proc", "/sys", "/run", "/var/log", "/var/lib/systemd"].map(PathBuf::from).into(),
+        devices: DEVICES.map(PathBuf::from).into(),
+        keep_signals: true,
+        keep_abstract_sockets: true,
+        ..Fence::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_config::credential_providers::CredentialProviders;
+
+    fn fence(program: Program, config: &NodeConfig) -> Option<Fence> {
+        match program.row().fencing(Some(config)) {
+            Fencing::Fence { fence, .. } => Some(fence),
+            Fencing::None(_) => None,
+        }
+    }
+
+    #[test]
+    fn who_has_a_fence() {
+        let config = NodeConfig::for_tests(Path::new("/var/lib/kubelet"));
+        let fenced: Vec<&str> =
+            Program::ALL.into_iter().filter(|program| fence(*program, &config).is_some()).map(Program::name).collect();
+        assert_eq!(fenced, ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-journal"]);
+        let required = |process| {
+            matches!(Program::Daemon(process).row().fencing(Some(&config)), Fencing::Fence { required: true, .. })
+        };
+        assert!(required(Process::Evictiond) && !required(Process::Syncd));
+    }
+
+    #[test]
+    fn programs_for_credentials_are_not_fenced_in() {
+        let plain = NodeConfig::for_tests(Path::new("/t"));
+        let api = NodeConfig { kubeconfig_runs_program: true, ..plain.clone() };
+        let bootstrap = NodeConfig { bootstrap_runs_program: true, ..plain.clone() };
+        let images = NodeConfig {
+            credential_providers: Some(CredentialProviders { bin_dir: "/p".into(), providers: Vec::new() }),
+            ..plain
+        };
+        let (syncd, statusd) = (Program::Daemon(Process::Syncd), Program::Daemon(Process::Statusd));
+        let table = [(&api, false, false), (&bootstrap, true, false), (&images, false, true)];
+        for (config, syncd_fenced, statusd_fenced) in table {
+            assert_eq!(fence(syncd, config).is_some(), syncd_fenced);
+            assert_eq!(fence(statusd, config).is_some(), statusd_fenced);
+            assert_eq!(syncd.row().may_run_programs(Some(config)), !syncd_fenced);
+            assert_eq!(statusd.row().may_run_programs(Some(config)), !statusd_fenced);
+        }
+    }
+
+    #[test]
+    fn the_resolver_s_folder_is_where_the_file_really_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().canonicalize().unwrap();
+        std::fs::create_dir(real.join("real")).unwrap();
+        std::fs::write(real.join("real/resolv"), "").unwrap();
+        std::os::unix::fs::symlink("real/resolv", real.join("link")).unwrap();
+        let mut config = NodeConfig::for_tests(Path::new("/t"));
+        config.kubelet.resolv_conf = Some(real.join("link").display().to_string());
+        let syncd = fence(Program::Daemon(Process::Syncd), &config).unwrap();
+        assert_eq!(syncd.read_files.last(), Some(&real.join("real")));
+        let statusd = fence(Program::Daemon(Process::Statusd), &config).unwrap();
+        assert_eq!(statusd.read_files.len(), MACHINE.len(), "it does not read the pods' resolver");
+        config.kubelet.resolv_conf = Some("/etc/somewhere/resolv.conf".into());
+        assert_eq!(fence(Program::Daemon(Process::Syncd), &config).unwrap().read_files.len(), MACHINE.len());
+    }
+
+    #[test]
+    fn ports_are_those_that_are_on() {
+        let mut config = NodeConfig::for_tests(Path::new("/t"));
+        config.kubelet.port = 10250;
+        config.kubelet.read_only_port = 0;
+        config.kubelet.healthz_port = Some(0);
+        assert_eq!(statusd_ports(&config), [10250]);
+        config.kubelet.read_only_port = 10255;
+        config.kubelet.healthz_port = Some(10248);
+        assert_eq!(statusd_ports(&config), [10248, 10250, 10255]);
+        let statusd = fence(Program::Daemon(Process::Statusd), &config).unwrap();
+        assert_eq!(statusd.tcp_bind, Some(vec![0, 10248, 10250, 10255]));
+        assert_eq!(fence(Program::Daemon(Process::Syncd), &config).unwrap().tcp_bind, Some(Vec::new()));
+    }
+}

@@ -1,0 +1,342 @@
+//! The table: one row for each process.
+
+use bulkhead_config::NodeConfig;
+use bulkhead_sys::Capability;
+use bulkhead_sys::seccomp::{Deny, Family};
+use bulkhead_types::Process;
+
+use crate::fences;
+
+/// Every process that is started on a node, the four daemons and those around them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// `kubelet`, where it starts the daemons itself.
+    Launcher,
+    Daemon(Process),
+    /// The journal's reader, where the log query is on.
+    Journal,
+}
+
+/// Whose process it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    Root,
+    /// Of its own, as the configuration names it.
+    Own(Process),
+    /// Of its own; no daemon's and not known to them.
+    JournalReader,
+}
+
+/// What is left of the bounding set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bounding {
+    /// The row's capabilities.
+    Row,
+    /// Whatever the machine gives: children take theirs from it.
+    Untouched,
+}
+
+/// When a process may start programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunsPrograms {
+    Never,
+    /// Where the operator named programs that give credentials for the API server (decision 14).
+    ForTheApiServer,
+    /// The same, or programs that give credentials for images.
+    ForTheApiServerOrImages,
+    /// It is what the process is for.
+    Always,
+}
+
+/// One service and who may call it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Serves {
+    /// Its socket in words, for people.
+    pub socket: &'static str,
+    pub peers: &'static [&'static str],
+}
+
+/// What one process may do. What is not said here is the same for all: not dumpable, no core files, every descriptor
+/// closed on exec, nothing inheritable, nothing ambient.
+#[derive(Debug)]
+pub struct Row {
+    pub program: Program,
+    pub user: User,
+    /// A member of the daemons' group, which the sockets' folder belongs to.
+    pub in_daemons_group: bool,
+    /// Permitted and in force.
+    pub capabilities: &'static [Capability],
+    /// Permitted and not in force: a child can only be given what its parent is permitted.
+    pub passed_on: &'static [Capability],
+    pub bounding: Bounding,
+    pub no_new_privs: bool,
+    /// Families that `socket` and `socketpair` still make, but for [`Family::Vsock`], which the configuration decides.
+    /// Descriptors of other families may be passed.
+    families: &'static [Family],
+    /// Groups of system calls that are denied, but for [`Deny::Exec`], which [`Self::runs_programs`] decides.
+    denied: &'static [Deny],
+    pub runs_programs: RunsPrograms,
+    pub serves: &'static [Serves],
+}
+
+/// Hard limit of core files in bytes, for every process.
+pub const CORE_LIMIT: u64 = 0;
+
+/// What a process without privileges has no use for: every group.
+const EVERYTHING: &[Deny] = &Deny::ALL;
+
+/// volnetd mounts, so that stays; nothing else does.
+const ALL_BUT_MOUNTS: &[Deny] = &[
+    Deny::OpenByHandle,
+    Deny::Fanotify,
+    Deny::IoUring,
+    Deny::Trace,
+    Deny::Keys,
+    Deny::BpfPerf,
+    Deny::Machine,
+    Deny::Root,
+    Deny::Namespaces,
+    Deny::Nodes,
+    Deny::Userfault,
+    Deny::Personality,
+    Deny::Terminal,
+    Deny::RawIo,
+];
+
+const LAUNCHER: Row = Row {
+    program: Program::Launcher,
+    user: User::Root,
+    in_daemons_group: false,
+    // It changes users and bounding sets of new children, and ends old ones (decision 3).
+    capabilities: &[Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_SETPCAP, Capability::CAP_KILL],
+    passed_on: &[Capability::CAP_DAC_READ_SEARCH],
+    bounding: Bounding::Untouched,
+    // With the flag, volnetd's exec could gain nothing over a launcher that has given up most of root's power.
+    no_new_privs: false,
+    // Filters are inherited: what any child may, it may.
+    families: &[Family::Unix, Family::Netlink, Family::Inet, Family::Inet6],
+    denied: ALL_BUT_MOUNTS,
+    runs_programs: RunsPrograms::Always,
+    serves: &[],
+};
+
+const VOLNETD: Row = Row {
+    program: Program::Daemon(Process::Volnetd),
+    user: User::Root,
+    in_daemons_group: true,
+    capabilities: &[
+        Capability::CAP_SYS_ADMIN,    // mount, umount, sysctls of the machine
+        Capability::CAP_CHOWN,        // private state folders, fsGroup, owners of files in volumes
+        Capability::CAP_FOWNER,       // chmod and unlink of what a pod's user owns
+        Capability::CAP_FSETID,       // keeps setgid when a volume is given to its group
+        Capability::CAP_DAC_OVERRIDE, // reads and removes what a pod's user made private
+        Capability::CAP_KILL,         // what is left in a pod's cgroup, or by a command in a container
+        Capability::CAP_NET_ADMIN,    // utility chains, later
+        Capability::CAP_SYSLOG,       // /dev/kmsg under dmesg_restrict
+        Capability::CAP_SYS_RESOURCE, // PSI windows below 2 s, limits above ours
+    ],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix, Family::Netlink],
+    denied: ALL_BUT_MOUNTS,
+    runs_programs: RunsPrograms::Never,
+    serves: &[
+        Serves { socket: "kubelet-volnetd.sock", peers: &["kubelet-syncd", "kubelet-statusd", "operator"] },
+        Serves { socket: "kubelet-volnetd.fd.sock", peers: &["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"] },
+    ],
+};
+
+const SYNCD: Row = Row {
+    program: Program::Daemon(Process::Syncd),
+    user: User::Own(Process::Syncd),
+    in_daemons_group: true,
+    capabilities: &[],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix, Family::Inet, Family::Inet6],
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::ForTheApiServerOrImages,
+    serves: &[Serves { socket: "kubelet-syncd.sock", peers: &["kubelet-evictiond", "kubelet-statusd", "operator"] }],
+};
+
+const EVICTIOND: Row = Row {
+    program: Program::Daemon(Process::Evictiond),
+    user: User::Own(Process::Evictiond),
+    in_daemons_group: true,
+    // Sizes below pods' folders are behind directories that only root may search; the fence keeps this to listing.
+    capabilities: &[Capability::CAP_DAC_READ_SEARCH],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix],
+    // OpenByHandle is the one that matters: with its capability it opens any inode, and Landlock has no say in it.
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::Never,
+    serves: &[Serves { socket: "kubelet-evictiond.sock", peers: &["kubelet-statusd", "operator"] }],
+};
+
+const STATUSD: Row = Row {
+    program: Program::Daemon(Process::Statusd),
+    user: User::Own(Process::Statusd),
+    in_daemons_group: true,
+    capabilities: &[],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix, Family::Inet, Family::Inet6],
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::ForTheApiServer,
+    serves: &[
+        Serves { socket: "kubelet-statusd.sock", peers: &["operator"] },
+        Serves { socket: "HTTPS, healthz, the read-only port", peers: &["the network"] },
+    ],
+};
+
+const JOURNAL: Row = Row {
+    program: Program::Journal,
+    user: User::JournalReader,
+    in_daemons_group: false,
+    capabilities: &[],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix],
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::Always,
+    serves: &[Serves { socket: "questions", peers: &["kubelet-statusd"] }],
+};
+
+impl Program {
+    /// All six, the launcher first.
+    pub const ALL: [Program; 6] = [
+        Program::Launcher,
+        Program::Daemon(Process::Volnetd),
+        Program::Daemon(Process::Syncd),
+        Program::Daemon(Process::Evictiond),
+        Program::Daemon(Process::Statusd),
+        Program::Journal,
+    ];
+
+    /// File name of the program.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Program::Launcher => "kubelet",
+            Program::Daemon(process) => process.name(),
+            Program::Journal => "kubelet-journal",
+        }
+    }
+
+    /// Its row of the table.
+    pub const fn row(self) -> &'static Row {
+        match self {
+            Program::Launcher => &LAUNCHER,
+            Program::Daemon(Process::Volnetd) => &VOLNETD,
+            Program::Daemon(Process::Syncd) => &SYNCD,
+            Program::Daemon(Process::Evictiond) => &EVICTIOND,
+            Program::Daemon(Process::Statusd) => &STATUSD,
+            Program::Journal => &JOURNAL,
+        }
+    }
+}
+
+impl Row {
+    /// Whether the process may start programs under this configuration; the journal's reader and the launcher have none.
+    pub fn may_run_programs(&self, config: Option<&NodeConfig>) -> bool {
+        let api = |config: &NodeConfig| {
+            let statusd = self.user == User::Own(Process::Statusd);
+            config.kubeconfig_runs_program || (statusd && config.bootstrap_runs_program)
+        };
+        match self.runs_programs {
+            RunsPrograms::Never => false,
+            RunsPrograms::Always => true,
+            RunsPrograms::ForTheApiServer => config.is_some_and(api),
+            RunsPrograms::ForTheApiServerOrImages => {
+                config.is_some_and(|config| api(config) || config.credential_providers.is_some())
+            }
+        }
+    }
+
+    /// Groups of system calls that its filter denies under this configuration.
+    pub fn denied(&self, config: Option<&NodeConfig>) -> Vec<Deny> {
+        let mut denied: Vec<Deny> = self.denied.iter().copied().filter(|deny| *deny != Deny::Exec).collect();
+        if !self.may_run_programs(config) {
+            denied.push(Deny::Exec);
+        }
+        denied.sort();
+        denied
+    }
+
+    /// Address families for which it may make sockets. Where the daemons answer the machine's host, they listen on vsock.
+    pub fn families(&self, config: Option<&NodeConfig>) -> Vec<Family> {
+        let vsock = self.program != Program::Journal && config.is_some_and(|config| config.flags.vsock_port != 0);
+        self.families.iter().copied().chain(vsock.then_some(Family::Vsock)).collect()
+    }
+
+    /// Everything in its permitted set.
+    pub fn permitted(&self) -> Vec<Capability> {
+        [self.capabilities, self.passed_on].concat()
+    }
+
+    /// Listening sockets that it should have and no others, as `PrivilegeReport::sockets` writes them. TCP by port
+    /// alone: "tcp:10250".
+    pub fn listeners(&self, config: &NodeConfig) -> Vec<String> {
+        let Program::Daemon(process) = self.program else { return Vec::new() };
+        let unix = |path: std::path::PathBuf| format!("unix:{}", path.display());
+        let mut listeners = vec![unix(config.paths.socket(process))];
+        if process == Process::Volnetd {
+            listeners.push(unix(config.paths.broker_socket()));
+        }
+        if process == Process::Statusd {
+            listeners.extend(fences::statusd_ports(config).into_iter().map(|port| format!("tcp:{port}")));
+        }
+        listeners
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_launcher_is_denied_what_every_child_is_denied_and_no_more() {
+        let children = || Program::ALL.into_iter().filter(|program| *program != Program::Launcher).map(Program::row);
+        let common: BTreeSet<Deny> = Deny::ALL
+            .into_iter()
+            .filter(|deny| *deny != Deny::Exec && children().all(|row| row.denied.contains(deny)))
+            .collect();
+        assert_eq!(LAUNCHER.denied(None).into_iter().collect::<BTreeSet<_>>(), common);
+        for row in children() {
+            assert!(row.families.iter().all(|family| LAUNCHER.families.contains(family)), "{}", row.program.name());
+        }
+    }
+
+    #[test]
+    fn what_evictiond_gets_the_launcher_may_pass_on() {
+        for row in Program::ALL.map(Program::row) {
+            let mut config = NodeConfig::for_tests(std::path::Path::new("/t"));
+            assert!(!row.families(Some(&config)).contains(&Family::Vsock));
+            config.flags.vsock_port = 1024;
+            let vsock = row.families(Some(&config)).contains(&Family::Vsock);
+            assert_eq!(vsock, row.program != Program::Journal);
+            if row.user != User::Root {
+                let permitted = LAUNCHER.permitted();
+                assert!(row.capabilities.iter().all(|cap| permitted.contains(cap)), "{}", row.program.name());
+            }
+            assert_eq!(row.program.row().program, row.program);
+        }
+    }
+
+    #[test]
+    fn nobody_but_those_that_must_starts_programs_and_nobody_opens_by_handle() {
+        for row in Program::ALL.map(Program::row) {
+            let denied = row.denied(None);
+            assert!(denied.contains(&Deny::OpenByHandle) && denied.contains(&Deny::Trace));
+            let runs = matches!(row.program, Program::Launcher | Program::Journal);
+            assert_eq!(denied.contains(&Deny::Exec), !runs, "{}", row.program.name());
+            assert_eq!(denied.contains(&Deny::Mount), !matches!(row.user, User::Root), "{}", row.program.name());
+        }
+    }
+}

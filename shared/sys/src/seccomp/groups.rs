@@ -1,0 +1,260 @@
+//! Which system calls are denied together, and which of their arguments decide.
+//!
+//! Numbers that the C library's headers do not have yet are the kernel's own: since 424 they are the same on every
+//! architecture (`scripts/syscall.tbl`). A kernel that lacks a call answers ENOSYS or EPERM, both of which mean no.
+
+/// open_tree_attr, since Linux 6.15.
+const SYS_OPEN_TREE_ATTR: i64 = 467;
+/// statmount and listmount, since Linux 6.8.
+const SYS_STATMOUNT: i64 = 457;
+const SYS_LISTMOUNT: i64 = 458;
+/// quotactl_fd, since Linux 5.14.
+const SYS_QUOTACTL_FD: i64 = 443;
+/// process_madvise, since Linux 5.10.
+const SYS_PROCESS_MADVISE: i64 = 440;
+/// pidfd_getfd, since Linux 5.6.
+const SYS_PIDFD_GETFD: i64 = 438;
+
+/// Every flag with which clone(2) makes a namespace; CLONE_NEWTIME shares its bit with the signal number and is known
+/// to clone3 and unshare alone.
+const NEW_NAMESPACES: [u64; 7] = [
+    libc::CLONE_NEWNS as u64,
+    libc::CLONE_NEWCGROUP as u64,
+    libc::CLONE_NEWUTS as u64,
+    libc::CLONE_NEWIPC as u64,
+    libc::CLONE_NEWUSER as u64,
+    libc::CLONE_NEWPID as u64,
+    libc::CLONE_NEWNET as u64,
+];
+
+/// A group of calls that a process has no business making.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Deny {
+    /// open_by_handle_at: opens any inode past every directory and Landlock rule.
+    OpenByHandle,
+    /// fanotify: gives descriptors of whatever others open.
+    Fanotify,
+    /// Starting programs.
+    Exec,
+    /// io_uring: makes other calls unseen by this filter.
+    IoUring,
+    /// Looking into other processes, writing to them, taking their descriptors.
+    Trace,
+    /// Kernel keyrings.
+    Keys,
+    /// BPF programs and performance events.
+    BpfPerf,
+    /// Kernel modules, kexec, reboot, swap, accounting, clocks, quotas, the kernel's log.
+    Machine,
+    /// Mounts.
+    Mount,
+    /// Another root: chroot and pivot_root.
+    Root,
+    /// New or other namespaces.
+    Namespaces,
+    /// Device files, fifos: what mknod makes.
+    Nodes,
+    /// userfaultfd: lengthens races.
+    Userfault,
+    /// Other personalities: they switch off protections of memory.
+    Personality,
+    /// Typing into a terminal on others' behalf.
+    Terminal,
+    /// Hardware ports and descriptor tables.
+    RawIo,
+}
+
+/// When a call of a group is denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    Always,
+    /// The argument has one of these bits.
+    AnyBit {
+        argument: u8,
+        bits: &'static [u64],
+    },
+    /// The argument, as 32 bits, is one of these.
+    OneOf {
+        argument: u8,
+        values: &'static [u64],
+    },
+    /// The argument, as 32 bits, is none of these.
+    NoneOf {
+        argument: u8,
+        values: &'static [u64],
+    },
+}
+
+impl Deny {
+    /// Everything: what a process without privileges has no use for.
+    pub const ALL: [Deny; 16] = [
+        Deny::OpenByHandle,
+        Deny::Fanotify,
+        Deny::Exec,
+        Deny::IoUring,
+        Deny::Trace,
+        Deny::Keys,
+        Deny::BpfPerf,
+        Deny::Machine,
+        Deny::Mount,
+        Deny::Root,
+        Deny::Namespaces,
+        Deny::Nodes,
+        Deny::Userfault,
+        Deny::Personality,
+        Deny::Terminal,
+        Deny::RawIo,
+    ];
+
+    /// The group's name where people see it: "open-by-handle".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Deny::OpenByHandle => "open-by-handle",
+            Deny::Fanotify => "fanotify",
+            Deny::Exec => "exec",
+            Deny::IoUring => "io-uring",
+            Deny::Trace => "trace",
+            Deny::Keys => "keys",
+            Deny::BpfPerf => "bpf-perf",
+            Deny::Machine => "machine",
+            Deny::Mount => "mount",
+            Deny::Root => "root",
+            Deny::Namespaces => "namespaces",
+            Deny::Nodes => "nodes",
+            Deny::Userfault => "userfault",
+            Deny::Personality => "personality",
+            Deny::Terminal => "terminal",
+            Deny::RawIo => "raw-io",
+        }
+    }
+
+    /// Calls that are denied whatever their arguments are.
+    const fn calls(self) -> &'static [i64] {
+        match self {
+            Deny::OpenByHandle => &[libc::SYS_open_by_handle_at],
+            Deny::Fanotify => &[libc::SYS_fanotify_init, libc::SYS_fanotify_mark],
+            Deny::Exec => &[libc::SYS_execve, libc::SYS_execveat],
+            Deny::IoUring => &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
+            Deny::Trace => &[
+                libc::SYS_ptrace,
+                libc::SYS_process_vm_readv,
+                libc::SYS_process_vm_writev,
+                libc::SYS_kcmp,
+                libc::SYS_move_pages,
+                libc::SYS_migrate_pages,
+                SYS_PIDFD_GETFD,
+                SYS_PROCESS_MADVISE,
+            ],
+            Deny::Keys => &[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl],
+            Deny::BpfPerf => &[libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_lookup_dcookie],
+            Deny::Machine => &[
+                libc::SYS_init_module,
+                libc::SYS_finit_module,
+                libc::SYS_delete_module,
+                libc::SYS_kexec_load,
+                libc::SYS_kexec_file_load,
+                libc::SYS_reboot,
+                libc::SYS_swapon,
+                libc::SYS_swapoff,
+                libc::SYS_acct,
+                libc::SYS_settimeofday,
+                libc::SYS_clock_settime,
+                libc::SYS_adjtimex,
+                libc::SYS_clock_adjtime,
+                libc::SYS_sethostname,
+                libc::SYS_setdomainname,
+                libc::SYS_quotactl,
+                SYS_QUOTACTL_FD,
+                libc::SYS_syslog,
+                libc::SYS_vhangup,
+            ],
+            Deny::Mount => &[
+                libc::SYS_mount,
+                libc::SYS_umount2,
+                libc::SYS_move_mount,
+                libc::SYS_fsopen,
+                libc::SYS_fsmount,
+                libc::SYS_fsconfig,
+                libc::SYS_fspick,
+                libc::SYS_open_tree,
+                libc::SYS_mount_setattr,
+                SYS_OPEN_TREE_ATTR,
+                SYS_STATMOUNT,
+                SYS_LISTMOUNT,
+            ],
+            Deny::Root => &[libc::SYS_pivot_root, libc::SYS_chroot],
+            Deny::Namespaces => &[libc::SYS_unshare, libc::SYS_setns],
+            #[cfg(target_arch = "x86_64")]
+            Deny::Nodes => &[libc::SYS_mknod, libc::SYS_mknodat],
+            #[cfg(not(target_arch = "x86_64"))]
+            Deny::Nodes => &[libc::SYS_mknodat],
+            Deny::Userfault => &[libc::SYS_userfaultfd],
+            #[cfg(target_arch = "x86_64")]
+            Deny::RawIo => &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt],
+            #[cfg(not(target_arch = "x86_64"))]
+            Deny::RawIo => &[],
+            // Their arguments decide.
+            Deny::Personality | Deny::Terminal => &[],
+        }
+    }
+
+    /// Each call of the group with the condition under which it is denied.
+    pub(super) fn rules(self) -> impl Iterator<Item = (i64, When)> {
+        let by_argument = match self {
+            // What glibc starts threads and programs with, and then only without a new namespace.
+            Deny::Namespaces => Some((libc::SYS_clone, When::AnyBit { argument: 0, bits: &NEW_NAMESPACES })),
+            // Asking for the present one (all bits), and Linux itself, are harmless and done by some libraries.
+            Deny::Personality => Some((libc::SYS_personality, When::NoneOf { argument: 0, values: &[0, 0xffff_ffff] })),
+            // TIOCSTI and TIOCLINUX, the two that put characters into a terminal's input.
+            Deny::Terminal => Some((libc::SYS_ioctl, When::OneOf { argument: 1, values: &[0x5412, 0x541c] })),
+            _ => None,
+        };
+        self.calls().iter().map(|call| (*call, When::Always)).chain(by_argument)
+    }
+}
+
+impl std::fmt::Display for Deny {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Address families for which `socket` stays allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    Unix,
+    Netlink,
+    Inet,
+    Inet6,
+    Vsock,
+}
+
+impl Family {
+    /// As systemd writes it in RestrictAddressFamilies=: "AF_UNIX".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Unix => "AF_UNIX",
+            Family::Netlink => "AF_NETLINK",
+            Family::Inet => "AF_INET",
+            Family::Inet6 => "AF_INET6",
+            Family::Vsock => "AF_VSOCK",
+        }
+    }
+
+    pub(super) const fn raw(self) -> u64 {
+        // The constants are small positive numbers.
+        match self {
+            Family::Unix => libc::AF_UNIX as u64,
+            Family::Netlink => libc::AF_NETLINK as u64,
+            Family::Inet => libc::AF_INET as u64,
+            Family::Inet6 => libc::AF_INET6 as u64,
+            Family::Vsock => libc::AF_VSOCK as u64,
+        }
+    }
+}
+
+impl std::fmt::Display for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
