@@ -26,7 +26,7 @@ use bulkhead_tests::{Dice, systemd_machine};
 use serde_json::{Value, json};
 
 /// Seconds after which a wedged process is noticed.
-const WATCHDOG: u32 = 6;
+const WATCHDOG: u32 = 5;
 /// Seconds for which the node counts as alive after a renewal of its lease; renewed after a quarter of it.
 const LEASE: i64 = 12;
 const FOLLOWERS: usize = 4;
@@ -247,7 +247,9 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     }
     judge_node(&cluster, &node, &strikes, &renewals)?;
     judge_processes(&machine)?;
-    println!("{} strikes, {} renewals of the lease", strikes.len(), renewals.len());
+    let count = |way| strikes.iter().filter(|strike| strike.way == way).count();
+    let (restarts, kills, wedges) = (count(Way::Restart), count(Way::Kill), count(Way::Wedge));
+    println!("{restarts} restarts, {kills} deaths, {wedges} wedges, all noticed; {} renewals", renewals.len());
 
     // It still does its work, and nothing of it stays.
     cluster.create(&pod("last", &node))?;
@@ -291,15 +293,15 @@ fn draw(dice: &mut Dice) -> Vec<(&'static str, Way)> {
     drawn
 }
 
-/// No line was lost (each follower has looked at that itself), and nobody's answer ended but by the process that gives it.
+/// No line was lost (each follower has looked at that itself), and nobody's answer broke off but by the process that gives it.
 fn judge_followers(all: &[Followed], strikes: &[Strike]) -> Result<()> {
     for followed in all {
         ensure!(followed.lines > 0, "{followed:?}");
         for end in &followed.ends {
             let by: Vec<&Strike> = strikes.iter().filter(|strike| strike.span.holds(end.at)).collect();
             ensure!(by.iter().any(|strike| strike.ends_connections()), "{end:?} of {}: {by:?}", followed.pod);
-            let orderly = by.iter().all(|strike| strike.way == Way::Restart);
-            ensure!(end.clean || !orderly, "the log of {} broke off at a stop in order: {end:?} {by:?}", followed.pod);
+            // Nobody takes it for the whole log: the container runs on.
+            ensure!(!end.clean, "the answer with the log of {} ended as if that were all of it: {by:?}", followed.pod);
         }
         println!("{}: {} lines, {} ends", followed.pod, followed.lines, followed.ends.len());
     }
