@@ -1,0 +1,311 @@
+//! The units as files: systemd understands them, they are as tight as promised, every line that tightens says why, and
+//! they give each process what the privilege map gives it. No machine is started; tests/units_live.rs does that.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its message")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bulkhead_privileges::{Program, User};
+use bulkhead_testkit::build::workspace_root;
+
+/// The services and the most exposure that `systemd-analyze security` may find, in tenths.
+const SERVICES: [(&str, Program, u32); 5] = [
+    ("kubelet-volnetd", Program::Daemon(bulkhead_types::Process::Volnetd), 50),
+    ("kubelet-syncd", Program::Daemon(bulkhead_types::Process::Syncd), 15),
+    ("kubelet-evictiond", Program::Daemon(bulkhead_types::Process::Evictiond), 15),
+    ("kubelet-statusd", Program::Daemon(bulkhead_types::Process::Statusd), 15),
+    ("kubelet-journal", Program::Journal, 15),
+];
+
+/// Directives that say what a process may not do: each must come with its reason.
+const HARDENING: [&str; 37] = [
+    "AmbientCapabilities",
+    "CapabilityBoundingSet",
+    "DeviceAllow",
+    "DevicePolicy",
+    "IPAddressAllow",
+    "IPAddressDeny",
+    "InaccessiblePaths",
+    "KeyringMode",
+    "LimitCORE",
+    "LockPersonality",
+    "MemoryDenyWriteExecute",
+    "NoNewPrivileges",
+    "PrivateDevices",
+    "PrivateMounts",
+    "PrivateNetwork",
+    "PrivateTmp",
+    "ProcSubset",
+    "ProtectClock",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectHostname",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "RemoveIPC",
+    "RestrictAddressFamilies",
+    "RestrictNamespaces",
+    "RestrictRealtime",
+    "RestrictSUIDSGID",
+    "SecureBits",
+    "SystemCallArchitectures",
+    "SystemCallErrorNumber",
+    "SystemCallFilter",
+    "TasksMax",
+    "UMask",
+];
+
+/// What would put kubelet-volnetd into a mount namespace of its own (systemd.exec(5)), where the runtime and the pods would
+/// not see what it mounts; and what else breaks it.
+const NOT_FOR_VOLNETD: [&str; 24] = [
+    "BindPaths",
+    "BindReadOnlyPaths",
+    "DynamicUser",
+    "InaccessiblePaths",
+    "MountFlags",
+    "PrivateDevices",
+    "PrivateMounts",
+    "PrivateTmp",
+    "ProcSubset",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "ReadOnlyPaths",
+    "ReadWritePaths",
+    "RootDirectory",
+    "TemporaryFileSystem",
+    // fsGroup sets the group's bit on folders of volumes.
+    "RestrictSUIDSGID",
+    // Loop devices, formatting, iSCSI; ProtectClock brings a list of devices with it.
+    "DevicePolicy",
+    "DeviceAllow",
+    "ProtectClock",
+];
+
+fn folder() -> PathBuf {
+    workspace_root().join("systemd")
+}
+
+fn units() -> Vec<(String, String)> {
+    let mut units = Vec::new();
+    for entry in std::fs::read_dir(folder()).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if !name.ends_with(".md") {
+            units.push((name, std::fs::read_to_string(entry.path()).unwrap()));
+        }
+    }
+    units.sort();
+    units
+}
+
+fn unit(name: &str) -> String {
+    std::fs::read_to_string(folder().join(name)).unwrap()
+}
+
+/// Values of a directive, one for each line that has it.
+fn values<'a>(unit: &'a str, directive: &str) -> Vec<&'a str> {
+    unit.lines().filter_map(|line| line.strip_prefix(directive)?.strip_prefix('=')).collect()
+}
+
+fn directives(unit: &str) -> BTreeSet<&str> {
+    unit.lines().filter(|line| !line.starts_with('#')).filter_map(|line| Some(line.split_once('=')?.0)).collect()
+}
+
+/// A file tree in which the units are installed, with what they refer to.
+fn installed() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let system = root.path().join("usr/lib/systemd/system");
+    std::fs::create_dir_all(&system).unwrap();
+    for (name, text) in units() {
+        std::fs::write(system.join(name), text).unwrap();
+    }
+    for target in ["basic", "multi-user", "network-online", "paths", "shutdown", "slices", "sockets", "sysinit"] {
+        std::fs::write(system.join(format!("{target}.target")), "[Unit]\nDescription=of the machine\n").unwrap();
+    }
+    let program = |path: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    program("usr/bin/kubelet");
+    program("bin/rm");
+    for (service, _, _) in SERVICES {
+        program(&format!("usr/libexec/bulkhead/{service}"));
+    }
+    root
+}
+
+fn analyze(root: &Path, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new("systemd-analyze")
+        .arg(arguments[0])
+        .arg(format!("--root={}", root.display()))
+        .args(&arguments[1..])
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    (output.status.success(), text)
+}
+
+#[test]
+fn systemd_understands_every_line() {
+    bulkhead_testkit::machine::ensure_installed_for_systemd(&|_: &str| ()).unwrap();
+    let root = installed();
+    let system = root.path().join("usr/lib/systemd/system");
+    let paths: Vec<String> = units().into_iter().map(|(name, _)| system.join(name).display().to_string()).collect();
+    let mut arguments = vec!["verify", "--man=no"];
+    arguments.extend(paths.iter().map(String::as_str));
+    let (good, said) = analyze(root.path(), &arguments);
+    assert!(good && said.trim().is_empty(), "{said}");
+}
+
+#[test]
+fn no_process_is_more_exposed_than_promised() {
+    bulkhead_testkit::machine::ensure_installed_for_systemd(&|_: &str| ()).unwrap();
+    let root = installed();
+    for (service, _, tenths) in SERVICES {
+        let threshold = format!("--threshold={tenths}");
+        let (good, said) =
+            analyze(root.path(), &["security", "--offline=true", &threshold, &format!("{service}.service")]);
+        let open: Vec<&str> = said.lines().filter(|line| !line.starts_with('✓')).collect();
+        assert!(good, "{service} is above {tenths} tenths:\n{}", open.join("\n"));
+    }
+}
+
+#[test]
+fn every_line_that_tightens_says_why() {
+    for (name, text) in units() {
+        let mut explained = false;
+        for line in text.lines() {
+            if line.starts_with('#') {
+                explained = true;
+                continue;
+            }
+            let Some((directive, _)) = line.split_once('=') else {
+                explained = false;
+                continue;
+            };
+            // Lines under one comment have one reason.
+            if HARDENING.contains(&directive) {
+                assert!(explained, "{name}: {line} has no reason above it");
+            } else {
+                explained = false;
+            }
+        }
+    }
+}
+
+#[test]
+fn units_and_privilege_map_say_the_same() {
+    for (service, program, _) in SERVICES {
+        let text = unit(&format!("{service}.service"));
+        let row = program.row();
+        let set = |directive: &str| -> BTreeSet<String> {
+            values(&text, directive).iter().flat_map(|value| value.split_whitespace()).map(str::to_owned).collect()
+        };
+        let capabilities: BTreeSet<String> = row.capabilities.iter().map(ToString::to_string).collect();
+        assert_eq!(set("CapabilityBoundingSet"), capabilities, "{service}: what it may ever hold");
+        assert!(values(&text, "CapabilityBoundingSet").len() == 1, "{service}");
+        let families: BTreeSet<String> = row.families(None).iter().map(|family| family.name().to_owned()).collect();
+        assert_eq!(set("RestrictAddressFamilies"), families, "{service}: sockets that it may make");
+        assert_eq!(values(&text, "NoNewPrivileges"), [if row.no_new_privs { "yes" } else { "no" }], "{service}");
+        assert_eq!(values(&text, "LimitCORE"), ["0"], "{service}");
+        if row.user == User::Root {
+            assert!(values(&text, "User").is_empty(), "{service}");
+            // root's exec takes the bounding set; ambient is for users that are not root.
+            assert!(values(&text, "AmbientCapabilities").is_empty(), "{service}");
+        } else {
+            assert_eq!(values(&text, "User"), [service]);
+            assert_eq!(set("AmbientCapabilities"), capabilities, "{service}: what it starts with");
+        }
+        assert_eq!(set("SupplementaryGroups").contains("kubelet-daemons"), row.in_daemons_group, "{service}");
+    }
+}
+
+#[test]
+fn nothing_comes_between_kubelet_volnetd_and_the_mounts_of_the_machine() {
+    let text = unit("kubelet-volnetd.service");
+    let there: Vec<&str> = directives(&text).into_iter().filter(|name| NOT_FOR_VOLNETD.contains(name)).collect();
+    assert!(there.is_empty(), "{there:?}");
+    for (name, text) in units() {
+        assert!(!directives(&text).contains("PrivateUsers"), "{name}: peers would be seen as 65534");
+        // /proc/<pid>/cgroup of a peer is how a server knows that it is no pod.
+        assert!(!directives(&text).contains("ProtectProc"), "{name}: peers could not be told from pods");
+        // Requires= on the mount of the root directory would follow, which volnetd makes and `kubeadm reset` takes away.
+        for bad in ["RequiresMountsFor", "StateDirectory", "WorkingDirectory", "RuntimeDirectory"] {
+            assert!(!directives(&text).contains(bad), "{name}: {bad}");
+        }
+    }
+}
+
+#[test]
+fn what_must_not_differ_between_the_services_does_not() {
+    for (service, _, _) in SERVICES {
+        let text = unit(&format!("{service}.service"));
+        assert_eq!(values(&text, "Type"), ["notify"], "{service}");
+        assert_eq!(values(&text, "NotifyAccess"), ["main"], "{service}");
+        assert_eq!(values(&text, "WatchdogSec"), ["30"], "{service}");
+        assert_eq!(values(&text, "StartLimitIntervalSec"), ["0"], "{service}: a crash loop must not end");
+        assert_eq!(values(&text, "Slice"), ["kubelet.slice"], "{service}");
+        assert_eq!(
+            values(&text, "ExecStart")[0].split(' ').next().unwrap(),
+            format!("/usr/libexec/bulkhead/{service}")
+        );
+        assert!(values(&text, "Requires").contains(&"kubelet.service"), "{service}");
+    }
+}
+
+#[test]
+fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
+    let expected: BTreeMap<&str, (&str, &str, &str, &str)> = BTreeMap::from([
+        ("kubelet-volnetd.socket", ("/run/kubelet/kubelet-volnetd.sock", "grpc", "kubelet-daemons", "0660")),
+        (
+            "kubelet-volnetd-broker.socket",
+            ("/run/kubelet/kubelet-volnetd.fd.sock", "broker", "kubelet-daemons", "0660"),
+        ),
+        ("kubelet-syncd.socket", ("/run/kubelet/kubelet-syncd.sock", "grpc", "kubelet-daemons", "0660")),
+        ("kubelet-evictiond.socket", ("/run/kubelet/kubelet-evictiond.sock", "grpc", "kubelet-daemons", "0660")),
+        ("kubelet-statusd.socket", ("/run/kubelet/kubelet-statusd.sock", "grpc", "kubelet-daemons", "0660")),
+        ("kubelet-journal.socket", ("/run/kubelet/kubelet-journal.sock", "journal", "kubelet-statusd", "0600")),
+    ]);
+    let sockets: Vec<(String, String)> = units().into_iter().filter(|(name, _)| name.ends_with(".socket")).collect();
+    assert_eq!(sockets.len(), expected.len());
+    for (name, text) in sockets {
+        let (path, fd_name, group, mode) = expected[name.as_str()];
+        let listens = [values(&text, "ListenStream"), values(&text, "ListenSequentialPacket")].concat();
+        assert_eq!(listens, [path], "{name}");
+        assert_eq!(values(&text, "FileDescriptorName"), [fd_name], "{name}");
+        assert_eq!((values(&text, "SocketGroup"), values(&text, "SocketMode")), (vec![group], vec![mode]), "{name}");
+        assert_eq!(values(&text, "Requires"), ["kubelet.service"], "{name} must not start anything that was stopped");
+        assert_eq!(values(&text, "TriggerLimitIntervalSec"), ["0"], "{name}");
+        let service = unit(values(&text, "Service")[0]);
+        assert!(values(&service, "Sockets")[0].split(' ').any(|socket| socket == name), "{name}");
+        assert!(values(&service, "Requires").iter().any(|all| all.split(' ').any(|unit| unit == name)), "{name}");
+    }
+}
+
+#[test]
+fn the_users_of_the_units_are_made() {
+    let users = std::fs::read_to_string(workspace_root().join("deploy/sysusers.d/bulkhead.conf")).unwrap();
+    let has = |line: &str| {
+        users.lines().any(|there| there.split_whitespace().collect::<Vec<_>>().join(" ").starts_with(line))
+    };
+    for (service, program, _) in SERVICES {
+        if program.row().user != User::Root {
+            assert!(has(&format!("u {service} -")), "{service}");
+            assert_eq!(has(&format!("m {service} kubelet-daemons")), program.row().in_daemons_group, "{service}");
+        }
+    }
+    assert!(has("g kubelet-daemons") && has("m kubelet-journal systemd-journal"));
+    assert!(!has("u kubelet "), "that name switches a rule of upstream's on");
+}
