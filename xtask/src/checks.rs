@@ -66,7 +66,7 @@ pub fn check() -> Result<()> {
 /// The first step that fails.
 pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
     if machine::is_root() {
-        machine::ensure_installed(&|line| eprintln!("{line}"))?;
+        machine::ensure_installed_for_systemd(&|line| eprintln!("{line}"))?;
     } else {
         eprintln!("!!! Not root: the tests with a real containerd will be skipped !!!");
     }

@@ -144,7 +144,7 @@ impl Machine {
             bail!("a machine needs root: it makes network namespaces, cgroups and mounts");
         }
         let say = |line: &str| eprintln!("{line}");
-        machine::ensure_installed(&say)?;
+        machine::ensure_installed_for_systemd(&say)?;
         let cached = root::cached(&builder.packages, &say)?;
         let exclusive = if builder.beside { None } else { Some(lab::exclusive()?) };
         let (number, claim) = lab::claim_number()?;
