@@ -106,7 +106,15 @@ pub async fn run(
         if hopeless && !proven {
             return Err(Hopeless { process, why: ended.why });
         }
-        let wait = back_off.after(started.elapsed());
+        let mut wait = back_off.after(started.elapsed());
+        if ended.code == Some(ExitReason::Listen as i32) && store.clear() {
+            // A program of an earlier version does not take up what is kept here, and finds its ports taken.
+            tracing::warn!(
+                process = process.name(),
+                "its kept ports are closed: it is not of a version that takes them up"
+            );
+            wait = Duration::ZERO;
+        }
         tracing::warn!(
             process = process.name(),
             ended = ended.why,

@@ -37,6 +37,11 @@ impl Store {
         }
     }
 
+    /// Closes everything; whether there was something.
+    pub fn clear(&mut self) -> bool {
+        !std::mem::take(&mut self.by_name).is_empty()
+    }
+
     /// Copies, to be passed to a new child.
     ///
     /// # Errors
@@ -74,6 +79,7 @@ mod tests {
         assert_eq!(names(&store), ["tcp-healthz", "tcp-main"]);
         store.heed(&notify::parse(b"FDSTOREREMOVE=1\nFDNAME=tcp-main\n"), Vec::new());
         assert_eq!(names(&store), ["tcp-healthz"]);
+        assert!(store.clear() && !store.clear() && names(&store).is_empty());
     }
 
     #[test]
