@@ -13,6 +13,8 @@ use crate::runtime::resources::milli_cpu_to_shares;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Capacity {
     pub cpus: u32,
+    /// Which they are, as the kernel lists them; empty: it does not say.
+    pub online: String,
     /// Bytes.
     pub memory: u64,
     /// Tasks that the kernel allows at a time; None: it does not say.
@@ -41,6 +43,7 @@ impl Capacity {
         let pids = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
         Capacity {
             cpus: count_cpus(&online),
+            online: online.trim().to_owned(),
             memory: parse_total_memory(&meminfo),
             pids: pids.into_iter().flatten().min(),
             huge_pages,
@@ -99,6 +102,11 @@ pub fn kubepods_resources(capacity: &Capacity, reserved: &Reserved, enforce_pods
         memory_limit_bytes: Some(memory.value()).filter(|bytes| *bytes > 0),
         pids_limit: capacity.pids.map(|pids| less(amount(pids), "pid").value()).filter(|pids| *pids > 0),
         hugepage_limits: capacity.huge_pages.iter().map(|(size, total)| (hugepage_size_name(*size), *total)).collect(),
+        // All of them, so that systemd knows that the pods' tree has the controller and does not take it away (upstream
+        // does so where no CPUs are exclusive).
+        cpus: Some(capacity.online.clone()).filter(|online| !online.is_empty()),
+        memory_min_bytes: None,
+        memory_low_bytes: None,
     }
 }
 
@@ -117,13 +125,18 @@ mod tests {
 
     #[test]
     fn reservations() {
-        let capacity =
-            Capacity { cpus: 2, memory: 4 << 30, pids: Some(4096), huge_pages: BTreeMap::from([(2 << 20, 0)]) };
+        let capacity = Capacity {
+            cpus: 2,
+            online: "0-1".to_owned(),
+            memory: 4 << 30,
+            pids: Some(4096),
+            huge_pages: BTreeMap::from([(2 << 20, 0)]),
+        };
         let texts = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let kept = reserved(&texts(&[("cpu", "500m"), ("memory", "1Gi")]), &texts(&[("cpu", "500m"), ("pid", "96")]));
         let limits = kubepods_resources(&capacity, &kept, true);
         assert_eq!((limits.cpu_shares, limits.memory_limit_bytes), (Some(1024), Some(3 << 30)));
-        assert_eq!(limits.pids_limit, Some(4000));
+        assert_eq!((limits.pids_limit, limits.cpus.as_deref()), (Some(4000), Some("0-1")));
         let not_enforced = kubepods_resources(&capacity, &kept, false);
         assert_eq!((not_enforced.memory_limit_bytes, not_enforced.pids_limit), (Some(4 << 30), Some(4096)));
         assert_eq!(kubepods_resources(&Capacity { pids: None, ..capacity.clone() }, &kept, true).pids_limit, None);

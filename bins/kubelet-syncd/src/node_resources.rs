@@ -121,8 +121,8 @@ mod tests {
         let machine = Capacity {
             cpus: 2,
             memory: 24_684_092 * 1024,
-            pids: None,
             huge_pages: BTreeMap::from([(2 << 20, 0), (1 << 30, 0)]),
+            ..Capacity::default()
         };
         let hard = map(&[("memory.available", "100Mi"), ("nodefs.available", "1%"), ("imagefs.available", "15%")]);
         let node = of(&machine, Some(264_212_084 * 1024), 250, &Reserved::new(), &hard);
@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn reservations_and_huge_pages() {
         let huge = BTreeMap::from([(2 << 20, 512 << 20)]);
-        let machine = Capacity { cpus: 2, memory: 4 << 30, pids: Some(4096), huge_pages: huge };
+        let machine =
+            Capacity { cpus: 2, memory: 4 << 30, pids: Some(4096), huge_pages: huge, ..Capacity::default() };
         let kept = crate::cgroups::reserved(
             &map(&[("cpu", "500m"), ("memory", "1Gi"), ("ephemeral-storage", "1Gi")]),
             &map(&[("cpu", "600m"), ("pid", "96"), ("hugepages-2Mi", "12Mi")]),

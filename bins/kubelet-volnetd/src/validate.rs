@@ -3,9 +3,13 @@
 
 use std::path::PathBuf;
 
+use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_ipc::volnetd as wire;
 use bulkhead_sys::cgroup::Resources;
 use bulkhead_types::{ContainerId, ContainerName, IdError, Namespace, PodName, PodUid, QosClass, VolumeName};
+
+/// Bytes: a list that names each second CPU of the largest machine is shorter.
+const MAX_CPU_LIST: usize = 32 * 1024;
 
 /// A request that cannot be meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -186,6 +190,14 @@ pub fn resources(wire: Option<&wire::CgroupResources>) -> Result<Resources, Inva
     {
         return Err(bad("cpu_period_us", &period.to_string(), "1000 to 1000000"));
     }
+    let cpus = match &wire.cpus {
+        Some(text) => match CpuSet::parse(text) {
+            // In normal form, and never empty: the kernel reads that as "all of the parent's".
+            Ok(cpus) if text.len() <= MAX_CPU_LIST && !cpus.is_empty() => Some(cpus.to_string()),
+            _ => return Err(bad("cpus", text, "a list of CPUs such as 0,2-4")),
+        },
+        None => None,
+    };
     Ok(Resources {
         cpu_shares: wire.cpu_shares,
         cpu_quota_us: wire.cpu_quota_us,
@@ -193,6 +205,9 @@ pub fn resources(wire: Option<&wire::CgroupResources>) -> Result<Resources, Inva
         memory_limit_bytes: wire.memory_limit_bytes,
         pids_limit: wire.pids_limit,
         hugepage_limits: wire.hugepage_limits.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+        cpus,
+        memory_min_bytes: wire.memory_min_bytes,
+        memory_low_bytes: wire.memory_low_bytes,
     })
 }
 
@@ -243,6 +258,18 @@ mod tests {
         assert!(ask("2MB").is_ok() && ask("1GB").is_ok() && ask("64KB").is_ok());
         for bad in ["", "MB", "2M", "../2MB", "2MB/x", "x2MB", "2MBKB"] {
             assert!(ask(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_a_list_in_normal_form() {
+        let ask = |cpus: &str| {
+            let wire = wire::CgroupResources { cpus: Some(cpus.to_owned()), ..Default::default() };
+            resources(Some(&wire)).map(|resources| resources.cpus.unwrap())
+        };
+        assert_eq!((ask("3,0-1").unwrap(), ask("0,1,2").unwrap()), ("0-1,3".to_owned(), "0-2".to_owned()));
+        for bad in ["", "x", "0-", "3-1", "0\n", "0 1", "99999999"] {
+            assert!(ask(bad).is_err(), "{bad:?}");
         }
     }
 

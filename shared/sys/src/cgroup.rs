@@ -133,6 +133,12 @@ pub struct Resources {
     pub pids_limit: Option<i64>,
     /// Page size as the kernel names it ("2MB") to bytes.
     pub hugepage_limits: BTreeMap<String, u64>,
+    /// v2 only (on v1 a new cgroup has its parent's): CPUs that may be used, as the kernel lists them ("0-3,6").
+    pub cpus: Option<String>,
+    /// v2 only: bytes that are never taken back.
+    pub memory_min_bytes: Option<u64>,
+    /// v2 only: bytes that are taken back last.
+    pub memory_low_bytes: Option<u64>,
 }
 
 /// The mounted hierarchies.
@@ -312,6 +318,15 @@ impl Hierarchies {
                 }
                 if let Some(limit) = resources.memory_limit_bytes {
                     add("memory", "memory.max", or_max(limit));
+                }
+                if let Some(cpus) = &resources.cpus {
+                    add("cpuset", "cpuset.cpus", cpus.clone());
+                }
+                if let Some(bytes) = resources.memory_min_bytes {
+                    add("memory", "memory.min", bytes.to_string());
+                }
+                if let Some(bytes) = resources.memory_low_bytes {
+                    add("memory", "memory.low", bytes.to_string());
                 }
             }
         }
@@ -584,6 +599,9 @@ mod tests {
             memory_limit_bytes: Some(-1),
             pids_limit: Some(100),
             hugepage_limits: [("2MB".to_owned(), 0)].into(),
+            cpus: Some("0-1".to_owned()),
+            memory_min_bytes: Some(0),
+            memory_low_bytes: Some(4096),
         };
         let show = |h: Hierarchies| -> Vec<String> {
             h.writes(&resources).into_iter().map(|(c, f, v)| format!("{c}:{f}={v}")).collect()
@@ -605,6 +623,9 @@ mod tests {
                 "cpu:cpu.weight=39",
                 "cpu:cpu.max=max 100000",
                 "memory:memory.max=max",
+                "cpuset:cpuset.cpus=0-1",
+                "memory:memory.min=0",
+                "memory:memory.low=4096",
                 "pids:pids.max=100",
                 "hugetlb:hugetlb.2MB.max=0"
             ]
@@ -652,7 +673,7 @@ mod tests {
             cpu_period_us: Some(100_000),
             memory_limit_bytes: Some(64 << 20),
             pids_limit: Some(50),
-            hugepage_limits: BTreeMap::new(),
+            ..Resources::default()
         };
         assert_eq!(hierarchies.apply(&pod, &resources).unwrap(), Vec::<String>::new());
         if hierarchies.version() == Version::V1 {

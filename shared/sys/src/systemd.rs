@@ -1,7 +1,7 @@
-//! Two requests to systemd, for the systemd cgroup driver: start a slice, stop a unit.
+//! Three requests to systemd, for the systemd cgroup driver: start a slice, tell it its limits, stop a unit.
 //!
 //! Spoken over systemd's private socket, which root may use and which needs no message bus. Of D-Bus only what these
-//! two calls need is here: one method call with a body that is built in code, and the reply that belongs to it.
+//! calls need is here: one method call with a body that is built in code, and the reply that belongs to it.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,6 +38,47 @@ pub fn start_slice(name: &str) -> Result<(), SystemdError> {
         Err(SystemdError::Refused { name, .. }) if name == "org.freedesktop.systemd1.UnitExists" => Ok(()),
         other => other,
     }
+}
+
+/// A property of a unit, by its name on the bus (org.freedesktop.systemd1(5)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Property {
+    pub name: &'static str,
+    pub value: Value,
+}
+
+/// Of D-Bus's types those that limits have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// `t`; the largest number is systemd's "infinity".
+    Number(u64),
+    /// `ay`; a set of CPUs: bit n of byte n / 8.
+    Bits(Vec<u8>),
+}
+
+/// Gives a unit these properties until it is stopped or the machine restarts, and has them written to its cgroup. Others
+/// stay as they are.
+///
+/// # Errors
+/// See [`SystemdError`]; a property that this systemd does not know is refused.
+pub fn set_properties(unit: &str, properties: &[Property]) -> Result<(), SystemdError> {
+    call("SetUnitProperties", "sba(sv)", &properties_body(unit, properties))
+}
+
+fn properties_body(unit: &str, properties: &[Property]) -> Vec<u8> {
+    let mut body = Body::default();
+    body.string(unit);
+    // Only for now: the machine's next start begins without pods.
+    body.u32(1);
+    body.array(8, |list| {
+        for property in properties {
+            match &property.value {
+                Value::Number(number) => list.property(property.name, "t", |b| b.u64(*number)),
+                Value::Bits(bits) => list.property(property.name, "ay", |b| b.array(1, |list| list.0.extend(bits))),
+            }
+        }
+    });
+    body.0
 }
 
 /// Stops a unit. One that is not loaded is fine.
@@ -88,6 +129,11 @@ impl Body {
 
     fn u32(&mut self, value: u32) {
         self.align(4);
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.align(8);
         self.0.extend(value.to_le_bytes());
     }
 
@@ -307,6 +353,18 @@ mod tests {
         assert_eq!(&body[44..55], b"Description");
         assert_eq!(parent_slice("kubepods-pod1.slice").as_deref(), Some("kubepods.slice"));
         assert_eq!(parent_slice("kubepods.slice"), None);
+        let limits = [
+            Property { name: "MemoryMax", value: Value::Number(7) },
+            Property { name: "AllowedCPUs", value: Value::Bits(vec![3]) },
+        ];
+        let body = properties_body("a.slice", &limits);
+        // Name with its length and NUL, "only for now", array length; then each property at a multiple of 8: name,
+        // signature, value in its own alignment.
+        assert_eq!(body[12..16], 1u32.to_le_bytes());
+        assert_eq!(body[16..20], 53u32.to_le_bytes());
+        assert_eq!(&body[24..48], b"\x09\0\0\0MemoryMax\0\x01t\0\0\0\0\0\0\0");
+        assert_eq!(body[48..56], 7u64.to_le_bytes());
+        assert_eq!(&body[56..], b"\x0b\0\0\0AllowedCPUs\0\x02ay\0\x01\0\0\0\x03");
         let message = message("StopUnit", "ss", b"");
         assert!(message.len().is_multiple_of(8));
         assert!(message.windows(8).any(|w| w == b"StopUnit"));

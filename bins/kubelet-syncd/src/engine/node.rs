@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bulkhead_config::NodeConfig;
+use bulkhead_ipc::volnetd::SetQosRequest;
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid, Quantity};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -101,7 +102,7 @@ struct Shared {
     /// Statuses shown so far.
     status_versions: u64,
     last_turn: Option<Instant>,
-    qos_shares: Option<u64>,
+    qos_written: Option<SetQosRequest>,
 }
 
 /// Everything that is given at the start.
@@ -319,13 +320,13 @@ impl NodeContext {
         self.shared().last_turn.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    /// True when these are not the shares written last; they count as written from here on.
-    pub fn qos_changed(&self, shares: u64) -> bool {
-        self.shared().qos_shares.replace(shares) != Some(shares)
+    /// True when these are not the values of the QoS levels written last; they count as written from here on.
+    pub fn qos_changed(&self, values: SetQosRequest) -> bool {
+        self.shared().qos_written.replace(values) != Some(values)
     }
 
     pub fn qos_unknown(&self) {
-        self.shared().qos_shares = None;
+        self.shared().qos_written = None;
     }
 
     /// The limit on all pods together is wanted, and volnetd has set it.

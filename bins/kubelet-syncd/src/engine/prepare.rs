@@ -186,5 +186,8 @@ pub(super) fn wire_resources(r: CgroupResources) -> api::CgroupResources {
         memory_limit_bytes: r.memory_limit_bytes,
         pids_limit: r.pids_limit,
         hugepage_limits: r.hugepage_limits.into_iter().collect(),
+        cpus: None,
+        memory_min_bytes: r.memory_min_bytes,
+        memory_low_bytes: r.memory_low_bytes,
     }
 }

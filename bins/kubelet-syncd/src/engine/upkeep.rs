@@ -73,18 +73,23 @@ async fn ensure_node(node: &NodeContext) -> bool {
     }
 }
 
-/// Shares of the burstable level after the set of pods has changed.
+/// Shares of the burstable level, and what memory the levels keep, after the set of pods has changed.
 pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
-    let burstable_cpu_shares = burstable_cpu_shares(pods.iter().map(|p| &**p));
-    if !node.qos_changed(burstable_cpu_shares) {
+    let pods = || pods.iter().map(|p| &**p);
+    let levels = node.facts().memory_qos.map(|qos| qos.of_levels(pods()));
+    let request = api::SetQosRequest {
+        burstable_cpu_shares: burstable_cpu_shares(pods()),
+        kubepods_memory_min_bytes: levels.map(|levels| levels.kubepods_min),
+        burstable_memory_low_bytes: levels.map(|levels| levels.burstable_low),
+    };
+    if !node.qos_changed(request) {
         return;
     }
     if node.cgroups_ready().await.is_none() {
         return;
     }
-    let request = api::SetQosRequest { burstable_cpu_shares };
     if let Err(error) = node.volnetd.set_qos(&CallContext::new(), request).await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "shares of the burstable level are not up to date");
+        tracing::warn!(error = &error as &dyn std::error::Error, "values of the QoS levels are not up to date");
         node.qos_unknown();
     }
 }

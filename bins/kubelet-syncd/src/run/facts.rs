@@ -1,13 +1,17 @@
 //! The node's facts at the start, from the configuration, the machine and the runtime's answers.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::v1;
+use bulkhead_types::Quantity;
 
+use crate::cgroups::reserved;
 use crate::engine::runtime_health::RuntimeHealth;
 use crate::node_resources::NodeResources;
+use crate::runtime::memory_qos::MemoryQos;
 use crate::runtime::node_facts::{HostFacts, NodeFacts, SwapBehavior};
 
 pub fn node_facts(
@@ -35,6 +39,7 @@ pub fn node_facts(
         pod_pids_limit: config.pod_pids_limit().map(signed),
         swap_behavior,
         single_process_oom_kill: kubelet.single_process_oom_kill,
+        memory_qos: memory_qos(config, &host, resources),
         resolv_conf: config.resolv_conf().map(PathBuf::from).unwrap_or_default(),
         cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
         cluster_domain: kubelet.cluster_domain.clone(),
@@ -46,6 +51,22 @@ pub fn node_facts(
         handlers: health.handler_features(),
         ..NodeFacts::new(host)
     }
+}
+
+/// Settings of gate MemoryQoS, which needs cgroup v2.
+fn memory_qos(config: &NodeConfig, host: &HostFacts, resources: &NodeResources) -> Option<MemoryQos> {
+    if !host.cgroup_v2 || !config.feature_gates().enabled("MemoryQoS") {
+        return None;
+    }
+    let kubelet = &config.kubelet;
+    let kept = reserved(&kubelet.kube_reserved, &kubelet.system_reserved);
+    let of = |amounts: &BTreeMap<String, Quantity>| amounts.get("memory").map_or(0, |amount| amount.value());
+    Some(MemoryQos {
+        throttling_factor: kubelet.memory_throttling_factor(),
+        tiered: kubelet.memory_reservation_policy == "TieredReservation",
+        allocatable: of(&resources.capacity).saturating_sub(of(&kept)).max(0),
+        page_size: i64::try_from(rustix::param::page_size()).unwrap_or(4096),
+    })
 }
 
 /// Addresses of the node, primary first: those of `--node-ip`, else the ones that traffic by the default route leaves

@@ -52,6 +52,7 @@ pub mod hosts;
 pub mod image_volumes;
 pub mod kill;
 pub mod labels;
+pub mod memory_qos;
 pub mod model;
 pub mod named_objects;
 pub mod names;

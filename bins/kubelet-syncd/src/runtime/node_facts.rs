@@ -8,6 +8,8 @@ use std::sync::Arc;
 use bulkhead_types::Quantity;
 use tokio::sync::watch;
 
+use super::memory_qos::MemoryQos;
+
 /// `memorySwap.swapBehavior`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SwapBehavior {
@@ -36,6 +38,8 @@ pub struct NodeFacts {
     pub swap_behavior: SwapBehavior,
     /// `singleProcessOOMKill`; None is upstream's default for the cgroup version.
     pub single_process_oom_kill: Option<bool>,
+    /// None: gate MemoryQoS is off, or cgroups are those of v1.
+    pub memory_qos: Option<MemoryQos>,
     /// `resolvConf`; empty turns the node's resolver off.
     pub resolv_conf: PathBuf,
     pub cluster_dns: Vec<String>,
@@ -83,6 +87,7 @@ impl NodeFacts {
             pod_pids_limit: None,
             swap_behavior: SwapBehavior::NoSwap,
             single_process_oom_kill: None,
+            memory_qos: None,
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),

@@ -196,6 +196,9 @@ pub struct CgroupResources {
     pub pids_limit: Option<i64>,
     /// Page size as the kernel names it to bytes; sizes that the pod does not ask for are 0.
     pub hugepage_limits: BTreeMap<String, u64>,
+    /// Bytes that are never taken back, and bytes that are taken back last; cgroup v2 alone.
+    pub memory_min_bytes: Option<u64>,
+    pub memory_low_bytes: Option<u64>,
 }
 
 /// What the pod's cgroup gets (upstream ResourceConfigForPod).
@@ -233,6 +236,9 @@ pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts) -> CgroupResources {
     let memory = get(&cap, "memory").value();
     if limit_memory && memory > 0 {
         resources.memory_limit_bytes = Some(memory);
+    }
+    if let Some(qos) = &facts.memory_qos {
+        (resources.memory_min_bytes, resources.memory_low_bytes) = qos.of_pod(class, &want);
     }
     resources
 }
@@ -280,7 +286,8 @@ fn linux_resources(
         resources.cpu_period = facts.cpu_cfs_quota_period_us;
         resources.cpu_quota = milli_cpu_to_quota(cpu_limit.milli_value(), facts.cpu_cfs_quota_period_us);
     }
-    if facts.host.cgroup_v2 && facts.single_process_oom_kill == Some(false) {
+    // All processes of a container or none, unless the configuration says otherwise (upstream `kubelet.go`).
+    if facts.host.cgroup_v2 && facts.single_process_oom_kill != Some(true) {
         resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
     }
     resources
@@ -316,6 +323,9 @@ pub fn container_resources(pod: &Pod, container: &Container, facts: &NodeFacts) 
         .map(|(page_size, limit)| v1::HugepageLimit { page_size, limit })
         .collect();
     configure_swap(&mut resources, pod, &want, &cap, facts);
+    if let Some(qos) = &facts.memory_qos {
+        resources.unified.extend(qos.of_container(qos_class(pod), &want, &cap));
+    }
     resources
 }
 

@@ -4,6 +4,7 @@
 //! (`bulkhead_sys::cgroup`); what is in the tree is decided here.
 
 pub mod driver;
+mod properties;
 
 pub use driver::Driver;
 
@@ -26,7 +27,7 @@ pub enum PodsTreeError {
     NoRoot { root: String },
     #[error("the systemd cgroup driver needs systemd as the machine's first process")]
     NoSystemd,
-    #[error("asking systemd for the slice {slice}")]
+    #[error("asking systemd about the slice {slice}")]
     Systemd { slice: String, source: bulkhead_sys::systemd::SystemdError },
     #[error("no cgroup of container {container} in that of pod {pod}")]
     NoContainer { pod: PodUid, container: ContainerId },
@@ -121,13 +122,29 @@ impl PodsTree {
         Ok(Some((self.hierarchies.limits(&path)?, self.hierarchies.memory_usage(&path)?)))
     }
 
-    /// The burstable level's share is the sum of its pods' requests.
-    pub fn set_qos(&self, burstable_cpu_shares: u64) -> Result<(), PodsTreeError> {
+    /// The burstable level's share is the sum of its pods' requests; memory is kept for levels only where that is given.
+    pub fn set_qos(
+        &self,
+        burstable_cpu_shares: u64,
+        kubepods_memory_min: Option<u64>,
+        burstable_memory_low: Option<u64>,
+    ) -> Result<(), PodsTreeError> {
         if !self.per_qos {
             return Ok(());
         }
-        for (qos, shares) in [(QosClass::Burstable, burstable_cpu_shares), (QosClass::BestEffort, cpu::MIN_SHARES)] {
-            let resources = Resources { cpu_shares: Some(shares), ..Resources::default() };
+        let levels = [
+            (QosClass::Guaranteed, Resources { memory_min_bytes: kubepods_memory_min, ..Resources::default() }),
+            (
+                QosClass::Burstable,
+                Resources {
+                    cpu_shares: Some(burstable_cpu_shares),
+                    memory_low_bytes: burstable_memory_low,
+                    ..Resources::default()
+                },
+            ),
+            (QosClass::BestEffort, Resources { cpu_shares: Some(cpu::MIN_SHARES), ..Resources::default() }),
+        ];
+        for (qos, resources) in levels {
             self.apply(&self.qos_path(qos)?, &resources)?;
         }
         Ok(())
@@ -187,18 +204,32 @@ impl PodsTree {
         Ok(found)
     }
 
+    /// Makes a cgroup that may be there already. Answers whether it was missing.
     fn create(&self, path: &CgroupPath) -> Result<bool, PodsTreeError> {
-        if self.driver() == Driver::Systemd && !self.hierarchies.exists(path) {
-            let slice = path.name().to_owned();
-            bulkhead_sys::systemd::start_slice(&slice).map_err(|source| PodsTreeError::Systemd { slice, source })?;
-            // Trees that systemd does not manage are completed below.
-            self.hierarchies.ensure(path)?;
-            return Ok(true);
+        let missing = !self.hierarchies.exists(path);
+        if self.driver() == Driver::Systemd {
+            // Also where the directory is there: systemd may have lost the unit, and would clean up after it.
+            let started = bulkhead_sys::systemd::start_slice(path.name());
+            started.map_err(|source| PodsTreeError::Systemd { slice: path.name().to_owned(), source })?;
         }
-        Ok(self.hierarchies.ensure(path)?)
+        // Trees and controllers that systemd does not manage are completed here.
+        Ok(self.hierarchies.ensure(path)? || missing)
     }
 
     fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<(), PodsTreeError> {
+        let rounded;
+        let resources = match self.driver() {
+            Driver::Cgroupfs => resources,
+            Driver::Systemd => {
+                rounded = properties::rounded(resources);
+                let properties = properties::of(&rounded, self.hierarchies.version());
+                if !properties.is_empty() {
+                    let told = bulkhead_sys::systemd::set_properties(path.name(), &properties);
+                    told.map_err(|source| PodsTreeError::Systemd { slice: path.name().to_owned(), source })?;
+                }
+                &rounded
+            }
+        };
         let skipped = self.hierarchies.apply(path, resources)?;
         if !skipped.is_empty() {
             tracing::debug!(cgroup = path.as_str(), ?skipped, "limits that this kernel does not have were left out");
@@ -282,7 +313,7 @@ mod tests {
         let unchanged = now.cpu_shares;
         assert_eq!(now, Resources { cpu_shares: unchanged, ..more });
         assert!(usage.is_some_and(|bytes| bytes < 64 << 20) && unchanged == before.cpu_shares);
-        tree.set_qos(512).unwrap();
+        tree.set_qos(512, None, None).unwrap();
         let guaranteed = PodUid::parse("g").unwrap();
         tree.ensure_pod(&guaranteed, QosClass::Guaranteed, &Resources::default()).unwrap();
         let mut list: Vec<String> = tree.list().unwrap().iter().map(|p| format!("{} {}", p.pod, p.qos)).collect();

@@ -64,12 +64,13 @@ impl Cgroups for Verbs {
     }
 
     async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosReply>, Status> {
-        let shares = request.into_inner().burstable_cpu_shares;
+        let SetQosRequest { burstable_cpu_shares: shares, kubepods_memory_min_bytes, burstable_memory_low_bytes } =
+            request.into_inner();
         let checked = wire::CgroupResources { cpu_shares: Some(shares), ..Default::default() };
         validate::resources(Some(&checked))?;
         let set = move |node: &Node| {
             let started = Instant::now();
-            let result = node.cgroups.set_qos(shares);
+            let result = node.cgroups.set_qos(shares, kubepods_memory_min_bytes, burstable_memory_low_bytes);
             node.metrics.cgroup(CgroupOperation::Update, started);
             result
         };
@@ -125,9 +126,17 @@ impl Cgroups for Verbs {
 }
 
 fn to_wire(limits: Resources) -> wire::CgroupResources {
-    let Resources { cpu_shares, cpu_quota_us, cpu_period_us, memory_limit_bytes, pids_limit, hugepage_limits } = limits;
-    let hugepage_limits = hugepage_limits.into_iter().collect();
-    wire::CgroupResources { cpu_shares, cpu_quota_us, cpu_period_us, memory_limit_bytes, pids_limit, hugepage_limits }
+    wire::CgroupResources {
+        cpu_shares: limits.cpu_shares,
+        cpu_quota_us: limits.cpu_quota_us,
+        cpu_period_us: limits.cpu_period_us,
+        memory_limit_bytes: limits.memory_limit_bytes,
+        pids_limit: limits.pids_limit,
+        hugepage_limits: limits.hugepage_limits.into_iter().collect(),
+        cpus: limits.cpus,
+        memory_min_bytes: limits.memory_min_bytes,
+        memory_low_bytes: limits.memory_low_bytes,
+    }
 }
 
 fn timed_remove(node: &Node, pod: &PodUid) -> Result<(), PodsTreeError> {
