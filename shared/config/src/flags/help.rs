@@ -12,7 +12,8 @@ The node agent of Kubernetes, as four small processes with only the privileges t
 
 `kubelet` takes the command line and the configuration file of the Kubernetes kubelet, works out the effective
 configuration, and starts and supervises kubelet-volnetd, kubelet-syncd, kubelet-evictiond and kubelet-statusd, which
-it finds beside its own executable. Flags win over drop-in files, those over the configuration file, that over defaults.
+it finds beside its own executable or in ../libexec/bulkhead from there. Flags win over drop-in files, those over the
+configuration file, that over defaults.
 ";
 
 impl Flag {
