@@ -1,5 +1,5 @@
-//! Installed as systemd units: any of them may be restarted, killed or wedged, alone or two at once, and the runtime too,
-//! and no pod notices. What is wedged is found by the watchdog and put right; those who follow logs lose no line; the
+//! Installed as systemd units: any of them may be restarted, killed, wedged or stopped for a while, alone or two at once,
+//! and the runtime too, and no pod notices, nor does any other process go down with it. What is wedged is found by the watchdog and put right; those who follow logs lose no line; the
 //! lease is renewed in time for as long as the process that renews it runs.
 //!
 //! `BULKHEAD_PODS` is how many pods there are (10), `BULKHEAD_MINUTES` for how long random strikes go on after each unit was
@@ -8,7 +8,7 @@
 //! Two numbers are smaller here than in the field, so that the test is short: WatchdogSec (30 s in the units), and the
 //! lease's duration (40 s).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -41,7 +41,12 @@ enum Way {
     Kill,
     /// SIGSTOP, and nobody continues it.
     Wedge,
+    /// `systemctl stop` with its sockets (by which it would be started again), and `systemctl start` after [`AWAY`].
+    Stop,
 }
+
+/// For how long a unit is stopped.
+const AWAY: Duration = Duration::from_secs(1);
 
 /// One strike: until the unit ran again and the node was healthy.
 #[derive(Debug, Clone)]
@@ -52,36 +57,48 @@ struct Strike {
 }
 
 impl Strike {
-    /// Whether it ends a connection to the node's HTTPS server.
+    /// Whether it ends connections to the node's HTTPS server.
     fn ends_connections(&self) -> bool {
-        self.unit == STATUSD || is_all(self.unit)
+        ends(self.unit, STATUSD)
     }
 }
 
-/// Units whose restart is one of all processes.
-fn is_all(unit: &str) -> bool {
-    matches!(unit, "kubelet.service" | "kubelet.target" | "kubelet-statusd.socket")
+/// Whether a strike on `unit` may end the process of `service`.
+fn ends(unit: &str, service: &str) -> bool {
+    unit == service || matches!(unit, "kubelet.service" | "kubelet.target") || sockets_of(service).contains(&unit)
+}
+
+/// The sockets of a service: without them nothing starts it again.
+fn sockets_of(service: &str) -> &'static [&'static str] {
+    match service {
+        "kubelet-volnetd.service" => &["kubelet-volnetd.socket", "kubelet-volnetd-broker.socket"],
+        "kubelet-syncd.service" => &["kubelet-syncd.socket"],
+        "kubelet-evictiond.service" => &["kubelet-evictiond.socket"],
+        STATUSD => &["kubelet-statusd.socket"],
+        _ => &[],
+    }
 }
 
 /// Each unit in each way that it can be struck.
 fn every_strike() -> Vec<(&'static str, Way)> {
     let mut all = Vec::new();
     for unit in SERVICES {
-        all.extend([(unit, Way::Restart), (unit, Way::Kill), (unit, Way::Wedge)]);
+        all.extend([(unit, Way::Restart), (unit, Way::Kill), (unit, Way::Stop), (unit, Way::Wedge)]);
     }
     all.extend([(RUNTIME, Way::Restart), (RUNTIME, Way::Kill)]);
     // What has no process of its own; a socket's restart is one of its service too.
-    let others = [
-        "kubelet-volnetd.socket",
-        "kubelet-volnetd-broker.socket",
-        "kubelet-syncd.socket",
-        "kubelet-evictiond.socket",
-        "kubelet-statusd.socket",
-        "kubelet.target",
-        "kubelet.service",
-    ];
-    all.extend(others.map(|unit| (unit, Way::Restart)));
+    let sockets = SERVICES.into_iter().flat_map(sockets_of).copied();
+    all.extend(sockets.chain(["kubelet.target", "kubelet.service"]).map(|unit| (unit, Way::Restart)));
     all
+}
+
+/// Each of them in turn; in the short run wedges two at a time, because each takes as long as the watchdog waits.
+fn in_turn(short: bool) -> Vec<Vec<(&'static str, Way)>> {
+    let (wedges, others): (Vec<_>, Vec<_>) =
+        every_strike().into_iter().partition(|(_, way)| short && *way == Way::Wedge);
+    let mut turns: Vec<_> = others.into_iter().map(|strike| vec![strike]).collect();
+    turns.extend(wedges.chunks(2).map(<[_]>::to_vec));
+    turns
 }
 
 /// What no strike may change.
@@ -110,6 +127,9 @@ impl World {
     /// Strikes units at once and waits until all is well again.
     fn strike(&mut self, targets: &[(&'static str, Way)]) -> Result<()> {
         let from = now();
+        let spared: Vec<&str> =
+            SERVICES.into_iter().filter(|one| !targets.iter().any(|(unit, _)| ends(unit, one))).collect();
+        let spared = spared.into_iter().map(|unit| Ok((unit, self.machine.unit(unit)?))).collect::<Result<Vec<_>>>()?;
         let mut before = Vec::new();
         for (unit, way) in targets {
             before.push((*unit, *way, self.machine.unit(unit)?, self.wedges(unit)?));
@@ -119,15 +139,29 @@ impl World {
                 Way::Restart => self.machine.check(&["systemctl", "restart", unit]).map(drop)?,
                 Way::Kill => self.machine.signal(unit, "KILL")?,
                 Way::Wedge => self.machine.signal(unit, "STOP")?,
+                Way::Stop => {
+                    self.machine.check(&[&["systemctl", "stop", unit], sockets_of(unit)].concat()).map(drop)?
+                }
             }
         }
+        if targets.iter().any(|(_, way)| *way == Way::Stop) {
+            std::thread::sleep(AWAY);
+        }
+        for (unit, way) in targets.iter().filter(|(_, way)| *way == Way::Stop) {
+            let stopped = self.machine.unit(unit)?;
+            ensure!(stopped.active == "inactive", "{unit} after {way:?}: {stopped:?}");
+            self.machine.check(&["systemctl", "start", unit])?;
+        }
         for (unit, way, run, wedges) in before {
-            // A unit without a process is the same run to systemd where a second strike restarted it with the first.
             self.machine.wait_another_run(unit, &run).with_context(|| format!("after {way:?}"))?;
             let noticed = self.wedges(unit)?;
             ensure!(way != Way::Wedge || noticed > wedges, "the watchdog did not notice that {unit} was stopped");
         }
         self.machine.wait_healthy()?;
+        for (unit, run) in spared {
+            let after = self.machine.unit(unit)?;
+            ensure!(after == run, "{unit} went down with another: {run:?} became {after:?}");
+        }
         let span = Span { from, to: now() };
         self.strikes.extend(targets.iter().map(|(unit, way)| Strike { unit, way: *way, span }));
         self.note_renewals()?;
@@ -220,17 +254,18 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     ensure!(before.containers.len() == names.len(), "{:#?}", before.containers);
     ensure!(before.mounts.len() > names.len(), "each pod has volumes: {:#?}", before.mounts);
 
-    for target in every_strike() {
-        let began = Instant::now();
-        world.strike(&[target]).with_context(|| format!("{target:?}"))?;
-        let after = world.pods()?;
-        ensure!(after == before, "{target:?}: {before:#?} became {after:#?}");
-        println!("{target:?}: {:.1} s", began.elapsed().as_secs_f32());
-    }
-    let end = Instant::now() + Duration::from_secs(60 * number("BULKHEAD_MINUTES", 0));
-    while Instant::now() < end {
-        let targets = draw(&mut dice);
-        std::thread::sleep(Duration::from_millis(dice.below(2000)));
+    let minutes = number("BULKHEAD_MINUTES", 0);
+    let mut turns = VecDeque::from(in_turn(minutes == 0));
+    let mut since = None;
+    loop {
+        let targets = match turns.pop_front() {
+            Some(targets) => targets,
+            None if since.get_or_insert_with(Instant::now).elapsed() >= Duration::from_secs(60 * minutes) => break,
+            None => {
+                std::thread::sleep(Duration::from_millis(dice.below(2000)));
+                draw(&mut dice)
+            }
+        };
         let began = Instant::now();
         world.strike(&targets).with_context(|| format!("{targets:?}"))?;
         let after = world.pods()?;
@@ -248,8 +283,11 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     judge_node(&cluster, &node, &strikes, &renewals)?;
     judge_processes(&machine)?;
     let count = |way| strikes.iter().filter(|strike| strike.way == way).count();
-    let (restarts, kills, wedges) = (count(Way::Restart), count(Way::Kill), count(Way::Wedge));
-    println!("{restarts} restarts, {kills} deaths, {wedges} wedges, all noticed; {} renewals", renewals.len());
+    let [restarts, kills, stops, wedges] = [Way::Restart, Way::Kill, Way::Stop, Way::Wedge].map(count);
+    println!(
+        "{restarts} restarts, {kills} deaths, {stops} stops, {wedges} wedges, all noticed; {} renewals",
+        renewals.len()
+    );
 
     // It still does its work, and nothing of it stays.
     cluster.create(&pod("last", &node))?;
