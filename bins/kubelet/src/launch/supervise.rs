@@ -152,6 +152,8 @@ async fn report_readiness(mut states: Vec<(Process, watch::Receiver<State>)>) {
     }
     tracing::info!("all four daemons are ready");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    // From here on it waits: most of its code was for the start.
+    bulkhead_sys::program::let_go_of_pages();
     let Some(interval) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     let mut tick = tokio::time::interval((interval / 2).max(Duration::from_millis(1)));
     loop {
