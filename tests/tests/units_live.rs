@@ -52,6 +52,9 @@ fn the_units_come_up_stay_and_go_as_one_kubelet() -> Result<()> {
     a_second_node_is_refused(&machine)?;
     ports_follow_the_configuration(&machine)?;
     stopped_is_stopped(&machine)?;
+    // A machine that goes down waits for those that are in no hurry: a minute and a half, for pods.
+    machine.remove_pod("keeper")?;
+    running(&machine, 0)?;
     machine.finish()
 }
 
