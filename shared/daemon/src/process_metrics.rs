@@ -22,7 +22,7 @@ pub fn of(pid: Option<u32>) -> String {
     let stat = read(at("stat"));
     let cpu = field(&stat, 14).zip(field(&stat, 15)).map(|(user, system)| (user + system) / TICKS);
     let started = started(&stat);
-    let page = f64::from(u32::try_from(rustix::param::page_size()).unwrap_or(4096));
+    let page = f64::from(u32::try_from(bulkhead_sys::page::size()).unwrap_or(4096));
     add("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", cpu);
     add("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.", started);
     add("process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", field(&stat, 23));

@@ -22,7 +22,9 @@
 //! | [`clock`] | the clock of processes' start times |
 //! | [`inotify`] | the one inotify instance |
 //! | [`heap`] | memory that the allocator does not use |
-//! | [`systemd`] | the two requests of the systemd cgroup driver |
+//! | [`page`] | the size of a page |
+//! | [`systemd`] | the three requests of the systemd cgroup driver |
+//! | [`vsock`] | sockets between a virtual machine and its host |
 #![allow(unsafe_code)]
 
 pub mod async_fd;
@@ -36,6 +38,7 @@ pub mod memfd;
 pub mod mount;
 pub mod mountinfo;
 pub mod open;
+pub mod page;
 pub mod peer;
 pub mod process;
 pub mod scm;
@@ -45,6 +48,7 @@ pub mod session;
 pub mod spawn;
 pub mod systemd;
 pub mod tree;
+pub mod vsock;
 
 /// Capability names, as the kernel's.
 pub use caps::Capability;

@@ -65,7 +65,7 @@ fn memory_qos(config: &NodeConfig, host: &HostFacts, resources: &NodeResources) 
         throttling_factor: kubelet.memory_throttling_factor(),
         tiered: kubelet.memory_reservation_policy == "TieredReservation",
         allocatable: of(&resources.capacity).saturating_sub(of(&kept)).max(0),
-        page_size: i64::try_from(rustix::param::page_size()).unwrap_or(4096),
+        page_size: i64::try_from(bulkhead_sys::page::size()).unwrap_or(4096),
     })
 }
 
