@@ -260,7 +260,8 @@ where
     let tasks = Tasks::new(spec.process.name()).and_then(|tasks| registry.register(Box::new(tasks)));
     tasks.map_err(|e| (ExitReason::Failed, format!("no metric of tasks: {e}")))?;
     let gate = Gate::new(Limits::default());
-    let peers = PeerMetrics::new(spec.process.name(), gate.clone()).and_then(|peers| registry.register(Box::new(peers)));
+    let peers =
+        PeerMetrics::new(spec.process.name(), gate.clone()).and_then(|peers| registry.register(Box::new(peers)));
     peers.map_err(|e| (ExitReason::Failed, format!("no metric of peers: {e}")))?;
     let daemon = Arc::new(Daemon {
         process: spec.process,
@@ -297,7 +298,8 @@ where
     F: Future<Output = Result<(), RunError>>,
 {
     let death = daemon.take_listener(listeners::DEATH);
-    let healthy = daemon.healthy.clone();
+    let (healthy, readiness) = (daemon.healthy.clone(), daemon.readiness.clone());
+    let ready = |readiness: &Readiness| readiness.lock().is_ok_and(|readiness| readiness.is_ok());
     let stop = daemon.stop.clone();
     let work = work(daemon.clone());
     tokio::pin!(work);
@@ -334,7 +336,7 @@ where
             tracing::warn!("the launcher is gone");
             ExitReason::Orphaned
         }
-        () = supervisor::watchdog(move || healthy.load(Ordering::Relaxed)) => ExitReason::Failed,
+        () = supervisor::watchdog(move || healthy.load(Ordering::Relaxed), move || ready(&readiness)) => ExitReason::Failed,
         () = signals => ExitReason::Stopped,
         never = memory::give_back() => match never {},
     }

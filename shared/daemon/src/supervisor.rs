@@ -13,16 +13,26 @@ pub(crate) fn notify(states: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
+/// What each beat of a start adds to the time that the supervisor gives it (`TimeoutStartSec=` of the units).
+const START_EXTENSION_USEC: u32 = 90_000_000;
+
 /// Beats twice within each watchdog interval, from the one thread that does the work: a stuck loop stops the beat.
-/// `healthy` may hold the beat back when the daemon's own main task has stopped turning.
-pub(crate) async fn watchdog(healthy: impl Fn() -> bool) {
+/// `healthy` may hold the beat back when the daemon's own main task has stopped turning. Until the daemon was `ready` once
+/// a beat also asks for more time: what it waits for (another process, the runtime) takes as long as it takes.
+pub(crate) async fn watchdog(healthy: impl Fn() -> bool, ready: impl Fn() -> bool) {
     let Some(interval) = sd_notify::watchdog_enabled().filter(|interval| *interval > Duration::from_millis(1)) else {
         return std::future::pending().await;
     };
     let mut tick = tokio::time::interval(interval / 2);
+    let mut starting = true;
     loop {
         tick.tick().await;
+        // Never afterwards: systemd would stretch the watchdog itself.
+        starting &= !ready();
         if healthy() {
+            if starting {
+                notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(START_EXTENSION_USEC)]);
+            }
             notify(&[sd_notify::NotifyState::Watchdog]);
         } else {
             tracing::error!("main task does not turn, the watchdog's beat is held back");
