@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod followers;
 pub mod golden;
 pub mod history;
+pub mod hostile;
 pub mod installed;
 pub mod joined;
 pub mod journald;
@@ -17,6 +18,7 @@ pub mod moments;
 pub mod registry;
 pub mod scrape;
 pub mod shown;
+pub mod upstream;
 pub mod websocket;
 
 use anyhow::Result;

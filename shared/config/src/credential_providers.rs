@@ -71,6 +71,43 @@ pub struct TokenAttributes {
     pub optional_service_account_annotation_keys: Vec<String>,
 }
 
+/// Names of the fields that are known of a provider, of a variable and of token attributes.
+const KNOWN: [&[&str]; 3] = [
+    &["name", "matchImages", "defaultCacheDuration", "apiVersion", "args", "env", "tokenAttributes"],
+    &["name", "value"],
+    &[
+        "serviceAccountTokenAudience",
+        "cacheType",
+        "requireServiceAccount",
+        "requiredServiceAccountAnnotationKeys",
+        "optionalServiceAccountAnnotationKeys",
+    ],
+];
+
+/// From the rendered configuration, which a newer version of `kubelet` may have written: what is not known there is left
+/// out, where in an operator's file it is a mistake.
+pub(crate) fn rendered<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<CredentialProviders>, D::Error> {
+    use serde_json::Value;
+    let keep = |value: &mut Value, known: &[&str]| {
+        if let Value::Object(fields) = value {
+            fields.retain(|name, _| known.contains(&name.as_str()));
+        }
+    };
+    let Some(mut all) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    for provider in all.get_mut("providers").and_then(Value::as_array_mut).into_iter().flatten() {
+        keep(provider, KNOWN[0]);
+        for variable in provider.get_mut("env").and_then(Value::as_array_mut).into_iter().flatten() {
+            keep(variable, KNOWN[1]);
+        }
+        if let Some(attributes) = provider.get_mut("tokenAttributes") {
+            keep(attributes, KNOWN[2]);
+        }
+    }
+    serde_json::from_value(all).map(Some).map_err(serde::de::Error::custom)
+}
+
 impl CredentialProvider {
     /// How long an answer is kept that does not say so itself.
     pub fn cache_duration(&self) -> Duration {

@@ -108,7 +108,7 @@ pub struct NodeConfig {
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
     /// Programs that give credentials for image pulls.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::credential_providers::rendered")]
     pub credential_providers: Option<CredentialProviders>,
 }
 

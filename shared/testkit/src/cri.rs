@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
 use bulkhead_cri::v1::{
-    ContainerState, ContainerStatusRequest, ExecRequest, ExecSyncRequest, LinuxPodSandboxConfig, ListContainersRequest,
-    ListPodSandboxRequest, PodSandboxConfig, PodSandboxMetadata, PodSandboxState, PodSandboxStatusRequest,
-    RemovePodSandboxRequest, ReopenContainerLogRequest, RunPodSandboxRequest, StopContainerRequest,
-    StopPodSandboxRequest,
+    ContainerState, ContainerStatusRequest, CreateContainerRequest, ExecRequest, ExecSyncRequest,
+    LinuxPodSandboxConfig, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, PodSandboxMetadata,
+    PodSandboxState, PodSandboxStatusRequest, RemovePodSandboxRequest, ReopenContainerLogRequest, RunPodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
@@ -301,6 +301,29 @@ impl Cri {
         let request = RunPodSandboxRequest { config: Some(config), ..Default::default() };
         let answer = self.block_on(self.client().run_pod_sandbox(timed(request))).context("making a sandbox")?;
         Ok(answer.into_inner().pod_sandbox_id)
+    }
+
+    /// Makes a sandbox with a whole request, encoded; answers its id.
+    ///
+    /// # Errors
+    /// It is no such request, or the runtime refuses.
+    pub fn replay_sandbox(&self, request: &[u8]) -> Result<String> {
+        let request: RunPodSandboxRequest = prost::Message::decode(request)?;
+        let answer = self.block_on(self.client().run_pod_sandbox(timed(request))).context("making a sandbox")?;
+        Ok(answer.into_inner().pod_sandbox_id)
+    }
+
+    /// Makes and starts a container with a whole request, encoded; answers its id.
+    ///
+    /// # Errors
+    /// It is no such request, or the runtime refuses.
+    pub fn replay_container(&self, request: &[u8]) -> Result<String> {
+        let request: CreateContainerRequest = prost::Message::decode(request)?;
+        let made = self.block_on(self.client().create_container(timed(request))).context("making a container")?;
+        let container_id = made.into_inner().container_id;
+        let start = StartContainerRequest { container_id: container_id.clone() };
+        self.block_on(self.client().start_container(timed(start))).context("starting a container")?;
+        Ok(container_id)
     }
 
     /// Stops a sandbox behind every node's back.

@@ -102,6 +102,18 @@ impl Proxy {
     }
 }
 
+/// A recorded request as the runtime takes it.
+///
+/// # Errors
+/// It is none of that name.
+pub fn encoded(message: &str, request: &Value) -> Result<Vec<u8>> {
+    use prost_reflect::prost::Message as _;
+    let pool = definitions()?;
+    let descriptor = pool.get_message_by_name(&format!("runtime.v1.{message}")).context("no such message")?;
+    let message = DynamicMessage::deserialize(descriptor, request).with_context(|| request.to_string())?;
+    Ok(message.encode_to_vec())
+}
+
 fn definitions() -> Result<DescriptorPool> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/cri/proto");
     let files = protox::compile([folder.join("runtime/v1/api.proto")], [&folder]).context("compiling the CRI")?;

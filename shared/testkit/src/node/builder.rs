@@ -160,7 +160,11 @@ impl NodeBuilder {
         Ok((status, output))
     }
 
-    fn prepare(self) -> Result<Node> {
+    /// Everything but the start: folders and configuration are there, for somebody else to use first.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn prepare(self) -> Result<Node> {
         let root_dir = self.folder.join("root");
         let node = Node {
             run_dir: run_dir(&root_dir),
