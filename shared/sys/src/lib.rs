@@ -11,6 +11,7 @@
 //! | [`process`] | privileges of this process: read and reduce |
 //! | [`spawn`] | start a child with an exact user, capabilities and descriptors |
 //! | [`listen_fds`] | the descriptors that a supervisor passed |
+//! | [`attempt`] | forbidden calls in a form that does no harm, for tests; no daemon calls them |
 //! | [`async_fd`] | descriptors in tokio's reactor |
 //! | [`memfd`] | sealed memory files |
 //! | [`fence`] | Landlock |
@@ -23,11 +24,13 @@
 //! | [`inotify`] | the one inotify instance |
 //! | [`heap`] | memory that the allocator does not use |
 //! | [`page`] | the size of a page |
+//! | [`program`] | pages of this program that are not being used |
 //! | [`systemd`] | the three requests of the systemd cgroup driver |
 //! | [`vsock`] | sockets between a virtual machine and its host |
 #![allow(unsafe_code)]
 
 pub mod async_fd;
+pub mod attempt;
 pub mod cgroup;
 pub mod clock;
 pub mod fence;
@@ -37,12 +40,13 @@ pub mod listen_fds;
 pub mod memfd;
 pub mod mount;
 pub mod mountinfo;
+pub mod notify;
 pub mod open;
 pub mod page;
 pub mod peer;
 pub mod process;
+pub mod program;
 pub mod scm;
-pub mod notify;
 pub mod seccomp;
 pub mod session;
 pub mod spawn;

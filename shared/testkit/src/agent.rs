@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bulkhead_ipc::common::process_client::ProcessClient;
-use bulkhead_ipc::common::{HelloReply, HelloRequest, PrivilegesReply, PrivilegesRequest};
+use bulkhead_ipc::common::{HelloReply, HelloRequest, MetricsRequest, PrivilegesReply, PrivilegesRequest};
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::pod_update::Update;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
@@ -47,6 +47,16 @@ impl Agent {
         let mut client = ProcessClient::new(self.channel(daemon));
         let answer = self.runtime.block_on(client.privileges(timed(PrivilegesRequest {})));
         Ok(answer.with_context(|| format!("Privileges of {daemon}"))?.into_inner())
+    }
+
+    /// A daemon's metrics as text.
+    ///
+    /// # Errors
+    /// It did not answer.
+    pub fn metrics(&self, daemon: &str) -> Result<String> {
+        let mut client = ProcessClient::new(self.channel(daemon));
+        let answer = self.runtime.block_on(client.metrics(timed(MetricsRequest::default())));
+        Ok(answer.with_context(|| format!("Metrics of {daemon}"))?.into_inner().text)
     }
 
     /// All pods that the sync daemon knows.

@@ -1,0 +1,135 @@
+//! The other daemons: every method of every service and every kind of the broker, asked with an empty message.
+//!
+//! What counts is who is let in: PERMISSION_DENIED and UNIMPLEMENTED come before a message is read, anything else after.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bulkhead_ipc::broker::{BrokerClient, BrokerError};
+use bulkhead_ipc::volnetd::credential::Kind as CredentialKind;
+use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
+use bulkhead_types::Process;
+use prost_reflect::DescriptorPool;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::plan::Plan;
+use crate::report::Report;
+
+/// A stream that says nothing at first has let its caller in.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks everything; the state folder that the broker gave, if it did.
+pub fn all(report: &mut Report, process: Process, plan: &Plan) -> Result<Option<OwnedFd>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let pool = DescriptorPool::decode(bulkhead_ipc::DESCRIPTORS).context("the contract")?;
+    runtime.block_on(async {
+        for other in Process::ALL.into_iter().filter(|other| *other != process) {
+            for (method, code) in ask_all(&pool, other, &plan.run_dir.join(format!("{}.sock", other.name()))).await {
+                report.tell(&format!("call-{}{method}", other.short()), &format!("{code:?}"));
+            }
+        }
+        // volnetd is the broker: in its place nobody answers.
+        if process == Process::Volnetd {
+            return Ok(None);
+        }
+        Ok(ask_broker(report, &plan.run_dir.join("kubelet-volnetd.fd.sock")).await)
+    })
+}
+
+/// Methods of the packages that this daemon serves, and of one that it does not.
+async fn ask_all(pool: &DescriptorPool, other: Process, socket: &Path) -> Vec<(String, Code)> {
+    let own = format!("kubelet.{}.v1", other.short());
+    let channel = bulkhead_ipc::client::channel(socket);
+    let methods = pool
+        .services()
+        .filter(|service| [own.as_str(), "kubelet.common.v1"].contains(&service.parent_file().package_name()))
+        .flat_map(|service| {
+            service.methods().map(|m| format!("/{}/{}", service.full_name(), m.name())).collect::<Vec<_>>()
+        });
+    let asked = methods.map(|method| {
+        let channel = channel.clone();
+        async move { (method.clone(), ask(channel, &method).await) }
+    });
+    futures_util::future::join_all(asked).await
+}
+
+async fn ask(channel: Channel, method: &str) -> Code {
+    let mut client = tonic::client::Grpc::new(channel);
+    let Ok(path) = method.parse() else { return Code::Internal };
+    let call = async {
+        client.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        client.server_streaming(tonic::Request::new(()), path, codec).await?.into_inner().message().await
+    };
+    match tokio::time::timeout(PATIENCE, call).await {
+        Ok(Ok(_)) => Code::Ok,
+        Ok(Err(status)) => status.code(),
+        Err(_) => Code::DeadlineExceeded,
+    }
+}
+
+fn kinds() -> Vec<(&'static str, Kind)> {
+    let credential = |kind: CredentialKind| Kind::Credential(wire::Credential { kind: kind.into() });
+    let state = StateKind::CpuManager.into();
+    vec![
+        ("runtime-socket", Kind::RuntimeSocket(wire::RuntimeSocket::default())),
+        ("manifest", Kind::Manifest(wire::Manifest::default())),
+        ("container-log", Kind::ContainerLog(wire::ContainerLog::default())),
+        ("termination-message", Kind::TerminationMessage(wire::TerminationMessage::default())),
+        ("state", Kind::State(wire::State { kind: state })),
+        ("kmsg", Kind::Kmsg(wire::Kmsg::default())),
+        ("psi", Kind::Psi(wire::Psi::default())),
+        ("memcg-event", Kind::MemcgEvent(wire::MemcgEvent::default())),
+        ("product-uuid", Kind::ProductUuid(wire::ProductUuid::default())),
+        ("node-log", Kind::NodeLog(wire::NodeLog::default())),
+        ("kubeconfig", credential(CredentialKind::Kubeconfig)),
+        ("client-key", credential(CredentialKind::ClientKey)),
+        ("serving-key", credential(CredentialKind::ServingKey)),
+        ("client-ca", credential(CredentialKind::ClientCa)),
+        ("registry-config", Kind::RegistryConfig(wire::RegistryConfig::default())),
+        ("listener", Kind::Listener(wire::Listener::default())),
+        ("plugin-socket", Kind::PluginSocket(wire::PluginSocket::default())),
+        ("env-file", Kind::EnvFile(wire::EnvFile::default())),
+    ]
+}
+
+async fn ask_broker(report: &mut Report, socket: &Path) -> Option<OwnedFd> {
+    let client = BrokerClient::new(socket);
+    let word = |result: Result<(), BrokerError>| match result {
+        Ok(()) => "Ok".to_owned(),
+        Err(error) => format!("{:?}", error.code()),
+    };
+    for (name, kind) in kinds() {
+        report.tell(&format!("broker-{name}"), &word(client.open(kind).await.map(|_| ())));
+    }
+    // A memfd that is not sealed: whoever may put something is told so.
+    let content = || std::fs::File::open("/dev/null").map(OwnedFd::from).or_else(|_| pipe());
+    if let Ok(fd) = content() {
+        report.tell("broker-put-state", &word(client.put_state(StateKind::CpuManager, fd).await));
+    }
+    if let Ok(fd) = content() {
+        report.tell("broker-put-content", &word(client.put_content(wire::PutContent::default(), fd).await));
+    }
+    if let Ok(fd) = content() {
+        let put = client.put_credential(CredentialKind::ServingKey, fd).await;
+        report.tell("broker-put-credential", &word(put));
+    }
+    let own = client.open(Kind::PrivateState(wire::PrivateState {})).await;
+    report.tell(
+        "broker-private-state",
+        &word(own.as_ref().map(|_| ()).map_err(|error| BrokerError::Refused {
+            what: "PrivateState",
+            code: error.code(),
+            message: String::new(),
+        })),
+    );
+    own.ok()
+}
+
+/// Where the fence leaves no file at all.
+fn pipe() -> std::io::Result<OwnedFd> {
+    Ok(std::io::pipe()?.0.into())
+}

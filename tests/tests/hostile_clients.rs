@@ -1,0 +1,335 @@
+//! From outside: clients that mean harm on every socket of a node that works. The daemons live, hold little, give back
+//! what they were given, and their own peers go on: pods that come meanwhile become ready.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
+use bulkhead_ipc::volnetd::{PruneRequest, TearDownPodRequest};
+use bulkhead_testkit::node::DAEMONS;
+use bulkhead_testkit::processes::status_line;
+use bulkhead_testkit::{LONG, Node, cgroups, eventually, mounts};
+use bulkhead_tests::hostile::{self, broker, dressed, floods, messages};
+use bulkhead_tests::joined::Member;
+use bulkhead_tests::{Dice, lab};
+use prost_reflect::DescriptorPool;
+use serde_json::json;
+use tonic::Code;
+
+/// What a daemon may hold more after an attack than before it, bytes: all shares of one role at their limits, and what
+/// the allocator keeps of a burst.
+const GROWTH_MAX: u64 = 64 * 1024 * 1024;
+/// Descriptors that may be open more than before: peers that are connected again, a pod that came.
+const DESCRIPTORS_MAX: usize = 24;
+const NOBODY: u32 = 65_534;
+/// Methods whose numbers are for the peer to choose, for the whole node or a pod of its own.
+const NODE_WIDE: [&str; 4] = ["/EnsureNode", "/SetQos", "/EnsurePod", "/SetVerbosity"];
+
+/// Who attacks whom: the daemon whose user the attackers have, and the socket. Each socket's own peer, taken over.
+const ATTACKS: [(&str, &str); 4] = [
+    ("kubelet-statusd", "kubelet-volnetd"),
+    ("kubelet-statusd", "kubelet-syncd"),
+    ("kubelet-statusd", "kubelet-evictiond"),
+    ("kubelet-syncd", "kubelet-statusd"),
+];
+
+fn seconds(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn user(node: &Node, daemon: &str) -> Result<u32> {
+    let pid = *node.pids().get(daemon).with_context(|| format!("{daemon} does not run"))?;
+    Ok(status_line(pid, "Uid")?.split_ascii_whitespace().next().context("no uid")?.parse()?)
+}
+
+/// What a daemon holds: pid, resident bytes, descriptors.
+#[derive(Debug, Clone, Copy)]
+struct Holds {
+    pid: i32,
+    bytes: u64,
+    descriptors: usize,
+}
+
+fn holds(node: &Node) -> Result<BTreeMap<String, Holds>> {
+    let mut all = BTreeMap::new();
+    for (name, pid) in node.pids() {
+        let kib: u64 = status_line(pid, "VmRSS")?.split_ascii_whitespace().next().context("no VmRSS")?.parse()?;
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        all.insert(name, Holds { pid, bytes: kib * 1024, descriptors });
+    }
+    Ok(all)
+}
+
+/// Nobody died, nobody keeps more than it should.
+fn unharmed(node: &Node, before: &BTreeMap<String, Holds>) -> Result<()> {
+    eventually("the daemons are as they were", LONG, || {
+        let now = holds(node)?;
+        for (name, before) in before {
+            let now = now.get(name).with_context(|| format!("{name} is gone"))?;
+            ensure!(now.pid == before.pid, "{name} was started again");
+            ensure!(now.bytes <= before.bytes + GROWTH_MAX, "{name}: {before:?}, now {now:?}");
+            ensure!(now.descriptors <= before.descriptors + DESCRIPTORS_MAX, "{name}: {before:?}, now {now:?}");
+        }
+        Ok(())
+    })
+}
+
+/// A sum of `bulkhead_peer_refusals_total` of a daemon, over these reasons.
+fn refusals(node: &Node, daemon: &str, reasons: &[&str]) -> Result<u64> {
+    let text = node.agent()?.metrics(daemon)?;
+    let lines = text.lines().filter(|line| line.starts_with("bulkhead_peer_refusals_total{"));
+    let wanted = lines.filter(|line| reasons.iter().any(|reason| line.contains(&format!("reason=\"{reason}\""))));
+    Ok(wanted.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum())
+}
+
+/// What must not change, whatever is asked: what there is outside of the node's own work, mounts, cgroups. The node's own
+/// files are replaced as it works; others must be the same ones.
+fn surroundings(node: &Node) -> Result<Vec<String>> {
+    let pods = node.root_dir().join("pods");
+    let others = ["/", "/etc", "/var/lib"].map(Path::new);
+    let mut all = Vec::new();
+    for folder in others.into_iter().chain([node.root_dir(), &pods]) {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            let inode = entry.metadata().map(|one| one.ino()).ok().filter(|_| others.contains(&folder));
+            all.push(format!("{} {inode:?}", entry.path().display()));
+        }
+    }
+    all.extend(mounts::below(node.root_dir()).into_iter().map(|mount| format!("mount {mount:?}")));
+    all.extend(cgroups::below(node.cgroup_root()).into_iter().map(|group| format!("cgroup {group}")));
+    all.sort();
+    Ok(all)
+}
+
+#[test]
+fn attacks_on_every_socket_harm_nobody() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let member = Member::start(&lab, &[], |node| node)?;
+    member.create("first", &json!({}))?;
+    let first = member.wait_ready("first")?;
+    let node = &member.node;
+    let gid = std::fs::metadata(node.run_dir())?.gid();
+    let socket = |daemon: &str| node.run_dir().join(format!("{daemon}.sock"));
+    let side: PathBuf = node.run_dir().join("kubelet-volnetd.fd.sock");
+    let users: BTreeMap<&str, u32> =
+        DAEMONS.into_iter().map(|daemon| Ok((daemon, user(node, daemon)?))).collect::<Result<_>>()?;
+    let before = holds(node)?;
+    let end = Instant::now() + Duration::from_secs(seconds("BULKHEAD_ATTACK", 8));
+    let connections = usize::try_from(seconds("BULKHEAD_CONNECTIONS", 10_000))?;
+    let (rounds, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    // Ten thousand held here need as many descriptors here.
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit, limit)?;
+
+    std::thread::scope(|scope| -> Result<()> {
+        let going = || Instant::now() < end && !stop.load(Ordering::Relaxed);
+        let mut attackers = Vec::new();
+        for (attacker, victim) in ATTACKS {
+            let (path, uid) = (socket(victim), users[attacker]);
+            // One who has the peer's user, one who is let into the folder and is nobody.
+            for uid in [uid, NOBODY] {
+                let (path, rounds) = (path.clone(), &rounds);
+                attackers.push(scope.spawn(move || {
+                    dressed(uid, gid, || {
+                        for (_, flood) in floods::FLOODS.iter().cycle() {
+                            if !going() {
+                                break;
+                            }
+                            // That the server ends it is what it is for.
+                            let _ = flood(&path, rounds.fetch_add(1, Ordering::Relaxed));
+                        }
+                        Ok(())
+                    })
+                }));
+            }
+        }
+        for uid in [users["kubelet-statusd"], users["kubelet-evictiond"], NOBODY] {
+            let (path, rounds) = (side.clone(), &rounds);
+            attackers.push(scope.spawn(move || {
+                dressed(uid, gid, || {
+                    while going() {
+                        broker::pester(&path, rounds.fetch_add(1, Ordering::Relaxed))?;
+                    }
+                    Ok(())
+                })
+            }));
+        }
+        for daemon in DAEMONS {
+            let (path, uid) = (node.run_dir().join(format!("{daemon}.notify")), users[daemon]);
+            attackers.push(scope.spawn(move || {
+                dressed(uid, gid, || {
+                    while going() {
+                        broker::notifications(&path, 1000)?;
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                    Ok(())
+                })
+            }));
+        }
+        // Meanwhile the node does its work: pods come, are seen and told of outward, and go.
+        let mut served = 0;
+        let works = (|| {
+            while going() {
+                let name = format!("meanwhile-{served}");
+                member.create(&name, &json!({"terminationGracePeriodSeconds": 1}))?;
+                member.wait_ready(&name)?;
+                member.cluster.delete("pods", "default", &name, Some(1))?;
+                member.cluster.wait_gone("pods", "default", &name)?;
+                served += 1;
+            }
+            ensure!(served > 0, "not a pod was served in all that time");
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        for attacker in attackers {
+            attacker.join().map_err(|_| anyhow::anyhow!("an attacker panicked"))??;
+        }
+        works
+    })?;
+    eprintln!("{} floods", rounds.load(Ordering::Relaxed));
+    unharmed(node, &before)?;
+    for (_, victim) in ATTACKS {
+        ensure!(refusals(node, victim, &["stranger"])? > 0, "{victim} counted no stranger");
+    }
+
+    // Ten thousand connections, held; everybody else is served, and they are given back.
+    for (attacker, victim) in ATTACKS {
+        let (path, uid) = (socket(victim), users[attacker]);
+        let number = if victim == "kubelet-volnetd" { connections } else { connections / 5 };
+        dressed(uid, gid, || {
+            let mut told = Ok(());
+            let held = floods::hold_connections(&path, number, || {
+                told = std::thread::scope(|scope| {
+                    // As root, which this thread is no more.
+                    scope.spawn(|| node.agent().and_then(|agent| agent.hello(victim))).join()
+                })
+                .map_err(|_| anyhow::anyhow!("the operator panicked"))
+                .and_then(|answer| answer.map(|_| ()));
+            })?;
+            ensure!(held > 64, "{held} connections to {victim}");
+            Ok(told)
+        })?
+        .or_else(|_| node.agent()?.hello(victim).map(|_| ()))
+        .with_context(|| format!("the operator's Hello to {victim} while its connections are used up"))?;
+        ensure!(refusals(node, victim, &["connections"])? > 0, "{victim} refused no connection");
+    }
+    unharmed(node, &before)?;
+    let again = member.cluster.get("pods", "default", "first")?;
+    for field in ["podIP", "startTime", "containerStatuses"] {
+        ensure!(again["status"][field] == first["status"][field], "{field}: {again}");
+    }
+    member.node.finish()
+}
+
+#[test]
+fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let member = Member::start(&lab, &[], |node| node)?;
+    member.create("first", &json!({}))?;
+    let pod = member.wait_ready("first")?;
+    let node = &member.node;
+    let gid = std::fs::metadata(node.run_dir())?.gid();
+    let pod_uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+    let pool = DescriptorPool::decode(bulkhead_ipc::DESCRIPTORS)?;
+    let each = seconds("BULKHEAD_MESSAGES", 25);
+    let mut dice = Dice::from_environment();
+    eprintln!("BULKHEAD_SEED={}", dice.seed());
+    let (before, around) = (holds(node)?, surroundings(node)?);
+    let pairs = [
+        ("kubelet-syncd", "kubelet-volnetd"),
+        ("kubelet-statusd", "kubelet-syncd"),
+        ("kubelet-statusd", "kubelet-evictiond"),
+        ("kubelet-syncd", "kubelet-statusd"),
+    ];
+    let mut asked = 0;
+    for (peer, server) in pairs {
+        let (uid, socket) = (user(node, peer)?, node.run_dir().join(format!("{server}.sock")));
+        let own = format!("kubelet.{}.v1", server.trim_start_matches("kubelet-"));
+        let methods = messages::methods(&pool, &[&own, "kubelet.common.v1"]);
+        dressed(uid, gid, || {
+            hostile::runtime()?.block_on(async {
+                let channel = bulkhead_ipc::client::channel(&socket);
+                for method in &methods {
+                    let path = messages::path(method);
+                    let node_wide = NODE_WIDE.iter().any(|name| path.ends_with(name));
+                    for round in 0..each {
+                        let bytes = if round % 3 == 0 || node_wide {
+                            messages::malformed(&mut dice)
+                        } else {
+                            let mut hostile = messages::Hostile { dice: &mut dice, pod_uid };
+                            messages::bytes(&hostile.message(&method.input()))
+                        };
+                        let code =
+                            messages::ask(channel.clone(), &path, bytes.clone(), Duration::from_millis(500)).await;
+                        ensure!(
+                            ![Code::Unavailable, Code::Unknown, Code::DataLoss].contains(&code),
+                            "{path} answers {code:?} to {bytes:02x?}"
+                        );
+                        asked += 1;
+                    }
+                }
+                Ok(())
+            })
+        })?;
+    }
+    eprintln!("{asked} messages");
+    // Something has been removed in earnest, so there is a generation that others are older than.
+    member.create("second", &json!({"terminationGracePeriodSeconds": 1}))?;
+    member.wait_ready("second")?;
+    member.cluster.delete("pods", "default", "second", Some(1))?;
+    member.cluster.wait_gone("pods", "default", "second")?;
+    stale_verbs_are_refused(node, gid, pod_uid)?;
+    unharmed(node, &before)?;
+    eventually("nothing around the node has changed", LONG, || {
+        let now = surroundings(node)?;
+        let new: Vec<&String> = now.iter().filter(|one| !around.contains(one)).collect();
+        let gone: Vec<&String> = around.iter().filter(|one| !now.contains(one)).collect();
+        ensure!(new.is_empty() && gone.is_empty(), "new: {new:#?}\ngone: {gone:#?}");
+        Ok(())
+    })?;
+    let again = member.cluster.get("pods", "default", "first")?;
+    ensure!(again["status"]["containerStatuses"] == pod["status"]["containerStatuses"], "{again}");
+    member.node.finish()
+}
+
+/// Replays of what removes: another epoch, an old generation, sources that have not been heard. All as syncd itself.
+fn stale_verbs_are_refused(node: &Node, gid: u32, pod_uid: &str) -> Result<()> {
+    let volnetd = node.agent()?.hello("kubelet-volnetd")?.epoch;
+    let syncd = node.agent()?.hello("kubelet-syncd")?.epoch;
+    let guard = |volnetd_epoch, syncd_epoch, generation, sources_ready| {
+        Some(DestructiveGuard { volnetd_epoch, syncd_epoch, generation, sources_ready })
+    };
+    let stale = [
+        None,
+        guard(volnetd ^ 1, syncd, u64::MAX, true),
+        guard(0, syncd, u64::MAX, true),
+        guard(volnetd, syncd, 0, true),
+        guard(volnetd, syncd, u64::MAX, false),
+        guard(volnetd, 0, u64::MAX, true),
+    ];
+    let socket = node.run_dir().join("kubelet-volnetd.sock");
+    dressed(user(node, "kubelet-syncd")?, gid, || {
+        hostile::runtime()?.block_on(async {
+            let mut client = VolumesClient::new(bulkhead_ipc::client::channel(&socket));
+            for guard in stale {
+                let request = TearDownPodRequest { pod_uid: pod_uid.to_owned(), guard, ..Default::default() };
+                let code = client.tear_down_pod(request).await.err().map(|status| status.code());
+                let refused = [Some(Code::FailedPrecondition), Some(Code::InvalidArgument)].contains(&code);
+                ensure!(refused, "TearDownPod with {guard:?}: {code:?}");
+                let answer = client.prune(PruneRequest { guard, ..Default::default() }).await;
+                let code = match answer {
+                    Err(status) => Some(status.code()),
+                    Ok(steps) => steps.into_inner().message().await.err().map(|status| status.code()),
+                };
+                let refused = [Some(Code::FailedPrecondition), Some(Code::InvalidArgument)].contains(&code);
+                ensure!(refused, "Prune with {guard:?}: {code:?}");
+            }
+            Ok(())
+        })
+    })
+}
