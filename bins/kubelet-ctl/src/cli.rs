@@ -15,13 +15,14 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .args(everywhere())
         .after_help(
-            "Exit codes: 0 done, 1 not found or not healthy, 2 wrong command line, 3 a process does not answer.\n\n\
+            "Exit codes: 0 done, 1 not found or not healthy, 2 wrong command line, 3 a process does not answer,\n\
+             4 a process has other privileges than the map says (`privileges`; 3 where something cannot be seen).\n\n\
              Examples:\n  \
              kubelet-ctl pods                          all pods of the node at /run/kubelet\n  \
              kubelet-ctl pods --watch                  the same, then every change\n  \
              kubelet-ctl pod web-node-a                one pod: state, containers, volumes, events\n  \
              kubelet-ctl health || echo unwell         for scripts\n  \
-             kubelet-ctl privileges                    who runs as whom, with what\n  \
+             kubelet-ctl privileges                    map and reality side by side\n  \
              kubelet-ctl pods -o json | jq '.[].why'   for programs\n  \
              kubelet-ctl pods --root-dir /tmp/node-b   another node on this machine",
         )
@@ -42,12 +43,19 @@ pub fn command() -> Command {
         .subcommand(pods_command("cgroups", "Lists the pods' control groups"))
         .subcommand(Command::new("health").about("Shows whether each process answers and what its checks say"))
         .subcommand(
-            Command::new("privileges").about("Shows user, groups, capabilities, filters and sockets of each process"),
+            Command::new("privileges")
+                .about("Compares each process's privileges with the map: user, capabilities, filters, fences, sockets")
+                .after_help(
+                    "Marks: = as in the map, !! different, ?? cannot be seen (not root), -- withheld by this machine.\n\
+                     Exit codes: 0 all as in the map, 4 something differs (a process that is down does), 3 something\n\
+                     cannot be seen and nothing else differs.",
+                ),
         )
         .subcommand(pods_command("stats", "Shows what node and pods use, the largest first").visible_alias("top"))
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")
+                .alias("completions")
                 .about("Prints a completion script")
                 .after_help("Example:\n  kubelet-ctl completion bash > /etc/bash_completion.d/kubelet-ctl")
                 .arg(
