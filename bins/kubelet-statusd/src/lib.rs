@@ -5,8 +5,8 @@
 //! readOnlyPort is not 0, on address:readOnlyPort; [`routes`] has what each of them answers.
 //! `kubelet.statusd.v1.Status` on its socket. Calls kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
 //! (credentials, the product UUID, metrics, its state folder) and, unless the node is standalone, the API server: it is
-//! the only process that writes there. [`certificates`] asks for the node's certificates; [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status,
-//! mirror pods and the last DELETE; [`events`] sends what was recorded.
+//! the only process that writes there. [`certificates`] asks for the node's certificates; [`node`] keeps the Node, its lease
+//! and the CSINode; [`pods`] the pods' status, mirror pods and the last DELETE; [`events`] sends what was recorded.
 //!
 //! # Privileges
 //! Its own user and no capability.
@@ -31,8 +31,7 @@
 //! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
 //! # Known gaps
-//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet. Certificates are neither asked
-//! for (bootstrap) nor renewed (rotation).
+//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet.
 
 mod app;
 pub mod cadvisor;

@@ -9,7 +9,6 @@ use crate::kubelet_flags::KubeletFlags;
 /// Flags: name, and whether it is set.
 #[expect(clippy::type_complexity, reason = "a table of names and predicates")]
 const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
-    ("--bootstrap-kubeconfig", |f| !f.bootstrap_kubeconfig.is_empty()),
     ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
     ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
     ("--housekeeping-interval", |f| f.housekeeping_interval != KubeletFlags::default().housekeeping_interval),
@@ -21,8 +20,6 @@ const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
 /// Fields by JSON path. A field counts as set when its effective value is neither the built-in default, nor what a
 /// configuration file gets when it does not name the field.
 const FIELDS: &[&str] = &[
-    "rotateCertificates",
-    "serverTLSBootstrap",
     "enableContentionProfiling",
     "imageMinimumGCAge",
     "imageMaximumGCAge",
@@ -70,6 +67,7 @@ const FIELDS: &[&str] = &[
 const GATES: &[&str] = &[
     "AllAlpha",
     "AllBeta",
+    "AllowDNSOnlyNodeCSR",
     "ComponentFlagz",
     "ComponentStatusz",
     "ContainerCheckpoint",
@@ -86,6 +84,7 @@ const GATES: &[&str] = &[
     "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
+    "RotateKubeletServerCertificate",
     "TaintTolerationComparisonOperators",
 ];
 
@@ -131,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_named() {
-        let flags = KubeletFlags { bootstrap_kubeconfig: "/etc/bootstrap.conf".into(), ..KubeletFlags::default() };
+        let flags = KubeletFlags { experimental_mounter_path: "/mounter".into(), ..KubeletFlags::default() };
         let mut config = flag_defaults();
         config.cpu_manager_policy = "static".into();
         config.image_gc_high_threshold_percent = Some(90);
@@ -142,7 +141,7 @@ mod tests {
         assert_eq!(
             named(&flags, &config),
             [
-                "--bootstrap-kubeconfig",
+                "--experimental-mounter-path",
                 "imageGCHighThresholdPercent",
                 "evictionHard",
                 "cpuManagerPolicy",

@@ -17,6 +17,7 @@ use bulkhead_types::chain as words;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use jiff::Timestamp;
+use sha2::{Digest as _, Sha256};
 
 use super::decide::{self, Kubeconfig, Memory, Seen, Shown, Todo, Wanted, Why};
 use super::key::{Key, KeyError, request_name};
@@ -60,6 +61,15 @@ type Pair = (Vec<u8>, Vec<u8>);
 struct Look {
     seen: Seen,
     inline: Option<Pair>,
+    /// What the bootstrap kubeconfig has in it, as a digest.
+    begins_with: Option<[u8; 32]>,
+}
+
+impl Look {
+    /// Whether there is a reason to try again before it is time.
+    fn differs(&self, other: &Look) -> bool {
+        self.seen != other.seen || self.begins_with != other.begins_with
+    }
 }
 
 /// See the module.
@@ -115,6 +125,8 @@ impl ClientCertificate {
         let mut memory = Memory { was_good: false, is_first: false, share: random_fraction() };
         let mut bootstrap: Option<ApiClient> = None;
         let mut failures = 0;
+        // Certificates in a row that were no good for longer: clocks that differ, say.
+        let mut in_a_row = 0;
         let mut told = Told::default();
         loop {
             let look = match self.look(bootstrap.is_some()).await {
@@ -134,7 +146,7 @@ impl ClientCertificate {
             }
             let done = match todo {
                 Todo::Idle | Todo::Until(_) => {
-                    failures = 0;
+                    (failures, in_a_row) = (0, 0);
                     let pause = match todo {
                         Todo::Until(at) => Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default(),
                         _ => AUDIT,
@@ -148,8 +160,12 @@ impl ClientCertificate {
                     self.unless_changed(&mut changes, todo, memory, self.ask_first(&client)).await
                 }
                 Todo::Renew(_) => {
+                    tokio::time::sleep(decide::pause(in_a_row, random_fraction())).await;
                     let asked = self.unless_changed(&mut changes, todo, memory, self.renew()).await;
-                    asked.map(|()| memory.is_first = false)
+                    asked.map(|()| {
+                        memory.is_first = false;
+                        in_a_row += 1;
+                    })
                 }
             };
             match done {
@@ -165,8 +181,22 @@ impl ClientCertificate {
                     }
                     let pause = decide::pause(failures, random_fraction());
                     tracing::error!(error = words(&error), ?pause, "there is no new client certificate, trying again");
-                    wait(&mut changes, pause).await;
+                    self.rest(&mut changes, pause, bootstrap.is_some()).await;
                 }
+            }
+        }
+    }
+
+    /// A pause that ends when what is on the disk is not what it was after the failure.
+    async fn rest(&self, changes: &mut BoxStream<'static, ()>, pause: Duration, knows_bootstrap: bool) {
+        let over = tokio::time::Instant::now() + pause;
+        let before = self.look(knows_bootstrap).await.ok();
+        loop {
+            wait(changes, over.saturating_duration_since(tokio::time::Instant::now())).await;
+            let now = self.look(knows_bootstrap).await.ok();
+            let changed = before.as_ref().zip(now.as_ref()).is_some_and(|(before, now)| now.differs(before));
+            if changed || tokio::time::Instant::now() >= over {
+                return;
             }
         }
     }
@@ -220,16 +250,17 @@ impl ClientCertificate {
         };
         let signed = self.optional(CredentialFile::ClientPair).await?;
         let signed = signed.filter(|pair| is_pair(pair)).and_then(|pair| Chain::parse(&pair));
-        let can_bootstrap = self.wanted.bootstraps && (knows_bootstrap || self.has_bootstrap().await?);
-        Ok(Look { seen: Seen { kubeconfig, signed, can_bootstrap }, inline })
+        let begins_with = if self.wanted.bootstraps { self.begins_with().await? } else { None };
+        let can_bootstrap = self.wanted.bootstraps && (knows_bootstrap || begins_with.is_some());
+        Ok(Look { seen: Seen { kubeconfig, signed, can_bootstrap }, inline, begins_with })
     }
 
-    async fn has_bootstrap(&self) -> Result<bool, StoreError> {
+    async fn begins_with(&self) -> Result<Option<[u8; 32]>, StoreError> {
         let file = CredentialFile::Kubeconfig;
         match self.bootstrap.read(file).await {
-            Ok(_) => Ok(true),
+            Ok(bytes) => Ok(Some(Sha256::digest(bytes).into())),
             Err(source) if source.is_unknown() => Err(StoreError::Read { file, source }),
-            Err(_) => Ok(false),
+            Err(_) => Ok(None),
         }
     }
 

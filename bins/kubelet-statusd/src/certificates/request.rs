@@ -61,9 +61,9 @@ pub enum RequestError {
     #[error(transparent)]
     Key(#[from] KeyError),
     #[error("the certificate signing request cannot be sent: {0}")]
-    Post(#[source] kube::Error),
-    #[error("the certificate signing request {name} cannot be read: {source}")]
-    Get { name: String, source: kube::Error },
+    Post(String),
+    #[error("the certificate signing request {name} cannot be read: {why}")]
+    Get { name: String, why: String },
     #[error("the certificate signing request {name} that is there already {why}")]
     Another { name: String, why: &'static str },
     #[error("certificate signing request {name} is denied, reason: {reason}, message: {message}")]
@@ -148,6 +148,14 @@ fn misfit(there: &CertificateSigningRequest, wish: &Wish<'_>, now: Timestamp) ->
     None
 }
 
+/// The server's own words, or what kept us from having any.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        other => bulkhead_types::chain(other),
+    }
+}
+
 fn object(wish: &Wish<'_>) -> Result<CertificateSigningRequest, RequestError> {
     let generate_name = wish.name.is_none().then(|| "csr-".to_owned());
     Ok(CertificateSigningRequest {
@@ -179,14 +187,17 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
         }
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" && wish.name.is_some() => {
             let name = wish.name.clone().unwrap_or_default();
-            let there = requests.get(&name).await.map_err(|source| RequestError::Get { name: name.clone(), source })?;
+            let there = requests
+                .get(&name)
+                .await
+                .map_err(|error| RequestError::Get { name: name.clone(), why: words(&error) })?;
             if let Some(why) = misfit(&there, wish, Timestamp::now()) {
                 return Err(RequestError::Another { name, why });
             }
             tracing::info!(csr = name, "the certificate signing request is there already and still good");
             there
         }
-        Err(error) => return Err(RequestError::Post(error)),
+        Err(error) => return Err(RequestError::Post(words(&error))),
     };
     let name = posted.metadata.name.clone().unwrap_or_default();
     let waiting = wait(api, &requests, posted);

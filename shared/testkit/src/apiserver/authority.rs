@@ -98,11 +98,12 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// Signs a request (`spec.request`: base64 of PEM) for a signer of Kubernetes: the certificate in PEM.
+    /// Signs a request (`spec.request`: base64 of PEM) for a signer of Kubernetes: the certificate in PEM, valid since
+    /// `backdated` before now, against clocks that differ.
     ///
     /// # Errors
     /// The request cannot be read, or the signer would not sign it.
-    pub fn sign(&self, spec: &Value, lifetime: Duration) -> Result<String> {
+    pub fn sign(&self, spec: &Value, backdated: Duration, lifetime: Duration) -> Result<String> {
         let request = decode_request(spec)?;
         let mut params = CertificateSigningRequestParams::from_der(&request).context("reading the request")?;
         params.params.extended_key_usages = match spec["signerName"].as_str().unwrap_or_default() {
@@ -112,7 +113,7 @@ impl Authority {
         params.params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.params.use_authority_key_identifier_extension = true;
         let asked = spec["expirationSeconds"].as_u64().map(Duration::from_secs);
-        valid_for(&mut params.params, A_WHILE_AGO, asked.map_or(lifetime, |asked| asked.min(lifetime)));
+        valid_for(&mut params.params, backdated, asked.map_or(lifetime, |asked| asked.min(lifetime)));
         Ok(params.signed_by(&self.issuer).context("signing the request")?.pem())
     }
 }
@@ -126,8 +127,6 @@ fn name(common_name: &str, organization: Option<&str>) -> DistinguishedName {
     name
 }
 
-/// As the real signers have it, against clocks that differ.
-const A_WHILE_AGO: Duration = Duration::from_secs(300);
 /// For the authority and what the kit gives out: valid as well for a server whose clock a test sets back.
 const LONG_AGO: Duration = Duration::from_secs(3600);
 
@@ -240,7 +239,7 @@ mod tests {
         let spec = json!({"request": request, "signerName": "kubernetes.io/kube-apiserver-client-kubelet"});
         let seen = requested(&spec).unwrap();
         assert_eq!((seen.common_name.as_str(), seen.addresses), ("system:node:a", 1));
-        assert_eq!(user(&authority.sign(&spec, YEAR).unwrap()).as_node(), Some("a"));
-        assert!(authority.sign(&json!({"request": "AAAA"}), YEAR).is_err());
+        assert_eq!(user(&authority.sign(&spec, LONG_AGO, YEAR).unwrap()).as_node(), Some("a"));
+        assert!(authority.sign(&json!({"request": "AAAA"}), LONG_AGO, YEAR).is_err());
     }
 }

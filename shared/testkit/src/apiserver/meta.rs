@@ -106,6 +106,9 @@ fn bad_name(resource: &Resource, name: &str) -> Option<String> {
     };
     match resource.plural {
         "namespaces" | "services" => (name.len() > 63 || !label(name)).then(|| LABEL.to_owned()),
+        // Any name (`pkg/apis/certificates/validation`) that can be a part of a path.
+        "certificatesigningrequests" => (name == "." || name == ".." || name.contains(['/', '%']))
+            .then(|| "may not be '.' or '..' and may not contain '/' or '%'".to_owned()),
         _ => (name.len() > 253 || !name.split('.').all(label)).then(|| SUBDOMAIN.to_owned()),
     }
 }

@@ -81,6 +81,8 @@ pub struct Config {
     pub approval: Approval,
     /// How long certificates that are signed on request are valid.
     pub certificate_lifetime: Duration,
+    /// How long before they are signed they are valid already.
+    pub certificates_backdated: Duration,
     /// New nodes carry the not-ready taint until they are ready, as in a real cluster.
     pub taint_new_nodes: bool,
     /// New nodes get a pod CIDR out of 10.244.0.0/16.
@@ -104,6 +106,7 @@ impl Default for Config {
             scheduler: true,
             approval: Approval::Clients,
             certificate_lifetime: Duration::from_secs(365 * 24 * 3600),
+            certificates_backdated: Duration::from_secs(300),
             taint_new_nodes: true,
             pod_cidrs: false,
             anonymous: true,

@@ -73,6 +73,19 @@ impl Cluster {
         self.write_kubeconfig(&format!("bootstrap-{node}"), "bootstrap", &Credential::Token(token))
     }
 
+    /// Somebody decides about a signing request: `Approved` or `Denied`.
+    ///
+    /// # Errors
+    /// There is no such request, or the server's refusal.
+    pub fn decide_request(&self, name: &str, condition: &str, reason: &str, message: &str) -> Result<()> {
+        let mut request = self.get("certificatesigningrequests", "", name)?;
+        let decided = json!({"type": condition, "status": "True", "reason": reason, "message": message});
+        request["status"]["conditions"] = json!([decided]);
+        let path = format!("{}/approval", named("certificatesigningrequests").path(None, Some(name)));
+        self.inner.client.send_json("PUT", &path, &request)?.success().with_context(|| format!("{condition}: {name}"))?;
+        Ok(())
+    }
+
     /// Writes a kubeconfig for people.
     ///
     /// # Errors

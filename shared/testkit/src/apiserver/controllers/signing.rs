@@ -57,7 +57,8 @@ pub(super) fn sign_all(shared: &Shared) {
         if !known {
             continue;
         }
-        match shared.ca.sign(&request["spec"], shared.config.certificate_lifetime) {
+        let config = &shared.config;
+        match shared.ca.sign(&request["spec"], config.certificates_backdated, config.certificate_lifetime) {
             Ok(pem) => {
                 let encoded = base64::engine::general_purpose::STANDARD.encode(pem);
                 request["status"]["certificate"] = json!(encoded);

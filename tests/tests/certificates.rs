@@ -1,0 +1,234 @@
+//! Certificates that a node asks for: the first with the token that it begins with, the next before one ends, those of its
+//! server. Whatever happens meanwhile, pods do not notice, and nobody but kubelet-statusd ever shows the token.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::identity::User;
+use bulkhead_testkit::apiserver::{Approval, Config, StaticToken};
+use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_testkit::{Cluster, LONG, Node, Pod, eventually};
+use bulkhead_tests::cluster::{condition, is_no_storm, one_life, process_of, wait_ready};
+use bulkhead_tests::lab;
+use serde_json::{Value, json};
+
+const NODE: &str = "alpha";
+const USER: &str = "system:node:alpha";
+const REQUESTS: &str = "certificatesigningrequests";
+
+/// The files of a node's certificates.
+struct Files {
+    pki: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Files {
+    fn of(node: &Node) -> Result<Self> {
+        let words = node.command_line()?;
+        let kubeconfig = words.iter().find_map(|word| word.strip_prefix("--kubeconfig=")).context("no --kubeconfig")?;
+        Ok(Self { pki: node.certificates(), kubeconfig: kubeconfig.into() })
+    }
+
+    fn link(&self, prefix: &str) -> PathBuf {
+        self.pki.join(format!("{prefix}-current.pem"))
+    }
+
+    fn pending(&self) -> PathBuf {
+        self.pki.join("kubelet-client.key.tmp")
+    }
+
+    /// The file that is in force: an absolute path, with the time in its name, for root alone.
+    fn in_force(&self, prefix: &str) -> Result<PathBuf> {
+        let target = std::fs::read_link(self.link(prefix)).context("the link to the pair in force")?;
+        let name = target.file_name().context("a name")?.to_string_lossy().into_owned();
+        let dated = name.strip_prefix(&format!("{prefix}-")).and_then(|rest| rest.strip_suffix(".pem"));
+        let dated = dated.with_context(|| format!("{name} is not named as upstream names it"))?;
+        let lengths: Vec<usize> =
+            dated.split('-').map(|part| part.chars().filter(char::is_ascii_digit).count()).collect();
+        ensure!(lengths == [4, 2, 2, 2, 2, 2] && dated.len() == 19, "the time in {name}");
+        ensure!(target.parent() == Some(&self.pki), "{} is elsewhere", target.display());
+        is_roots_alone(&target)?;
+        let text = std::fs::read_to_string(&target)?;
+        ensure!(text.starts_with("-----BEGIN CERTIFICATE-----\n"), "certificates come first");
+        ensure!(text.trim_end().ends_with("-----END EC PRIVATE KEY-----"), "the key comes last");
+        Ok(target)
+    }
+
+    /// How many pairs there are, in force or not.
+    fn pairs(&self, prefix: &str) -> Result<usize> {
+        let names = std::fs::read_dir(&self.pki)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        Ok(names.filter(|name| name.starts_with(&format!("{prefix}-2"))).count())
+    }
+}
+
+fn is_roots_alone(path: &Path) -> Result<()> {
+    let meta = std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+    let (mode, owner) = (meta.permissions().mode() & 0o7777, (meta.uid(), meta.gid()));
+    ensure!((mode, owner) == (0o600, (0, 0)), "{}: mode {mode:o}, owner {owner:?}", path.display());
+    Ok(())
+}
+
+fn requests(cluster: &Cluster) -> Result<Vec<Value>> {
+    cluster.list(REQUESTS, None)
+}
+
+/// Waits for a request that is none of `known`.
+fn another_request(cluster: &Cluster, known: &[String]) -> Result<Value> {
+    let one = eventually("the node asks", LONG, || {
+        let all = requests(cluster)?;
+        all.into_iter().find(|one| !known.iter().any(|name| one["metadata"]["name"] == **name)).context("no request")
+    })?;
+    Ok(one)
+}
+
+fn name(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+}
+
+fn approve(cluster: &Cluster, request: &Value) -> Result<()> {
+    cluster.decide_request(&name(request), "Approved", "KubectlApprove", "This CSR was approved by a test.")
+}
+
+fn is_ready(cluster: &Cluster) -> Result<()> {
+    cluster.wait_for("nodes", "", NODE, "it is ready", |node| condition(node, "Ready") == "True").map(|_| ())
+}
+
+/// Waits until the node's log has a line with all of these.
+fn wait_for_line(node: &Node, words: &[&str]) -> Result<()> {
+    eventually(&format!("the log has {words:?}"), LONG, || {
+        let log = std::fs::read_to_string(node.log())?;
+        ensure!(log.lines().any(|line| words.iter().all(|word| line.contains(word))), "no such line");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_node_begins_with_a_token() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config { approval: Approval::Manual, ..Config::default() })?;
+    let builder = lab.node(NODE).bootstraps_into(&cluster)?.config("rotateCertificates", json!(true));
+    let mut node = builder.start()?;
+    let files = Files::of(&node)?;
+    node.write(&Pod::idle("static"))?;
+    node.wait_running("static", 1)?;
+    let before = node.fingerprint()?;
+
+    let request = another_request(&cluster, &[])?;
+    ensure!(name(&request).starts_with("node-csr-") && name(&request).len() == 52, "{request:#}");
+    ensure!(request["spec"]["username"] == "system:bootstrap:alpha", "{request:#}");
+    ensure!(request["spec"]["signerName"] == "kubernetes.io/kube-apiserver-client-kubelet", "{request:#}");
+    ensure!(request["spec"]["usages"] == json!(["digital signature", "client auth"]), "{request:#}");
+    is_roots_alone(&files.pending())?;
+    is_roots_alone(&files.kubeconfig)?;
+    let key = std::fs::read(files.pending())?;
+    ensure!(std::fs::symlink_metadata(files.link("kubelet-client")).is_err(), "nothing is signed yet");
+
+    // Nobody answers yet. Each process dies, then all of them: the same request with the same key goes on.
+    for daemon in ["kubelet-statusd", "kubelet-volnetd"] {
+        node.kill_daemon(daemon)?;
+        node.wait_healthy()?;
+    }
+    node.kill_everything();
+    let mark = cluster.log()?.mark();
+    node.launch()?;
+    node.wait_healthy()?;
+    eventually("the request is waited for again", LONG, || {
+        let asked = cluster.log()?.after(mark);
+        ensure!(asked.iter().any(|one| one.resource == REQUESTS && one.verb == "watch"), "no watch");
+        Ok(())
+    })?;
+    let words = node.command_line()?;
+    let bootstrap =
+        words.iter().find_map(|word| word.strip_prefix("--bootstrap-kubeconfig=")).context("no bootstrap")?;
+    std::fs::remove_file(bootstrap).context("kubeadm takes the bootstrap kubeconfig away")?;
+    ensure!(requests(&cluster)?.len() == 1 && std::fs::read(files.pending())? == key, "it asked anew");
+
+    approve(&cluster, &request)?;
+    is_ready(&cluster)?;
+    wait_ready(&cluster, &node.pod_name("static"))?;
+    let pair = files.in_force("kubelet-client")?;
+    let kept = String::from_utf8(key)?;
+    ensure!(std::fs::read_to_string(&pair)?.contains(kept.trim()), "the key that asked");
+    ensure!(!files.pending().exists(), "the pending key is still there");
+    let link = files.link("kubelet-client");
+    let kubeconfig = std::fs::read_to_string(&files.kubeconfig)?;
+    for line in [
+        format!("    server: {}", cluster.url()),
+        "current-context: default-context".to_owned(),
+        "- name: default-auth".to_owned(),
+        format!("    client-certificate: {}", link.display()),
+        format!("    client-key: {}", link.display()),
+    ] {
+        ensure!(kubeconfig.lines().any(|one| one == line), "{line:?} in\n{kubeconfig}");
+    }
+    ensure!(!kubeconfig.contains("token"), "the token is not written anywhere");
+    one_life(&cluster, &node, "joined")?;
+
+    // Without the bootstrap kubeconfig everything starts again.
+    node.stop()?;
+    node.launch()?;
+    node.wait_healthy()?;
+    one_life(&cluster, &node, "later")?;
+    ensure!(requests(&cluster)?.len() == 1, "it asked again");
+    ensure!(files.in_force("kubelet-client")? == pair, "it is another pair");
+
+    let all = cluster.requests()?;
+    let with_token: Vec<_> = all.iter().filter(|one| one.user.starts_with("system:bootstrap:")).collect();
+    ensure!(!with_token.is_empty());
+    for one in with_token {
+        ensure!(process_of(one) == "kubelet-statusd" && one.resource == REQUESTS, "{one:?} showed the token");
+    }
+    let posted =
+        all.iter().filter(|one| one.resource == REQUESTS && one.verb == "create" && one.user != "admin").count();
+    println!("{posted} requests were sent, one stands");
+    is_no_storm(&all, 50, 100)?;
+    let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
+    ensure!(now == before, "{before:#?} became {now:#?}");
+    node.finish()
+}
+
+#[test]
+fn a_node_is_refused_and_asks_again() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config { approval: Approval::Manual, anonymous: false, ..Config::default() })?;
+    let builder = lab.node(NODE).bootstraps_into(&cluster)?;
+    let bootstrap = cluster.folder().join("bootstrap-alpha.kubeconfig");
+    cluster.write_kubeconfig("bootstrap-alpha", "bootstrap", &Credential::Token("no-such-token".to_owned()))?;
+    let node = builder.start()?;
+    let files = Files::of(&node)?;
+    node.write(&Pod::idle("static"))?;
+    node.wait_running("static", 1)?;
+    let before = node.fingerprint()?;
+    wait_for_line(&node, &["there is no new client certificate, trying again", "Unauthorized"])?;
+    ensure!(requests(&cluster)?.is_empty());
+
+    // A token that counts, and a request that is denied: the next one has another key.
+    let user = User::new("system:bootstrap:abcdef", &["system:bootstrappers"]);
+    cluster.server()?.add_token(StaticToken { token: "abcdef.0123456789abcdef".to_owned(), user });
+    let token = Credential::Token("abcdef.0123456789abcdef".to_owned());
+    cluster.write_kubeconfig("bootstrap-alpha", "bootstrap", &token)?;
+    let first = another_request(&cluster, &[])?;
+    let key = std::fs::read(files.pending())?;
+    cluster.decide_request(&name(&first), "Denied", "NotOurs", "unknown machine")?;
+    wait_for_line(&node, &["is denied, reason: NotOurs, message: unknown machine"])?;
+    let second = another_request(&cluster, &[name(&first)])?;
+    ensure!(std::fs::read(files.pending())? != key, "the same key again");
+
+    // Somebody cleans up before it is answered.
+    cluster.delete(REQUESTS, "", &name(&second), None)?;
+    wait_for_line(&node, &["was deleted"])?;
+    let third = another_request(&cluster, &[name(&first)])?;
+    ensure!(name(&third) == name(&second) && third["metadata"]["uid"] != second["metadata"]["uid"], "{third:#}");
+    approve(&cluster, &third)?;
+    is_ready(&cluster)?;
+    files.in_force("kubelet-client")?;
+    one_life(&cluster, &node, "joined")?;
+    ensure!(bootstrap.exists());
+    let log = std::fs::read_to_string(node.log())?;
+    ensure!(!log.contains("0123456789abcdef") && !log.contains("no-such-token"), "a token is in the log");
+    let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
+    ensure!(now == before, "{before:#?} became {now:#?}");
+    ensure!(cluster.get("nodes", "", NODE)?["metadata"]["name"] == NODE && USER.ends_with(NODE));
+    node.finish()
+}
