@@ -35,8 +35,9 @@ fn add_everywhere(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.values_mut().for_each(add_everywhere);
-            // Maps of texts take any name, so it is a text.
-            fields.insert("addedLater".into(), json!("1"));
+            // Maps take any name: what is added fits those of texts, and those of switches.
+            let switches = !fields.is_empty() && fields.values().all(Value::is_boolean);
+            fields.insert("addedLater".into(), if switches { json!(true) } else { json!("1") });
         }
         Value::Array(all) => all.iter_mut().for_each(add_everywhere),
         _ => {}
