@@ -137,7 +137,8 @@ impl Collector for ClientCertificate {
     }
 }
 
-fn seconds_left(expires: Option<jiff::Timestamp>, now: jiff::Timestamp) -> f64 {
+/// Whole seconds until then; infinite without an end.
+pub fn seconds_left(expires: Option<jiff::Timestamp>, now: jiff::Timestamp) -> f64 {
     expires.map_or(f64::INFINITY, |at| at.duration_since(now).as_secs_f64().trunc())
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::{PeerUsers, Policy};
 use bulkhead_ipc::server::Services;
 use bulkhead_ipc::volnetd::{OpenReply, OpenRequest, open_request::Kind};
@@ -15,7 +16,7 @@ use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::scm;
 use bulkhead_types::{Epoch, InstancePaths};
 use kubelet_volnetd::cgroups::Driver;
-use kubelet_volnetd::node::{Node, Settings};
+use kubelet_volnetd::node::{Certificates, Node, Settings};
 use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch};
 use prost::Message;
 use tonic::transport::{Channel, Endpoint};
@@ -78,6 +79,12 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
             own: true,
         },
         client_ca: Some(dir.join("pki/ca.crt")),
+        certificates: Certificates {
+            folder: dir.join("pki"),
+            bootstrap: Some(dir.join("etc/bootstrap-kubelet.conf")),
+            client: true,
+            serving: true,
+        },
         cgroup_root: cgroup_root.clone(),
         cgroups_per_qos: true,
         cgroup_driver: Driver::Cgroupfs,
@@ -110,7 +117,8 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     std::fs::set_permissions(&grpc, std::fs::Permissions::from_mode(0o666)).unwrap();
     let watches = watch::start(watch::Followed {
         manifests: node.settings.manifests.clone(),
-        kubeconfig: node.settings.kubeconfig.clone(),
+        kubeconfigs: node.settings.kubeconfig.iter().cloned().collect(),
+        client_pair: None,
         serving: Vec::new(),
     })
     .unwrap();
@@ -118,7 +126,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));
     let broker = scm::listen(&dir.join("run/broker.sock"), 0o666).unwrap();
-    tokio::spawn(serve_broker(node.clone(), broker, users, std::future::pending()));
+    tokio::spawn(serve_broker(node.clone(), broker, users, Gate::new(Limits::default()), std::future::pending()));
     World { remote: Remote { dir }, node, cgroup_root, _temp: temp }
 }
 
