@@ -239,6 +239,12 @@ fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
     let each = seconds("BULKHEAD_MESSAGES", 25);
     let mut dice = Dice::from_environment();
     eprintln!("BULKHEAD_SEED={}", dice.seed());
+    // Something has been removed in earnest, so there is a generation that others are older than, and every file that the
+    // node keeps of its pods is there.
+    member.create("second", &json!({"terminationGracePeriodSeconds": 1}))?;
+    member.wait_ready("second")?;
+    member.cluster.delete("pods", "default", "second", Some(1))?;
+    member.cluster.wait_gone("pods", "default", "second")?;
     let (before, around) = (holds(node)?, surroundings(node)?);
     let pairs = [
         ("kubelet-syncd", "kubelet-volnetd"),
@@ -278,11 +284,6 @@ fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
         })?;
     }
     eprintln!("{asked} messages");
-    // Something has been removed in earnest, so there is a generation that others are older than.
-    member.create("second", &json!({"terminationGracePeriodSeconds": 1}))?;
-    member.wait_ready("second")?;
-    member.cluster.delete("pods", "default", "second", Some(1))?;
-    member.cluster.wait_gone("pods", "default", "second")?;
     stale_verbs_are_refused(node, gid, pod_uid)?;
     unharmed(node, &before)?;
     eventually("nothing around the node has changed", LONG, || {
