@@ -54,6 +54,8 @@ pub enum UnitsError {
          the units run: make them with `systemd-sysusers bulkhead.conf`"
     )]
     NoUsers,
+    #[error("could not give up the privileges that writing a configuration does not take")]
+    Privileges(#[source] std::io::Error),
     #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error(transparent)]
@@ -113,12 +115,23 @@ fn overruled(config: &NodeConfig) -> Vec<String> {
     overruled
 }
 
+/// What is left of root's power: files of whatever owner that the operator names, and the group of what is written. In this
+/// process and not in kubelet.service, because an administrator's drop-in may have that unit run commands of its own first.
+fn confine() -> std::io::Result<()> {
+    use bulkhead_sys::Capability::{CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER};
+    use bulkhead_sys::seccomp::{Deny, Family, restrict};
+    bulkhead_daemon::privileges::hide_memory()?;
+    bulkhead_sys::process::keep_only(&[CAP_DAC_OVERRIDE, CAP_CHOWN, CAP_FOWNER]).map_err(std::io::Error::other)?;
+    restrict(&Deny::ALL, Some(&[Family::Unix])).map_err(std::io::Error::other)
+}
+
 /// Claims, has systemd keep the claims, writes the configuration and the environment. The daemons start when this program
 /// has ended.
 ///
 /// # Errors
 /// Another node holds a claim, users are missing, or the folder cannot be written.
 pub fn render(config: &mut NodeConfig) -> Result<(), UnitsError> {
+    confine().map_err(UnitsError::Privileges)?;
     let overruled = overruled(config);
     if !overruled.is_empty() {
         tracing::warn!(
