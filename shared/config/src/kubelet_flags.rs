@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bulkhead_types::{GoDuration, is_dns1123_subdomain};
+use bulkhead_types::{GoDuration, Process, is_dns1123_subdomain};
 use serde::{Deserialize, Serialize};
 
 /// Values of the flags that have no field in the configuration file, defaults applied.
@@ -38,6 +38,8 @@ pub struct KubeletFlags {
     pub max_housekeeping_interval: GoDuration,
     /// Of our own: the HTTP method alone says what exec, attach, run and port-forward need, as upstream has it.
     pub allow_streaming_with_get: bool,
+    /// Of our own: the first of the vsock ports on which the processes answer read-only calls; 0: none listens.
+    pub vsock_port: i32,
     /// Flags that upstream's statistics library once leaked: checked for their type, kept, used by nothing.
     pub cadvisor: BTreeMap<String, String>,
 }
@@ -69,6 +71,7 @@ impl Default for KubeletFlags {
             housekeeping_interval: GoDuration::from_secs(10),
             max_housekeeping_interval: GoDuration::from_secs(15),
             allow_streaming_with_get: false,
+            vsock_port: 0,
             cadvisor: BTreeMap::new(),
         }
     }
@@ -90,6 +93,13 @@ const ALLOWED_LABEL_KEYS: &[&str] = &[
 const ALLOWED_LABEL_NAMESPACES: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 impl KubeletFlags {
+    /// The vsock port of a process, in the order of [`Process::ALL`]; none where --vsock-port is 0.
+    pub fn vsock_port_of(&self, process: Process) -> Option<u32> {
+        let first = u32::try_from(self.vsock_port).ok().filter(|port| *port != 0)?;
+        let place = Process::ALL.iter().position(|one| *one == process)?;
+        first.checked_add(u32::try_from(place).ok()?)
+    }
+
     /// Every error of the flags that are checked before any file is read (upstream `ValidateKubeletFlags`, and the
     /// start-up checks of root-dir, cloud-provider and lock-file).
     pub fn validate(&self) -> Vec<String> {
@@ -101,6 +111,10 @@ impl KubeletFlags {
                 "invalid value {root:?} for --root-dir: must be an absolute path in canonical form, such as {:?}",
                 crate::path_text::clean(&format!("/{root}"))
             ));
+        }
+        // Below 1024 the kernel wants one more capability; the last port is "any".
+        if self.vsock_port != 0 && !(1024..=i32::MAX - 4).contains(&self.vsock_port) {
+            errors.push(format!("invalid value {} for --vsock-port: must be 0 or at least 1024", self.vsock_port));
         }
         if !matches!(self.cloud_provider.as_str(), "" | "external") {
             errors.push(format!(
@@ -229,6 +243,12 @@ mod tests {
         assert!(errors(|f| f.root_dir = "var".into()).contains("canonical"));
         assert!(errors(|f| f.cloud_provider = "aws".into()).contains("--cloud-provider"));
         assert_eq!(errors(|f| f.cloud_provider = "external".into()), "");
+        for (port, good) in [(0, true), (1023, false), (1024, true), (-1, false), (i32::MAX, false)] {
+            assert_eq!(errors(|f| f.vsock_port = port).is_empty(), good, "{port}");
+        }
+        let flags = KubeletFlags { vsock_port: 10240, ..KubeletFlags::default() };
+        assert_eq!(Process::ALL.map(|process| flags.vsock_port_of(process)), [10240, 10241, 10242, 10243].map(Some));
+        assert_eq!(KubeletFlags::default().vsock_port_of(Process::Syncd), None);
         assert!(errors(|f| f.exit_on_lock_contention = true).contains("no lock file specified"));
         assert!(errors(|f| f.node_ip = "1.1.1.1,2.2.2.2".into()).contains("--node-ip"));
     }

@@ -7,6 +7,8 @@ use std::os::fd::OwnedFd;
 
 /// The name of the gRPC socket; volnetd also has "broker". "death" is the launcher's pipe.
 pub(crate) const GRPC: &str = "grpc";
+/// A listening vsock, where the administrator wants one.
+pub(crate) const VSOCK: &str = "vsock";
 pub(crate) const DEATH: &str = "death";
 
 /// Passed descriptors by name.

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,14 +29,18 @@ use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::metrics::Tasks;
 use crate::peer_metrics::PeerMetrics;
+use crate::pool;
 use crate::privileges::{self, Applied, Program};
 use crate::process_service::{LoggingService, ProcessService, Readiness};
+use crate::progress::Progress;
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
 use crate::traces::{self, TracesService};
 
 /// How long calls in flight may take to end after SIGTERM. Watch streams never end by themselves, so it is waited out.
 const DRAIN: Duration = Duration::from_millis(300);
+/// The task that tries the pool waits on the pool and on nothing else.
+const POOL_BOUND: Duration = Duration::from_secs(20);
 /// How long an older instance may take to let go of the state folder.
 const LOCK_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -77,7 +80,8 @@ pub struct Daemon {
     /// Spans that have ended; `None` where the configuration names no tracing.
     pub traces: Option<Recorder>,
     health: Mutex<Option<HealthReporter>>,
-    healthy: Arc<AtomicBool>,
+    /// What the watchdog's beat depends on: each main loop makes its promise here.
+    pub progress: Progress,
 }
 
 impl Daemon {
@@ -161,6 +165,13 @@ impl Daemon {
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
+        let services = match self.take_listener(listeners::VSOCK) {
+            Some(vsock) => {
+                tracing::info!("answers read-only calls of this machine and its host on vsock");
+                services.also_on(vsock)
+            }
+            None => services,
+        };
         let policy = Policy { users: self.peer_users(), rules };
         let stop = self.stop.clone();
         let server = bulkhead_ipc::server::serve(listener, policy, services, stop.clone().cancelled_owned());
@@ -194,14 +205,17 @@ impl Daemon {
         supervisor::notify(&[sd_notify::NotifyState::Status(reason)]);
     }
 
+    fn tell_of_pool(&self, trouble: Option<String>) {
+        match &trouble {
+            Some(trouble) => tracing::error!("{trouble}"),
+            None => tracing::info!("the pool of threads takes work again"),
+        }
+        supervisor::notify(&[sd_notify::NotifyState::Status(trouble.as_deref().unwrap_or_default())]);
+    }
+
     /// Folders that this process's fence should name and that were not there when it was put up.
     pub fn folders_missing_from_fence(&self) -> &[PathBuf] {
         &self.privileges.missing_folders
-    }
-
-    /// False holds back the watchdog's beat, so that the supervisor restarts the daemon.
-    pub fn set_healthy(&self, healthy: bool) {
-        self.healthy.store(healthy, Ordering::Relaxed);
     }
 }
 
@@ -277,7 +291,7 @@ where
         privileges: Arc::new(privileges),
         traces,
         health: Mutex::new(None),
-        healthy: Arc::new(AtomicBool::new(true)),
+        progress: Progress::default(),
     });
     // One thread does the work; the pool for blocking calls stays small, idle threads leave it soon.
     let runtime = tokio::runtime::Builder::new_current_thread()

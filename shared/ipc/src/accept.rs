@@ -5,20 +5,21 @@
 //! PERMISSION_DENIED or RESOURCE_EXHAUSTED instead of "connection reset"; nothing that it sends is looked at.
 
 use std::future::Future as _;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
 use crate::limits::{Gate, Taken};
-use crate::peers::{Peer, PeerUsers};
+use crate::peers::{self, Peer, PeerUsers};
 use crate::refusals::Reason;
 
 /// A client's preface (RFC 9113, 3.4): 24 fixed bytes and the 9 of a frame's head. Who has said that much is at work.
@@ -129,6 +130,45 @@ pub fn connections(
     })
 }
 
+/// Connections over vsock, of peers that have a role and a place. Never ends.
+///
+/// # Errors
+/// The reactor does not take the listener.
+pub fn from_vsock(
+    listener: OwnedFd,
+    gate: Arc<Gate>,
+) -> std::io::Result<impl Stream<Item = std::io::Result<PeerStream>>> {
+    let listener = bulkhead_sys::async_fd::register(listener)?;
+    let leaving = Arc::new(Semaphore::new(LEAVING));
+    Ok(futures_util::stream::unfold(listener, |listener| async move {
+        let accepted = listener.async_io(Interest::READABLE, |fd| bulkhead_sys::vsock::accept(fd)).await;
+        Some((accepted, listener))
+    })
+    .filter_map(move |accepted| {
+        let (gate, leaving) = (gate.clone(), leaving.clone());
+        async move {
+            // Of a Unix stream's type nothing is used but reading and writing, which are the same for every stream.
+            let accepted = accepted.and_then(|(fd, cid)| Ok((UnixStream::from_std(fd.into())?, cid)));
+            match accepted {
+                Ok((stream, cid)) => {
+                    let peer = peers::of_vsock(cid);
+                    if let Err(why) = peer.role {
+                        gate.refuse(Reason::Stranger, &format_args!("vsock {cid}"), &why);
+                        return None;
+                    }
+                    enter(stream, peer, &gate, &leaving).map(Ok)
+                }
+                Err(error) => {
+                    // The peer may have gone already, or descriptors are out: again, but without spinning.
+                    tracing::warn!(%error, "accept on vsock failed");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    None
+                }
+            }
+        }
+    }))
+}
+
 fn admit(stream: UnixStream, users: &PeerUsers, gate: &Arc<Gate>, leaving: &Arc<Semaphore>) -> Option<PeerStream> {
     let peer = match bulkhead_sys::peer::identify(&stream) {
         Ok(identity) => users.classify(&identity),
@@ -138,6 +178,10 @@ fn admit(stream: UnixStream, users: &PeerUsers, gate: &Arc<Gate>, leaving: &Arc<
             return None;
         }
     };
+    enter(stream, peer, gate, leaving)
+}
+
+fn enter(stream: UnixStream, peer: Peer, gate: &Arc<Gate>, leaving: &Arc<Semaphore>) -> Option<PeerStream> {
     let role = match peer.role {
         Ok(role) => role,
         Err(why) => {

@@ -57,6 +57,20 @@ pub fn channel(socket: &Path) -> Channel {
         }))
 }
 
+/// A lazily connected channel to a port of a machine over vsock, for who looks in from outside; as [`channel`].
+pub fn vsock_channel(cid: u32, port: u32) -> Channel {
+    Endpoint::from_static("http://localhost")
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| async move {
+            // The kernel may wait for the other machine.
+            let fd = tokio::task::spawn_blocking(move || bulkhead_sys::vsock::connect(cid, port)).await??;
+            let stream = std::os::unix::net::UnixStream::from(fd);
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream).map(TokioIo::new)
+        }))
+}
+
 /// A channel to one of our processes, with knowledge of its life.
 #[derive(Debug, Clone)]
 pub struct Link {

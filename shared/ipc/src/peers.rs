@@ -6,7 +6,11 @@
 use std::sync::Arc;
 
 use bulkhead_sys::peer::PeerIdentity;
+use bulkhead_sys::vsock;
 use bulkhead_types::Process;
+
+/// Stands for "no user" (chown(2)'s -1), which no process can have.
+const NO_UID: u32 = u32::MAX;
 
 /// What a peer is to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,10 +20,13 @@ pub enum Role {
     Statusd,
     /// uid 0 outside the pods: kubelet-ctl, grpcurl, the launcher. Read-only methods.
     Operator,
+    /// Whoever comes over vsock from this machine or from the one that it is a guest of: vsock has no users. May call what
+    /// the operator may, and has a share of its own, so that it cannot lock the operator out.
+    Vsock,
 }
 
 impl Role {
-    pub const ALL: [Role; 4] = [Role::Syncd, Role::Evictiond, Role::Statusd, Role::Operator];
+    pub const ALL: [Role; 5] = [Role::Syncd, Role::Evictiond, Role::Statusd, Role::Operator, Role::Vsock];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -27,6 +34,15 @@ impl Role {
             Role::Evictiond => "kubelet-evictiond",
             Role::Statusd => "kubelet-statusd",
             Role::Operator => "operator",
+            Role::Vsock => "vsock",
+        }
+    }
+
+    /// Whom a table of methods has to name for this role.
+    const fn in_tables(self) -> Role {
+        match self {
+            Role::Vsock => Role::Operator,
+            role => role,
         }
     }
 
@@ -36,7 +52,7 @@ impl Role {
             Role::Syncd => Some(Process::Syncd),
             Role::Evictiond => Some(Process::Evictiond),
             Role::Statusd => Some(Process::Statusd),
-            Role::Operator => None,
+            Role::Operator | Role::Vsock => None,
         }
     }
 }
@@ -101,6 +117,14 @@ impl PeerUsers {
     }
 }
 
+/// Decides what a peer is that came over vsock from the machine `cid`. No other machine than the host reaches a guest
+/// unless the host passes it on, and then it is none of ours. Pure.
+pub fn of_vsock(cid: u32) -> Peer {
+    let known = [vsock::HOST_CID, vsock::LOCAL_CID].contains(&cid);
+    let role = if known { Ok(Role::Vsock) } else { Err("peer is another machine than this one and its host") };
+    Peer { uid: NO_UID, pid: 0, role }
+}
+
 /// One row of a process's table of methods: who may call it.
 #[derive(Debug, Clone, Copy)]
 pub struct MethodRule {
@@ -140,7 +164,7 @@ impl Policy {
         }
         match self.rules.iter().find(|rule| rule.method == method) {
             None => Err(tonic::Status::unimplemented(format!("{method} is not served here"))),
-            Some(rule) if rule.peers.contains(&role) => Ok(role),
+            Some(rule) if rule.peers.contains(&role.in_tables()) => Ok(role),
             Some(rule) => {
                 let allowed: Vec<&str> = rule.peers.iter().map(|r| r.as_str()).collect();
                 Err(tonic::Status::permission_denied(format!(
@@ -196,5 +220,24 @@ mod tests {
         assert!(policy.check(&statusd, "/grpc.health.v1.Health/Check").is_ok());
         assert!(policy.check(&statusd, "/kubelet.common.v1.Logging/SetVerbosity").is_ok());
         assert!(policy.check(&syncd, "/kubelet.common.v1.Logging/SetVerbosity").is_err());
+    }
+
+    #[test]
+    fn vsock_is_a_reader_from_two_machines() {
+        const RULES: &[MethodRule] = &[
+            MethodRule { method: "/a.B/Read", peers: &[Role::Syncd, Role::Operator] },
+            MethodRule { method: "/a.B/Write", peers: &[Role::Syncd] },
+        ];
+        let policy = Policy { users: Arc::new(users()), rules: RULES };
+        for cid in [vsock::LOCAL_CID, vsock::HOST_CID] {
+            let peer = of_vsock(cid);
+            assert_eq!(policy.check(&peer, "/a.B/Read").ok(), Some(Role::Vsock));
+            for closed in ["/a.B/Write", "/kubelet.common.v1.Logging/SetVerbosity", "/kubelet.common.v1.Traces/Take"] {
+                assert!(policy.check(&peer, closed).is_err(), "{closed}");
+            }
+        }
+        for cid in [0, 3, 4242, u32::MAX] {
+            assert!(of_vsock(cid).role.is_err(), "{cid}");
+        }
     }
 }

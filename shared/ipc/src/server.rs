@@ -2,9 +2,11 @@
 //! bounded in size and time, health and reflection are always there.
 
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use prost::Message as _;
 use tokio::net::UnixListener;
 use tonic::body::Body;
@@ -31,6 +33,7 @@ pub struct Services {
     routes: Routes,
     health: tonic_health::server::HealthReporter,
     gate: Arc<Gate>,
+    vsock: Option<OwnedFd>,
 }
 
 impl Services {
@@ -70,7 +73,7 @@ impl Services {
         routes.add_service(reflection().build_v1()?);
         // What older tools still ask for.
         routes.add_service(reflection().build_v1alpha()?);
-        Ok(Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()) })
+        Ok(Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()), vsock: None })
     }
 
     #[must_use]
@@ -98,25 +101,45 @@ impl Services {
         Services { gate, ..self }
     }
 
+    /// Answers on a listening vsock as well, to [`crate::peers::Role::Vsock`].
+    #[must_use]
+    pub fn also_on(self, vsock: OwnedFd) -> Self {
+        Services { vsock: Some(vsock), ..self }
+    }
+
     /// Serves health answers per service name; the whole process is the empty name.
     pub fn health(&self) -> tonic_health::server::HealthReporter {
         self.health.clone()
     }
 }
 
+/// Why a process cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("serving gRPC")]
+    Http(#[from] tonic::transport::Error),
+    #[error("listening on vsock")]
+    Vsock(#[source] std::io::Error),
+}
+
 /// Serves until `shutdown` resolves, then lets calls in flight end.
 ///
 /// # Errors
-/// Only when the HTTP/2 server itself cannot run; a failing connection ends alone.
+/// Only when a socket or the HTTP/2 server itself cannot be served; a failing connection ends alone.
 pub async fn serve(
     listener: UnixListener,
     policy: Policy,
     services: Services,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), tonic::transport::Error> {
+) -> Result<(), ServeError> {
     let gate = services.gate;
     let limits = gate.limits;
     let incoming = accept::connections(listener, policy.users.clone(), gate.clone());
+    let beside = match services.vsock {
+        Some(vsock) => accept::from_vsock(vsock, gate.clone()).map_err(ServeError::Vsock)?.left_stream(),
+        None => futures_util::stream::empty().right_stream(),
+    };
+    let incoming = futures_util::stream::select(incoming, beside);
     tonic::transport::Server::builder()
         .timeout(DEFAULT_DEADLINE)
         .max_concurrent_streams(limits.streams)
@@ -128,5 +151,6 @@ pub async fn serve(
         .layer(PeerCheckLayer::new(policy, gate))
         .add_routes(services.routes)
         .serve_with_incoming_shutdown(incoming, shutdown)
-        .await
+        .await?;
+    Ok(())
 }

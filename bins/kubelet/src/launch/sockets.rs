@@ -41,6 +41,14 @@ impl Sockets {
                 sockets.push(("broker", listen_seqpacket(&path, gid)?));
                 paths.push(path);
             }
+            if let Some(port) = config.flags.vsock_port_of(process) {
+                let failed = |source| SocketError {
+                    doing: "listen on (--vsock-port)",
+                    path: PathBuf::from(format!("vsock port {port}")),
+                    source,
+                };
+                sockets.push(("vsock", bulkhead_sys::vsock::listen(port).map_err(failed)?));
+            }
             by_process.insert(process, sockets);
         }
         Ok(Sockets { by_process, paths })

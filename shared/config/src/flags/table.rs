@@ -56,6 +56,7 @@ pub(super) const FLAGS: &[Flag] = &[
     node("root-dir", Path(|s| &mut s.flags.root_dir), "/var/lib/kubelet", "Folder of pods, volumes and state"),
     node("runtime-cgroups", Text(|s| &mut s.flags.runtime_cgroups), "", "Cgroup that the container runtime runs in"),
     node("seccomp-default", Bool(|s| &mut s.flags.seccomp_default), "", "Use RuntimeDefault where a pod names no seccomp profile"),
+    node("vsock-port", I32(|s| &mut s.flags.vsock_port), "0", "Not one of the Kubernetes kubelet's: first of four vsock ports on which the processes answer read-only calls of the virtual machine's host and of this machine itself; 0 for none"),
 
     global("application-metrics-count-limit", None, Ignored(IgnoredType::Int), "100", "Cap of application metrics of a container").because_ignored(),
     cadvisor("boot-id-file", IgnoredType::Text, "/proc/sys/kernel/random/boot_id", "Files to read the boot id from"),
