@@ -90,7 +90,9 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     // Purged while the pod runs: what says who the pod is stays, and that is told.
     let said = apt(&machine, &format!("purge {PACKAGE}"))?;
     ensure!(said.contains(&format!("{STATE} is kept")), "{said}");
-    ensure!(machine.outside(STATE).join("kubelet-syncd").is_dir() && !machine.outside(DEFAULTS).exists());
+    let kept = machine.check(&["ls", STATE])?;
+    ensure!(kept.contains("syncd"), "{kept}");
+    ensure!(!machine.outside(DEFAULTS).exists(), "{said}");
     untouched("purge")?;
 
     // Installed again: the pod is taken over as it is.
@@ -267,7 +269,7 @@ fn somebody_elses(path: &str) -> bool {
         "/var/log/",
         "/var/backups/",
         // The runtime's.
-        "/var/lib/cni/",
+        "/var/lib/cni",
         "/opt/containerd",
         "/opt/cni",
         // This test's, and what kubeadm writes on a node: never removed by a package.

@@ -77,7 +77,7 @@ pub fn before(host: &Host, list: &mut Checklist) {
 /// kubelet-start and wait-control-plane: nothing answers yet, and no network plug-in is there.
 pub fn without_a_cluster(host: &Host, list: &mut Checklist) -> Result<()> {
     let machine = &host.machine;
-    machine.shell("mv /etc/cni/net.d /etc/cni/net.d.later && mkdir /etc/cni/net.d && systemctl restart containerd")?;
+    machine.shell("mkdir /etc/cni/later && mv /etc/cni/net.d/* /etc/cni/later/ && systemctl restart containerd")?;
     host.write_ca()?;
     host.write_kubeconfig()?;
     machine.write("/etc/kubernetes/manifests/kube-apiserver.yaml", host.manifest("1").to_string().as_bytes(), 0o600)?;
@@ -115,7 +115,8 @@ pub fn without_a_cluster(host: &Host, list: &mut Checklist) -> Result<()> {
         ensure!(machine.fingerprint()? == before, "{before:?}");
         Ok(())
     });
-    machine.shell("rmdir /etc/cni/net.d && mv /etc/cni/net.d.later /etc/cni/net.d").map(drop)
+    // The plug-in comes. containerd 1.6 in a machine like this one does not see it by itself.
+    machine.shell("mv /etc/cni/later/* /etc/cni/net.d/ && systemctl restart containerd").map(drop)
 }
 
 /// The control plane answers: the Node, mirror pods, mark-control-plane.

@@ -104,8 +104,6 @@ fn cargo_deb(say: &dyn Fn(&str)) -> Result<PathBuf> {
         .args(["install", "--quiet", "--force", "--locked", "--version", CARGO_DEB, "--root"])
         .arg(&tools)
         .arg("cargo-deb");
-    // Optimising the tool takes longer than it saves.
-    command.arg("--debug").env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
     if !command.status().context("starting cargo")?.success() {
         bail!("cargo-deb could not be installed");
     }
