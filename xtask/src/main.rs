@@ -6,6 +6,7 @@ mod cluster_demo;
 mod demo;
 mod interrupt;
 mod package;
+mod versions;
 
 use std::process::{Command, ExitCode};
 
@@ -29,6 +30,12 @@ fn main() -> ExitCode {
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
         Some(("fuzz", options)) => fuzz(&rest(options)),
+        Some(("record-api", options)) => {
+            versions::record_api(options.get_one::<String>("revision").map(String::as_str))
+        }
+        Some(("test-upgrade", options)) => {
+            versions::test_upgrade(options.get_one::<String>("from").map(String::as_str))
+        }
         Some(("package", options)) => package::run(options),
         _ => Ok(()),
     };
@@ -102,6 +109,16 @@ fn command_line() -> clap::Command {
                 .arg(
                     Arg::new("fast").long("fast").action(ArgAction::SetTrue).help("A larger package, sooner: for tests"),
                 ),
+        )
+        .subcommand(
+            clap::Command::new("record-api")
+                .about("Writes the record of a version's internal API to proto/recorded; when the version is tagged")
+                .arg(Arg::new("revision").long("revision").help("Commit or tag; HEAD unless given")),
+        )
+        .subcommand(
+            clap::Command::new("test-upgrade")
+                .about("Builds the version before and mixes its programs with those of now under running pods (needs root)")
+                .arg(Arg::new("from").long("from").help("Commit or tag; the newest tag unless given, else that of the newest record")),
         )
         .subcommand(
             clap::Command::new("fuzz")
