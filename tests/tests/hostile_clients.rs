@@ -119,7 +119,7 @@ fn attacks_on_every_socket_harm_nobody() -> Result<()> {
     let users: BTreeMap<&str, u32> =
         DAEMONS.into_iter().map(|daemon| Ok((daemon, user(node, daemon)?))).collect::<Result<_>>()?;
     let before = holds(node)?;
-    let end = Instant::now() + Duration::from_secs(seconds("BULKHEAD_ATTACK", 8));
+    let end = Instant::now() + Duration::from_secs(seconds("BULKHEAD_ATTACK", 6));
     let connections = usize::try_from(seconds("BULKHEAD_CONNECTIONS", 10_000))?;
     let (rounds, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     // Ten thousand held here need as many descriptors here.

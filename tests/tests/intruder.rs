@@ -75,6 +75,13 @@ fn table(reports: &BTreeMap<&str, Report>) -> String {
     text
 }
 
+/// Writes everything down in the folder that `$BULKHEAD_INTRUDER_TABLES` names, for whoever reviews a change.
+fn keep(way: &str, table: &str, reports: &BTreeMap<&str, Report>) -> Result<()> {
+    let Some(folder) = std::env::var_os("BULKHEAD_INTRUDER_TABLES") else { return Ok(()) };
+    let full: String = reports.iter().map(|(daemon, report)| format!("{daemon}: {report:#?}\n")).collect();
+    Ok(std::fs::write(Path::new(&folder).join(way), format!("{table}\n{full}"))?)
+}
+
 /// Whether what happened is what the table's word allows. `?` depends on the machine (a device that is not there, a
 /// capability that is withheld, a kernel's version), `no?` does too, but may never be a yes.
 fn agrees(word: &str, expected: &str) -> bool {
@@ -246,10 +253,7 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
         }
     }
     let told = table(&reports);
-    if let Some(path) = std::env::var_os("BULKHEAD_INTRUDER_TABLE") {
-        let full = reports.iter().map(|(daemon, report)| format!("{daemon}: {report:#?}\n")).collect::<String>();
-        std::fs::write(path, format!("{told}\n{full}"))?;
-    }
+    keep("launcher", &told, &reports)?;
     compare(&told, TABLE)?;
     // The pod has seen nothing of all that.
     let still = eventually("the pod is as it was", LONG, || {
@@ -283,6 +287,7 @@ fn with_a_unit_s_privileges_no_more_can_be_had() -> Result<()> {
         .shell(&format!("echo secret > {secret}; mkdir -m 1777 /var/tmp/scratch; mkdir /var/tmp/scratch/mounted"))?;
     machine.write("/etc/kubernetes/other.conf", b"key", 0o600)?;
 
+    let mut reports = BTreeMap::new();
     for daemon in DAEMONS {
         let service = format!("{daemon}.service");
         machine.write(
@@ -297,11 +302,15 @@ fn with_a_unit_s_privileges_no_more_can_be_had() -> Result<()> {
         let told = eventually(&format!("the intruder in place of {service} has tried everything"), LONG, || {
             report(&machine.journal(&[&format!("--unit={service}"), "--output=cat"])?, daemon)
         })?;
-        only_what_the_table_lets(daemon, &told)?;
+        reports.insert(daemon, told);
         machine.shell(&format!("rm /etc/systemd/system/{service}.d/90-intruder.conf"))?;
         machine.check(&["systemctl", "daemon-reload"])?;
         machine.check(&["systemctl", "restart", &service])?;
         machine.wait_healthy()?;
+    }
+    keep("unit", &table(&reports), &reports)?;
+    for (daemon, told) in &reports {
+        only_what_the_table_lets(daemon, told)?;
     }
     machine.remove_pod("guarded")?;
     eventually("the pod is gone", LONG, || machine.shell("test -z \"$(ctr -n k8s.io task ls -q)\""))?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bulkhead_ipc::client::{HELLO_DEADLINE, channel};
+use bulkhead_ipc::client::{HELLO_DEADLINE, channel, vsock_channel};
 use bulkhead_ipc::common::process_client::ProcessClient;
 use bulkhead_ipc::common::{HelloReply, HelloRequest};
 use bulkhead_ipc::context::CallContext;
@@ -40,7 +40,9 @@ impl Trouble {
 
     /// A status of a call as trouble.
     pub(crate) fn of(process: Process, instance: &Instance, status: &tonic::Status) -> Self {
-        let message = crate::table::printable(status.message());
+        // Who is refused before a call was read is told why in the connection's last words.
+        let cause = std::error::Error::source(status).map(|cause| format!(": {}", bulkhead_types::chain(cause)));
+        let message = crate::table::printable(&format!("{}{}", status.message(), cause.unwrap_or_default()));
         match status.code() {
             tonic::Code::PermissionDenied => Trouble::Refused { process, message },
             tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
@@ -65,15 +67,21 @@ pub(crate) struct Connected {
 /// Connects and says Hello: a supervisor holds the sockets, so a connection alone means nothing.
 pub(crate) async fn connect(instance: &Instance, process: Process) -> Result<Connected, Trouble> {
     let socket = instance.socket(process);
-    // The channel's own errors do not tell these three apart.
-    if let Err(error) = tokio::net::UnixStream::connect(&socket).await {
+    let vsock = instance.vsock(process);
+    // The channel's own errors do not tell these three apart. Over vsock there is only "nobody answers".
+    if vsock.is_none()
+        && let Err(error) = tokio::net::UnixStream::connect(&socket).await
+    {
         return Err(match error.kind() {
             std::io::ErrorKind::NotFound => Trouble::NoSocket { process, socket },
             std::io::ErrorKind::PermissionDenied => Trouble::NoAccess { process, socket },
             _ => Trouble::NotListening { process, socket },
         });
     }
-    let channel = channel(&socket);
+    let channel = match vsock {
+        Some((cid, port)) => vsock_channel(cid, port),
+        None => channel(&socket),
+    };
     let hello = HelloRequest { process: "kubelet-ctl".into(), version: env!("CARGO_PKG_VERSION").into() };
     let mut client = ProcessClient::new(channel.clone());
     let call = client.hello(CallContext::new().request(hello, HELLO_DEADLINE));
