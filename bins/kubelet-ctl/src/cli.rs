@@ -69,7 +69,7 @@ pub fn command() -> Command {
 }
 
 /// Accepted before and after the sub-command, as kubectl takes its own.
-fn everywhere() -> [Arg; 3] {
+fn everywhere() -> [Arg; 4] {
     [
         Arg::new("output")
             .short('o')
@@ -92,6 +92,13 @@ fn everywhere() -> [Arg; 3] {
             .value_name("DIR")
             .value_parser(value_parser!(String))
             .help("The node's --root-dir, from which the folder of its sockets follows"),
+        Arg::new("vsock")
+            .long("vsock")
+            .global(true)
+            .value_name("CID:PORT")
+            .conflicts_with_all(["run-dir", "root-dir"])
+            .value_parser(value_parser!(String))
+            .help("A virtual machine's node, at the first of its vsock ports (kubelet --vsock-port)"),
     ]
 }
 

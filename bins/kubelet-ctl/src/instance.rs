@@ -10,6 +10,15 @@ pub struct Instance {
     pub run_dir: PathBuf,
     /// Nodes whose sockets were found elsewhere, for the message when this one has none.
     others: Vec<Found>,
+    /// The node is reached over vsock instead.
+    vsock: Option<Vsock>,
+}
+
+/// A machine and the first of its node's four ports (`--vsock-port`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Vsock {
+    cid: u32,
+    first_port: u32,
 }
 
 /// Another node on this machine.
@@ -27,6 +36,8 @@ pub enum InstanceError {
     NoSockets { run_dir: PathBuf, others: String },
     #[error("root directory {} cannot be resolved: {source}", root_dir.display())]
     RootDir { root_dir: PathBuf, source: std::io::Error },
+    #[error("{text:?} is no machine and port: CID:PORT, as in 3:10240")]
+    Vsock { text: String },
 }
 
 impl Instance {
@@ -46,14 +57,35 @@ impl Instance {
             }
             (None, None) => run.join("kubelet"),
         };
-        let instance = Instance { others: others(run, &run_dir), run_dir };
+        let instance = Instance { others: others(run, &run_dir), run_dir, vsock: None };
         if has_sockets(&instance.run_dir) {
             return Ok(instance);
         }
         Err(InstanceError::NoSockets { others: instance.hint(), run_dir: instance.run_dir })
     }
 
+    /// The node of a machine that is reached over vsock, from `CID:PORT`.
+    ///
+    /// # Errors
+    /// That is not what the text is.
+    pub fn over_vsock(text: &str) -> Result<Self, InstanceError> {
+        let parsed = text.split_once(':').and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
+        let (cid, first_port) = parsed.ok_or_else(|| InstanceError::Vsock { text: text.to_owned() })?;
+        Ok(Instance { run_dir: PathBuf::new(), others: Vec::new(), vsock: Some(Vsock { cid, first_port }) })
+    }
+
+    /// CID and port of a process that is reached over vsock.
+    pub fn vsock(&self, process: Process) -> Option<(u32, u32)> {
+        let Vsock { cid, first_port } = self.vsock?;
+        let place = Process::ALL.iter().position(|one| *one == process)?;
+        Some((cid, first_port.checked_add(u32::try_from(place).ok()?)?))
+    }
+
+    /// Where a process listens, for people where it is no file.
     pub fn socket(&self, process: Process) -> PathBuf {
+        if let Some((cid, port)) = self.vsock(process) {
+            return PathBuf::from(format!("vsock:{cid}:{port}"));
+        }
         let paths =
             InstancePaths { root_dir: PathBuf::new(), run_dir: self.run_dir.clone(), pod_logs_dir: PathBuf::new() };
         paths.socket(process)
@@ -125,6 +157,17 @@ mod tests {
         std::fs::create_dir(run.path().join("kubelet")).unwrap();
         std::fs::write(run.path().join("kubelet/kubelet-volnetd.sock"), "").unwrap();
         assert_eq!(Instance::find(None, None, run.path()).unwrap().run_dir, run.path().join("kubelet"));
+    }
+
+    #[test]
+    fn a_machine_has_a_port_for_each_process() {
+        let instance = Instance::over_vsock("3:10240").unwrap();
+        assert_eq!(Process::ALL.map(|process| instance.vsock(process).unwrap().1), [10240, 10241, 10242, 10243]);
+        assert_eq!(instance.socket(Process::Syncd), Path::new("vsock:3:10241"));
+        for bad in ["", "3", "3:", ":1", "a:1", "3:-1", "3:1:2"] {
+            assert!(matches!(Instance::over_vsock(bad), Err(InstanceError::Vsock { .. })), "{bad}");
+        }
+        assert_eq!(Instance::over_vsock("3:4294967295").unwrap().vsock(Process::Syncd), None);
     }
 
     #[test]

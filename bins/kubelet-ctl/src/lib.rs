@@ -16,7 +16,7 @@
 //!
 //! # When it fails
 //! Exit code 1: not found, or not healthy. 2: wrong command line. 3: a process does not answer; the message names it,
-//! its socket, and what to look at.
+//! its socket, and what to look at. 4: `privileges` found a process that is not as the privilege map has it.
 //!
 //! # Known gaps
 //! Pressure, recent decisions and the audit come with the issues that make them.
@@ -53,8 +53,10 @@ pub enum Exit {
     /// What was asked for is not there, or the node is not healthy.
     NotFound = 1,
     Usage = 2,
-    /// A process does not answer.
+    /// A process does not answer, or something cannot be seen (not root).
     Unreachable = 3,
+    /// A process is not as the privilege map has it.
+    Differs = 4,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -117,7 +119,10 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
     }
     // Not every command has every option.
     let text = |id: &str| matches.try_get_one::<String>(id).ok().flatten().map(String::as_str);
-    let instance = Instance::find(text("run-dir"), text("root-dir"), std::path::Path::new("/run"))?;
+    let instance = match text("vsock") {
+        Some(address) => Instance::over_vsock(address)?,
+        None => Instance::find(text("run-dir"), text("root-dir"), std::path::Path::new("/run"))?,
+    };
     let mut printer = Printer::new(Format::of(text("output").unwrap_or("table")), out, err);
     let namespace = text("namespace");
     match name {
