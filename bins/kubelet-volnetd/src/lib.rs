@@ -27,7 +27,6 @@
 //! One pod's hung mount holds that pod's lock and one thread of the pool.
 //!
 //! # Known gaps
-//! Limits under the systemd driver are written to the cgroup files only, so `systemctl daemon-reload` may reset them.
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
 //! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.
 

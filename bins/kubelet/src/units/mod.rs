@@ -112,6 +112,9 @@ fn overruled(config: &NodeConfig) -> Vec<String> {
     if files != MAX_OPEN_FILES {
         overruled.push(format!("maxOpenFiles: {files} (LimitNOFILE={files})"));
     }
+    if let Some(port) = config.flags.vsock_port_of(bulkhead_types::Process::ALL[0]) {
+        overruled.push(format!("--vsock-port: {port} (ListenStream=vsock::{port} in a .socket unit of each process)"));
+    }
     overruled
 }
 
@@ -198,6 +201,8 @@ mod tests {
             overruled(&config),
             ["oomScoreAdj: -900 (OOMScoreAdjust=-900)", "maxOpenFiles: 5000 (LimitNOFILE=5000)"]
         );
+        config.flags.vsock_port = 10240;
+        assert!(overruled(&config)[2].contains("ListenStream=vsock::10240"));
     }
 
     #[test]
