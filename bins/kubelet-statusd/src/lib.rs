@@ -73,6 +73,7 @@ use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::Process;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::node::syncd_view::{self, Told};
 use crate::outward::Outward;
@@ -216,6 +217,7 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
         stop: daemon.stop.clone(),
     };
     let (told, view, facts) = Told::new();
+    let (addresses, known_addresses) = watch::channel(Vec::new());
     let follow = async {
         tokio::select! {
             () = daemon.stop.cancelled() => {}
@@ -224,8 +226,8 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
     };
     tokio::join!(
         follow,
-        certificates::run(outward.clone(), daemon.link(Process::Volnetd)),
-        node::run(outward.clone(), view),
+        certificates::run(outward.clone(), daemon.link(Process::Volnetd), known_addresses),
+        node::run(outward.clone(), view, addresses),
         pods::run(outward.clone(), facts),
         events::run(outward.clone(), own_events)
     );

@@ -216,7 +216,15 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
     let mut first = View::new(Instant::now());
     first.state = state.map(Arc::new);
     let (view, receiver) = watch::channel(first);
-    let start = Start { config: Arc::new(config), server, facts: facts(), metrics, events, view: receiver };
+    let start = Start {
+        config: Arc::new(config),
+        server,
+        facts: facts(),
+        metrics,
+        events,
+        view: receiver,
+        addresses: tokio::sync::watch::Sender::new(Vec::new()),
+    };
     let task = tokio::spawn(kubelet_statusd::node::keep(start, clock));
     Node { world, view, events: recorded, task, reconnects }
 }
@@ -224,7 +232,7 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
 impl Node {
     /// What syncd says from now on; it goes on answering.
     fn says(&self, state: NodeState) {
-        self.view.send_replace(View { state: Some(Arc::new(state)), answered: Instant::now() });
+        self.view.send_replace(View::of(state, Instant::now()));
     }
 
     /// Time passes while syncd answers every five seconds, as it does.

@@ -78,7 +78,7 @@ fn start() -> Cluster {
     ]);
     let api = ApiClient::start_with("kubelet-statusd", config.clone(), Arc::new(source));
     let (events, own) = EventQueue::new();
-    let (view, receiver) = watch::channel(View { state: Some(Arc::new(well())), answered: Instant::now() });
+    let (view, receiver) = watch::channel(View::of(well(), Instant::now()));
     let facts = Facts { boot_id: "boot".into(), machine_id: "m".into(), architecture: "amd64", ..Facts::default() };
     let start = Start {
         server: Server::new(&config, &api),
@@ -87,6 +87,7 @@ fn start() -> Cluster {
         metrics: Metrics::register(&prometheus::Registry::new()).unwrap(),
         events,
         view: receiver,
+        addresses: watch::Sender::new(Vec::new()),
     };
     let task = tokio::spawn(async move {
         api.ready().await;
@@ -101,7 +102,7 @@ fn resource(group: &str, plural: &str) -> &'static Resource {
 
 impl Cluster {
     fn says(&self, state: NodeState) {
-        self.view.send_replace(View { state: Some(Arc::new(state)), answered: Instant::now() });
+        self.view.send_replace(View::of(state, Instant::now()));
     }
 
     /// Waits until an object is as wanted.

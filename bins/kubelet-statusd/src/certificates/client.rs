@@ -10,6 +10,7 @@ use bulkhead_apiclient::source::BrokerSource;
 use bulkhead_apiclient::{ApiClient, CredentialFile, CredentialSource, is_pair, random_fraction};
 use bulkhead_config::NodeConfig;
 use bulkhead_config::kubeconfig::{Kubeconfig as Parsed, Material};
+use bulkhead_daemon::StateDir;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::volnetd::credential::Kind;
@@ -23,15 +24,16 @@ use super::decide::{self, Kubeconfig, Memory, Seen, Shown, Todo, Wanted, Why};
 use super::key::{Key, KeyError, request_name};
 use super::leaf::{self, Chain, Subject};
 use super::metrics::ClientMetrics;
+use super::pending::{self, Pending};
 use super::request::{RequestError, Signer, Wish, obtain};
 use super::store::{Store, StoreError};
 
 /// Events of files come in groups: one look for all of them.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Look at least so often: clocks are set, machines sleep.
-const AUDIT: Duration = Duration::from_secs(300);
+pub(super) const AUDIT: Duration = Duration::from_secs(300);
 /// While kubelet-volnetd is away.
-const AGAIN: Duration = Duration::from_secs(1);
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
 /// How long a bootstrap kubeconfig may take to become credentials.
 const READY: Duration = Duration::from_secs(30);
 
@@ -79,6 +81,7 @@ pub struct ClientCertificate {
     broker: BrokerClient,
     volnetd: Link,
     store: Store,
+    state: Arc<StateDir>,
     bootstrap: BrokerSource,
     /// None: rotateCertificates is off, and upstream has no counters then.
     metrics: Option<ClientMetrics>,
@@ -99,6 +102,7 @@ impl ClientCertificate {
         api: ApiClient,
         broker: BrokerClient,
         volnetd: Link,
+        state: Arc<StateDir>,
         metrics: Option<ClientMetrics>,
     ) -> Option<Self> {
         let wanted = Wanted { rotates: config.rotates_client(), bootstraps: config.bootstrap_kubeconfig().is_some() };
@@ -114,6 +118,7 @@ impl ClientCertificate {
             api,
             broker,
             volnetd,
+            state,
             metrics,
             wanted,
         })
@@ -320,7 +325,7 @@ impl ClientCertificate {
         }
         tokio::time::timeout(READY, client.ready()).await.map_err(|_| Failure::NoCredentials)?;
         let key = self.pending_key().await?;
-        let name = Some(request_name(&key, &self.subject, &Signer::Client.usages()));
+        let name = request_name(&key, &self.subject, &Signer::Client.usages());
         let wish = Wish { signer: Signer::Client, key: &key, subject: &self.subject, name };
         let issued = match obtain(client, &wish).await {
             Err(error) if error.needs_new_key() => {
@@ -352,10 +357,17 @@ impl ClientCertificate {
 
     /// The next certificate, asked for with the one in force.
     async fn renew(&self) -> Result<(), Failure> {
-        let key = Key::generate()?;
-        let wish = Wish { signer: Signer::Client, key: &key, subject: &self.subject, name: None };
-        let issued = obtain(&self.api, &wish).await?;
+        let Pending { key, name } = pending::load_or_make(&self.state, Signer::Client, &self.subject)?;
+        let wish = Wish { signer: Signer::Client, key: &key, subject: &self.subject, name };
+        let issued = match obtain(&self.api, &wish).await {
+            Err(error) if error.needs_new_key() => {
+                pending::forget(&self.state, Signer::Client);
+                return Err(error.into());
+            }
+            other => other?,
+        };
         self.store.put(Kind::ClientPair, issued, &key.to_pem()).await?;
+        pending::forget(&self.state, Signer::Client);
         tracing::info!("the client certificate is renewed");
         Ok(())
     }

@@ -7,7 +7,8 @@
 //! | [`leaf`] | what of a certificate matters for that |
 //! | [`key`] | keys, their form on the disk, signing requests and their names |
 //! | [`request`] | what a signing request looks like, whether one that is there is ours, what its status means |
-//! | [`store`], [`client`], [`metrics`] | the shells: the disk by way of kubelet-volnetd, the tasks, what is counted |
+//! | [`pending`] | which request an earlier start of this process sent already |
+//! | [`store`], [`client`], [`serving`], [`metrics`] | the shells: the disk by way of kubelet-volnetd, the tasks, what is counted |
 
 pub mod client;
 pub mod decide;
@@ -16,35 +17,63 @@ mod decide_tests;
 pub mod key;
 pub mod leaf;
 pub mod metrics;
+pub mod pending;
 pub mod request;
+pub mod serving;
 pub mod store;
 
 use bulkhead_ipc::client::Link;
+use k8s_openapi::api::core::v1::NodeAddress;
+use tokio::sync::watch;
 
 use crate::outward::Outward;
 use client::ClientCertificate;
-use metrics::ClientMetrics;
+use metrics::{ClientMetrics, ServingMetrics};
+use serving::ServingCertificate;
 
-/// Keeps the certificates that the configuration has the node ask for, until the daemon is to stop.
-pub async fn run(outward: Outward, volnetd: Link) {
-    let metrics = match outward.config.rotates_client().then(|| ClientMetrics::register(&outward.registry)).transpose()
-    {
-        Ok(metrics) => metrics,
-        Err(error) => {
+/// Keeps the certificates that the configuration has the node ask for, until the daemon is to stop. `addresses`: the Node's.
+pub async fn run(outward: Outward, volnetd: Link, addresses: watch::Receiver<Vec<NodeAddress>>) {
+    let (client, serving) = match (client(&outward, &volnetd), serving(&outward, volnetd.clone(), addresses)) {
+        (Ok(client), Ok(serving)) => (client, serving),
+        (Err(error), _) | (_, Err(error)) => {
             // Only a second instance in one process can meet this.
             tracing::error!(%error, "certificates are not kept");
             return;
         }
     };
-    let Outward { config, api, broker, stop, .. } = outward;
-    let client = ClientCertificate::new(config, api, broker, volnetd, metrics);
-    let keep = async {
+    let keep_client = async {
         if let Some(client) = client {
             client.run().await;
         }
     };
+    let keep_serving = async {
+        if let Some(serving) = serving {
+            serving.run().await;
+        }
+    };
     tokio::select! {
-        () = stop.cancelled() => {}
-        () = keep => {}
+        () = outward.stop.cancelled() => {}
+        _ = async { tokio::join!(keep_client, keep_serving) } => {}
     }
+}
+
+fn client(outward: &Outward, volnetd: &Link) -> prometheus::Result<Option<ClientCertificate>> {
+    let Outward { config, api, broker, state, registry, .. } = outward;
+    let metrics = config.rotates_client().then(|| ClientMetrics::register(registry)).transpose()?;
+    Ok(ClientCertificate::new(config.clone(), api.clone(), broker.clone(), volnetd.clone(), state.clone(), metrics))
+}
+
+fn serving(
+    outward: &Outward,
+    volnetd: Link,
+    addresses: watch::Receiver<Vec<NodeAddress>>,
+) -> prometheus::Result<Option<ServingCertificate>> {
+    let Outward { config, api, broker, state, registry, .. } = outward;
+    // Without a server nobody would be shown it.
+    if !config.asks_for_serving() || !config.serves_https() {
+        return Ok(None);
+    }
+    let metrics = ServingMetrics::register(registry)?;
+    let disk = (broker.clone(), volnetd);
+    Ok(Some(ServingCertificate::new(config, api.clone(), disk, state.clone(), metrics, addresses)))
 }

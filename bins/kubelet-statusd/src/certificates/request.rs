@@ -51,8 +51,7 @@ pub struct Wish<'a> {
     pub signer: Signer,
     pub key: &'a Key,
     pub subject: &'a Subject,
-    /// None: the server chooses one that begins with `csr-`.
-    pub name: Option<String>,
+    pub name: String,
 }
 
 /// Why there is no certificate.
@@ -157,9 +156,8 @@ fn words(error: &kube::Error) -> String {
 }
 
 fn object(wish: &Wish<'_>) -> Result<CertificateSigningRequest, RequestError> {
-    let generate_name = wish.name.is_none().then(|| "csr-".to_owned());
     Ok(CertificateSigningRequest {
-        metadata: ObjectMeta { name: wish.name.clone(), generate_name, ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(wish.name.clone()), ..ObjectMeta::default() },
         spec: CertificateSigningRequestSpec {
             request: ByteString(wish.key.request(wish.subject)?.into_bytes()),
             signer_name: wish.signer.name().to_owned(),
@@ -185,8 +183,8 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
             );
             posted
         }
-        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" && wish.name.is_some() => {
-            let name = wish.name.clone().unwrap_or_default();
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+            let name = wish.name.clone();
             let there = requests
                 .get(&name)
                 .await
@@ -199,7 +197,7 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
         }
         Err(error) => return Err(RequestError::Post(words(&error))),
     };
-    let name = posted.metadata.name.clone().unwrap_or_default();
+    let name = wish.name.clone();
     let waiting = wait(api, &requests, posted);
     let pem = tokio::time::timeout(WAIT, waiting).await.map_err(|_| RequestError::Late { name: name.clone() })??;
     if wish.key.fits(&pem) { Ok(pem) } else { Err(RequestError::Unfit { name }) }

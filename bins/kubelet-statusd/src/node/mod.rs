@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 
 use crate::events::{EventQueue, Involved, Record};
@@ -45,8 +46,9 @@ use syncd_view::View;
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please \
      migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
-/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node.
-pub async fn run(outward: Outward, view: watch::Receiver<View>) {
+/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node; `addresses` is told
+/// which ones it has.
+pub async fn run(outward: Outward, view: watch::Receiver<View>, addresses: watch::Sender<Vec<NodeAddress>>) {
     let metrics = match Metrics::register(&outward.registry) {
         Ok(metrics) => metrics,
         Err(error) => {
@@ -60,8 +62,8 @@ pub async fn run(outward: Outward, view: watch::Receiver<View>) {
         let facts = Facts::read(&outward.broker).await;
         outward.api.ready().await;
         let server = Server::new(&outward.config, &outward.api);
-        let start =
-            Start { config: outward.config.clone(), server, facts, metrics, events: outward.events.clone(), view };
+        let (config, events) = (outward.config.clone(), outward.events.clone());
+        let start = Start { config, server, facts, metrics, events, view, addresses };
         keep(start, Timestamp::now).await;
     };
     tokio::select! {
@@ -79,11 +81,13 @@ pub struct Start {
     pub metrics: Metrics,
     pub events: EventQueue,
     pub view: watch::Receiver<View>,
+    /// Is told the addresses that the Node has.
+    pub addresses: watch::Sender<Vec<NodeAddress>>,
 }
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view } = start;
+    let Start { config, server, facts, metrics, events, view, addresses } = start;
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
             involved: Involved::Node,
@@ -108,7 +112,8 @@ pub async fn keep(start: Start, clock: Clock) {
     let (progress, storage) = watch::channel(Progress::NotYet);
     let leaser = lease::Leaser::new(&config, server.clone(), metrics.clone(), node_uid.clone(), clock);
     let csi_node = first_csi_node(server.clone(), metrics.clone(), node_uid, progress);
-    let reporter = Reporter { config, server, fixed, metrics, events, view, storage, clock, node_uid: uid_sender };
+    let node_uid = uid_sender;
+    let reporter = Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid };
     tokio::join!(reporter.run(), leaser.run(), csi_node);
 }
 

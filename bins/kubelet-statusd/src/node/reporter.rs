@@ -11,7 +11,7 @@ use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::syncd::NodeState;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -51,6 +51,8 @@ pub struct Reporter {
     pub events: EventQueue,
     pub view: watch::Receiver<View>,
     pub storage: watch::Receiver<Progress>,
+    /// Is told the addresses that were found out last.
+    pub addresses: watch::Sender<Vec<NodeAddress>>,
     pub clock: Clock,
     /// Tells the others that the Node stands.
     pub node_uid: watch::Sender<Option<String>>,
@@ -275,6 +277,12 @@ impl Reporter {
         };
         let (new, events) = status::next(old, &self.fixed, &now);
         self.record_changes(old, &new, events, memory, &view);
+        self.addresses.send_if_modified(|known| {
+            let found = new.status.as_ref().and_then(|status| status.addresses.clone()).unwrap_or_default();
+            let changed = *known != found;
+            *known = found;
+            changed
+        });
         new
     }
 

@@ -51,6 +51,7 @@ pub async fn listen(daemon: &Daemon, api: Option<&ApiClient>) -> Result<Option<H
         broker: daemon.broker.clone(),
         policy: Policy::of(&config.kubelet),
         own: config.serving_pair().own.then(|| own(config)),
+        signed: config.asks_for_serving(),
         client_ca: !config.kubelet.authentication.x509.client_ca_file.is_empty(),
     });
     let gate = Gate::new(config, serving.clone(), api, &daemon.registry)?;

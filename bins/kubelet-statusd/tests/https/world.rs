@@ -125,6 +125,7 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
         source: Arc::new(files.clone()),
         broker: broker.clone(),
         policy: Policy::of(&config.kubelet),
+        signed: false,
         own: None,
         client_ca: true,
     });

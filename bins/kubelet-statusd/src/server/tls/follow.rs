@@ -64,6 +64,8 @@ pub struct Files {
     pub policy: Policy,
     /// None: the pair is the operator's.
     pub own: Option<Own>,
+    /// The pair is signed for the node (serverTLSBootstrap): until there is one, connections fail at once.
+    pub signed: bool,
     /// `authentication.x509.clientCAFile` is set.
     pub client_ca: bool,
 }
@@ -89,6 +91,12 @@ impl Files {
         let mut changes = self.source.changes();
         let mut seen = Seen::default();
         let mut again = AGAIN.0;
+        if self.signed {
+            match pair::none_yet(&self.policy) {
+                Ok(config) => drop(in_force.config.send_replace(Some(Arc::new(config)))),
+                Err(error) => tracing::error!(%error, "connections wait for the serving certificate"),
+            }
+        }
         loop {
             let outcome = self.look(&mut seen, &in_force).await;
             let wait = match &outcome {
@@ -141,14 +149,7 @@ impl Files {
     }
 
     async fn look_at_pair(&self, seen: &mut Seen, in_force: &InForce) -> Result<(), FollowError> {
-        let certificates = match self.read(CredentialFile::ServingCertificate).await {
-            Err(FollowError::Read { source: SourceError::Missing, .. }) if self.own.is_some() => {
-                self.make().await?;
-                self.read(CredentialFile::ServingCertificate).await?
-            }
-            other => other?,
-        };
-        let pair = (certificates, self.read(CredentialFile::ServingKey).await?);
+        let Some(pair) = self.pair().await? else { return Ok(()) };
         if seen.pair.as_ref() == Some(&pair) {
             return Ok(());
         }
@@ -160,6 +161,27 @@ impl Files {
         in_force.config.send_replace(Some(Arc::new(config)));
         seen.pair = Some(pair);
         Ok(())
+    }
+
+    /// What is to be shown: the pair that was signed, else the one that is configured or one's own. None: nothing is signed
+    /// yet, which is no fault.
+    async fn pair(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>, FollowError> {
+        if self.signed {
+            match self.read(CredentialFile::ServingPair).await {
+                Ok(pair) => return Ok(Some((pair.clone(), pair))),
+                Err(FollowError::Read { source: SourceError::Missing, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let certificates = match self.read(CredentialFile::ServingCertificate).await {
+            Err(FollowError::Read { source: SourceError::Missing, .. }) if self.own.is_some() => {
+                self.make().await?;
+                self.read(CredentialFile::ServingCertificate).await?
+            }
+            Err(FollowError::Read { source: SourceError::Missing, .. }) if self.signed => return Ok(None),
+            other => other?,
+        };
+        Ok(Some((certificates, self.read(CredentialFile::ServingKey).await?)))
     }
 
     async fn read(&self, file: CredentialFile) -> Result<Vec<u8>, FollowError> {
@@ -241,7 +263,8 @@ mod tests {
         let source = MemorySource::new("");
         let policy = Policy::of(&KubeletConfiguration::default());
         let broker = BrokerClient::new(std::path::Path::new("/nonexistent"));
-        let files = Files { source: Arc::new(source.clone()), broker, policy, own: None, client_ca: true };
+        let files =
+            Files { source: Arc::new(source.clone()), broker, policy, own: None, signed: false, client_ca: true };
         let serving = start(files);
         assert!(serving.authority().is_none());
         put(&source, "a");

@@ -8,10 +8,11 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     SanType,
 };
-use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::ServerSessionMemoryCache;
+use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache, WantsServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ConfigBuilder, ServerConfig};
 
 use super::anyone::Anyone;
 use super::policy::Policy;
@@ -55,19 +56,42 @@ pub fn server_config(
         return Err(PairError::NoCertificate);
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| PairError::NoKey)?;
+    let mut config = builder(policy, authority)?.with_single_cert(chain, key).map_err(PairError::Unfit)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
+    Ok(config)
+}
+
+/// What new connections get while there is no certificate for them: a handshake that fails at once.
+///
+/// # Errors
+/// TLS cannot be set up.
+pub fn none_yet(policy: &Policy) -> Result<ServerConfig, PairError> {
+    Ok(builder(policy, None)?.with_cert_resolver(Arc::new(NoneYet)))
+}
+
+fn builder(
+    policy: &Policy,
+    authority: Option<&ClientAuthority>,
+) -> Result<ConfigBuilder<ServerConfig, WantsServerCert>, PairError> {
     let anyone = Anyone {
         hints: authority.map(|authority| authority.subjects().to_vec()).unwrap_or_default(),
         algorithms: policy.provider.signature_verification_algorithms,
     };
-    let mut config = ServerConfig::builder_with_provider(policy.provider.clone())
+    Ok(ServerConfig::builder_with_provider(policy.provider.clone())
         .with_protocol_versions(&policy.versions)
         .map_err(PairError::Setup)?
-        .with_client_cert_verifier(Arc::new(anyone))
-        .with_single_cert(chain, key)
-        .map_err(PairError::Unfit)?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
-    Ok(config)
+        .with_client_cert_verifier(Arc::new(anyone)))
+}
+
+#[derive(Debug)]
+struct NoneYet;
+
+impl ResolvesServerCert for NoneYet {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        tracing::debug!("no serving certificate available for the kubelet");
+        None
+    }
 }
 
 /// When the first certificate ends.
