@@ -20,7 +20,7 @@ use bulkhead_testkit::systemd::{Machine, SERVICES};
 use bulkhead_testkit::{Cluster, LONG, Pod, build, eventually};
 use bulkhead_tests::cluster::{NAMESPACE, condition, never_stirred, wait_ready};
 use bulkhead_tests::followers::{Followed, Followers};
-use bulkhead_tests::history::values_of;
+use bulkhead_tests::history::{self, values_of};
 use bulkhead_tests::moments::{Span, longest_gap, now};
 use bulkhead_tests::{Dice, systemd_machine};
 use serde_json::{Value, json};
@@ -165,6 +165,7 @@ impl World {
         let span = Span { from, to: now() };
         self.strikes.extend(targets.iter().map(|(unit, way)| Strike { unit, way: *way, span }));
         self.note_renewals()?;
+        always_ready(&self.cluster, self.machine.hostname())?;
         self.followers.check()
     }
 
@@ -346,11 +347,22 @@ fn judge_followers(all: &[Followed], strikes: &[Strike]) -> Result<()> {
     Ok(())
 }
 
+/// Once the node was ready it stayed so.
+fn always_ready(cluster: &Cluster, node: &str) -> Result<()> {
+    let mut readiness: Vec<Value> = Vec::new();
+    for version in cluster.history("nodes", "", node)? {
+        let Ok(mut one) = history::condition(&version, "Ready").cloned() else { continue };
+        one["lastHeartbeatTime"] = Value::Null;
+        readiness.extend((readiness.last() != Some(&one)).then_some(one));
+    }
+    let since = readiness.iter().skip_while(|one| one["status"] != "True").count();
+    ensure!(since == 1, "the node was ready {readiness:#?}");
+    Ok(())
+}
+
 /// The node was never anything but ready, and its lease never ran out while statusd could run.
 fn judge_node(cluster: &Cluster, node: &str, strikes: &[Strike], renewals: &[i64]) -> Result<()> {
-    let readiness = values_of(&cluster.history("nodes", "", node)?, "Ready");
-    let since = readiness.iter().skip_while(|value| *value != "True").collect::<Vec<_>>();
-    ensure!(since.len() == 1, "the node was ready {readiness:?}");
+    always_ready(cluster, node)?;
     ensure!(condition(&cluster.get("nodes", "", node)?, "Ready") == "True");
     let excused: Vec<Span> = strikes.iter().filter(|one| one.unit == STATUSD).map(|one| one.span).collect();
     let (gap, at) = longest_gap(renewals, &excused).context("the lease was renewed")?;

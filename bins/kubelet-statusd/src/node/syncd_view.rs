@@ -35,11 +35,18 @@ pub struct View {
     pub state: Option<Arc<NodeState>>,
     /// When it answered last; the start of this process when it never did.
     pub answered: Instant,
+    /// Since when all that it has said is that of a start that goes on.
+    starting: Option<Instant>,
 }
 
 impl View {
     pub fn new(now: Instant) -> Self {
-        View { state: None, answered: now }
+        View { state: None, answered: now, starting: None }
+    }
+
+    /// It has just said this.
+    pub fn of(state: NodeState, now: Instant) -> Self {
+        View { state: Some(Arc::new(state)), ..View::new(now) }
     }
 
     /// It has not answered for longer than a restart takes.
@@ -55,8 +62,10 @@ pub fn is_complete(state: &NodeState) -> bool {
 }
 
 /// Whether a new state replaces the known one: the first words of a new process do only when it stays with them.
-pub fn accepts(known: Option<&NodeState>, incoming: &NodeState, process_age: Duration) -> bool {
-    is_complete(incoming) || process_age > GRACE || known.is_some_and(|known| !is_complete(known))
+/// `starting`: for how long nothing else has been said. Not the age of the process: over a socket that outlives it a new one
+/// may answer before anybody knows that it is new.
+pub fn accepts(known: Option<&NodeState>, incoming: &NodeState, starting: Duration) -> bool {
+    is_complete(incoming) || starting > GRACE || known.is_some_and(|known| !is_complete(known))
 }
 
 /// Whether two states differ in more than ages and counters that nobody outside looks at.
@@ -90,34 +99,24 @@ impl Told {
         (Told { view, facts }, views, known)
     }
 
-    fn take(&self, state: NodeState, life: Life) {
-        let facts = Facts::of(&state, life.epoch.get());
+    fn take(&self, state: NodeState, epoch: Epoch) {
+        let facts = Facts::of(&state, epoch.get());
         self.facts.send_if_modified(|known| {
             let news = *known != facts;
             *known = facts;
             news
         });
-        take(&self.view, state, life.since);
+        take(&self.view, state);
     }
-}
-
-/// One life of kubelet-syncd, and since when it is known.
-#[derive(Debug, Clone, Copy)]
-struct Life {
-    epoch: Epoch,
-    since: Instant,
 }
 
 /// Follows kubelet-syncd for ever.
 pub async fn follow(link: Link, told: Told) {
-    let mut last: Option<Life> = None;
     let mut retry = RETRY.0;
     loop {
         let epoch = link.ready().await;
-        let life = last.filter(|life| life.epoch == epoch).unwrap_or_else(|| Life { epoch, since: Instant::now() });
-        last = Some(life);
         let began = Instant::now();
-        if let Err(status) = converse(&link, &told, life).await {
+        if let Err(status) = converse(&link, &told, epoch).await {
             tracing::debug!(code = ?status.code(), "kubelet-syncd's node state: {}", status.message());
         }
         if began.elapsed() > RETRY.1 {
@@ -129,16 +128,16 @@ pub async fn follow(link: Link, told: Told) {
 }
 
 /// Until the stream or an answer fails, or another life speaks.
-async fn converse(link: &Link, told: &Told, life: Life) -> Result<(), tonic::Status> {
+async fn converse(link: &Link, told: &Told, epoch: Epoch) -> Result<(), tonic::Status> {
     let mut client = NodeClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     // An answer does not say whose it is: of another life than was thought, it is asked for anew.
     let mut lives = link.watch();
-    let is_other = move |state: &PeerState| state.ready_epoch().is_some_and(|now| now != life.epoch);
+    let is_other = move |state: &PeerState| state.ready_epoch().is_some_and(|now| now != epoch);
     let request = CallContext::new().streaming_request(WatchNodeRequest {});
     let mut stream = match tokio::time::timeout(DEADLINE, client.watch(request)).await {
         Ok(Ok(stream)) => stream.into_inner(),
         Ok(Err(status)) if status.code() == Code::Unimplemented => loop {
-            told.take(get(&mut client).await?, life);
+            told.take(get(&mut client).await?, epoch);
             tokio::time::sleep(POLL).await;
             if is_other(&lives.borrow_and_update()) {
                 return Ok(());
@@ -156,7 +155,7 @@ async fn converse(link: &Link, told: &Told, life: Life) -> Result<(), tonic::Sta
             _ = refresh.tick() => Some(get(&mut client).await?),
         };
         match state {
-            Some(state) if !is_other(&lives.borrow()) => told.take(state, life),
+            Some(state) if !is_other(&lives.borrow()) => told.take(state, epoch),
             _ => return Ok(()),
         }
     }
@@ -173,11 +172,13 @@ async fn get(client: &mut NodeClient<tonic::transport::Channel>) -> Result<NodeS
     Ok(answer.map_err(|_| tonic::Status::deadline_exceeded("no answer"))??.into_inner())
 }
 
-fn take(view: &watch::Sender<View>, state: NodeState, since: Instant) {
+fn take(view: &watch::Sender<View>, state: NodeState) {
     let now = Instant::now();
     view.send_if_modified(|view| {
         let was_silent = view.is_silent(now);
         view.answered = now;
+        let since = if is_complete(&state) { now } else { view.starting.unwrap_or(now) };
+        view.starting = (!is_complete(&state)).then_some(since);
         if !accepts(view.state.as_deref(), &state, now.duration_since(since)) {
             return was_silent;
         }
@@ -217,23 +218,40 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn ages_wake_nobody_and_silence_is_long() {
         let (sender, mut receiver) = watch::channel(View::new(Instant::now()));
-        let since = Instant::now();
-        take(&sender, complete(), since);
+        take(&sender, complete());
         assert!(receiver.has_changed().unwrap());
         receiver.mark_unchanged();
         tokio::time::advance(Duration::from_secs(5)).await;
         let older = NodeState { runtime_status_age_seconds: Some(9.0), relist_age_seconds: Some(3.0), ..complete() };
-        take(&sender, older.clone(), since);
+        take(&sender, older.clone());
         assert!(!receiver.has_changed().unwrap());
         assert_eq!(receiver.borrow().state.as_deref(), Some(&older), "but they are known");
-        take(&sender, NodeState { runtime_ready: false, ..older.clone() }, since);
+        take(&sender, NodeState { runtime_ready: false, ..older.clone() });
         assert!(receiver.has_changed().unwrap());
         receiver.mark_unchanged();
         tokio::time::advance(GRACE).await;
         assert!(!receiver.borrow().is_silent(Instant::now()));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(receiver.borrow().is_silent(Instant::now()));
-        take(&sender, NodeState { runtime_ready: false, ..older }, since);
+        take(&sender, NodeState { runtime_ready: false, ..older });
         assert!(receiver.has_changed().unwrap(), "the end of a silence is news");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_nobody_knows_to_be_new_takes_nothing_away() {
+        let (sender, receiver) = watch::channel(View::new(Instant::now()));
+        take(&sender, complete());
+        // The one before has lived for long, and it is believed to be the one that speaks.
+        tokio::time::advance(10 * GRACE).await;
+        take(&sender, NodeState::default());
+        assert_eq!(receiver.borrow().state.as_deref(), Some(&complete()));
+        tokio::time::advance(GRACE / 2).await;
+        take(&sender, complete());
+        tokio::time::advance(GRACE).await;
+        take(&sender, NodeState::default());
+        assert_eq!(receiver.borrow().state.as_deref(), Some(&complete()), "another start, another while");
+        tokio::time::advance(GRACE + Duration::from_secs(1)).await;
+        take(&sender, NodeState::default());
+        assert_eq!(receiver.borrow().state.as_deref(), Some(&NodeState::default()));
     }
 }
