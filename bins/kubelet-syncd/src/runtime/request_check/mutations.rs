@@ -271,6 +271,8 @@ pub const MISTAKES: &[Mistake] = mistakes! {
         true
     };
     "all swap", "unified", |_, r| { resources(r).unified.insert("memory.swap.max".into(), "max".into()); true };
+    "memory that is kept", "unified", |_, r| { resources(r).unified.insert("memory.min".into(), (1u64 << 60).to_string()); true };
+    "memory that is kept last", "unified", |_, r| { resources(r).unified.insert("memory.low".into(), "max".into()); true };
     "another controller", "unified", |_, r| { resources(r).unified.insert("pids.max".into(), "max".into()); true };
     "no quota", "cpu_quota", |s, r| {
         resources(r).cpu_quota = 0;

@@ -34,6 +34,18 @@ pub(super) fn container(known: &Known<'_>, starting: &Starting<'_>, asked: &v1::
     pages(asked, &[own, pod])?;
     let unknown = asked.unified.keys().find(|key| !matches!(key.split('.').next(), Some("memory")));
     must(unknown.is_none(), "unified", unknown, "memory's")?;
+    // What is kept for one container is kept from all others: no more than it requests.
+    let requests = own.and_then(|own| own.requests.as_ref()?.get("memory"));
+    let request = requests.and_then(|amount| Quantity::parse(&amount.0).ok()).map_or(0, |amount| amount.value());
+    for key in ["memory.min", "memory.low"] {
+        let kept = asked.unified.get(key).map_or(Some(0), |kept| kept.parse::<i64>().ok());
+        must(
+            kept.is_some_and(|kept| (0..=request.max(0)).contains(&kept)),
+            "unified",
+            key,
+            format!("{request} bytes at most"),
+        )?;
+    }
     // Lower than the least of a pod is what the node's own processes have.
     let least = if may_be_favoured(known) { -997 } else { 2 };
     must(asked.oom_score_adj >= least, "oom_score_adj", asked.oom_score_adj, format!("{least} at least"))
