@@ -39,19 +39,29 @@ impl Case {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(arguments, &[])
+    }
+
+    fn run_with(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_kubelet"))
             .arg(format!("--root-dir={}", self.root_dir().display()))
             .arg("--hostname-override=cli-test")
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
+            .env_remove("BULKHEAD_SUPERVISOR")
+            .envs(environment.iter().copied())
             .output()
             .unwrap()
     }
 
     /// What it wrote to standard error while refusing.
     fn refused(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
+        self.refused_with(arguments, &[])
+    }
+
+    fn refused_with(&self, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+        let output = self.run_with(arguments, environment);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?} wrote to standard output");
@@ -282,4 +292,29 @@ fn a_second_node_on_one_cgroup_root_is_told_who_was_first() {
     fs::remove_file(claim).unwrap();
     let root_claim = format!("root-{}", short_hash(case.root_dir().as_os_str().as_encoded_bytes()));
     let _ = fs::remove_file(Path::new("/run/kubelet.claims").join(root_claim));
+}
+
+/// Nothing in it is refused, on whichever machine.
+const RUNNABLE: &str = "failCgroupV1: false\nfailSwapOn: false\nauthentication: {anonymous: {enabled: true}, webhook: {enabled: false}}\n\
+                        authorization: {mode: AlwaysAllow}\n";
+
+#[test]
+fn what_units_cannot_do_is_refused_before_anything_is_claimed() {
+    let case = Case::new();
+    let config = format!("--config={}", case.config(RUNNABLE));
+    let by_hand = [("BULKHEAD_SUPERVISOR", "systemd")];
+    has(&case.refused_with(&[&config], &by_hand), &["kubelet.service", "NOTIFY_SOCKET", "systemctl start kubelet"]);
+    let socket = case.folder.path().join("notify").display().to_string();
+    let as_unit = [by_hand[0], ("NOTIFY_SOCKET", socket.as_str())];
+    let lock = format!("--lock-file={}", case.folder.path().join("lock").display());
+    let watched = case.refused_with(&[&config, &lock, "--exit-on-lock-contention"], &as_unit);
+    has(&watched, &["--exit-on-lock-contention", "with units none stays behind"]);
+    assert!(!case.folder.path().join("lock").exists());
+    has(
+        &case.refused_with(&[&config], &[("BULKHEAD_SUPERVISOR", "openrc")]),
+        &["\"openrc\"", "\"systemd\" is the only value"],
+    );
+    // Without that variable, or for what starts nothing, all is as ever.
+    let version = case.run_with(&["--version"], &by_hand);
+    assert!(version.status.success() && version.stdout.starts_with(b"Kubernetes v1.36."));
 }

@@ -111,7 +111,7 @@ mod tests {
             arguments(&asked).unwrap_err()
         };
         assert_eq!(arguments(&query(&[])), Err(InvalidQuery::Units(0)));
-        assert_eq!(with(|q| q.units = vec!["u".into(); 5]), InvalidQuery::Units(5));
+        assert_eq!(with(|q| q.units = vec!["u".into(); 9]), InvalidQuery::Units(9));
         for bad in ["", "a b", "a/b", "u\n", "é"] {
             assert_eq!(arguments(&query(&[bad])), Err(InvalidQuery::Unit(bad.to_owned())), "{bad:?}");
         }
