@@ -124,8 +124,11 @@ fn stage_all(programs: &Path, stage: &Path) -> Result<()> {
         write_man_page(&from, program, stage)?;
     }
     write_completions(programs, stage)?;
-    let changelog = build::workspace_root().join("CHANGELOG.md");
-    std::fs::write(stage.join("changelog.gz"), compressed(&changelog)?).context("writing the changelog")
+    for (source, name) in [("CHANGELOG.md", "changelog.gz"), ("deploy/debian/changelog", "changelog.Debian.gz")] {
+        let text = compressed(&build::workspace_root().join(source))?;
+        std::fs::write(stage.join(name), text).with_context(|| format!("writing {name}"))?;
+    }
+    Ok(())
 }
 
 fn write_man_page(program: &Path, name: &str, stage: &Path) -> Result<()> {
