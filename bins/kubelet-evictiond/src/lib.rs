@@ -46,6 +46,7 @@ mod starts;
 mod traced;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::{Daemon, RunError};
@@ -59,6 +60,9 @@ pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
 pub use sample::{NodePaths, Sample, Sampler, Wanted};
+
+/// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
+const LOOP_BOUND: Duration = Duration::from_secs(20);
 
 /// Who may call what.
 pub const RULES: &[MethodRule] = &[
@@ -109,12 +113,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
     };
     // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
+    let turn = daemon.progress.promise("measure", LOOP_BOUND);
     let measure = async {
         loop {
             tokio::select! {
+                () = turn.asked() => continue,
                 () = metrics.read() => {}
                 () = daemon.stop.cancelled() => return Ok(()),
             }
+            // For file systems that hang, and for kubelet-syncd.
+            let _waiting = turn.waits_on();
             if let Err(status) = stats.sample(service::DEFAULT_AGE, Wanted { disks: true, cgroups: false }).await {
                 tracing::debug!("no sample for the metrics: {}", status.message());
             }

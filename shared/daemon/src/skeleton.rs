@@ -312,7 +312,9 @@ where
     F: Future<Output = Result<(), RunError>>,
 {
     let death = daemon.take_listener(listeners::DEATH);
-    let (healthy, readiness) = (daemon.healthy.clone(), daemon.readiness.clone());
+    let (progress, readiness) = (daemon.progress.clone(), daemon.readiness.clone());
+    let pool = progress.promise("pool", POOL_BOUND);
+    let tell = daemon.clone();
     let ready = |readiness: &Readiness| readiness.lock().is_ok_and(|readiness| readiness.is_ok());
     let stop = daemon.stop.clone();
     let work = work(daemon.clone());
@@ -350,7 +352,8 @@ where
             tracing::warn!("the launcher is gone");
             ExitReason::Orphaned
         }
-        () = supervisor::watchdog(move || healthy.load(Ordering::Relaxed), move || ready(&readiness)) => ExitReason::Failed,
+        () = supervisor::watchdog(progress, move || ready(&readiness)) => ExitReason::Failed,
+        never = pool::watch(pool, move |trouble| tell.tell_of_pool(trouble)) => match never {},
         () = signals => ExitReason::Stopped,
         never = memory::give_back() => match never {},
     }

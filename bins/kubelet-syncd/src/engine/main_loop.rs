@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
+use bulkhead_daemon::progress::{Turn, asked};
 use bulkhead_ipc::client::PeerState;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -53,6 +54,7 @@ pub struct Engine {
     updates: mpsc::Receiver<PodUpdate>,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     stop: CancellationToken,
+    turn: Option<Turn>,
     health: watch::Receiver<RuntimeHealth>,
     peer: watch::Receiver<PeerState>,
     /// Our Node as the API server has it.
@@ -96,6 +98,7 @@ impl Engine {
             updates,
             pleg_events,
             stop,
+            turn: None,
             workers: Workers::default(),
             desired: DesiredPods::default(),
             queue: WorkQueue::default(),
@@ -111,6 +114,12 @@ impl Engine {
         }
     }
 
+    /// The watchdog's beat depends on this loop.
+    pub fn promising(mut self, turn: Turn) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
     /// Turns until the daemon is to stop, or until the sources or PLEG have ended.
     pub async fn run(mut self) {
         loop {
@@ -121,6 +130,7 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
+                () = asked(self.turn.as_ref()) => {}
                 Some(done) = self.done.1.recv() => self.on_done(done),
                 event = self.pleg_events.recv() => match event {
                     Some(event) => self.on_pleg(event),

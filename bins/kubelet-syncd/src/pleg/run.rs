@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_cri::{CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind};
+use bulkhead_daemon::progress::{Turn, asked};
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -63,6 +64,7 @@ pub struct PlegTask {
     /// Pods of the first list that were not inspected yet. None before the first list.
     initial: Option<HashSet<PodUid>>,
     initial_until: Option<Instant>,
+    turn: Option<Turn>,
 }
 
 impl std::fmt::Debug for PlegTask {
@@ -98,7 +100,14 @@ impl PlegTask {
             opened_at: now,
             initial: None,
             initial_until: None,
+            turn: None,
         }
+    }
+
+    /// The watchdog's beat depends on this loop.
+    pub fn promising(mut self, turn: Turn) -> Self {
+        self.turn = Some(turn);
+        self
     }
 
     /// Runs for ever.
@@ -136,6 +145,7 @@ impl PlegTask {
                         self.tracker.request(&uid, tell, now);
                     }
                 }
+                () = asked(self.turn.as_ref()) => {}
                 () = timer => {}
             }
         }

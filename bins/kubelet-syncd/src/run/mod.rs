@@ -62,6 +62,9 @@ use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::volnetd::{Authority, Volnetd};
 use crate::volumes::metrics::VolumeCounts;
 
+/// Neither the engine nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
+const LOOP_BOUND: Duration = Duration::from_secs(20);
+
 /// Default of `nodeStatusMaxImages`.
 const MAX_IMAGES: i32 = 50;
 
@@ -143,7 +146,7 @@ async fn work(
     let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
     tokio::spawn(image_list::follow(cri.clone(), health.clone(), reporter.ring.clone(), max_images, images_sender));
     let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
-    tokio::spawn(pleg_task.run());
+    tokio::spawn(pleg_task.promising(daemon.progress.promise("pleg", LOOP_BOUND)).run());
     let pleg_events = pleg.subscribe();
     let metrics = Metrics::register(&daemon.registry)?;
     daemon.set_ready().await;
@@ -307,7 +310,8 @@ async fn work(
     }
     // The engine's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
     let end = CancellationToken::new();
-    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: end.clone() });
+    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: end.clone() })
+        .promising(daemon.progress.promise("engine", LOOP_BOUND));
     let finish = async {
         daemon.stop.cancelled().await;
         if !calls.finish(FINISH).await {
