@@ -94,21 +94,17 @@ pub fn build(mut pod: Pod, origin: Origin<'_>, node: &NodeName, uids: &Uids) -> 
     }
     let key = choice_key(origin, text(&pod.metadata.namespace), &name);
     let uid = match generated {
-        Some(generated) => uids.choose(&key, &digest, &generated, &pod),
+        Some(generated) => {
+            let same = uids.recorded(&key).filter(|choice| choice.digest != digest);
+            let same = same.filter(|choice| is_of_earlier_version(choice, &pod, origin, node));
+            uids.choose(&key, same.map_or(&digest, |choice| &choice.digest), &generated, &pod)
+        }
         None => given_uid,
     };
     if PodUid::parse(&uid).is_err() {
         return Err(RefusedPod::UnsafeUid(uid));
     }
-    pod.metadata.annotations.get_or_insert_default().insert(CONFIG_HASH.to_owned(), uid.clone());
-    pod.metadata.uid = Some(uid);
-    let spec = pod.spec.get_or_insert_default();
-    spec.node_name = Some(node.as_str().to_owned());
-    if matches!(origin, Origin::File(_)) {
-        tolerate_no_execute(spec.tolerations.get_or_insert_default());
-    }
-    pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
-
+    let pod = finish(pod, uid, origin, node);
     let errors = validate_pod(&pod);
     if !errors.is_empty() {
         return Err(RefusedPod::Invalid(errors));
@@ -117,6 +113,27 @@ pub fn build(mut pod: Pod, origin: Origin<'_>, node: &NodeName, uids: &Uids) -> 
         return Err(RefusedPod::References(kind));
     }
     Ok(StaticPod { pod, origin: key, digest })
+}
+
+/// What the node adds to the manifest.
+fn finish(mut pod: Pod, uid: String, origin: Origin<'_>, node: &NodeName) -> Pod {
+    pod.metadata.annotations.get_or_insert_default().insert(CONFIG_HASH.to_owned(), uid.clone());
+    pod.metadata.uid = Some(uid);
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node.as_str().to_owned());
+    if matches!(origin, Origin::File(_)) {
+        tolerate_no_execute(spec.tolerations.get_or_insert_default());
+    }
+    pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
+    pod
+}
+
+/// Whether the recorded pod is this one but for defaults that a later version has come to know: then the digest differs and
+/// the manifest does not, and an upgrade must not make the pod anew.
+fn is_of_earlier_version(choice: &UidChoice, pod: &Pod, origin: Origin<'_>, node: &NodeName) -> bool {
+    let mut recorded = (*choice.pod).clone();
+    defaults::apply(&mut recorded);
+    content_digest(&recorded) == content_digest(&finish(pod.clone(), choice.uid.clone(), origin, node))
 }
 
 /// A pod from a file stays through every NoExecute taint; an equal toleration with a time limit is replaced.

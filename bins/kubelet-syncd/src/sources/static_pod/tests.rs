@@ -284,3 +284,36 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
     second.commit("file:", BTreeMap::new());
     assert!(shelf.0.lock().unwrap().choices.is_empty());
 }
+
+/// An upgrade, or a way back, makes no static pod anew: neither hash may change, and where a later version knows one more
+/// default the recorded uid stays.
+#[test]
+fn a_version_keeps_the_uids_of_the_one_before() {
+    let built = build(from(WEB), Origin::File("/m/web.yaml"), &node(), &no_record()).unwrap();
+    let uid = built.pod.metadata.uid.clone().unwrap();
+    assert_eq!((built.digest.as_str(), uid.as_str()), (WEB_DIGEST, WEB_UID), "as version 0.1.0 has it");
+
+    // As a version wrote it that did not know a default: another digest of the same manifest.
+    let mut choice = built.choice();
+    choice.digest = "0".repeat(32);
+    choice.uid = "recorded".into();
+    let mut earlier = (*choice.pod).clone();
+    earlier.metadata.uid = Some("recorded".into());
+    earlier.metadata.annotations.get_or_insert_default().insert(CONFIG_HASH.to_owned(), "recorded".into());
+    if let Some(spec) = &mut earlier.spec {
+        spec.enable_service_links = None;
+    }
+    choice.pod = Box::new(earlier);
+    let shelf = Shelf::default();
+    shelf.0.lock().unwrap().choices.insert(built.origin, choice);
+    let uids = Uids::new(Box::new(shelf), Vec::new());
+    let uid_of =
+        |text: &str| build(from(text), Origin::File("/m/web.yaml"), &node(), &uids).unwrap().pod.metadata.uid.unwrap();
+    assert_eq!(uid_of(WEB), "recorded");
+    // An edit stays an edit.
+    assert_ne!(uid_of(&WEB.replace("3600", "60")), "recorded");
+    assert_ne!(uid_of(&WEB.replace("cpu: 10m", "cpu: 20m")), "recorded");
+}
+
+const WEB_DIGEST: &str = "5e9debeaa921bef813175b499aa470a7";
+const WEB_UID: &str = "eb735be65b24d06408589dc9d81e73c1";
