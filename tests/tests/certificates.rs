@@ -4,12 +4,19 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::apiserver::authority::requested;
+use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::apiserver::identity::User;
 use bulkhead_testkit::apiserver::{Approval, Config, StaticToken};
 use bulkhead_testkit::cluster::client::Credential;
-use bulkhead_testkit::{Cluster, LONG, Node, Pod, eventually};
-use bulkhead_tests::cluster::{condition, is_no_storm, one_life, process_of, wait_ready};
+use bulkhead_testkit::https::Https;
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_tests::cluster::{condition, is_no_storm, never_stirred, one_life, pod, process_of, wait_ready};
+use bulkhead_tests::followers::Followers;
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
@@ -229,6 +236,144 @@ fn a_node_is_refused_and_asks_again() -> Result<()> {
     ensure!(!log.contains("0123456789abcdef") && !log.contains("no-such-token"), "a token is in the log");
     let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
     ensure!(now == before, "{before:#?} became {now:#?}");
-    ensure!(cluster.get("nodes", "", NODE)?["metadata"]["name"] == NODE && USER.ends_with(NODE));
+    node.finish()
+}
+
+/// How long what the server signs is good here: renewed after 17 to 22 s.
+const SHORT_LIFE: Duration = Duration::from_secs(24);
+
+fn short_lived(approval: Approval) -> Config {
+    Config { approval, certificate_lifetime: SHORT_LIFE, certificates_backdated: Duration::ZERO, ..Config::default() }
+}
+
+/// The node's HTTPS server and the cluster's administrator.
+fn server(lab: &Lab, cluster: &Cluster) -> Result<Https> {
+    let admin = cluster.client_certificate("kubernetes-admin", "system:masters", Duration::from_secs(24 * 3600))?;
+    Ok(Https::new(SocketAddr::new(lab.netns().address().into(), 10250), &Credential::Certificate(admin)))
+}
+
+/// The value of a series without labels.
+fn metric(https: &Https, name: &str) -> Result<f64> {
+    let answer = https.get("/metrics")?;
+    let text = String::from_utf8_lossy(&answer.body).into_owned();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))).map(str::to_owned);
+    Ok(line.with_context(|| format!("no series {name}"))?.parse()?)
+}
+
+/// As `kubeadm init` leaves a node: its first certificate is inline in the kubeconfig.
+#[test]
+fn client_certificates_are_renewed_before_they_end() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(short_lived(Approval::Clients))?;
+    let builder = lab.node(NODE).joins(&cluster)?.config("rotateCertificates", json!(true));
+    let first = cluster.node_certificate(NODE, Duration::from_secs(3600))?;
+    cluster.write_kubeconfig("node-alpha", USER, &Credential::Certificate(first.clone()))?;
+    // The first renewal fails once: it is tried again, and counted.
+    let failing = Rule::new(Action::Answer { code: 500, retry_after_seconds: None });
+    cluster.faults()?.add(failing.verb("create").resource(REQUESTS).times(1));
+    let node = builder.start()?;
+    let files = Files::of(&node)?;
+    let kubeconfig = std::fs::read_to_string(&files.kubeconfig)?;
+    cluster.create(&pod(
+        &node,
+        "talks",
+        "i=1; while true; do echo line $i; i=$((i+1)); sleep 0.2; done",
+        &json!({}),
+    ))?;
+    wait_ready(&cluster, "talks")?;
+    let https = server(&lab, &cluster)?;
+    let mut followers = Followers::start(&https, &["talks".to_owned()]);
+    let before = node.fingerprint()?;
+
+    eventually("the first certificate is kept and replaced", LONG, || {
+        ensure!(files.pairs("kubelet-client")? >= 2, "there is one");
+        Ok(())
+    })?;
+    let second = files.in_force("kubelet-client")?;
+    ensure!(!std::fs::read_to_string(&second)?.contains(first.certificate.trim()), "it is the first one still");
+    ensure!(std::fs::read_to_string(&files.kubeconfig)? == kubeconfig, "the operator's kubeconfig is left alone");
+    ensure!(metric(&https, "kubelet_certificate_manager_client_expiration_renew_errors")? >= 1.0);
+    // Whoever still showed the first one would be refused.
+    cluster.server()?.revoke(&first)?;
+    let mark = cluster.log()?.mark();
+    one_life(&cluster, &node, "replaced")?;
+    let third = eventually("the next renewal", LONG, || {
+        let now = files.in_force("kubelet-client")?;
+        ensure!(now != second, "not yet");
+        Ok(now)
+    })?;
+    let left = metric(&https, "kubelet_certificate_manager_client_ttl_seconds")?;
+    ensure!((0.0..=24.0).contains(&left), "{left} s are left");
+    // When there is one more the second has ended: both processes speak with newer ones.
+    eventually("one more renewal", LONG, || {
+        ensure!(files.in_force("kubelet-client")? != third, "not yet");
+        Ok(())
+    })?;
+    one_life(&cluster, &node, "renewed")?;
+    let refused: Vec<_> = cluster.log()?.after(mark).into_iter().filter(|one| one.status == 401).collect();
+    ensure!(refused.len() <= 6, "{refused:#?}");
+    ensure!(second.exists() && third.exists(), "older pairs stay");
+    for request in requests(&cluster)? {
+        ensure!(name(&request).len() == 9 && name(&request).starts_with("csr-"), "{request:#}");
+        ensure!(request["spec"]["username"] == USER, "{request:#}");
+    }
+    followers.check()?;
+    let followed = followers.finish()?;
+    println!("{} pairs, followed {followed:?}", files.pairs("kubelet-client")?);
+    never_stirred(&cluster, "talks")?;
+    let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
+    ensure!(now == before, "{before:#?} became {now:#?}");
+    is_no_storm(&cluster.requests()?, 50, 100)?;
+    node.finish()
+}
+
+#[test]
+fn serving_certificates_are_asked_for_and_renewed() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(short_lived(Approval::Clients))?;
+    let mut node = lab.node(NODE).joins(&cluster)?.config("serverTLSBootstrap", json!(true)).start()?;
+    let files = Files::of(&node)?;
+    let https = server(&lab, &cluster)?;
+    let request = another_request(&cluster, &[])?;
+    ensure!(request["spec"]["signerName"] == "kubernetes.io/kubelet-serving", "{request:#}");
+    ensure!(request["spec"]["usages"] == json!(["digital signature", "server auth"]), "{request:#}");
+    ensure!(request["spec"]["username"] == USER && name(&request).starts_with("csr-"), "{request:#}");
+    let asked = requested(&request["spec"])?;
+    ensure!(asked.common_name == USER && asked.dns_names == [NODE] && asked.addresses >= 1, "{asked:?}");
+    // The node lives without one; its server has nothing to show, and says so at once.
+    is_ready(&cluster)?;
+    ensure!(https.get("/healthz").is_err(), "it was served without a certificate");
+    ensure!(!files.pki.join("kubelet.crt").exists(), "it made one of its own");
+    node.kill_daemon("kubelet-statusd")?;
+    node.wait_healthy()?;
+    wait_for_line(&node, &["going on with the request of an earlier start", &name(&request)])?;
+    ensure!(requests(&cluster)?.len() == 1, "it asked again");
+
+    approve(&cluster, &request)?;
+    let trusting = https.trusting(&cluster.ca(), None);
+    let served = |what: &str| {
+        eventually(what, LONG, || {
+            let answer = trusting.get("/healthz")?;
+            ensure!(answer.status == 200, "{answer:?}");
+            Ok(())
+        })
+    };
+    served("the server shows what was signed")?;
+    let first = files.in_force("kubelet-server")?;
+    let left = metric(&trusting, "kubelet_certificate_manager_server_ttl_seconds")?;
+    ensure!((0.0..=24.0).contains(&left), "{left} s are left");
+    ensure!(metric(&trusting, "kubelet_certificate_manager_server_rotation_seconds_count")? == 0.0);
+    ensure!(metric(&trusting, "kubelet_server_expiration_renew_errors")? == 0.0);
+
+    let next = another_request(&cluster, &[name(&request)])?;
+    ensure!(next["spec"]["request"] != request["spec"]["request"], "the same request");
+    approve(&cluster, &next)?;
+    eventually("the next pair is in force", LONG, || {
+        ensure!(files.in_force("kubelet-server")? != first, "not yet");
+        Ok(())
+    })?;
+    served("the server shows the next one")?;
+    ensure!(metric(&trusting, "kubelet_certificate_manager_server_rotation_seconds_count")? >= 1.0);
+    is_no_storm(&cluster.requests()?, 50, 100)?;
     node.finish()
 }
