@@ -25,10 +25,16 @@ use crate::refusals::Reason;
 /// A client's preface (RFC 9113, 3.4): 24 fixed bytes and the 9 of a frame's head. Who has said that much is at work.
 const PREFACE_BYTES: usize = 33;
 /// Refused connections that wait for their peer to read why; more are closed at once.
-const LEAVING: usize = 16;
-/// How long they wait, and how much of what the peer still sends is thrown away.
+const LEAVING: usize = 256;
+/// How long a client may take to its first call, and about how many bytes that has.
+const LISTENING_TIME: Duration = Duration::from_millis(100);
+const LISTENING_BYTES: usize = 256;
+/// How long it may take to read why, and how much of what it still sends is thrown away.
 const LEAVING_TIME: Duration = Duration::from_secs(1);
-const LEAVING_BYTES: u64 = 64 * 1024;
+const LEAVING_BYTES: usize = 64 * 1024;
+
+/// An empty SETTINGS, which a server begins with.
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
 /// HTTP/2 error codes (RFC 9113, 7), and the gRPC codes that clients make of them.
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +45,8 @@ enum Goodbye {
     InadequateSecurity = 0xc,
 }
 
-/// An empty SETTINGS, which a server begins with, and a GOAWAY that accepted no stream. Pure.
+/// SETTINGS, and a GOAWAY that accepted no stream. Pure.
 fn farewell(code: Goodbye, why: &str) -> Vec<u8> {
-    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     let why: &[u8] = why.as_bytes().get(..why.len().min(256)).unwrap_or_default();
     // At most 8 + 256: two bytes hold it.
     let [high, low] = u16::try_from(8 + why.len()).unwrap_or(8).to_be_bytes();
@@ -201,18 +206,38 @@ fn enter(stream: UnixStream, peer: Peer, gate: &Arc<Gate>, leaving: &Arc<Semapho
     Some(PeerStream { stream, peer: Arc::new(peer), gate: gate.clone(), preface, _slot: slot })
 }
 
-/// Says why and lets go. A client that writes before it reads would be told "broken pipe" if this end were closed at
-/// once, so a few may stay until they have closed theirs.
+/// Says why and lets go. A client puts a reason to the call that it has made: before its first call, or when this end is
+/// closed while it writes, it would only say that the connection is gone. So a few may finish their first words, unread.
 fn show_out(stream: UnixStream, leaving: &Arc<Semaphore>, words: &[u8]) {
+    let (settings, goaway) = words.split_at(SETTINGS.len().min(words.len()));
     // Into the empty buffer of a new connection: all of it, or the peer has gone.
-    let said = stream.try_write(words).is_ok();
-    let Ok(place) = leaving.clone().try_acquire_owned() else { return };
-    if said {
-        tokio::spawn(async move {
-            let mut rest = stream.take(LEAVING_BYTES);
-            let _ = tokio::time::timeout(LEAVING_TIME, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
-            drop((rest, place));
-        });
+    if stream.try_write(settings).is_err() {
+        return;
+    }
+    let Ok(place) = leaving.clone().try_acquire_owned() else {
+        let _ = stream.try_write(goaway);
+        return;
+    };
+    let goaway = goaway.to_owned();
+    tokio::spawn(async move {
+        let mut stream = stream;
+        let _ = tokio::time::timeout(LISTENING_TIME, throw_away(&mut stream, LISTENING_BYTES)).await;
+        if stream.try_write(&goaway).is_ok() {
+            let _ = tokio::time::timeout(LEAVING_TIME, throw_away(&mut stream, LEAVING_BYTES)).await;
+        }
+        drop((stream, place));
+    });
+}
+
+/// Until the peer has closed its end, or has sent so many bytes.
+async fn throw_away(stream: &mut UnixStream, bytes: usize) {
+    let mut piece = [0; 512];
+    let mut seen = 0;
+    while seen < bytes {
+        match stream.read(&mut piece).await {
+            Ok(length @ 1..) => seen += length,
+            Ok(_) | Err(_) => return,
+        }
     }
 }
 

@@ -105,7 +105,11 @@ impl BrokerClient {
         let exchange = async {
             let socket = bulkhead_sys::async_fd::register(bulkhead_sys::scm::connect(&self.path)?)?;
             let fds: Vec<BorrowedFd<'_>> = fd.iter().map(|fd| fd.as_fd()).collect();
-            send(&socket, &request.encode_to_vec(), &fds).await?;
+            match send(&socket, &request.encode_to_vec(), &fds).await {
+                // Refused before it was sent: why is there to be read.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+                sent => sent?,
+            }
             recv(&socket).await
         };
         let (bytes, mut fds) = tokio::time::timeout(DEADLINE, exchange)
