@@ -57,6 +57,9 @@ ExecStart=/bin/sh -c 'for one in /sys/fs/cgroup/*/; do mount -o remount,bind,rw 
 const MASKED: &[&str] =
     &["systemd-sysctl.service", "console-getty.service", "apt-daily.timer", "apt-daily-upgrade.timer"];
 
+/// The folder, in the machine's own outside, that is its /var/lib/containerd.
+const IMAGES: &str = "containerd";
+
 /// A machine that is being described.
 #[derive(Debug)]
 pub struct MachineBuilder {
@@ -133,6 +136,24 @@ pub struct Machine {
     _claim: Claim,
 }
 
+/// What a machine has before it runs.
+struct Made {
+    folder: PathBuf,
+    root: PathBuf,
+    netns: NetNs,
+}
+
+impl Made {
+    fn make(number: u8, cached: &Path) -> Result<Self> {
+        let folder = lab::folder(number).join("machine");
+        let images = folder.join(IMAGES);
+        std::fs::create_dir_all(&images).with_context(|| format!("creating {}", images.display()))?;
+        cgroups::create(&lab::cgroup(number))?;
+        let root = root::copy(cached, &folder)?;
+        Ok(Self { folder, root, netns: NetNs::create(number)? })
+    }
+}
+
 impl Machine {
     /// Makes the machine and waits until its systemd has started everything (about a second; the first one of a set of
     /// packages is made before, in about 20 s).
@@ -148,14 +169,10 @@ impl Machine {
         let cached = root::cached(&builder.packages, &say)?;
         let exclusive = if builder.beside { None } else { Some(lab::exclusive()?) };
         let (number, claim) = lab::claim_number()?;
-        let made = Self::make(number, &cached, builder);
-        let (folder, root, hostname, arguments, runtime, netns) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                lab::tear_down(number);
-                return Err(error);
-            }
-        };
+        let Made { folder, root, netns } = Made::make(number, &cached).inspect_err(|_| lab::tear_down(number))?;
+        let MachineBuilder { hostname, mut arguments, runtime, .. } = builder;
+        // Images and containers are overlays themselves, which cannot lie on another one.
+        arguments.push(format!("--bind={}:/var/lib/containerd", folder.join(IMAGES).display()));
         // From here on dropping it takes down what there is.
         let mut machine = Self {
             number,
@@ -181,25 +198,6 @@ impl Machine {
             machine.import_images().map_err(|error| error.context(machine.last_words(&["containerd"], 20)))?;
         }
         Ok(machine)
-    }
-
-    #[allow(clippy::type_complexity)] // the parts of one value, made before what drops them exists
-    fn make(
-        number: u8,
-        cached: &Path,
-        builder: MachineBuilder,
-    ) -> Result<(PathBuf, PathBuf, String, Vec<String>, bool, NetNs)> {
-        let folder = lab::folder(number).join("machine");
-        std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        cgroups::create(&lab::cgroup(number))?;
-        let root = root::copy(cached, &folder)?;
-        // Images and containers are overlays themselves, which cannot lie on another one.
-        let images = folder.join("containerd");
-        std::fs::create_dir(&images).with_context(|| format!("creating {}", images.display()))?;
-        let mut arguments = builder.arguments;
-        arguments.push(format!("--bind={}:/var/lib/containerd", images.display()));
-        let netns = NetNs::create(number)?;
-        Ok((folder, root, builder.hostname, arguments, builder.runtime, netns))
     }
 
     fn prepare(&self, runtime: bool) -> Result<()> {
