@@ -19,14 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
     (
         "bulkhead-daemon",
-        &[
-            "bulkhead-types",
-            "bulkhead-sys",
-            "bulkhead-config",
-            "bulkhead-ipc",
-            "bulkhead-trace",
-            "bulkhead-privileges",
-        ],
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-trace", "bulkhead-privileges"],
     ),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
@@ -136,8 +129,8 @@ fn system_crates_have_one_home() -> Result<()> {
 }
 
 /// What a process without privileges may use of the system crate: the means to confine itself further, memory to pass on,
-/// and a clock.
-const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd", "clock"];
+/// a clock, and the size of a page.
+const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd", "clock", "page"];
 
 #[test]
 fn processes_without_privileges_use_the_system_crate_to_confine_themselves_only() -> Result<()> {
@@ -250,5 +243,35 @@ fn the_process_graph_is_the_reviewed_one() -> Result<()> {
     let expected = std::fs::read_to_string(workspace_root().join("tests/fixtures/process-graph.txt"))?;
     let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
     ensure!(edges == expected, "the calls in the code are {edges:#?}, the reviewed ones {expected:#?}");
+    Ok(())
+}
+
+#[test]
+fn every_claim_of_the_threat_model_names_a_test_that_is_there() -> Result<()> {
+    let text = std::fs::read_to_string(workspace_root().join("SECURITY.md"))?;
+    let named: Vec<(&str, &str)> = text
+        .split('`')
+        .filter_map(|word| word.split_once(".rs::"))
+        .filter(|(path, _)| path.contains('/') && !path.contains(char::is_whitespace))
+        .collect();
+    let rows = text.lines().skip_while(|line| *line != "| claim | test |").skip(2);
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        ensure!(row.contains(".rs::"), "a claim without a test: {row}");
+    }
+    ensure!(named.len() > 30, "only {} tests are named", named.len());
+    for (path, test) in named {
+        let file = workspace_root().join(format!("{path}.rs"));
+        let source = std::fs::read_to_string(&file).with_context(|| format!("{path}.rs, named by SECURITY.md"))?;
+        let mut is_test = false;
+        let found = source.lines().map(str::trim_start).any(|line| {
+            // The attribute stands right above, among others of its kind.
+            is_test = if line.starts_with("#[") { is_test || line.contains("test") } else { is_test };
+            let is_it = line.contains(&format!("fn {test}("));
+            let hit = is_test && is_it;
+            is_test &= line.starts_with("#[") || line.starts_with("//");
+            hit
+        });
+        ensure!(found, "SECURITY.md names the test {test} of {path}.rs, which is not there");
+    }
     Ok(())
 }
