@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::machine;
@@ -44,19 +45,31 @@ fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
     told
 }
 
+/// The whole story, its chapters timed: which of them is slow is worth knowing on a machine this slow.
 fn story(vm: &mut Vm) -> Result<()> {
+    let begun = Instant::now();
+    let told = |chapter: &str| eprintln!("{chapter}: done after {} s", begun.elapsed().as_secs());
     start(vm)?;
+    told("pods run");
     let node = Node::of(vm)?;
     names(vm, &node)?;
     limits(vm, &node)?;
     memory_qos(vm, &node)?;
+    told("names and limits");
     reload(vm)?;
-    statistics(vm, &node)?;
-    out_of_memory(vm)?;
+    told("systemd reloaded");
     nobody_on_vsock(vm)?;
-    restarts(vm, &node)?;
     vsock(vm, &node)?;
-    removal(vm)
+    told("vsock");
+    statistics(vm, &node)?;
+    told("statistics");
+    out_of_memory(vm)?;
+    told("out of memory");
+    restarts(vm, &node)?;
+    told("restarts");
+    removal(vm)?;
+    told("removal");
+    Ok(())
 }
 
 /// Upstream's own unit, as its packages have it.
@@ -82,7 +95,9 @@ fn config() -> Value {
 }
 
 fn path_of(name: &str) -> String {
-    format!("/etc/kubernetes/manifests/{name}.yaml")
+    // The greedy one has its turn later.
+    let folder = if name == "greedy" { "/root" } else { "/etc/kubernetes/manifests" };
+    format!("{folder}/{name}.yaml")
 }
 
 fn pods() -> Vec<(String, Value)> {
@@ -93,7 +108,7 @@ fn pods() -> Vec<(String, Value)> {
             "metadata": {"name": name},
             "spec": {
                 "hostNetwork": !own_network,
-                "restartPolicy": if name == "greedy" { "Never" } else { "Always" },
+                "restartPolicy": if name == "greedy" { "OnFailure" } else { "Always" },
                 "terminationGracePeriodSeconds": 1,
                 "containers": [{
                     "name": "main",
@@ -170,6 +185,11 @@ fn get(path: &str) -> String {
     format!("http 10255 '{path}'")
 }
 
+/// A script that is content when the three pods run.
+fn all_run() -> String {
+    format!("{} > /tmp/pods; cat /tmp/pods; [ $(grep -o '\"running\":{{' /tmp/pods | wc -l) = 3 ]", get("/pods"))
+}
+
 fn start(vm: &mut Vm) -> Result<()> {
     ensure!(vm.run("stat -fc %T /sys/fs/cgroup")? == "cgroup2fs", "the machine has unified cgroups");
     vm.run(
@@ -177,9 +197,7 @@ fn start(vm: &mut Vm) -> Result<()> {
          mount --make-rshared /\nsystemctl start containerd\nctr -n k8s.io images import /root/images.tar >/dev/null\n\
          systemctl start kubelet",
     )?;
-    // Three pods of which containers run for good, and one whose container has been killed.
-    let wanted = "[ $(grep -o '\"running\":{' /tmp/pods | wc -l) = 3 ] && grep -q OOMKilled /tmp/pods";
-    vm.until("the pods run", PODS, &format!("{} > /tmp/pods; cat /tmp/pods; {wanted}", get("/pods")))?;
+    vm.until("the pods run", PODS, &all_run())?;
     let version = vm.run(&format!("{} | grep ^kubelet_cgroup_version", get("/metrics")))?;
     ensure!(version == "kubelet_cgroup_version 2", "{version}");
     Ok(())
@@ -324,8 +342,6 @@ fn limits(vm: &mut Vm, node: &Node) -> Result<()> {
 /// Gate MemoryQoS with TieredReservation: requests are kept, what lies between request and limit is throttled.
 fn memory_qos(vm: &mut Vm, node: &Node) -> Result<()> {
     let high = (32 * MIB + (64 * MIB) * 9 / 10) / 4096 * 4096;
-    // "greedy" has a limit alone: its request is the same, and it stays known until it is removed.
-    let burstable = (32 + 24) * MIB;
     let pod = |name: &str| node.slices[name].clone();
     let own = |name: &str| node.scopes[name].clone();
     for (folder, wanted, value) in [
@@ -338,11 +354,7 @@ fn memory_qos(vm: &mut Vm, node: &Node) -> Result<()> {
         (own("burstable"), "memory.high", high),
     ] {
         let seen = file(vm, &format!("{folder}/{wanted}"))?;
-        let other = if wanted == "memory.min" { 64 * MIB + burstable } else { burstable };
-        ensure!(
-            seen == value.to_string() || folder.len() < 26 && seen == other.to_string(),
-            "{folder}: {wanted} is {seen}, not {value}"
-        );
+        ensure!(seen == value.to_string(), "{folder}: {wanted} is {seen}, not {value}");
     }
     ensure!(file(vm, &format!("{}/memory.high", own("guaranteed")))? == "max", "request and limit are one");
     Ok(())
@@ -419,28 +431,29 @@ fn statistics(vm: &mut Vm, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Killed for memory: said so, and the whole container with it.
+/// Killed for memory: the whole container, and so it is said. containerd 1.6 may miss the kernel's word when the cgroup goes
+/// with its last process; the pod is run again until it has not.
 fn out_of_memory(vm: &mut Vm) -> Result<()> {
+    vm.run("cp /root/greedy.yaml /etc/kubernetes/manifests/")?;
+    let killed = format!("{} > /tmp/pods; cat /tmp/pods; grep -o OOMKilled /tmp/pods", get("/pods"));
+    vm.until("a container is killed for memory", PODS, &killed)?;
     let status = statuses(vm)?.remove("greedy").context("no greedy")?;
-    let ended = &status["state"]["terminated"];
-    ensure!((&ended["reason"], &ended["exitCode"]) == (&json!("OOMKilled"), &json!(137)), "{status}");
+    let ended = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+    let ended = ended.into_iter().find(|ended| ended["reason"] == "OOMKilled").with_context(|| status.to_string())?;
+    ensure!(ended["exitCode"] == 137, "{status}");
+    vm.run("rm /etc/kubernetes/manifests/greedy.yaml")?;
+    let gone = format!("[ $(find {TREE} -name 'kubepods-*-pod*.slice' -o -name 'kubepods-pod*.slice' | wc -l) = 3 ]");
+    vm.until("the greedy pod is gone", PODS, &gone)?;
     Ok(())
 }
 
 /// Neither the node agent's end nor its return changes a container or a limit.
 fn restarts(vm: &mut Vm, node: &Node) -> Result<()> {
     let before = vm.run(ALL_LIMITS)?;
-    for how in [
-        "systemctl restart kubelet",
-        "systemctl kill -s KILL kubelet; systemctl restart kubelet",
-    ] {
+    for how in ["systemctl restart kubelet", "systemctl kill -s KILL kubelet; systemctl restart kubelet"] {
         vm.run(how)?;
         vm.until("the node is well again", PODS, "http 10248 /healthz")?;
-        let all = format!(
-            "{} > /tmp/pods; cat /tmp/pods; [ $(grep -o '\"running\":{{' /tmp/pods | wc -l) = 3 ]",
-            get("/pods")
-        );
-        vm.until("the pods are known again", PODS, &all)?;
+        vm.until("the pods are known again", PODS, &all_run())?;
         let now = Node::of(vm)?;
         ensure!(now.running == node.running, "{how}: {:?} was {:?}", now.running, node.running);
         let after = vm.run(ALL_LIMITS)?;
@@ -482,9 +495,9 @@ fn vsock(vm: &mut Vm, node: &Node) -> Result<()> {
         Ok(uids)
     };
     let all = format!("kubelet-ctl pods --vsock 1:{PORT} | grep -c -e -vm");
-    vm.until("the pods are known again", PODS, &format!("[ $({all}) = 4 ]"))?;
+    vm.until("the pods are known again", PODS, &format!("[ $({all}) = 3 ]"))?;
     let seen = uids(vm, &format!("--vsock 1:{PORT}"))?;
-    ensure!(seen.len() == 4 && seen == uids(vm, "")?, "{seen:?}");
+    ensure!(seen.len() == 3 && seen == uids(vm, "")?, "{seen:?}");
     vm.run(&format!("kubelet-ctl cgroups --vsock 1:{PORT} | grep -q {GUARANTEED}"))?;
     let [volnetd, syncd, evictiond, statusd] = [0, 1, 2, 3].map(|place| PORT + place);
     for (port, method, code) in [
