@@ -354,7 +354,7 @@ async fn the_nodes_own_serving_certificate_is_written_once() {
     let good = || (certificate.clone(), key.clone());
     let (c, k) = good();
     assert_eq!(put(SYNCD, C::ServingCertificate, c, k).await, Code::PermissionDenied);
-    for kind in [C::ClientCertificate, C::ClientCa, C::Kubeconfig, C::ServingKey] {
+    for kind in [C::ClientCertificate, C::ClientCa, C::BootstrapToken, C::ServingKey] {
         let (c, k) = good();
         assert_eq!(put(STATUSD, kind, c, k).await, Code::InvalidArgument, "{kind:?}");
     }
@@ -383,6 +383,99 @@ async fn the_nodes_own_serving_certificate_is_written_once() {
     std::fs::set_permissions(&pki, std::fs::Permissions::from_mode(0o755)).unwrap();
     let (c, k) = good();
     assert_eq!(put(STATUSD, C::ServingCertificate, c, k).await, Code::Ok);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_a_node_asks_for_is_kept_where_upstream_keeps_it() {
+    use bulkhead_ipc::volnetd::{PutCredential, ServingPair};
+    use credential::Kind as C;
+    use prost::Message as _;
+    let Some(world) = world().await else { return };
+    let block = |label: &str, body: &str| format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n");
+    let world = &world;
+    let put = |uid: u32, kind: C, certificates: String, private_key: String| async move {
+        let pair = ServingPair { certificates: certificates.into_bytes(), private_key: private_key.into_bytes() };
+        let content = if kind == C::Kubeconfig { Vec::new() } else { pair.encode_to_vec() };
+        let put_credential = Some(PutCredential { kind: kind.into() });
+        let request = OpenRequest { id: 4, put_credential, ..Default::default() };
+        let content = bulkhead_sys::memfd::sealed("pair", &content).unwrap();
+        let (code, ..) = world.broker(uid, request, Some(content)).await;
+        Code::from_i32(i32::try_from(code).unwrap())
+    };
+    let read = |uid: u32, kind: C| async move {
+        let opened = world.open(uid, Kind::Credential(Credential { kind: kind.into() })).await;
+        opened.map(|fd| std::io::read_to_string(std::fs::File::from(fd)).unwrap()).map_err(|(code, _)| code)
+    };
+    let (pki, etc) = (world.dir.join("pki"), world.dir.join("etc"));
+    let none = String::new;
+    let (certificate, key) = (block("CERTIFICATE", "TUlJ"), block("EC PRIVATE KEY", "TUlJ"));
+    let mode = |path: &std::path::Path| std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
+
+    // The key of a request: statusd's alone, nothing but a key, and gone with the answer.
+    let pending = pki.join("kubelet-client.key.tmp");
+    assert_eq!(read(STATUSD, C::PendingClientKey).await, Err(Code::NotFound));
+    assert_eq!(put(SYNCD, C::PendingClientKey, none(), key.clone()).await, Code::PermissionDenied);
+    assert_eq!(put(STATUSD, C::PendingClientKey, none(), certificate.clone()).await, Code::InvalidArgument);
+    assert!(!pki.exists(), "what is refused leaves nothing");
+    assert_eq!(put(STATUSD, C::PendingClientKey, none(), key.clone()).await, Code::Ok);
+    assert_eq!((read(STATUSD, C::PendingClientKey).await, mode(&pending)), (Ok(key.clone()), 0o600));
+    assert_eq!(read(SYNCD, C::PendingClientKey).await, Err(Code::PermissionDenied));
+
+    for (kind, prefix) in [(C::ClientPair, "kubelet-client"), (C::ServingPair, "kubelet-server")] {
+        let link = pki.join(format!("{prefix}-current.pem"));
+        assert_eq!(read(STATUSD, kind).await, Err(Code::NotFound));
+        assert_eq!(put(SYNCD, kind, certificate.clone(), key.clone()).await, Code::PermissionDenied);
+        assert_eq!(put(STATUSD, kind, certificate.clone(), none()).await, Code::InvalidArgument);
+        // Something else than a link is the operator's.
+        std::fs::write(&link, "mine").unwrap();
+        assert_eq!(put(STATUSD, kind, certificate.clone(), key.clone()).await, Code::FailedPrecondition);
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "mine");
+        std::fs::remove_file(&link).unwrap();
+        for body in ["TUlJ", "Qg=="] {
+            let certificate = block("CERTIFICATE", body);
+            assert_eq!(put(STATUSD, kind, certificate.clone(), key.clone()).await, Code::Ok);
+            assert_eq!(read(STATUSD, kind).await, Ok(certificate + &key));
+            let target = std::fs::read_link(&link).unwrap();
+            assert!(target.is_absolute() && mode(&target) == 0o600, "{target:?}");
+        }
+        // A replacement that was cut off between its two links is finished by whoever looks next.
+        std::fs::rename(&link, pki.join(format!("{prefix}-updated.pem"))).unwrap();
+        assert!(read(STATUSD, kind).await.is_ok() && link.exists());
+    }
+    assert!(!pending.exists(), "its request is answered");
+    assert!(read(SYNCD, C::ClientPair).await.is_ok(), "both processes show it");
+    assert_eq!(read(SYNCD, C::ServingPair).await, Err(Code::PermissionDenied));
+
+    // The kubeconfig's words are those of the bootstrap kubeconfig, whoever asks for it to be written.
+    let kubeconfig = etc.join("kubelet.conf");
+    let _ = std::fs::remove_file(&kubeconfig);
+    assert_eq!(put(STATUSD, C::Kubeconfig, none(), none()).await, Code::NotFound);
+    assert!(!kubeconfig.exists());
+    std::fs::create_dir_all(&etc).unwrap();
+    std::fs::set_permissions(&etc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let text = "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: s3cret, \
+                tokenFile: token}}]\nclusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443', certificate-authority: ca.crt}}]\n";
+    std::fs::write(etc.join("bootstrap-kubelet.conf"), text).unwrap();
+    std::fs::write(etc.join("token"), "t").unwrap();
+    assert_eq!(put(SYNCD, C::Kubeconfig, none(), none()).await, Code::PermissionDenied);
+    assert_eq!(put(STATUSD, C::Kubeconfig, none(), none()).await, Code::Ok);
+    let written = std::fs::read_to_string(&kubeconfig).unwrap();
+    assert!(written.contains("server: https://192.0.2.1:6443") && !written.contains("s3cret"), "{written}");
+    assert!(
+        written.contains(&format!("client-key: {}\n", pki.join("kubelet-client-current.pem").display())),
+        "{written}"
+    );
+    assert_eq!(mode(&kubeconfig), 0o600);
+
+    // What it begins with is statusd's alone.
+    assert_eq!(read(STATUSD, C::BootstrapKubeconfig).await.as_deref(), Ok(text));
+    assert_eq!(read(STATUSD, C::BootstrapToken).await.as_deref(), Ok("t"));
+    assert_eq!(read(STATUSD, C::BootstrapClientKey).await, Err(Code::FailedPrecondition));
+    for kind in [C::BootstrapKubeconfig, C::BootstrapToken, C::BootstrapClusterCa] {
+        for uid in [SYNCD, EVICTIOND] {
+            assert_eq!(read(uid, kind).await, Err(Code::PermissionDenied), "{kind:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]
