@@ -76,6 +76,8 @@ fn upstreams_node(lab: &Lab) -> Result<World> {
         .joins(&cluster)?
         .config("clusterDNS", json!(["10.96.0.10"]))
         .config("clusterDomain", json!("cluster.local"))
+        // So often a change of a configMap is looked for.
+        .config("syncFrequency", json!("10s"))
         .prepare()?;
     let (cri, place) = (lab.cri()?, Place::of(&node));
     place.prepare()?;
@@ -177,11 +179,16 @@ impl World {
     /// A new pod has its whole life beside them: whoever tells of it has told what there was to tell of the others.
     fn new_life(&self, name: &str) -> Result<()> {
         let pod = Pod::busybox(name, "exit 0").restart_policy("Never").spec("nodeName", json!(NODE));
-        self.cluster.create(pod.value())?;
+        let uid = self.cluster.create(pod.value())?["metadata"]["uid"].as_str().context("no uid")?.to_owned();
         let ended = |pod: &Value| pod["status"]["phase"] == "Succeeded";
         self.cluster.wait_for("pods", "default", name, "it has ended", ended)?;
         self.cluster.delete("pods", "default", name, None)?;
-        self.cluster.wait_gone("pods", "default", name)
+        self.cluster.wait_gone("pods", "default", name)?;
+        eventually("nothing of it is left on the disk", LONG, || {
+            let logs = self.place.logs.join(format!("default_{name}_{uid}"));
+            ensure!(!self.place.root.join("pods").join(&uid).exists() && !logs.exists(), "its folders are there");
+            Ok(())
+        })
     }
 }
 
