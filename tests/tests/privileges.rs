@@ -95,6 +95,69 @@ fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
     node.finish()
 }
 
+/// What `kubelet-ctl privileges` finds: its exit code, and the processes with what is wrong with each.
+fn compared(node: &Node) -> Result<(Option<i32>, Vec<(String, String)>)> {
+    let output = node.ctl_command(&["privileges", "--output", "json"])?.output()?;
+    let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("{output:?}: {}", String::from_utf8_lossy(&output.stderr)))?;
+    let facts = all.iter().flat_map(|process| {
+        let name = process["process"].as_str().unwrap_or_default();
+        let facts = process["facts"].as_array().cloned().unwrap_or_default();
+        facts
+            .into_iter()
+            .filter(|fact| ["differs", "unknown"].contains(&fact["verdict"].as_str().unwrap_or_default()))
+            .map(move |fact| (name.to_owned(), format!("{}: {} / {}", fact["what"], fact["map"], fact["reality"])))
+    });
+    Ok((output.status.code(), facts.collect()))
+}
+
+#[test]
+fn kubelet_ctl_compares_map_and_reality() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    let (code, wrong) = compared(&node)?;
+    ensure!(code == Some(0) && wrong.is_empty(), "exit code {code:?}: {wrong:#?}");
+
+    // Somebody without rights sees little, and is not told that all is well.
+    let ctl = node.ctl_command(&["privileges"])?;
+    let stranger = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(ctl.get_program())
+        .args(ctl.get_args())
+        .output()?;
+    ensure!(!stranger.status.success(), "{stranger:?}");
+
+    // A process of a daemon's name with one capability too many.
+    let script = format!("exec -a kubelet-evictiond sh -c 'read line' sh --run-dir {}", node.run_dir().display());
+    let mut impostor = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+net_raw", "--ambient-caps=+net_raw"])
+        .args(["bash", "-c", &script])
+        .stdin(std::process::Stdio::piped())
+        .spawn()?;
+    let noticed =
+        bulkhead_testkit::wait::eventually("the impostor is noticed", std::time::Duration::from_secs(20), || {
+            let (code, wrong) = compared(&node)?;
+            ensure!(code == Some(4), "exit code {code:?}: {wrong:?}");
+            ensure!(wrong.iter().all(|(process, _)| process == "kubelet-evictiond"), "{wrong:?}");
+            ensure!(wrong.iter().any(|(_, fact)| fact.contains("too many: NET_RAW")), "{wrong:?}");
+            Ok(())
+        });
+    impostor.kill()?;
+    impostor.wait()?;
+    noticed?;
+
+    // One that is wedged is not known to be well.
+    let statusd = node.pids()["kubelet-statusd"];
+    bulkhead_testkit::processes::signal(statusd, nix::sys::signal::Signal::SIGSTOP);
+    let wedged = compared(&node);
+    bulkhead_testkit::processes::signal(statusd, nix::sys::signal::Signal::SIGCONT);
+    let (code, wrong) = wedged?;
+    ensure!(code == Some(3) && wrong.iter().all(|(process, _)| process == "kubelet-statusd"), "{code:?}: {wrong:?}");
+    let (code, wrong) = compared(&node)?;
+    ensure!(code == Some(0), "{code:?}: {wrong:?}");
+    node.finish()
+}
+
 #[test]
 fn evictiond_reads_no_secret_although_it_may_search() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::journal::JournalReader;
 use bulkhead_types::Process;
 use http::{Request, StatusCode, header};
@@ -37,6 +38,8 @@ pub struct App {
     pub machine_names: MachineNames,
     /// The process that reads the journal; none unless the configuration turns the log query on.
     pub journal: JournalReader,
+    /// Where the loops that accept connections make their promise to the watchdog.
+    pub progress: Progress,
     pub streams: streaming::Streams,
     pub followers: logs::Followers,
     switches: Switches,
@@ -79,12 +82,19 @@ impl App {
             scrapes: Scrapes::default(),
             machine_names: MachineNames::default(),
             journal: JournalReader::default(),
+            progress: Progress::default(),
             followers: logs::Followers::default(),
             switches,
             gate: None,
             listening: Arc::default(),
             api_server: None,
         }
+    }
+
+    /// The watchdog asks these loops.
+    pub fn with_progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
     }
 
     /// Logs of services are read from the journal.

@@ -116,7 +116,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = app.with_journal(journal_reader(&daemon)?);
+    let app = app.with_journal(journal_reader(&daemon)?).with_progress(daemon.progress.clone());
     let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,

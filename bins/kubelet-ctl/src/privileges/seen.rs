@@ -71,8 +71,14 @@ pub(super) async fn look(instance: &Instance) -> Node {
             Ok(reply) => (Some(reply.into_inner()), None),
             Err(trouble) => (None, Some(trouble.to_string())),
         };
-        let pids: Vec<u32> = found.iter().map(|one| one.pid).collect();
+        let mut pids: Vec<u32> = found.iter().map(|one| one.pid).collect();
+        // The one that answers first; others that bear its name are shown each for itself.
+        let answers = says.as_ref().map(|says| says.pid);
+        pids.sort_by_key(|pid| (Some(*pid) != answers, *pid));
+        let others: Vec<u32> = pids.iter().skip(1).copied().collect();
         processes.push(process(Program::Daemon(daemon), pids, says, silence));
+        let silence = || Some("another process of this name".to_owned());
+        processes.extend(others.into_iter().map(|pid| process(Program::Daemon(daemon), vec![pid], None, silence())));
     }
     let launcher: Vec<u32> = running
         .iter()

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{NodeConfig, Users};
 use bulkhead_ipc::common::PrivilegesReply;
 use bulkhead_privileges::{Fencing, Program, User};
 use bulkhead_sys::process::{PrivilegeReport, short_name};
@@ -11,8 +11,10 @@ use super::facts::{self, Context};
 use super::{Shown, seen, shown, text};
 
 fn context(granted: &[&str]) -> Context {
+    let mut config = NodeConfig::for_tests(Path::new("/var/lib/kubelet"));
+    config.users = Users::block(60706);
     Context {
-        config: Some(NodeConfig::for_tests(Path::new("/var/lib/kubelet"))),
+        config: Some(config),
         granted: Some(granted.iter().map(|one| (*one).to_owned()).collect()),
         by_launcher: true,
     }
@@ -40,7 +42,7 @@ fn as_mapped(context: &Context, daemon: Daemon) -> seen::Process {
         seccomp_filters: Some(2),
         core_limit: Some(0),
         oom_score_adj: Some(-999),
-        sockets: Some(sockets),
+        sockets: Some(sockets.clone()),
         kept_over_exec: Some(Vec::new()),
         dumpable: (row.user != User::Root).then_some(false),
         ..PrivilegeReport::default()
@@ -51,6 +53,7 @@ fn as_mapped(context: &Context, daemon: Daemon) -> seen::Process {
     };
     let says = PrivilegesReply {
         pid: 7,
+        sockets,
         landlock,
         denied: row.denied(Some(config)).iter().map(ToString::to_string).collect(),
         families: row.families(Some(config)).iter().map(ToString::to_string).collect(),

@@ -23,6 +23,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Descriptors or memory ran out: time for some to be given back.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
+/// The loop that accepts waits for clients and nobody else.
+const LOOP_BOUND: Duration = Duration::from_secs(20);
+
 /// Listens on an address that may be taken for a while yet.
 ///
 /// # Errors
@@ -50,9 +53,14 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
     let connections = Connections::new(endpoint.limits.connections);
     let mut tasks = JoinSet::new();
     let (mut exhausted, mut full) = (false, false);
+    let turn = endpoint.app.progress.promise("accepting", LOOP_BOUND);
     loop {
         while tasks.try_join_next().is_some() {}
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            () = turn.asked() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
             Ok((stream, _)) => {
                 exhausted = false;
                 stream
