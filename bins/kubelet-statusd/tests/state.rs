@@ -1,4 +1,5 @@
 //! State files as released versions wrote them. What was once written is read for ever; no file here is ever changed.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
 

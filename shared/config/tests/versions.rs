@@ -1,5 +1,6 @@
 //! The rendered configuration between versions: what an earlier version wrote is read, and what a later one may add does
 //! no harm. `rendered/<version>.json` is what that version of `kubelet` wrote.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
 
