@@ -72,6 +72,9 @@ message Pod {
 }
 "#;
 
+/// What stands in the old world, what is to stand there, and each break: where, which rule, a word of how it is told.
+type Case = (&'static str, &'static str, &'static [(&'static str, Rule, &'static str)]);
+
 fn compile(text: &str) -> Result<Api> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("old.proto"), text)?;
@@ -81,8 +84,7 @@ fn compile(text: &str) -> Result<Api> {
 #[test]
 fn what_breaks_is_named_and_what_is_added_is_not() -> Result<()> {
     let old = compile(OLD)?;
-    // An edit of the old world, and each break: where, which rule, and a word of how it is told.
-    let cases: &[(&str, &str, &[(&str, Rule, &str)])] = &[
+    let cases: &[Case] = &[
         ("string uid = 1;\n", "string uid = 1; string host = 10; Ask ask = 11;\n", &[]),
         ("PHASE_ENDED = 2;", "PHASE_ENDED = 2; PHASE_LOST = 3;", &[]),
         ("rpc Get(Ask)", "rpc Watch(stream Ask) returns (stream Pod); rpc Get(Ask)", &[]),
