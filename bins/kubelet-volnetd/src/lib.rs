@@ -69,7 +69,13 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let settings = &node.settings;
     let watches = watch::start(followed(settings))?;
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
-    let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), daemon.stop.clone().cancelled_owned());
+    let broker = serve_broker(
+        node.clone(),
+        broker,
+        daemon.peer_users(),
+        daemon.gate.clone(),
+        daemon.stop.clone().cancelled_owned(),
+    );
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
     tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;
