@@ -291,9 +291,8 @@ fn pods_do_not_notice_who_the_kubelet_is() -> Result<()> {
         let entries = checkpoints::read_resources(&std::fs::read_to_string(&checkpoint)?)?;
         let wanted = world.wanted()?;
         let has = |pod: &Wanted| entries[&pod.uid]["ContainerResources"].is_object();
-        for pod in wanted.iter().filter(|pod| !has(pod)) {
-            anyhow::bail!("{} is not in {entries:#}", pod.name);
-        }
+        let missing: Vec<&str> = wanted.iter().filter(|pod| !has(pod)).map(|pod| pod.name.as_str()).collect();
+        ensure!(missing.is_empty(), "{missing:?} are not in {entries:#}");
         ensure!(entries.as_object().is_some_and(|all| all.len() == wanted.len()), "{entries:#}");
         Ok(())
     })?;
