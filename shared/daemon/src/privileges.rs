@@ -45,6 +45,7 @@ pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<A
     }
     hide_memory()?;
     let mut applied = Applied::default();
+    applied.warnings.extend(keep_descriptors());
     for missing in process::keep_only(row.capabilities).map_err(std::io::Error::other)? {
         applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }
@@ -75,6 +76,11 @@ pub fn hide_memory() -> std::io::Result<()> {
     process::forbid_core_dumps().map_err(std::io::Error::other)
 }
 
+/// Nothing that is open here goes to a program that is started from here; answers what could not be had.
+fn keep_descriptors() -> Option<String> {
+    process::close_all_on_exec().err().map(|error| format!("descriptors may be kept over exec: {error}"))
+}
+
 /// The launcher's own filter and memory, while it still holds what loading one without no_new_privs takes. Its capabilities
 /// it gives up later. Answers what could not be had.
 ///
@@ -83,11 +89,13 @@ pub fn hide_memory() -> std::io::Result<()> {
 pub fn apply_to_launcher(config: &NodeConfig) -> std::io::Result<Vec<String>> {
     let row = Program::Launcher.row();
     hide_memory()?;
-    match seccomp::restrict_with_privilege(&row.denied(Some(config)), Some(&row.families(Some(config)))) {
-        Ok(()) => Ok(Vec::new()),
+    let mut warnings: Vec<String> = keep_descriptors().into_iter().collect();
+    let loaded = seccomp::restrict_with_privilege(&row.denied(Some(config)), Some(&row.families(Some(config))));
+    if let Err(error) = loaded {
         // A machine that withholds CAP_SYS_ADMIN runs no volnetd that mounts either; that is told when it starts.
-        Err(error) => Ok(vec![format!("the launcher has no filter of its own: {}", bulkhead_types::chain(&error))]),
+        warnings.push(format!("the launcher has no filter of its own: {}", bulkhead_types::chain(&error)));
     }
+    Ok(warnings)
 }
 
 fn fence(row: &Row, config: Option<&NodeConfig>, applied: &mut Applied) -> std::io::Result<()> {
