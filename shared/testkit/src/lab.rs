@@ -18,6 +18,7 @@ use crate::{cgroups, containerd, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
 const EXCLUSIVE: &str = "exclusive";
+const MACHINE: &str = "machine";
 /// Below /var/lib rather than /tmp: the node refuses configuration that lies in folders which others may write.
 const FOLDERS: &str = "/var/lib/bulkhead-lab";
 
@@ -124,6 +125,15 @@ impl Drop for Inner {
 /// The lock file cannot be made.
 pub fn exclusive() -> Result<Claim> {
     lock(EXCLUSIVE, FlockArg::LockExclusive)?.context("the lock was not given")
+}
+
+/// Waits until this is the only test with a machine of its own: a container with systemd, a virtual machine. They stand
+/// beside a lab, as they assert on no times; beside each other they would be slow for their own watchdogs.
+///
+/// # Errors
+/// The lock file cannot be made.
+pub fn only_machine() -> Result<Claim> {
+    lock(MACHINE, FlockArg::LockExclusive)?.context("the lock was not given")
 }
 
 pub(crate) fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {

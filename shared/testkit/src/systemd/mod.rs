@@ -167,7 +167,7 @@ impl Machine {
         let say = |line: &str| eprintln!("{line}");
         machine::ensure_installed_for_systemd(&say)?;
         let cached = root::cached(&builder.packages, &say)?;
-        let exclusive = if builder.beside { None } else { Some(lab::exclusive()?) };
+        let exclusive = if builder.beside { None } else { Some(lab::only_machine()?) };
         let (number, claim) = lab::claim_number()?;
         let Made { folder, root, netns } = Made::make(number, &cached).inspect_err(|_| lab::tear_down(number))?;
         let MachineBuilder { hostname, mut arguments, runtime, .. } = builder;
