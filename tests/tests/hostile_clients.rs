@@ -242,9 +242,15 @@ fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
     // Something has been removed in earnest, so there is a generation that others are older than, and every file that the
     // node keeps of its pods is there.
     member.create("second", &json!({"terminationGracePeriodSeconds": 1}))?;
-    member.wait_ready("second")?;
+    let second = member.wait_ready("second")?;
+    let second = second["metadata"]["uid"].as_str().context("no uid")?;
     member.cluster.delete("pods", "default", "second", Some(1))?;
     member.cluster.wait_gone("pods", "default", "second")?;
+    eventually("nothing of the second pod is left", LONG, || {
+        let left: Vec<String> = surroundings(node)?.into_iter().filter(|one| one.contains(second)).collect();
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })?;
     let (before, around) = (holds(node)?, surroundings(node)?);
     let pairs = [
         ("kubelet-syncd", "kubelet-volnetd"),
