@@ -361,8 +361,8 @@ mod tests {
         // Name with its length and NUL, "only for now", array length; then each property at a multiple of 8: name,
         // signature, value in its own alignment.
         assert_eq!(body[12..16], 1u32.to_le_bytes());
-        assert_eq!(body[16..20], 53u32.to_le_bytes());
-        assert_eq!(&body[24..48], b"\x09\0\0\0MemoryMax\0\x01t\0\0\0\0\0\0\0");
+        assert_eq!(body[16..20], 57u32.to_le_bytes());
+        assert_eq!(&body[24..48], b"\x09\0\0\0MemoryMax\0\x01t\0\0\0\0\0\0\0\0");
         assert_eq!(body[48..56], 7u64.to_le_bytes());
         assert_eq!(&body[56..], b"\x0b\0\0\0AllowedCPUs\0\x02ay\0\x01\0\0\0\x03");
         let message = message("StopUnit", "ss", b"");
