@@ -96,7 +96,9 @@ fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
 }
 
 /// What `kubelet-ctl privileges` finds: its exit code, and the processes with what is wrong with each.
-fn compared(node: &Node) -> Result<(Option<i32>, Vec<(String, String)>)> {
+type Compared = (Option<i32>, Vec<(String, String)>);
+
+fn compared(node: &Node) -> Result<Compared> {
     let output = node.ctl_command(&["privileges", "--output", "json"])?.output()?;
     let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("{output:?}: {}", String::from_utf8_lossy(&output.stderr)))?;

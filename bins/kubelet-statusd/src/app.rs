@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
-use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_daemon::progress::Progress;
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::journal::JournalReader;
 use bulkhead_types::Process;
 use http::{Request, StatusCode, header};

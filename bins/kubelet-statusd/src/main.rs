@@ -6,10 +6,6 @@ use bulkhead_daemon::Spec;
 use bulkhead_types::Process;
 
 fn main() -> ExitCode {
-    let spec = Spec {
-        process: Process::Statusd,
-        about: "says outward what the node is",
-        before: |_config| {},
-    };
+    let spec = Spec { process: Process::Statusd, about: "says outward what the node is", before: |_config| {} };
     bulkhead_daemon::run(spec, kubelet_statusd::run)
 }

@@ -140,8 +140,7 @@ mod tests {
     #[test]
     fn reservations_and_huge_pages() {
         let huge = BTreeMap::from([(2 << 20, 512 << 20)]);
-        let machine =
-            Capacity { cpus: 2, memory: 4 << 30, pids: Some(4096), huge_pages: huge, ..Capacity::default() };
+        let machine = Capacity { cpus: 2, memory: 4 << 30, pids: Some(4096), huge_pages: huge, ..Capacity::default() };
         let kept = crate::cgroups::reserved(
             &map(&[("cpu", "500m"), ("memory", "1Gi"), ("ephemeral-storage", "1Gi")]),
             &map(&[("cpu", "600m"), ("pid", "96"), ("hugepages-2Mi", "12Mi")]),

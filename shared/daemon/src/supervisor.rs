@@ -115,16 +115,21 @@ mod tests {
         });
         let said = Arc::new(Mutex::new((0_u32, Vec::new())));
         let log = said.clone();
-        tokio::spawn(beat(progress, Duration::from_secs(30), || true, move |states| {
-            let mut said = log.lock().unwrap();
-            for state in states {
-                match state {
-                    sd_notify::NotifyState::Watchdog => said.0 += 1,
-                    sd_notify::NotifyState::Status(text) => said.1.push((*text).to_owned()),
-                    _ => {}
+        tokio::spawn(beat(
+            progress,
+            Duration::from_secs(30),
+            || true,
+            move |states| {
+                let mut said = log.lock().unwrap();
+                for state in states {
+                    match state {
+                        sd_notify::NotifyState::Watchdog => said.0 += 1,
+                        sd_notify::NotifyState::Status(text) => said.1.push((*text).to_owned()),
+                        _ => {}
+                    }
                 }
-            }
-        }));
+            },
+        ));
         let beats = || said.lock().unwrap().0;
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(beats() >= 40, "{} beats in ten minutes", beats());

@@ -91,7 +91,13 @@ async fn descriptors_and_told_changes() {
     let files = folder.path().to_owned();
     let handler = move |_: Caller, request: BrokerRequest| std::future::ready(open(&files, &request));
     let listener = bulkhead_sys::scm::listen(&socket, 0o600).unwrap();
-    tokio::spawn(broker::serve(listener, Arc::new(users), Gate::new(Limits::default()), handler, std::future::pending()));
+    tokio::spawn(broker::serve(
+        listener,
+        Arc::new(users),
+        Gate::new(Limits::default()),
+        handler,
+        std::future::pending(),
+    ));
     let (changed, changes) = watch::channel(());
     let grpc = folder.path().join("volnetd.sock");
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(tokio::net::UnixListener::bind(&grpc).unwrap());

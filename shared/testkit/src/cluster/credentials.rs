@@ -82,7 +82,11 @@ impl Cluster {
         let decided = json!({"type": condition, "status": "True", "reason": reason, "message": message});
         request["status"]["conditions"] = json!([decided]);
         let path = format!("{}/approval", named("certificatesigningrequests").path(None, Some(name)));
-        self.inner.client.send_json("PUT", &path, &request)?.success().with_context(|| format!("{condition}: {name}"))?;
+        self.inner
+            .client
+            .send_json("PUT", &path, &request)?
+            .success()
+            .with_context(|| format!("{condition}: {name}"))?;
         Ok(())
     }
 
