@@ -123,7 +123,7 @@ impl Drop for Inner {
 ///
 /// # Errors
 /// The lock file cannot be made.
-pub fn exclusive() -> Result<Claim> {
+fn exclusive() -> Result<Claim> {
     lock(EXCLUSIVE, FlockArg::LockExclusive)?.context("the lock was not given")
 }
 

@@ -50,7 +50,7 @@ pub mod wait;
 
 #[cfg(feature = "apiserver")]
 pub use cluster::Cluster;
-pub use lab::{Claim, Lab, exclusive, only_machine};
+pub use lab::{Claim, Lab, only_machine};
 pub use node::{Node, NodeBuilder};
 pub use pod::{IDLE, Pod};
 pub use wait::{LONG, SHORT, eventually};

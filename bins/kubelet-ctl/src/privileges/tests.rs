@@ -99,12 +99,13 @@ fn what_is_as_in_the_map_is_said_to_be() {
     }
 }
 
-type Change = fn(&mut seen::Process);
+type Departure<T> = fn(&mut T);
+type Change = Departure<seen::Process>;
 
 #[test]
 fn each_departure_is_noticed() {
     let context = context(&ALL);
-    let kernel: [(&str, fn(&mut PrivilegeReport)); 17] = [
+    let kernel: [(&str, Departure<PrivilegeReport>); 17] = [
         ("user", |k| k.uid += 1),
         ("group", |k| k.gid = 0),
         ("groups", |k| k.groups.push(0)),
@@ -128,7 +129,7 @@ fn each_departure_is_noticed() {
         change(process.kernel.as_mut().unwrap());
         assert_eq!(verdict(&context, &process), (Verdict::Differs, vec![what.to_owned()]));
     }
-    let said: [(&str, fn(&mut PrivilegesReply)); 7] = [
+    let said: [(&str, Departure<PrivilegesReply>); 7] = [
         ("calls denied", |s| drop(s.denied.pop())),
         ("sockets of", |s| s.families.push("AF_PACKET".into())),
         ("landlock", |s| drop(s.landlock.remove(0))),

@@ -203,10 +203,8 @@ mod tests {
     }
 
     fn watch(subject: Subject) -> super::super::Watches {
-        let mut followed = super::super::Followed::default();
-        followed.kubeconfigs = subject.kubeconfigs;
-        followed.serving = subject.files;
-        super::super::start(followed).unwrap()
+        let Subject { kubeconfigs, files: serving, .. } = subject;
+        super::super::start(super::super::Followed { kubeconfigs, serving, ..Default::default() }).unwrap()
     }
 
     async fn changed(receiver: &mut broadcast::Receiver<()>) {
