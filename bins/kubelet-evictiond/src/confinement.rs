@@ -69,15 +69,15 @@ mod tests {
     #[test]
     fn files_below_pods_are_measured_and_never_read() {
         fenced(|root| {
-            let secret = root.join("pods/uid/volumes/v/secret");
+            let secret = root.join("root/pods/uid/volumes/v/secret");
             assert_eq!(std::fs::metadata(&secret).unwrap().len(), 10_000);
-            assert_eq!(std::fs::read_dir(root.join("pods/uid/volumes/v")).unwrap().count(), 1);
-            let usage = crate::disk::walk(&root.join("pods/uid/volumes/v"), crate::disk::Bounds::default()).unwrap();
+            assert_eq!(std::fs::read_dir(root.join("root/pods/uid/volumes/v")).unwrap().count(), 1);
+            let usage = crate::disk::walk(&root.join("root/pods/uid/volumes/v"), crate::disk::Bounds::default()).unwrap();
             assert_eq!(usage.inodes, 2);
             assert!(usage.bytes >= 10_000);
             assert_eq!(std::fs::read(&secret).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
             assert!(std::fs::write(&secret, "y").is_err());
-            assert!(std::fs::write(root.join("pods/new"), "y").is_err());
+            assert!(std::fs::write(root.join("root/pods/new"), "y").is_err());
             assert!(std::fs::remove_file(&secret).is_err());
         });
     }
