@@ -72,7 +72,8 @@ mod tests {
             let secret = root.join("root/pods/uid/volumes/v/secret");
             assert_eq!(std::fs::metadata(&secret).unwrap().len(), 10_000);
             assert_eq!(std::fs::read_dir(root.join("root/pods/uid/volumes/v")).unwrap().count(), 1);
-            let usage = crate::disk::walk(&root.join("root/pods/uid/volumes/v"), crate::disk::Bounds::default()).unwrap();
+            let usage =
+                crate::disk::walk(&root.join("root/pods/uid/volumes/v"), crate::disk::Bounds::default()).unwrap();
             assert_eq!(usage.inodes, 2);
             assert!(usage.bytes >= 10_000);
             assert_eq!(std::fs::read(&secret).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
