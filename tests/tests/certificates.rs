@@ -360,6 +360,8 @@ fn serving_certificates_are_asked_for_and_renewed() -> Result<()> {
     };
     served("the server shows what was signed")?;
     let first = files.in_force("kubelet-server")?;
+    // Two starts of statusd came before, perhaps within one second.
+    let settled = cluster.requests()?.len();
     let left = metric(&trusting, "kubelet_certificate_manager_server_ttl_seconds")?;
     ensure!((0.0..=24.0).contains(&left), "{left} s are left");
     ensure!(metric(&trusting, "kubelet_certificate_manager_server_rotation_seconds_count")? == 0.0);
@@ -374,6 +376,6 @@ fn serving_certificates_are_asked_for_and_renewed() -> Result<()> {
     })?;
     served("the server shows the next one")?;
     ensure!(metric(&trusting, "kubelet_certificate_manager_server_rotation_seconds_count")? >= 1.0);
-    is_no_storm(&cluster.requests()?, 50, 100)?;
+    is_no_storm(&cluster.requests()?[settled..], 50, 100)?;
     node.finish()
 }
