@@ -251,6 +251,13 @@ fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
     })?;
+    // The node's own records of its first pods come some seconds later.
+    eventually("the node has written what it granted", LONG, || {
+        for name in ["allocated_pods_state", "actuated_pods_state"] {
+            ensure!(node.root_dir().join(name).exists(), "no {name}");
+        }
+        Ok(())
+    })?;
     let (before, around) = (holds(node)?, surroundings(node)?);
     let pairs = [
         ("kubelet-syncd", "kubelet-volnetd"),
