@@ -59,7 +59,7 @@ fn sigterm_ends_the_agent_and_leaves_the_containers_running() -> Result<()> {
 
 #[test]
 fn sigterm_in_the_middle_of_starts_leaves_nothing_half_made() -> Result<()> {
-    const PODS: usize = 8;
+    const PODS: usize = 20;
     let Some(lab) = lab()? else { return Ok(()) };
     let mut node = lab.node("alpha").start()?;
     for index in 0..PODS {
