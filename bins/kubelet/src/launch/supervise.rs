@@ -19,6 +19,9 @@ use super::privileges;
 use super::programs;
 use super::sockets::{self, SocketError, Sockets};
 
+/// How long whoever is called goes on for a caller that takes its time to stop.
+const CALLER_FIRST: Duration = Duration::from_secs(5);
+
 /// Why the node does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -80,15 +83,16 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         let (sender, receiver) = watch::channel(State::default());
         let stop_one = CancellationToken::new();
         children.push(child::run(process, &shared, socket, sender, stop_one.clone()));
-        states.push((process, receiver));
-        stops.push((process, stop_one));
+        states.push((process, receiver.clone()));
+        stops.push((stop_one, receiver));
     }
     let stopping = async {
         // A caller stops before those it calls, so nobody sees a peer vanish: the reverse of the start.
         stop.cancelled().await;
-        for (_, stop_one) in stops.iter().rev() {
+        for (stop_one, mut state) in stops.into_iter().rev() {
             stop_one.cancel();
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // Closed when it has ended. syncd may finish a start, for which it needs volnetd.
+            let _ = tokio::time::timeout(CALLER_FIRST, async { while state.changed().await.is_ok() {} }).await;
         }
         std::future::pending::<()>().await
     };
