@@ -68,7 +68,7 @@ pub fn set_properties(unit: &str, properties: &[Property]) -> Result<(), Systemd
 fn properties_body(unit: &str, properties: &[Property]) -> Vec<u8> {
     let mut body = Body::default();
     body.string(unit);
-    // Only for now: the machine's next start begins without pods.
+    // Until the next boot, as with `systemctl set-property --runtime`: the machine then begins without pods.
     body.u32(1);
     body.array(8, |list| {
         for property in properties {
@@ -358,7 +358,7 @@ mod tests {
             Property { name: "AllowedCPUs", value: Value::Bits(vec![3]) },
         ];
         let body = properties_body("a.slice", &limits);
-        // Name with its length and NUL, "only for now", array length; then each property at a multiple of 8: name,
+        // Name with its length and NUL, the flag for "until the next boot", array length; then each property at a multiple of 8: name,
         // signature, value in its own alignment.
         assert_eq!(body[12..16], 1u32.to_le_bytes());
         assert_eq!(body[16..20], 57u32.to_le_bytes());

@@ -128,7 +128,7 @@ pub fn client(wanted: Wanted, seen: &Seen, memory: Memory, subject: &Subject, no
     }
 }
 
-/// Whether a certificate has to be replaced. `subject`: what it is to have; None: nothing can be asked for now.
+/// Whether a certificate has to be replaced. `subject`: what it is to have; None: there is nothing that could be asked for at this moment.
 pub fn renewal(current: Option<&Chain>, subject: Option<&Subject>, share: f64, now: Timestamp) -> Todo {
     let Some(subject) = subject else { return Todo::Idle };
     let Some(chain) = current else { return Todo::Renew(Why::None) };
