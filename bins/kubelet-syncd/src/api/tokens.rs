@@ -233,7 +233,8 @@ mod tests {
         }
         for lifetime_seconds in [i64::MAX, i64::MIN] {
             let odd = Issued::new("t".to_owned(), Timestamp::MAX, lifetime_seconds);
-            assert!(needs_renewal(&odd, Timestamp::MAX, jitter()), "no overflow");
+            assert!(needs_renewal(&odd, Timestamp::MAX, SignedDuration::from_secs(1)), "no overflow");
+            assert!(!needs_renewal(&odd, Timestamp::MIN, SignedDuration::MAX), "no overflow");
         }
     }
 
