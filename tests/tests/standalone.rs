@@ -44,7 +44,13 @@ fn a_manifest_becomes_a_pod_with_logs_links_labels_and_an_address() -> Result<()
     let text = std::fs::read_to_string(&log)?;
     ensure!(text.lines().any(|line| line.contains(" stderr F to stderr")), "{text}");
     let link = Path::new("/var/log/containers").join(format!("web-alpha_default_main-{}.log", main.id));
-    ensure!(std::fs::read_link(&link).with_context(|| link.display().to_string())? == log);
+    let linked = || {
+        let target = std::fs::read_link(&link).with_context(|| link.display().to_string())?;
+        ensure!(target == log, "{} is not {}", target.display(), log.display());
+        Ok(())
+    };
+    // It is made after the start, so that it never leads nowhere.
+    eventually("the log is linked", LONG, linked)?;
 
     let hostname = node.cri()?.exec(&main.id, &["hostname"])?.1;
     ensure!(hostname.trim() == "web-alpha", "{hostname}");
@@ -57,6 +63,13 @@ fn a_manifest_becomes_a_pod_with_logs_links_labels_and_an_address() -> Result<()
 
     let state = node.wait_pod("web", "it runs", |pod| pod.phase == "Running")?;
     ensure!(state.ips == [address.to_string()] && state.uid == sandbox.uid && state.source == "file", "{state:?}");
+
+    // As if somebody had died between the start and the link.
+    for daemon in ["kubelet-volnetd", "kubelet-syncd"] {
+        std::fs::remove_file(&link)?;
+        node.kill_daemon(daemon)?;
+        eventually("the log is linked again", LONG, linked)?;
+    }
     node.finish()
 }
 

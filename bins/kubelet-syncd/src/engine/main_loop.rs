@@ -76,6 +76,8 @@ pub struct Engine {
     pub(super) prune: bool,
     /// A pod has ended or is not wanted any more: garbage collection looks for log folders of pods that are gone.
     pub(super) logs: bool,
+    /// A life of volnetd or of ours has begun: a start that it interrupted may have left a container's log without its link.
+    pub(super) links: bool,
     /// The last pass could not remove everything.
     pub(super) prune_again: Arc<AtomicBool>,
     /// Pods that ended while they were wanted: their dead containers, logs and folders stay until nobody wants them.
@@ -109,6 +111,7 @@ impl Engine {
             qos_at: None,
             prune: true,
             logs: true,
+            links: true,
             prune_again: Arc::default(),
             ended: HashSet::new(),
         }
@@ -494,6 +497,7 @@ impl Engine {
         if state.ready_epoch().is_some() {
             // Another life of volnetd: its journal may hold what nobody wants.
             self.prune = true;
+            self.links = true;
             self.housekeeping_at = Instant::now();
         }
     }

@@ -98,6 +98,14 @@ impl Engine {
         if !housekeeping::is_settled(&plan, &known) {
             self.housekeeping_at = now + HOUSEKEEPING_BUSY;
         }
+        if std::mem::take(&mut self.links) {
+            let node = self.node.clone();
+            tokio::spawn(async move {
+                // The runtime's word on a container that has just been started may still be under way.
+                tokio::time::sleep(HOUSEKEEPING_BUSY).await;
+                upkeep::link_logs(&node).await;
+            });
+        }
         self.prune |= self.prune_again.swap(false, Ordering::Relaxed);
         if self.prune {
             self.start_prune(plan.known, &known, now);
