@@ -6,6 +6,7 @@ pub mod checklist;
 pub mod cluster;
 pub mod followers;
 pub mod golden;
+pub mod guide;
 pub mod history;
 pub mod hostile;
 pub mod installed;

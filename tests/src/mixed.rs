@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::node::DAEMONS;
-use bulkhead_testkit::{LONG, Node, build, eventually};
+use bulkhead_testkit::{LONG, Node, build, eventually, previous};
 
-/// Names the folder with the programs of the version before.
-pub const PREVIOUS: &str = "BULKHEAD_PREVIOUS_BIN_DIR";
 /// The launcher's program, and the process that it starts besides the daemons.
 const OTHERS: [&str; 3] = ["kubelet", "kubelet-journal", "kubelet-ctl"];
 
@@ -35,11 +33,12 @@ pub struct Mix {
 
 /// The programs of the version before, or nothing (said loudly).
 pub fn previous() -> Option<PathBuf> {
-    let folder = std::env::var_os(PREVIOUS).map(PathBuf::from);
+    let folder = previous::find();
     if folder.is_none() {
         eprintln!(
-            "\n!!! SKIPPED: {PREVIOUS} does not name a folder with the programs of the version before; \
-             `cargo xtask test-upgrade` builds them and runs this test !!!\n"
+            "\n!!! SKIPPED: the programs of the version before are not there; `cargo xtask test` builds them where the \
+             history reaches back to it, or ${} names their folder !!!\n",
+            previous::VARIABLE
         );
     }
     folder

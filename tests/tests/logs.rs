@@ -292,14 +292,14 @@ fn followers_see_everything_until_the_end() -> Result<()> {
     // Many at once: what they cost, that each gets its line, and that nothing is left of those who went.
     let followers = std::env::var("BULKHEAD_FOLLOWERS").ok().and_then(|text| text.parse().ok()).unwrap_or(FOLLOWERS);
     let (pid, logs) = (statusd(&node)?, node.pod_logs());
-    let before = processes::pss_kib(pid)?;
+    let before = processes::heap_kib(pid)?;
     let mut all = (0..followers).map(|_| follow(&https, "quiet", "")).collect::<Result<Vec<_>>>()?;
     eventually("all follow", LONG, || {
         let open = open_logs(pid, &logs);
         ensure!(open == followers, "{open} descriptors");
         Ok(())
     })?;
-    let cost = processes::pss_kib(pid)?.saturating_sub(before);
+    let cost = processes::heap_kib(pid)?.saturating_sub(before);
     ensure!(cost < FOLLOWER_KIB * followers as u64, "{followers} followers cost {cost} KiB");
     all.truncate(followers / 2);
     eventually("who went is forgotten", LONG, || {
@@ -318,13 +318,13 @@ fn followers_see_everything_until_the_end() -> Result<()> {
         ensure!(end.ends_with("x\n"), "{}", end.len());
         Ok(())
     })?;
-    let before = processes::pss_kib(pid)?;
+    let before = processes::heap_kib(pid)?;
     let mut stalled = (0..STALLED.0).map(|_| follow(&https, "flood", "")).collect::<Result<Vec<_>>>()?;
     for one in &mut stalled {
         one.chunk()?;
     }
     ensure!(log(&https, "flood", "limitBytes=5")? == "xxxxx", "others are served meanwhile");
-    let cost = processes::pss_kib(pid)?.saturating_sub(before);
+    let cost = processes::heap_kib(pid)?.saturating_sub(before);
     ensure!(cost < STALLED.1 * STALLED.0 as u64, "{} clients that take nothing cost {cost} KiB", STALLED.0);
     let mut taken = 0;
     let mut late = follow(&https, "flood", &format!("limitBytes={}", FLOOD + 1))?;

@@ -13,6 +13,8 @@ use bulkhead_tests::systemd_machine;
 use serde_json::json;
 
 const DEFAULTS: &str = "/etc/default/kubelet";
+/// A unit for containerd that does not say what systemd is to end with it.
+const SILENT: &str = "/etc/systemd/system/containerd.service";
 const STATE: &str = "/var/lib/kubelet/bulkhead";
 /// What a Kubernetes package of the kubelet brings, as far as it meets ours.
 const OTHER: &str = "Package: kubelet\nVersion: 1.36.1-1.1\n";
@@ -25,9 +27,11 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     let machine = Machine::boot(builder)?;
     let package = installed::package(&machine)?;
     let before = files(&machine)?;
+    let runtime = machine.unit("containerd.service")?;
 
     in_place_of_another(&machine, &package)?;
     what_it_brings(&machine)?;
+    ensure!(machine.unit("containerd.service")? == runtime, "the installation restarted containerd");
 
     // A node without a cluster.
     configure(&machine)?;
@@ -44,6 +48,10 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
         ensure!(now == mounts, "{what}: {mounts:?} became {now:?}");
         Ok(())
     };
+
+    containerd_restarts(&machine)?;
+    untouched("restart of containerd")?;
+    let runtime = machine.unit("containerd.service")?;
 
     // Upgraded: all programs are new, the file that was changed stays, and the pod does not notice.
     let old = SERVICES.iter().map(|service| machine.unit(service)).collect::<Result<Vec<_>>>()?;
@@ -85,6 +93,10 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
         "a socket is left"
     );
     ensure!(machine.outside(DEFAULTS).exists() && !machine.outside("/usr/bin/kubelet").exists());
+    let shown = machine.check(&["systemctl", "show", "--property=DropInPaths,KillMode", "containerd"])?;
+    ensure!(shown.contains("KillMode=control-group") && !shown.contains("bulkhead"), "{shown}");
+    std::fs::remove_file(machine.outside(SILENT)).context("removing the unit that says nothing")?;
+    machine.check(&["systemctl", "daemon-reload"])?;
     untouched("removal")?;
 
     // Purged while the pod runs: what says who the pod is stays, and that is told.
@@ -122,7 +134,25 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
         machine.check(&["getent", "passwd", "kubelet-syncd"])?.contains("nologin"),
         "users stay, and cannot log in"
     );
+    ensure!(machine.unit("containerd.service")? == runtime, "containerd was restarted by a package");
     machine.finish()
+}
+
+/// Under a unit that says nothing of it systemd would end every container with containerd: the drop-in says it, without a
+/// restart of its own.
+fn containerd_restarts(machine: &Machine) -> Result<()> {
+    let unit = machine.check(&["cat", "/usr/lib/systemd/system/containerd.service"])?;
+    let silent = ["KillMode=", "Delegate=", "OOMScoreAdjust="];
+    let unit: Vec<_> = unit.lines().filter(|line| !silent.iter().any(|one| line.starts_with(one))).collect();
+    machine.write(SILENT, unit.join("\n").as_bytes(), 0o644)?;
+    machine.check(&["systemctl", "daemon-reload"])?;
+    let shown = machine.check(&["systemctl", "show", "--property=KillMode,Delegate,OOMScoreAdjust", "containerd"])?;
+    for line in ["KillMode=process", "Delegate=yes", "OOMScoreAdjust=-999"] {
+        ensure!(shown.lines().any(|one| one == line), "{line} is not in {shown}");
+    }
+    machine.check(&["systemctl", "restart", "containerd"])?;
+    machine.wait_healthy()?;
+    knows_its_pod(machine)
 }
 
 /// apt exchanges the Kubernetes package for ours by itself, and what the administrator wrote in its file stays.

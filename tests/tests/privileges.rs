@@ -22,17 +22,14 @@ const KILL: u32 = 5;
 const SETGID: u32 = 6;
 const SETUID: u32 = 7;
 const SETPCAP: u32 = 8;
-const NET_ADMIN: u32 = 12;
 const SYS_ADMIN: u32 = 21;
-const SYS_RESOURCE: u32 = 24;
-const SYSLOG: u32 = 34;
 
 /// What the launcher holds without being able to use it: a child can only be given what its parent is permitted.
 const PASSED_ON: (&str, u32) = ("kubelet", DAC_READ_SEARCH);
 
 /// The process table: process, whether it is root, what it holds.
 const TABLE: [(&str, bool, &[u32]); 5] = [
-    ("kubelet-volnetd", true, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE, KILL, NET_ADMIN, SYSLOG, SYS_RESOURCE]),
+    ("kubelet-volnetd", true, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE, KILL]),
     ("kubelet-syncd", false, &[]),
     ("kubelet-evictiond", false, &[DAC_READ_SEARCH]),
     ("kubelet-statusd", false, &[]),

@@ -3,7 +3,9 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use bulkhead_testkit::{build, machine};
+use bulkhead_testkit::{build, machine, previous};
+
+use crate::versions;
 
 /// The cargo that runs us.
 pub fn cargo_program() -> std::ffi::OsString {
@@ -60,28 +62,42 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
+/// What of `cargo xtask test` can be chosen.
+#[derive(Debug, Default)]
+pub struct Tests {
+    /// Without format, lints and dependencies.
+    pub no_checks: bool,
+    /// The version before: a commit or tag.
+    pub previous: Option<String>,
+    /// For the test runner.
+    pub rest: Vec<String>,
+}
+
 /// All checks, then all tests.
 ///
 /// # Errors
 /// The first step that fails.
-pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
+pub fn test(options: &Tests) -> Result<()> {
     if machine::is_root() {
         machine::ensure_installed_for_systemd(&|line| eprintln!("{line}"))?;
     } else {
         eprintln!("!!! Not root: the tests with a real containerd will be skipped !!!");
     }
-    if !no_checks {
+    if !options.no_checks {
         check()?;
     }
     // One build of programs and tests together: apart, cargo would build the libraries twice, with other features.
     cargo(&["build", "--workspace", "--all-targets", "--locked"])?;
     let programs = build::target_dir().join("debug");
-    let environment = [("BULKHEAD_BIN_DIR", programs.as_os_str())];
+    let mut environment = vec![("BULKHEAD_BIN_DIR", programs.as_os_str())];
+    // Nodes need root. After the build of now, which has made what both are made of.
+    let before = if machine::is_root() { versions::programs_before(options.previous.as_deref())? } else { None };
+    environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
     let mut arguments = if has("nextest") {
         vec!["nextest", "run", "--workspace", "--locked"]
     } else {
         vec!["test", "--workspace", "--locked", "--no-fail-fast"]
     };
-    arguments.extend(rest.iter().map(String::as_str));
+    arguments.extend(options.rest.iter().map(String::as_str));
     cargo_with(&arguments, &environment)
 }

@@ -24,17 +24,18 @@ fn main() -> ExitCode {
                 demo::run(&profile, once, demo::show)
             }
         }
-        Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
-        Some(("ci", _)) => checks::test(false, &[]),
+        Some(("test", options)) => checks::test(&checks::Tests {
+            no_checks: options.get_flag("no-checks"),
+            previous: options.get_one::<String>("previous").cloned(),
+            rest: rest(options),
+        }),
+        Some(("ci", _)) => checks::test(&checks::Tests::default()),
         Some(("check", _)) => checks::check(),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
         Some(("fuzz", options)) => fuzz(&rest(options)),
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
-        }
-        Some(("test-upgrade", options)) => {
-            versions::test_upgrade(options.get_one::<String>("from").map(String::as_str))
         }
         Some(("package", options)) => package::run(options),
         _ => Ok(()),
@@ -88,6 +89,12 @@ fn command_line() -> clap::Command {
                         .action(ArgAction::SetTrue)
                         .help("Tests only, without format, lints and dependencies"),
                 )
+                .arg(
+                    Arg::new("previous")
+                        .long("previous")
+                        .value_name("REVISION")
+                        .help("Whose programs are mixed with those of now; that of the newest record unless given"),
+                )
                 .arg(rest("Passed on to the test runner, for example a test's name")),
         )
         .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
@@ -114,11 +121,6 @@ fn command_line() -> clap::Command {
             clap::Command::new("record-api")
                 .about("Writes the record of a version's internal API to proto/recorded; when the version is tagged")
                 .arg(Arg::new("revision").long("revision").help("Commit or tag; HEAD unless given")),
-        )
-        .subcommand(
-            clap::Command::new("test-upgrade")
-                .about("Builds the version before and mixes its programs with those of now under running pods (needs root)")
-                .arg(Arg::new("from").long("from").help("Commit or tag; the newest tag unless given, else that of the newest record")),
         )
         .subcommand(
             clap::Command::new("fuzz")

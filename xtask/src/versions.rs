@@ -1,56 +1,43 @@
-//! What has to do with released versions: the record of each one's internal API, and the node with the programs of the one
-//! before among its own.
+//! What has to do with released versions: the record of each one's internal API, and the programs of the one before, which
+//! the tests mix with those of now.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
-use bulkhead_testkit::build::{self, PROGRAMS};
-use bulkhead_testkit::machine;
+use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::{build, previous};
 
 use crate::checks::cargo_program;
 
-const RECORDS: &str = "proto/recorded";
-/// Beside those that every node has.
-const JOURNAL: &str = "kubelet-journal";
+/// A revision's files in a folder of their own below target/, which goes when this is dropped.
+struct Sources(PathBuf);
 
-fn git(arguments: &[&str]) -> Result<String> {
-    let output =
-        Command::new("git").current_dir(build::workspace_root()).args(arguments).output().context("starting git")?;
-    ensure!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// A revision in a folder of its own below target/, removed from git's list when it is dropped.
-struct Worktree(PathBuf);
-
-impl Worktree {
-    fn of(revision: &str) -> Result<Self> {
-        let folder = build::target_dir().join("versions").join(revision);
-        if !folder.join("Cargo.toml").is_file() {
-            let shown = folder.to_string_lossy();
-            git(&["worktree", "prune"])?;
-            git(&["worktree", "add", "--force", "--detach", &shown, revision])?;
-        }
-        Ok(Self(folder))
+impl Sources {
+    fn of(revision: &str, paths: &[&str]) -> Result<Self> {
+        let name = format!("{revision}.{}", std::process::id());
+        let sources = Self(build::target_dir().join("previous").join(name));
+        previous::extract(revision, paths, &sources.0)?;
+        Ok(sources)
     }
 }
 
-impl Drop for Worktree {
+impl Drop for Sources {
     fn drop(&mut self) {
-        // What was built stays in its target folder, which is beside it.
-        let _ = git(&["worktree", "remove", "--force", &self.0.to_string_lossy()]);
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("{} stays behind: {error}", self.0.display());
+        }
     }
 }
 
-/// Writes the record of a version: that of `revision`, which is HEAD unless given. Done when a version is tagged.
+/// Writes the record of a version: that of `revision`, which is HEAD unless given. Done when a version is tagged; from then
+/// on it is the version before.
 ///
 /// # Errors
 /// There is another record of that version, or the revision's API does not compile.
 pub fn record_api(revision: Option<&str>) -> Result<()> {
-    let revision = git(&["rev-parse", &format!("{}^{{commit}}", revision.unwrap_or("HEAD"))])?;
-    let tree = Worktree::of(&revision)?;
-    let manifest = std::fs::read_to_string(tree.0.join("Cargo.toml"))?;
+    let revision = previous::resolve(revision.unwrap_or("HEAD"))?;
+    let sources = Sources::of(&revision, &["Cargo.toml", "proto"])?;
+    let manifest = std::fs::read_to_string(sources.0.join("Cargo.toml"))?;
     let version = manifest.lines().find_map(|line| line.strip_prefix("version = "));
     let version = version.context("Cargo.toml names no version")?.trim_matches('"').to_owned();
     let mut command = Command::new(cargo_program());
@@ -58,76 +45,68 @@ pub fn record_api(revision: Option<&str>) -> Result<()> {
         .current_dir(build::workspace_root())
         .args(["run", "--locked", "--quiet", "--package", "bulkhead-tests", "--bin", "record-api", "--"])
         .arg("--proto")
-        .arg(tree.0.join("proto"))
-        .args(["--into", RECORDS, "--version", &version, "--revision", &revision]);
+        .arg(sources.0.join("proto"))
+        .args(["--into", previous::RECORDS, "--version", &version, "--revision", &revision]);
     ensure!(command.status().context("starting cargo")?.success(), "the record could not be written");
     Ok(())
 }
 
-/// Builds the programs of an earlier version and runs the tests that mix them with those of now. `from`: the newest tag
-/// that is not HEAD, else the revision of the newest record.
+/// The folder with the programs of the version before, built if they are not there yet: those of `revision`, or of the
+/// newest record. `None` where the history does not reach back to that record, which is told.
 ///
 /// # Errors
-/// A build fails, or a test.
-pub fn test_upgrade(from: Option<&str>) -> Result<()> {
-    if !machine::is_root() {
-        bail!("the test needs root: it makes network namespaces, cgroups and mounts");
+/// There is no such revision as asked for.
+pub fn programs_before(revision: Option<&str>) -> Result<Option<PathBuf>> {
+    if let (None, Some(folder)) = (revision, std::env::var_os(previous::VARIABLE)) {
+        return Ok(Some(folder.into()));
     }
-    machine::ensure_installed(&|line| eprintln!("{line}"))?;
-    let revision = match from {
-        Some(revision) => revision.to_owned(),
-        None => newest_tag().map_or_else(recorded_revision, Ok)?,
+    let revision = match revision {
+        Some(revision) => previous::resolve(revision)?,
+        None => previous::recorded_revision()?,
     };
-    let revision = git(&["rev-parse", &format!("{revision}^{{commit}}")])?;
-    eprintln!("the version before is {revision}");
-    let previous = programs_of(&revision)?;
-    let now = build::programs("dev")?;
+    let folder = previous::folder(&revision);
+    if previous::is_complete(&folder) {
+        return Ok(Some(folder));
+    }
+    let sources = match previous::resolve(&revision).and_then(|revision| Sources::of(&revision, &[])) {
+        Ok(sources) => sources,
+        Err(error) => {
+            eprintln!(
+                "\n!!! SKIPPED: processes of two versions among each other, for want of the version before: {error:#} !!!"
+            );
+            return Ok(None);
+        }
+    };
+    eprintln!("\nbuilding the version before, {revision}");
+    if let Err(error) = build_programs(&sources.0, &folder) {
+        // One test fails for it, and the others are run.
+        eprintln!("\nthe version before, {revision}, could not be built: {error:#}");
+    }
+    Ok(Some(folder))
+}
+
+/// Builds the programs of a revision into a folder, where they appear all at once.
+///
+/// What third parties wrote is the same for both versions mostly, so it is built once: the intermediate results go to where
+/// this workspace's are, and features are worked out as for its tests (`--workspace`, and `--examples` of which there are
+/// none, but which bring in what only tests depend on). The crates of the workspace themselves must not be shared. Cargo
+/// names what it builds of them after the path within the workspace, which is the same for both, and would take the one for
+/// the other: so each is told another number of units than any profile of ours has, and becomes another thing.
+/// Cargo before 1.91 knows no other folder for what is intermediate, and builds everything again.
+fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
+    let target = sources.join("target");
     let mut command = Command::new(cargo_program());
-    command
-        .current_dir(build::workspace_root())
-        .args(["test", "--locked", "--package", "bulkhead-tests", "--test", "mixed_versions", "--"])
-        .args(["--nocapture", "--test-threads=1"])
-        .env("BULKHEAD_PREVIOUS_BIN_DIR", previous)
-        .env("BULKHEAD_BIN_DIR", now);
-    ensure!(command.status().context("starting cargo")?.success(), "a pod noticed the change of versions");
-    Ok(())
-}
-
-fn newest_tag() -> Option<String> {
-    // The tag of what is being tested is no version before.
-    let described = git(&["describe", "--tags", "--abbrev=0", "HEAD^"]).ok()?;
-    (!described.is_empty()).then_some(described)
-}
-
-fn recorded_revision() -> Result<String> {
-    let folder = build::workspace_root().join(RECORDS);
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        let text = std::fs::read_to_string(&path)?;
-        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-        let numbers = |version: String| -> Vec<u64> { version.split('.').filter_map(|n| n.parse().ok()).collect() };
-        if let (Some(version), Some(revision)) = (line("version "), line("revision ")) {
-            found.push((numbers(version), revision));
+    command.current_dir(sources).args(["build", "--locked", "--workspace", "--examples"]);
+    command.args(previous::programs().flat_map(|program| ["--bin", program]));
+    let lock = std::fs::read_to_string(sources.join("Cargo.lock")).context("reading its Cargo.lock")?;
+    for package in own_packages(&lock) {
+        for setting in ["codegen-units=17", "debug=0", "incremental=false"] {
+            command.arg("--config").arg(format!("profile.dev.package.{package}.{setting}"));
         }
     }
-    found.sort();
-    found.pop().map(|(_, revision)| revision).with_context(|| format!("there is no record in {}", folder.display()))
-}
-
-/// Programs of a revision, in a target folder of its own that is kept for the next time.
-fn programs_of(revision: &str) -> Result<PathBuf> {
-    let target = build::target_dir().join("versions").join(format!("{revision}.target"));
-    let programs = target.join("debug");
-    let complete = |folder: &Path| PROGRAMS.iter().chain(&[JOURNAL]).all(|name| folder.join(name).is_file());
-    if complete(&programs) {
-        return Ok(programs);
-    }
-    let tree = Worktree::of(revision)?;
-    let mut command = Command::new(cargo_program());
-    command.current_dir(&tree.0).args(["build", "--locked", "--bins"]).env("CARGO_TARGET_DIR", &target);
-    for program in PROGRAMS {
-        command.args(["--package", program]);
+    command.env("CARGO_TARGET_DIR", &target);
+    if std::env::var_os("CARGO_BUILD_BUILD_DIR").is_none() {
+        command.env("CARGO_BUILD_BUILD_DIR", build::target_dir());
     }
     // What cargo tells about this workspace is not true of that one.
     for (name, _) in std::env::vars_os() {
@@ -136,7 +115,36 @@ fn programs_of(revision: &str) -> Result<PathBuf> {
             command.env_remove(&name);
         }
     }
-    ensure!(command.status().context("starting cargo")?.success(), "{revision} does not build");
-    ensure!(complete(&programs), "a program of {revision} is missing in {}", programs.display());
-    Ok(programs)
+    ensure!(command.status().context("starting cargo")?.success(), "cargo failed");
+    let complete = sources.join("programs");
+    std::fs::create_dir(&complete)?;
+    for program in previous::programs() {
+        let built = target.join("debug").join(program);
+        std::fs::rename(&built, complete.join(program)).with_context(|| built.display().to_string())?;
+    }
+    if folder.exists() {
+        std::fs::remove_dir_all(folder)?;
+    }
+    std::fs::rename(&complete, folder).with_context(|| folder.display().to_string())
+}
+
+/// The packages of a Cargo.lock that come from nowhere else: those of the workspace.
+fn own_packages(lock: &str) -> Vec<&str> {
+    let packages = lock.split("[[package]]").skip(1);
+    let own = packages.filter(|package| !package.lines().any(|line| line.starts_with("source = ")));
+    own.filter_map(|package| package.lines().find_map(|line| line.strip_prefix("name = ")))
+        .map(|name| name.trim_matches('"'))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::own_packages;
+
+    #[test]
+    fn packages_without_a_source_are_the_workspaces() {
+        let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"1\"\nsource = \"registry\"\ndependencies = [\n \"b\",\n]\n\n\
+                    [[package]]\nname = \"b\"\nversion = \"1\"\n";
+        assert_eq!(own_packages(lock), ["b"]);
+    }
 }

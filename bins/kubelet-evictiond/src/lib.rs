@@ -79,6 +79,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let metrics = Metrics::register(&daemon.registry)?;
     let paths = NodePaths {
         node_name: config.node_name.to_string(),
+        boot_id: config.boot_id.clone(),
         instance: config.paths.clone(),
         // The runtime may be set up for another driver than the configured one: only one of the two trees is there.
         pods_cgroups: vec![config.pods_cgroup(), config.pods_cgroup_of("cgroupfs"), config.pods_cgroup_of("systemd")],

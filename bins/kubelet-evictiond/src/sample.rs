@@ -27,6 +27,8 @@ use crate::starts::Starts;
 #[derive(Debug, Clone)]
 pub struct NodePaths {
     pub node_name: String,
+    /// As the configuration has it; empty, the kernel's is told.
+    pub boot_id: String,
     pub instance: InstancePaths,
     /// The tree of all pods, as /proc/<pid>/cgroup shows it; the first that exists counts.
     pub pods_cgroups: Vec<String>,
@@ -162,6 +164,9 @@ impl Sampler {
         let mut machine = Machine::default();
         if wanted.cgroups {
             machine = machine::read(&mut self.reader);
+            if !self.paths.boot_id.is_empty() {
+                machine.boot_id.clone_from(&self.paths.boot_id);
+            }
             machine.pods_known = pods.is_some();
             gathered.devices = machine::devices(self.reader.read(Path::new("/proc/diskstats")).unwrap_or_default());
         }
@@ -457,6 +462,7 @@ mod tests {
         let instance =
             InstancePaths { root_dir: "/nowhere".into(), run_dir: "/nowhere".into(), pod_logs_dir: "/nowhere".into() };
         let paths = NodePaths {
+            boot_id: String::new(),
             node_name: "n".into(),
             instance,
             pods_cgroups: vec!["/no-such-kubepods".into()],

@@ -371,6 +371,7 @@ mod tests {
     fn service(root: &std::path::Path) -> (StatsService<Arc<FakePods>, Arc<FakePods>>, Arc<FakePods>) {
         let instance = InstancePaths { root_dir: root.into(), run_dir: root.into(), pod_logs_dir: root.join("logs") };
         let paths = NodePaths {
+            boot_id: String::new(),
             node_name: "n".into(),
             instance,
             pods_cgroups: vec!["/no-such-kubepods".into()],

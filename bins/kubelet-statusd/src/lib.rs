@@ -66,6 +66,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::LOOP_BOUND;
 use bulkhead_daemon::{Daemon, RunError, StateDir};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::journal::JournalReader;
@@ -214,6 +215,7 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
         state,
         registry: daemon.registry.clone(),
         events,
+        progress: daemon.progress.clone(),
         stop: daemon.stop.clone(),
     };
     let (told, view, facts) = Told::new();
@@ -221,7 +223,7 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
     let follow = async {
         tokio::select! {
             () = daemon.stop.cancelled() => {}
-            () = syncd_view::follow(outward.syncd.clone(), told) => {}
+            () = syncd_view::follow(outward.syncd.clone(), told, daemon.progress.promise("view", LOOP_BOUND)) => {}
         }
     };
     tokio::join!(

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::client::Link;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,8 @@ pub struct Outward {
     pub registry: prometheus::Registry,
     /// Records an event; never waits.
     pub events: EventQueue,
+    /// Where the loops make their promise to the watchdog.
+    pub progress: Progress,
     pub stop: CancellationToken,
 }
 

@@ -4,10 +4,12 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::{Beat, Progress};
 use bulkhead_ipc::syncd::NodeState;
 use http_body_util::BodyExt as _;
 use kube::client::Body;
@@ -145,6 +147,9 @@ struct Node {
     events: OwnEvents,
     task: tokio::task::JoinHandle<()>,
     reconnects: Arc<Mutex<u32>>,
+    progress: Progress,
+    /// While it is set, the tasks are not polled, whatever wakes them.
+    wedge: Arc<AtomicBool>,
 }
 
 impl Drop for Node {
@@ -207,7 +212,7 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
         }
     });
     let client = || kube::Client::new(service.clone(), "default");
-    let reconnects: Arc<Mutex<u32>> = Arc::default();
+    let (progress, reconnects) = (Progress::default(), Arc::<Mutex<u32>>::default());
     let counted = reconnects.clone();
     let reconnect = Arc::new(move || *counted.lock().unwrap() += 1);
     let server = Server::with_clients(&config, client(), client(), reconnect);
@@ -224,9 +229,23 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
         events,
         view: receiver,
         addresses: tokio::sync::watch::Sender::new(Vec::new()),
+        progress: progress.clone(),
     };
-    let task = tokio::spawn(kubelet_statusd::node::keep(start, clock));
-    Node { world, view, events: recorded, task, reconnects }
+    let wedge = Arc::<AtomicBool>::default();
+    let task = tokio::spawn(unless(wedge.clone(), kubelet_statusd::node::keep(start, clock)));
+    Node { world, view, events: recorded, task, reconnects, progress, wedge }
+}
+
+/// Polls the tasks, but not while `wedged`.
+async fn unless(wedged: Arc<AtomicBool>, tasks: impl Future<Output = ()>) {
+    let mut tasks = Box::pin(tasks);
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    std::future::poll_fn(|cx| {
+        // Comes back to see whether it still is.
+        while tick.poll_tick(cx).is_ready() {}
+        if wedged.load(Ordering::Relaxed) { std::task::Poll::Pending } else { tasks.as_mut().poll(cx) }
+    })
+    .await;
 }
 
 impl Node {
@@ -565,4 +584,51 @@ async fn cordoning_is_told_once() {
     node.says(NodeState { api_node_json, ..well() });
     node.pass(Duration::from_secs(30)).await;
     assert_eq!(node.event_reasons(), ["NodeNotSchedulable"]);
+}
+
+impl Node {
+    /// How often the watchdog's beat was held back while time passed, looked at as a daemon does: every 15 seconds.
+    async fn beats_missed(&self, time: Duration) -> Vec<String> {
+        let (end, mut missed) = (Instant::now() + time, Vec::new());
+        while Instant::now() < end {
+            if let Beat::HoldBack(why) = self.progress.beat() {
+                missed.push(why);
+            }
+            self.pass(Duration::from_secs(15)).await;
+        }
+        missed
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_hangs_holds_no_beat_back() {
+    let hour = Duration::from_secs(3600);
+    // From the start on, with nothing registered; and later.
+    let node = start(World { silent: true, ..World::default() }, |_| {}, Some(well()));
+    assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
+    node.world.lock().unwrap().silent = false;
+    assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
+    assert_eq!(node.condition("Ready")["status"], "True");
+    node.world.lock().unwrap().silent = true;
+    assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
+    // One that refuses everything.
+    node.world.lock().unwrap().silent = false;
+    let refused =
+        ["GET", "PATCH", "PUT", "POST"].into_iter().cycle().take(4000).map(|what| (what, 500, "InternalError"));
+    node.world.lock().unwrap().refusals.extend(refused);
+    assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_that_nobody_polls_hold_the_beat_back() {
+    let node = start(World::default(), |_| {}, Some(well()));
+    node.pass(Duration::from_secs(60)).await;
+    // The connections of others would still be served.
+    node.wedge.store(true, Ordering::Relaxed);
+    let missed = node.beats_missed(Duration::from_secs(120)).await;
+    let said = missed.join(" ");
+    assert!(said.contains("\"lease\"") && said.contains("\"node\""), "{missed:?}");
+    node.wedge.store(false, Ordering::Relaxed);
+    node.pass(Duration::from_secs(60)).await;
+    assert_eq!(node.progress.beat(), Beat::Send);
 }

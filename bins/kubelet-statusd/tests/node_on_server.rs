@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, CredentialFile, MemorySource};
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::syncd::{NodeImage, NodeState};
 use bulkhead_testkit::apiserver::resources::{self, Resource};
 use bulkhead_testkit::apiserver::{ApiServer, Config};
@@ -88,6 +89,7 @@ fn start() -> Cluster {
         events,
         view: receiver,
         addresses: watch::Sender::new(Vec::new()),
+        progress: Progress::default(),
     };
     let task = tokio::spawn(async move {
         api.ready().await;

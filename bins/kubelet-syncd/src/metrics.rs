@@ -51,12 +51,25 @@ pub struct Metrics {
     pub infeasible_resizes: IntCounterVec,
     pub in_progress_resizes: Gauge,
     pub deferred_accepted: IntCounterVec,
+    /// Bytes that are kept for guaranteed pods.
+    pub memory_min: Gauge,
+    /// Bytes that are kept for burstable pods.
+    pub memory_low: Gauge,
 }
 
 impl Metrics {
+    /// What memory is kept is shown where gate `MemoryQoS` is on, whether the machine's cgroups can do it or not.
+    ///
     /// # Errors
     /// A name that is taken; each is registered once.
-    pub fn register(registry: &Registry) -> Result<Metrics, prometheus::Error> {
+    pub fn register(registry: &Registry, memory_qos: bool) -> Result<Metrics, prometheus::Error> {
+        let memory = |name: &str, help: &str| -> Result<Gauge, prometheus::Error> {
+            let metric = Gauge::new(name, help)?;
+            if memory_qos {
+                registry.register(Box::new(metric.clone()))?;
+            }
+            Ok(metric)
+        };
         let histogram = |name: &str, help: &str, buckets: &[f64]| -> Result<Histogram, prometheus::Error> {
             let metric = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
             registry.register(Box::new(metric.clone()))?;
@@ -128,6 +141,16 @@ impl Metrics {
             Ok(metric)
         };
         Ok(Metrics {
+            memory_min: memory(
+                "kubelet_memory_qos_node_memory_min_bytes",
+                "[ALPHA] Total cgroup v2 memory.min in bytes for Guaranteed pods. This memory is hard-reserved and \
+                 never reclaimed by the kernel.",
+            )?,
+            memory_low: memory(
+                "kubelet_memory_qos_node_memory_low_bytes",
+                "[ALPHA] Total cgroup v2 memory.low in bytes for Burstable pods. This memory is soft-reserved and may \
+                 be reclaimed under extreme pressure.",
+            )?,
             admission_rejections: counters(
                 "kubelet_admission_rejections_total",
                 "[ALPHA] Cumulative number pod admission rejections by the Kubelet.",

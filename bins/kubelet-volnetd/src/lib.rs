@@ -26,6 +26,15 @@
 //! for it again; until then the volume is listed as uncertain. Running containers, mounts and cgroups need no volnetd.
 //! One pod's hung mount holds that pod's lock and one thread of the pool.
 //!
+//! What the watchdog acts on is the one thread and its loops: the two that accept, and the one that passes changes of
+//! files on. It does not act on file systems that hang, not even when they hold every thread of the pool: the kernel keeps
+//! such a thread until the file system answers, whatever signal comes, so a process that is killed for it does not end,
+//! still holds the journal's lock, and each successor would wait for that lock in vain. What is left would be a unit that
+//! starts and fails for as long as the file system hangs, and nobody to serve the files that do not. So a full pool is told
+//! (`bulkhead_daemon::pool`), calls wait until their callers' deadlines, what needs no file (Hello, metrics) goes on, and
+//! all of it comes back by itself. For this to hold the one thread opens no path that is configured or a pod's: the pool
+//! does.
+//!
 //! # Known gaps
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
 //! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.
@@ -51,6 +60,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use bulkhead_daemon::progress::LOOP_BOUND;
 use bulkhead_daemon::{Daemon, RunError, StateError};
 use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
@@ -67,15 +77,12 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_waiting("setting up the node's directories");
     let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
     let settings = &node.settings;
-    let watches = watch::start(followed(settings))?;
+    let watches = watch::start(followed(settings), daemon.progress.promise("changes", LOOP_BOUND))?;
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
-    let broker = serve_broker(
-        node.clone(),
-        broker,
-        daemon.peer_users(),
-        daemon.gate.clone(),
-        daemon.stop.clone().cancelled_owned(),
-    );
+    // Polled with the loop that accepts, which so keeps its promise.
+    let turn = daemon.progress.promise("broker", LOOP_BOUND);
+    let ended = async { turn.rests(daemon.stop.cancelled()).await };
+    let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
     tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;

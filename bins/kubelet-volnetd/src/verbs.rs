@@ -11,7 +11,7 @@ use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{StateKind, WatchKind};
 use bulkhead_sys::Capability::{
     self, CAP_CHOWN as CHOWN, CAP_DAC_OVERRIDE as DAC_OVERRIDE, CAP_FOWNER as FOWNER, CAP_FSETID as FSETID,
-    CAP_KILL as KILL, CAP_SYS_ADMIN as SYS_ADMIN, CAP_SYS_RESOURCE as SYS_RESOURCE, CAP_SYSLOG as SYSLOG,
+    CAP_KILL as KILL, CAP_SYS_ADMIN as SYS_ADMIN,
 };
 
 use Role::{Evictiond, Operator, Statusd, Syncd};
@@ -56,9 +56,9 @@ pub const VERBS: [Verb; 21] = [
     verb("/kubelet.volnetd.v1.Files/LinkContainerLog",      &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Files/RemoveContainerLog",    &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
     verb("/kubelet.volnetd.v1.Files/PruneLogs",             &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
-    verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[SYS_RESOURCE],      "cgroupRoot exists"),
-    verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
-    verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[SYS_RESOURCE],      "node cgroups exist"),
+    verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[],                  "cgroupRoot exists"),
+    verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[],                  "node cgroups exist"),
+    verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[],                  "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
@@ -140,8 +140,8 @@ pub const BROKER: [BrokerRow; 19] = [
     row("TerminationMessage",  &[Syncd],                        2, &[DAC_OVERRIDE], "regular file; 8 hex digits"),
     row("State",               &[Syncd],                        2, &[],        "the kind's one owner"),
     row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB"),
-    row("Kmsg",                &[Evictiond],                    0, &[SYSLOG],  "none"),
-    row("Psi",                 &[Evictiond],                    0, &[],        "kernel with PSI"),
+    row("Kmsg",                &[Evictiond],                    0, &[],        "not served yet"), // will take CAP_SYSLOG
+    row("Psi",                 &[Evictiond],                    0, &[],        "not served yet"), // will take CAP_SYS_RESOURCE
     row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
     row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
     row("NodeLog",             &[Statusd],                      3, &[DAC_OVERRIDE], "regular file or directory below /var/log; relative path without '..'; links inside are followed"),
@@ -149,7 +149,7 @@ pub const BROKER: [BrokerRow; 19] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // Their features come later: known, refused as unimplemented, and no descriptor is passed.
+    // As Kmsg and Psi: their features come later. Known, refused as unimplemented, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
@@ -267,8 +267,12 @@ mod tests {
         );
         assert_eq!(BROKER.len(), kinds.len() + 3, "these are no kinds of their own");
         let held = bulkhead_daemon::privileges::Program::Daemon(bulkhead_types::Process::Volnetd).row().capabilities;
-        for cap in VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses)) {
+        let used = || VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses));
+        for cap in used() {
             assert!(held.contains(cap), "{cap} is used but not held");
+        }
+        for cap in held {
+            assert!(used().any(|used| used == cap), "{cap} is held and nothing uses it");
         }
     }
 }

@@ -6,7 +6,8 @@
 mod world;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Child;
 
@@ -17,15 +18,18 @@ use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
+use bulkhead_sys::Capability;
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::spawn::Spec;
 use prost::Message;
 use world::*;
 
-fn start(run_dir: &Path, grpc: &OwnedFd, broker: &OwnedFd) -> Child {
+/// `bounding` is all that the machine gives it; None: whatever there is.
+fn start(run_dir: &Path, grpc: &OwnedFd, broker: &OwnedFd, bounding: Option<Vec<Capability>>) -> Child {
     let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-volnetd"));
     spec.args = vec!["--run-dir".into(), run_dir.into()];
     spec.fds = vec![("grpc".to_owned(), grpc.try_clone().unwrap()), ("broker".to_owned(), broker.try_clone().unwrap())];
+    spec.bounding = bounding;
     spec.spawn().unwrap()
 }
 
@@ -58,6 +62,10 @@ struct Program {
 
 impl Program {
     fn new(name: &str) -> Option<Self> {
+        Self::with(name, None)
+    }
+
+    fn with(name: &str, bounding: Option<Vec<Capability>>) -> Option<Self> {
         if !rustix::process::getuid().is_root() {
             eprintln!("skipped: needs root");
             return None;
@@ -79,7 +87,7 @@ impl Program {
         std::fs::set_permissions(dir.join("run/grpc.sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
         let grpc = OwnedFd::from(listener);
         let broker = bulkhead_sys::scm::listen(&dir.join("run/broker.sock"), 0o666).unwrap();
-        let child = start(&dir.join("run"), &grpc, &broker);
+        let child = start(&dir.join("run"), &grpc, &broker, bounding);
         let cleaner = Cleaner { dir: dir.clone(), cgroup_root, pid: std::cell::Cell::new(child.id()) };
         Some(Program { remote: Remote { dir }, child, grpc, broker, cleaner, hierarchies, _temp: temp })
     }
@@ -91,7 +99,7 @@ impl Program {
     }
 
     fn start_again(&mut self) {
-        self.child = start(&self.remote.dir.join("run"), &self.grpc, &self.broker);
+        self.child = start(&self.remote.dir.join("run"), &self.grpc, &self.broker, None);
         self.cleaner.pid.set(self.child.id());
     }
 
@@ -150,15 +158,12 @@ async fn confined_and_restarted() {
     cgroups.ensure_node(EnsureNodeRequest::default()).await.unwrap();
     let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), resources: None };
     let parent = cgroups.ensure_pod(request).await.unwrap().into_inner().cgroup_parent;
-    let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let mut sleeper = std::process::Command::new("sleep").arg("60").uid(STRANGER).spawn().unwrap();
     let path = CgroupPath::parse(&parent).unwrap();
     std::fs::write(program.hierarchies.file("cpu", &path, "cgroup.procs").unwrap(), sleeper.id().to_string()).unwrap();
     let reaper = std::thread::spawn(move || sleeper.wait().unwrap().success());
     let state = remote.open(SYNCD, Kind::PrivateState(PrivateState {})).await.unwrap();
     assert_eq!(rustix::fs::fstat(&state).unwrap().st_uid, SYNCD);
-    if let Err((code, message)) = remote.open(EVICTIOND, Kind::Kmsg(Kmsg {})).await {
-        assert_eq!(code, tonic::Code::NotFound, "{message}");
-    }
 
     // SIGKILL; a caller that connects meanwhile waits in the passed socket.
     program.kill();
@@ -189,6 +194,96 @@ async fn confined_and_restarted() {
     assert!(!pod.exists());
 
     program.stop().await;
+}
+
+/// Work of every capability that it holds; names what could not be done.
+async fn missed(program: &Program) -> Vec<&'static str> {
+    let (remote, dir) = (&program.remote, &program.remote.dir);
+    let epoch = ready(remote).await;
+    let guard = || Some(DestructiveGuard { volnetd_epoch: epoch, syncd_epoch: 1, generation: 1, sources_ready: true });
+    let channel = remote.channel(SYNCD).await;
+    let (mut volumes, mut cgroups) = (VolumesClient::new(channel.clone()), CgroupsClient::new(channel));
+    let mut missed = Vec::new();
+    let mut note = |what, done: bool| {
+        if !done {
+            missed.push(what)
+        }
+    };
+    note("a state folder for its owner", remote.open(SYNCD, Kind::PrivateState(PrivateState {})).await.is_ok());
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let folder = |volume: &str| dir.join("root/pods/p/volumes/kubernetes.io~empty-dir").join(volume);
+    for (volume, medium) in [("disk", Medium::Disk), ("mem", Medium::Memory)] {
+        let request = SetUpEmptyDirRequest {
+            pod_uid: "p".into(),
+            volume: volume.into(),
+            medium: medium.into(),
+            fs_group: Some(2000),
+            ..Default::default()
+        };
+        let set_up = volumes.set_up_empty_dir(request).await.is_ok();
+        note(if volume == "mem" { "a tmpfs" } else { "a folder" }, set_up);
+    }
+    let disk = std::fs::metadata(folder("disk")).unwrap();
+    note("a volume for its group", disk.gid() == 2000);
+    note("files of the volume's group", disk.mode() & 0o2000 != 0);
+    // One that root may not enter, one in which root may remove nothing, each with a file of the pod's user.
+    for (name, mode) in [("private", 0), ("sticky", 0o1777)] {
+        let inner = folder("disk").join(name);
+        std::fs::create_dir(&inner).unwrap();
+        std::fs::write(inner.join("file"), "x").unwrap();
+        std::os::unix::fs::chown(inner.join("file"), Some(STRANGER), Some(STRANGER)).unwrap();
+        std::os::unix::fs::chown(&inner, Some(STRANGER), Some(STRANGER)).unwrap();
+        std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    cgroups.ensure_node(EnsureNodeRequest::default()).await.unwrap();
+    let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), resources: None };
+    let parent = CgroupPath::parse(&cgroups.ensure_pod(request).await.unwrap().into_inner().cgroup_parent).unwrap();
+    let mut left = std::process::Command::new("sleep").arg("60").uid(STRANGER).spawn().unwrap();
+    std::fs::write(program.hierarchies.file("cpu", &parent, "cgroup.procs").unwrap(), left.id().to_string()).unwrap();
+    let pid = rustix::process::Pid::from_child(&left);
+    let reaper = std::thread::spawn(move || left.wait().unwrap());
+    let removed = cgroups.remove_pod(RemovePodRequest { pod_uid: "p".into(), guard: guard() }).await;
+    note("the end of what is left in a cgroup", removed.is_ok_and(|reply| reply.into_inner().done));
+    // Gone already, where that was done.
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    reaper.join().unwrap();
+    for inner in ["private", "sticky"] {
+        let request = TearDownPodRequest { pod_uid: "p".into(), guard: guard(), volumes_only: false };
+        let torn = volumes.tear_down_pod(request).await;
+        if !torn.is_ok_and(|reply| reply.into_inner().done) {
+            note(inner, !folder("disk").join(inner).exists());
+        }
+    }
+    missed
+}
+
+/// Least privilege by trial: with all that its row says the work is done, and without any one of them it is not.
+#[tokio::test(flavor = "current_thread")]
+async fn each_capability_is_missed() {
+    let held = bulkhead_daemon::privileges::Program::Daemon(bulkhead_types::Process::Volnetd).row().capabilities;
+    let Some(program) = Program::with("all", Some(held.to_vec())) else { return };
+    assert_eq!(missed(&program).await, [""; 0]);
+    program.stop().await;
+    for withheld in held {
+        let rest = held.iter().copied().filter(|cap| cap != withheld).collect();
+        let mut program = Program::with(&withheld.to_string().to_lowercase(), Some(rest)).unwrap();
+        let expected = match withheld {
+            Capability::CAP_CHOWN => "a volume for its group",
+            Capability::CAP_FSETID => "files of the volume's group",
+            Capability::CAP_FOWNER => "sticky",
+            Capability::CAP_DAC_OVERRIDE => "private",
+            Capability::CAP_KILL => "the end of what is left in a cgroup",
+            // Its own root directory is a mount that it makes: it does not even start.
+            Capability::CAP_SYS_ADMIN => {
+                assert!(!program.child.wait().unwrap().success());
+                continue;
+            }
+            other => panic!("{other} is held, and no work here shows what for"),
+        };
+        let missed = missed(&program).await;
+        assert!(missed.contains(&expected), "without {withheld}: {missed:?}");
+        program.stop().await;
+    }
 }
 
 /// Killed again and again while it replaces the files of volumes: a reader sees old or new files, the next request

@@ -33,6 +33,11 @@ pub fn facts(cgroup_root: &str) -> Result<Machine, MachineError> {
     })
 }
 
+/// This boot's id; empty where there is none.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
 /// The kernel's host name.
 pub fn hostname() -> Result<String, MachineError> {
     let path = "/proc/sys/kernel/hostname";

@@ -106,6 +106,7 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     let (mut config, remarks) = NodeConfig::new(flags, kubelet, identity)?;
     config.check_serving()?;
     config.credential_providers = providers;
+    config.boot_id = machine::boot_id();
     let supervisor = units::supervisor()?;
     if supervisor == Supervisor::Units {
         units::prepare(&mut config)?;

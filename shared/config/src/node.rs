@@ -105,6 +105,10 @@ pub struct NodeConfig {
     /// The bootstrap kubeconfig does: statusd may start one.
     #[serde(default)]
     pub bootstrap_runs_program: bool,
+    /// This boot's id as the machine has it. A daemon whose unit gives it a fresh /proc would read the kernel's, which in a
+    /// container with one of its own (systemd-nspawn) is that of the machine outside. Empty: it looks itself.
+    #[serde(default)]
+    pub boot_id: String,
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
     /// Programs that give credentials for image pulls.
@@ -234,6 +238,7 @@ impl NodeConfig {
             users: identity.users,
             kubeconfig_runs_program: false,
             bootstrap_runs_program: false,
+            boot_id: String::new(),
             not_yet,
             credential_providers: None,
         };
@@ -280,6 +285,7 @@ impl NodeConfig {
             },
             kubeconfig_runs_program: false,
             bootstrap_runs_program: false,
+            boot_id: String::new(),
             not_yet: Vec::new(),
             credential_providers: None,
         }

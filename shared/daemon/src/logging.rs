@@ -16,6 +16,14 @@ use tracing_subscriber::registry::LookupSpan;
 /// klog's verbosity in force.
 static VERBOSITY: AtomicU32 = AtomicU32::new(0);
 
+/// The most that there is to say, and so the most that a peer may ask for.
+pub const VERBOSITY_MAX: u32 = 10;
+
+/// A verbosity that means nothing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("verbosity {0} is above {VERBOSITY_MAX}, the most there is to say")]
+pub struct TooVerbose(pub u32);
+
 /// Text or JSON (`logging.format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -44,11 +52,20 @@ pub fn start(format: LogFormat, verbosity: u32, traces: Option<TraceLayer>) {
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Changes how much is logged from now on; see [`start`].
-pub fn set_verbosity(verbosity: u32) {
-    VERBOSITY.store(verbosity, Ordering::Relaxed);
-    // Each place in the code remembers whether anybody wants to hear of it.
-    tracing::callsite::rebuild_interest_cache();
+/// Changes how much is logged from now on; see [`start`]. Answers whether that is another number than before.
+///
+/// # Errors
+/// Above [`VERBOSITY_MAX`]; nothing is changed.
+pub fn set_verbosity(verbosity: u32) -> Result<bool, TooVerbose> {
+    if verbosity > VERBOSITY_MAX {
+        return Err(TooVerbose(verbosity));
+    }
+    let changed = VERBOSITY.swap(verbosity, Ordering::Relaxed) != verbosity;
+    if changed {
+        // Each place in the code remembers whether anybody wants to hear of it.
+        tracing::callsite::rebuild_interest_cache();
+    }
+    Ok(changed)
 }
 
 fn is_written(verbosity: u32, level: &Level, target: &str) -> bool {
@@ -57,16 +74,20 @@ fn is_written(verbosity: u32, level: &Level, target: &str) -> bool {
         4 | 5 => Level::DEBUG,
         _ => Level::TRACE,
     };
-    // Other crates' debug lines are of no use to an operator below the highest verbosity.
-    let ours = target.starts_with("bulkhead_") || target.starts_with("kubelet");
-    let limit = if ours || verbosity >= 8 { most } else { Level::WARN };
+    // Other crates' debug lines are of no use to an operator below the highest verbosities. Their traces are never
+    // written: they are many, and they print what passes through (handshakes, tickets).
+    let limit = match target.starts_with("bulkhead_") || target.starts_with("kubelet") {
+        true => most,
+        false if verbosity >= 8 => Level::DEBUG,
+        false => Level::WARN,
+    };
     *level <= limit && !quotes_answers(target)
 }
 
-/// The API client's library warns with the whole text of an answer that it cannot decode, which may be a Secret or a
-/// token. Its errors come back to us in any case, so none of its lines is written, at no verbosity.
+/// The API client's libraries warn with the whole text of an answer that they cannot decode, which may be a Secret or a
+/// token. Their errors come back to us in any case, so none of their lines is written, at no verbosity.
 fn quotes_answers(target: &str) -> bool {
-    target.starts_with("kube_client")
+    target.starts_with("kube_")
 }
 
 /// `key="value"` pairs, separated by blanks, for spans.
@@ -235,8 +256,13 @@ mod tests {
             (6, Level::TRACE, "kubelet_syncd", true),
             (6, Level::INFO, "h2", false),
             (0, Level::WARN, "h2", true),
-            (8, Level::TRACE, "h2", true),
+            (7, Level::DEBUG, "h2", false),
+            (8, Level::DEBUG, "h2", true),
+            (VERBOSITY_MAX, Level::TRACE, "h2", false),
+            (u32::MAX, Level::TRACE, "rustls::server::tls13", false),
+            (VERBOSITY_MAX, Level::TRACE, "bulkhead_ipc", true),
             (10, Level::WARN, "kube_client::client", false),
+            (10, Level::DEBUG, "kube_runtime::watcher", false),
         ];
         for (verbosity, level, target, expected) in table {
             assert_eq!(is_written(verbosity, &level, target), expected, "{verbosity} {level} {target}");
@@ -244,8 +270,16 @@ mod tests {
     }
 
     #[test]
+    fn a_verbosity_that_means_nothing_changes_nothing() {
+        assert!(set_verbosity(VERBOSITY_MAX).is_ok());
+        for wrong in [VERBOSITY_MAX + 1, u32::MAX] {
+            assert_eq!(set_verbosity(wrong), Err(TooVerbose(wrong)));
+        }
+    }
+
+    #[test]
     fn who_quotes_answers_is_not_heard() {
-        assert!(quotes_answers("kube_client::client") && quotes_answers("kube_client"));
+        assert!(quotes_answers("kube_client::client") && quotes_answers("kube_runtime::watcher"));
         assert!(!quotes_answers("kubelet_syncd::api::pods") && !quotes_answers("bulkhead_apiclient::watch"));
     }
 }

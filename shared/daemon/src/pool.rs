@@ -45,7 +45,7 @@ pub(crate) async fn watch(turn: Turn, mut say: impl FnMut(Option<String>)) -> st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::{Beat, Progress, decide};
+    use crate::progress::{Beat, Progress};
     use std::sync::{Arc, Mutex};
 
     #[test]
@@ -64,10 +64,10 @@ mod tests {
                 log.lock().unwrap().push(words);
                 let _ = told.send(());
             }));
-            progress.look();
+            progress.beat();
             news.recv().await.unwrap();
             assert!(said.lock().unwrap()[0].as_ref().unwrap().contains("file systems that hang"));
-            assert_eq!(decide(&progress.look()), Beat::Send, "longer than its bound, and no reason for a restart");
+            assert_eq!(progress.beat(), Beat::Send, "longer than its bound, and no reason for a restart");
             release.send(()).unwrap();
             news.recv().await.unwrap();
             assert_eq!(said.lock().unwrap()[1], None);

@@ -1,6 +1,7 @@
 //! `kubelet.common.v1.Process`, the same in every daemon: Hello, privileges, metrics.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bulkhead_ipc::common::logging_server::Logging;
 use bulkhead_ipc::common::process_server::Process as ProcessApi;
@@ -28,8 +29,25 @@ pub(crate) struct ProcessService {
 }
 
 /// `kubelet.common.v1.Logging`.
-#[derive(Debug)]
-pub(crate) struct LoggingService;
+#[derive(Debug, Default)]
+pub(crate) struct LoggingService {
+    /// When a change was last told.
+    told: Mutex<Option<Instant>>,
+}
+
+/// Changes of the verbosity are told once in this time at most: who changes it all the time shall not fill the log by that.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+impl LoggingService {
+    fn may_tell(&self, now: Instant) -> bool {
+        let Ok(mut told) = self.told.lock() else { return false };
+        let may = told.is_none_or(|last| now.duration_since(last) >= TOLD_EVERY);
+        if may {
+            *told = Some(now);
+        }
+        may
+    }
+}
 
 #[tonic::async_trait]
 impl Logging for LoggingService {
@@ -38,8 +56,10 @@ impl Logging for LoggingService {
         request: Request<SetVerbosityRequest>,
     ) -> Result<Response<SetVerbosityReply>, Status> {
         let verbosity = request.into_inner().verbosity;
-        tracing::info!(verbosity, "log verbosity is changed");
-        crate::logging::set_verbosity(verbosity);
+        let changed = crate::logging::set_verbosity(verbosity);
+        if changed.map_err(|error| Status::invalid_argument(error.to_string()))? && self.may_tell(Instant::now()) {
+            tracing::info!(verbosity, "log verbosity is changed");
+        }
         Ok(Response::new(SetVerbosityReply {}))
     }
 }
@@ -97,5 +117,24 @@ impl ProcessApi for ProcessService {
             crate::encode_metrics(&self.registry)
         };
         Ok(Response::new(MetricsReply { text }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_verbosity_out_of_range_is_refused_and_changes_are_told_now_and_then() {
+        let service = LoggingService::default();
+        let ask = |verbosity| service.set_verbosity(Request::new(SetVerbosityRequest { verbosity }));
+        let refused = ask(11).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert_eq!(refused.message(), "verbosity 11 is above 10, the most there is to say");
+        assert!(ask(10).await.is_ok() && ask(0).await.is_ok());
+        let service = LoggingService::default();
+        let now = Instant::now();
+        assert!(service.may_tell(now) && !service.may_tell(now + TOLD_EVERY / 2));
+        assert!(service.may_tell(now + TOLD_EVERY));
     }
 }

@@ -3,15 +3,26 @@
 //! The supervisor's beat is sent from the one thread that does the work, so a blocked thread stops it by itself. What
 //! that does not show is a loop that no longer comes back to its `select!`: a lock that is never let go of, a channel that
 //! nobody empties. So at each beat every loop that has something to promise is asked, and answers by coming round
-//! ([`Turn::asked`] is a branch of its `select!`): no timers, no work between two beats. A loop that waits on others (a
-//! slow API server, a runtime that is dead, a file system that hangs) is not stuck; it says so ([`Turn::waits_on`]) or
-//! promises nothing. A restart would not help those, it would only lose what is known.
+//! ([`Turn::asked`] is a branch of its `select!`): no timers, no work between two beats.
+//!
+//! A loop that waits on others is not stuck, and a restart would not help it, it would only lose what is known. It says so:
+//!
+//! | waits for | says it with | stuck when |
+//! |---|---|---|
+//! | what may never come: a timer, news, a peer | [`Turn::rests`] | nobody polls it for longer than its bound |
+//! | an answer that has a deadline (the API server's) | [`Turn::within`] | the deadline is past by more than its bound |
+//! | what the kernel alone ends: a file system that hangs | [`Turn::waits_on`] | never |
 
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+/// How long a loop that waits for nobody may take to come round: far more than a busy machine makes of it, and less than
+/// `WatchdogSec=` of the units.
+pub const LOOP_BOUND: Duration = Duration::from_secs(20);
 
 /// All loops of a process that made a promise.
 #[derive(Debug, Clone, Default)]
@@ -29,11 +40,30 @@ struct Loop {
 struct State {
     /// When it was asked, until it answers.
     since: Option<Instant>,
-    waits: bool,
+    waits: Waits,
 }
 
-/// A loop's end of its promise. Dropped with the loop, which then promises nothing any more.
-#[derive(Debug)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    #[default]
+    No,
+    /// On an answer that comes by then, or is given up.
+    Until(Instant),
+    OnOthers,
+}
+
+impl State {
+    /// For how long an answer has been owed: since it was asked, or since the wait should have been over.
+    fn owes(&self, now: Instant) -> Option<Duration> {
+        match self.waits {
+            Waits::Until(end) => now.checked_duration_since(end),
+            Waits::No | Waits::OnOthers => self.since.map(|since| now.saturating_duration_since(since)),
+        }
+    }
+}
+
+/// A loop's end of its promise; clones are for the parts of one loop. With the last of them the promise ends.
+#[derive(Debug, Clone)]
 pub struct Turn(Arc<Loop>);
 
 /// While this lives, the loop waits on somebody else.
@@ -83,18 +113,23 @@ impl Progress {
         Turn(one)
     }
 
+    /// What is to be done at a beat; asks every loop that owes no answer yet.
+    pub fn beat(&self) -> Beat {
+        decide(&self.look())
+    }
+
     /// What is known at a beat; asks those that owe no answer yet.
-    pub(crate) fn look(&self) -> Vec<Seen> {
+    fn look(&self) -> Vec<Seen> {
         let now = Instant::now();
         let loops: Vec<Arc<Loop>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
         let looked = loops.iter().map(|one| {
             let mut state = locked(&one.state);
-            let owes = state.since.map(|since| now.saturating_duration_since(since));
-            if owes.is_none() && !state.waits {
+            let owes = state.owes(now);
+            if owes.is_none() && state.waits == Waits::No {
                 state.since = Some(now);
                 one.asked.notify_one();
             }
-            Seen { name: one.name, bound: one.bound, owes, waits: state.waits }
+            Seen { name: one.name, bound: one.bound, owes, waits: state.waits == Waits::OnOthers }
         });
         looked.collect()
     }
@@ -108,9 +143,32 @@ impl Turn {
         locked(&self.0.state).since = None;
     }
 
+    /// Waits for what may never come, and answers the watchdog meanwhile: what is promised is that somebody polls this.
+    pub async fn rests<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                outcome = &mut work => return outcome,
+                () = self.asked() => {}
+            }
+        }
+    }
+
+    /// Waits for what is over after `limit` because it has a deadline of its own, such as a request to the API server. That
+    /// it is not over then and for the loop's bound longer is what nobody but a stuck loop explains.
+    pub async fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> T {
+        let now = Instant::now();
+        // Beyond what a clock can say there is no end either.
+        let waits = now.checked_add(limit).map_or(Waits::OnOthers, Waits::Until);
+        *locked(&self.0.state) = State { since: None, waits };
+        let _waiting = Waiting(&self.0);
+        work.await
+    }
+
     /// The loop waits on somebody else until the answer is dropped; that time does not count.
     pub fn waits_on(&self) -> Waiting<'_> {
-        locked(&self.0.state).waits = true;
+        locked(&self.0.state).waits = Waits::OnOthers;
         Waiting(&self.0)
     }
 }
@@ -126,7 +184,7 @@ pub async fn asked(turn: Option<&Turn>) {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut state = locked(&self.0.state);
-        state.waits = false;
+        state.waits = Waits::No;
         // Its time begins anew.
         state.since = state.since.map(|_| Instant::now());
     }
@@ -139,9 +197,16 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::Pin;
+    use std::task::Poll;
 
     fn seen(owes: Option<u64>, waits: bool) -> Seen {
         Seen { name: "engine", bound: Duration::from_secs(20), owes: owes.map(Duration::from_secs), waits }
+    }
+
+    /// Polls it once.
+    async fn is_over(mut work: Pin<&mut impl Future<Output = ()>>) -> bool {
+        std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_ready())).await
     }
 
     #[test]
@@ -167,17 +232,17 @@ mod tests {
     async fn a_loop_that_turns_answers_and_one_that_does_not_is_seen() {
         let progress = Progress::default();
         let turn = progress.promise("engine", Duration::from_secs(20));
-        assert_eq!(decide(&progress.look()), Beat::Send);
+        assert_eq!(progress.beat(), Beat::Send);
         turn.asked().await;
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert_eq!(decide(&progress.look()), Beat::Send, "nobody asked in between");
+        assert_eq!(progress.beat(), Beat::Send, "nobody asked in between");
         tokio::time::advance(Duration::from_secs(15)).await;
-        assert_eq!(decide(&progress.look()), Beat::Send);
+        assert_eq!(progress.beat(), Beat::Send);
         tokio::time::advance(Duration::from_secs(15)).await;
-        assert!(matches!(decide(&progress.look()), Beat::HoldBack(_)));
+        assert!(matches!(progress.beat(), Beat::HoldBack(_)));
         // It comes round after all: the question was not lost.
         turn.asked().await;
-        assert_eq!(decide(&progress.look()), Beat::Send);
+        assert_eq!(progress.beat(), Beat::Send);
         drop(turn);
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert!(progress.look().is_empty(), "a loop that has ended promises nothing");
@@ -190,11 +255,67 @@ mod tests {
         progress.look();
         let waiting = turn.waits_on();
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert_eq!(decide(&progress.look()), Beat::Send);
+        assert_eq!(progress.beat(), Beat::Send);
         drop(waiting);
         tokio::time::advance(Duration::from_secs(15)).await;
-        assert_eq!(decide(&progress.look()), Beat::Send, "its time began anew");
+        assert_eq!(progress.beat(), Beat::Send, "its time began anew");
         tokio::time::advance(Duration::from_secs(15)).await;
-        assert!(matches!(decide(&progress.look()), Beat::HoldBack(_)));
+        assert!(matches!(progress.beat(), Beat::HoldBack(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_waited_for_until_its_deadline_and_no_longer() {
+        let progress = Progress::default();
+        let turn = progress.promise("lease", Duration::from_secs(20));
+        progress.look();
+        // A question that was asked before is answered by what begins now.
+        let mut asking = std::pin::pin!(turn.within(Duration::from_secs(75), std::future::pending::<()>()));
+        assert!(!is_over(asking.as_mut()).await);
+        for (after, beats) in [(74, true), (20, true), (2, false), (3600, false)] {
+            tokio::time::advance(Duration::from_secs(after)).await;
+            assert_eq!(progress.beat() == Beat::Send, beats, "after {after} s more");
+        }
+        assert_eq!(
+            progress.beat(),
+            Beat::HoldBack("the loop \"lease\" has not gone round for 3621 s (20 s are its bound)".into())
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_answer_after_the_other_is_progress() {
+        let progress = Progress::default();
+        let turn = progress.promise("lease", Duration::from_secs(20));
+        let looping = tokio::spawn(async move {
+            loop {
+                // A server that hangs: each request ends with its deadline.
+                let limit = Duration::from_secs(10);
+                let hangs = tokio::time::timeout(limit, std::future::pending::<()>());
+                assert!(turn.within(limit, hangs).await.is_err());
+                turn.rests(tokio::time::sleep(Duration::from_secs(3600))).await;
+            }
+        });
+        for _ in 0..2000 {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            assert_eq!(progress.beat(), Beat::Send);
+        }
+        looping.abort();
+        assert!(looping.await.unwrap_err().is_cancelled());
+        assert!(progress.look().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_that_nobody_polls_is_seen() {
+        let progress = Progress::default();
+        let turn = progress.promise("node", Duration::from_secs(20));
+        let mut resting = std::pin::pin!(turn.rests(std::future::pending::<()>()));
+        for _ in 0..3 {
+            assert!(!is_over(resting.as_mut()).await);
+            assert_eq!(progress.beat(), Beat::Send);
+            tokio::time::advance(Duration::from_secs(15)).await;
+        }
+        // Forgotten from here on.
+        assert_eq!(progress.beat(), Beat::Send);
+        tokio::time::advance(Duration::from_secs(15)).await;
+        assert!(matches!(progress.beat(), Beat::HoldBack(_)));
     }
 }

@@ -32,15 +32,13 @@ use crate::peer_metrics::PeerMetrics;
 use crate::pool;
 use crate::privileges::{self, Applied, Program};
 use crate::process_service::{LoggingService, ProcessService, Readiness};
-use crate::progress::Progress;
+use crate::progress::{LOOP_BOUND, Progress};
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
 use crate::traces::{self, TracesService};
 
 /// How long calls in flight may take to end after SIGTERM. Watch streams never end by themselves, so it is waited out.
 const DRAIN: Duration = Duration::from_millis(300);
-/// The task that tries the pool waits on the pool and on nothing else.
-const POOL_BOUND: Duration = Duration::from_secs(20);
 /// How long an older instance may take to let go of the state folder.
 const LOCK_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -149,7 +147,7 @@ impl Daemon {
             probes: self.probes.clone(),
             privileges: self.privileges.clone(),
         };
-        let logging = LoggingServer::new(LoggingService).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let logging = LoggingServer::new(LoggingService::default()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let services = services.add(logging);
         let traces = TracesServer::new(TracesService(self.traces.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)).add(traces))
@@ -174,7 +172,10 @@ impl Daemon {
         };
         let policy = Policy { users: self.peer_users(), rules };
         let stop = self.stop.clone();
-        let server = bulkhead_ipc::server::serve(listener, policy, services, stop.clone().cancelled_owned());
+        // The loop that accepts looks at its end each time it is polled, and so keeps its promise.
+        let turn = self.progress.promise("serving", LOOP_BOUND);
+        let ended = async { turn.rests(stop.cancelled()).await };
+        let server = bulkhead_ipc::server::serve(listener, policy, services, ended);
         tokio::pin!(server);
         tokio::select! {
             ended = &mut server => Ok(ended?),
@@ -313,7 +314,7 @@ where
 {
     let death = daemon.take_listener(listeners::DEATH);
     let (progress, readiness) = (daemon.progress.clone(), daemon.readiness.clone());
-    let pool = progress.promise("pool", POOL_BOUND);
+    let pool = progress.promise("pool", LOOP_BOUND);
     let tell = daemon.clone();
     let ready = |readiness: &Readiness| readiness.lock().is_ok_and(|readiness| readiness.is_ok());
     let stop = daemon.stop.clone();

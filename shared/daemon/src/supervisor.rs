@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::progress::{self, Beat, Progress};
+use crate::progress::{Beat, Progress};
 
 /// Tells systemd or the launcher; a missing NOTIFY_SOCKET is fine.
 pub(crate) fn notify(states: &[sd_notify::NotifyState<'_>]) {
@@ -40,7 +40,7 @@ async fn beat(
         tick.tick().await;
         // Never afterwards: systemd would stretch the watchdog itself.
         starting &= !ready();
-        match progress::decide(&progress.look()) {
+        match progress.beat() {
             Beat::Send => {
                 if starting {
                     notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(START_EXTENSION_USEC)]);

@@ -114,7 +114,7 @@ const LAUNCHER: Row = Row {
     // With the flag, volnetd's exec could gain nothing over a launcher that has given up most of root's power.
     no_new_privs: false,
     // Filters are inherited: what any child may, it may.
-    families: &[Family::Unix, Family::Netlink, Family::Inet, Family::Inet6],
+    families: &[Family::Unix, Family::Inet, Family::Inet6],
     denied: ALL_BUT_MOUNTS,
     runs_programs: RunsPrograms::Always,
     serves: &[],
@@ -125,20 +125,17 @@ const VOLNETD: Row = Row {
     user: User::Root,
     in_daemons_group: true,
     capabilities: &[
-        Capability::CAP_SYS_ADMIN,    // mount, umount, sysctls of the machine
+        Capability::CAP_SYS_ADMIN,    // mount, umount
         Capability::CAP_CHOWN,        // private state folders, fsGroup, owners of files in volumes
         Capability::CAP_FOWNER,       // chmod and unlink of what a pod's user owns
         Capability::CAP_FSETID,       // keeps setgid when a volume is given to its group
         Capability::CAP_DAC_OVERRIDE, // reads and removes what a pod's user made private
         Capability::CAP_KILL,         // what is left in a pod's cgroup, or by a command in a container
-        Capability::CAP_NET_ADMIN,    // utility chains, later
-        Capability::CAP_SYSLOG,       // /dev/kmsg under dmesg_restrict
-        Capability::CAP_SYS_RESOURCE, // PSI windows below 2 s, limits above ours
     ],
     passed_on: &[],
     bounding: Bounding::Row,
     no_new_privs: true,
-    families: &[Family::Unix, Family::Netlink],
+    families: &[Family::Unix],
     denied: ALL_BUT_MOUNTS,
     runs_programs: RunsPrograms::Never,
     serves: &[

@@ -42,6 +42,7 @@ pub mod netns;
 pub mod node;
 pub mod package;
 mod pod;
+pub mod previous;
 pub mod processes;
 pub mod systemd;
 #[cfg(feature = "vm")]

@@ -119,6 +119,17 @@ pub fn pss_kib(pid: i32) -> Result<u64> {
     field(&text, "Pss:").with_context(|| format!("no Pss for process {pid}"))
 }
 
+/// What the process itself has written to, in KiB: heap and stacks, without pages of its program, which come and go with
+/// what it does and with who else runs it.
+///
+/// # Errors
+/// The process is gone, or this process may not look.
+pub fn heap_kib(pid: i32) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
+        .with_context(|| format!("reading the memory map of process {pid}"))?;
+    field(&text, "Pss_Anon:").with_context(|| format!("no Pss_Anon for process {pid}"))
+}
+
 /// Time on a processor in nanoseconds, all threads that live. Finer than [`Stat::cpu_ticks`], which counts in 10 ms.
 ///
 /// # Errors

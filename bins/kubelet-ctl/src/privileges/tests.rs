@@ -70,15 +70,13 @@ fn as_mapped(context: &Context, daemon: Daemon) -> seen::Process {
     }
 }
 
-const ALL: [&str; 10] = [
+const ALL: [&str; 8] = [
     "SYS_ADMIN",
     "CHOWN",
     "FOWNER",
     "FSETID",
     "DAC_OVERRIDE",
     "KILL",
-    "NET_ADMIN",
-    "SYSLOG",
     "SYS_RESOURCE",
     "DAC_READ_SEARCH",
 ];

@@ -33,13 +33,14 @@ pub struct MachineNames(OnceCell<Facts>);
 
 impl MachineNames {
     async fn of(&self, app: &App) -> Facts {
+        let read = || Facts::read(&app.broker, &app.config.boot_id);
         // Without kubelet-volnetd the product's UUID is missing: good for this answer, not for all later ones.
         if app.peers.presence(Process::Volnetd) == Presence::Ready {
-            return self.0.get_or_init(|| Facts::read(&app.broker)).await.clone();
+            return self.0.get_or_init(read).await.clone();
         }
         match self.0.get() {
             Some(facts) => facts.clone(),
-            None => Facts::read(&app.broker).await,
+            None => read().await,
         }
     }
 }

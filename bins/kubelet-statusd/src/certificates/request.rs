@@ -17,6 +17,7 @@ use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
 
 use super::key::{Key, KeyError};
 use super::leaf::{Chain, Subject};
+use crate::outward::ANSWER_DEADLINE;
 
 /// How long one request is waited for.
 const WAIT: Duration = Duration::from_secs(15 * 60);
@@ -168,13 +169,20 @@ fn object(wish: &Wish<'_>) -> Result<CertificateSigningRequest, RequestError> {
     })
 }
 
+/// A request's answer, for which the client's own retries do not wait for ever. The error is in words.
+async fn answered<T>(call: impl Future<Output = T>) -> Result<T, String> {
+    let answer = tokio::time::timeout(ANSWER_DEADLINE, call).await;
+    answer.map_err(|_| format!("no answer within {} s", ANSWER_DEADLINE.as_secs()))
+}
+
 /// Asks and waits: the certificate, in PEM.
 ///
 /// # Errors
 /// See [`RequestError`].
 pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, RequestError> {
     let requests: Api<CertificateSigningRequest> = Api::all(api.client(Lane::Main));
-    let posted = match requests.create(&PostParams::default(), &object(wish)?).await {
+    let (params, wanted) = (PostParams::default(), object(wish)?);
+    let posted = match answered(requests.create(&params, &wanted)).await.map_err(RequestError::Post)? {
         Ok(posted) => {
             tracing::info!(
                 csr = posted.metadata.name,
@@ -185,10 +193,8 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
         }
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             let name = wish.name.clone();
-            let there = requests
-                .get(&name)
-                .await
-                .map_err(|error| RequestError::Get { name: name.clone(), why: words(&error) })?;
+            let read = answered(requests.get(&name)).await.and_then(|read| read.map_err(|error| words(&error)));
+            let there = read.map_err(|why| RequestError::Get { name: name.clone(), why })?;
             if let Some(why) = misfit(&there, wish, Timestamp::now()) {
                 return Err(RequestError::Another { name, why });
             }
@@ -238,10 +244,10 @@ async fn wait(
             Some(Change::Restarted(all)) => match all.first() {
                 Some(request) => judge(request),
                 // A list may be older than the request.
-                None => match requests.get_opt(&name).await {
-                    Ok(Some(request)) => judge(&request),
-                    Ok(None) => Some(Err(RequestError::Deleted { name: name.clone() })),
-                    Err(_) => None,
+                None => match answered(requests.get_opt(&name)).await {
+                    Ok(Ok(Some(request))) => judge(&request),
+                    Ok(Ok(None)) => Some(Err(RequestError::Deleted { name: name.clone() })),
+                    Ok(Err(_)) | Err(_) => None,
                 },
             },
             Some(Change::Applied(request)) => judge(&request),

@@ -15,6 +15,7 @@ mod queue;
 pub mod send;
 
 use bulkhead_apiclient::Lane;
+use bulkhead_daemon::progress::LOOP_BOUND;
 
 use crate::outward::Outward;
 
@@ -60,6 +61,7 @@ pub async fn run(outward: Outward, own: OwnEvents) {
             queue: outward.events.clone(),
             backlog: backlog.clone(),
             metrics,
+            turn: outward.progress.promise("events", LOOP_BOUND),
         };
         tokio::join!(sender.run(own), backlog.keep());
     };

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use bulkhead_daemon::progress::Turn;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd;
 use http::{Method, Request, header};
@@ -34,6 +35,8 @@ pub struct Sender {
     pub queue: EventQueue,
     pub backlog: Backlog,
     pub metrics: EventMetrics,
+    /// The promise to the watchdog.
+    pub turn: Turn,
 }
 
 impl std::fmt::Debug for Sender {
@@ -57,6 +60,7 @@ impl Sender {
                 tokio::select! {
                     occurrence = own.next() => self.deal_with(&mut run, &occurrence).await,
                     event = self.backlog.oldest() => self.take(&mut run, &event).await,
+                    () = self.turn.asked() => {}
                 }
                 self.lost(own.dropped(), "here");
             }
@@ -108,7 +112,8 @@ impl Sender {
                     return self.metrics.count("unreadable", 1);
                 }
             };
-            let answer = tokio::time::timeout(ANSWER_DEADLINE, self.client.request_text(request)).await;
+            let answer = tokio::time::timeout(ANSWER_DEADLINE, self.client.request_text(request));
+            let answer = self.turn.within(ANSWER_DEADLINE, answer).await;
             let pause = match answer.as_ref().map_or(Next::Again(None), |answer| next(answer, count)) {
                 Next::Sent => return self.metrics.count(if count { "counted" } else { "created" }, 1),
                 Next::Create => {
@@ -140,7 +145,8 @@ impl Sender {
             if attempts == 1 {
                 tracing::warn!(name = %event.name, "an event is not taken, it is sent again until it is");
             }
-            tokio::time::sleep(pause.unwrap_or_else(|| run.jitter.pause(SILENT, attempts))).await;
+            let pause = pause.unwrap_or_else(|| run.jitter.pause(SILENT, attempts));
+            self.turn.rests(tokio::time::sleep(pause)).await;
         }
     }
 }

@@ -92,7 +92,7 @@ pub async fn run(server: Server, metrics: Metrics, node_uid: String, progress: w
                 progress.send_replace(Progress::Failed(error.to_string()));
             }
         }
-        tokio::time::sleep(jittered(retry, 0.1, random_fraction())).await;
+        server.pause(jittered(retry, 0.1, random_fraction())).await;
         retry = (retry * 3).min(RETRY.1);
     }
 }

@@ -26,9 +26,12 @@ pub struct Facts {
 
 impl Facts {
     /// Reads the world-readable files, and asks kubelet-volnetd for the one that only root may read. What cannot be read
-    /// is empty, as with upstream.
-    pub async fn read(broker: &BrokerClient) -> Self {
+    /// is empty, as with upstream. `boot_id`: the configuration's; empty, the kernel's is taken.
+    pub async fn read(broker: &BrokerClient, boot_id: &str) -> Self {
         let mut facts = Facts::without_system_uuid();
+        if !boot_id.is_empty() {
+            boot_id.clone_into(&mut facts.boot_id);
+        }
         facts.system_uuid = match product_uuid(broker).await {
             Some(uuid) => uuid,
             // The same files in the same order as cAdvisor (`utils/sysfs`, GetSystemUUID).

@@ -88,12 +88,18 @@ impl Leaser {
             let pause = tokio::time::sleep(jittered(interval, JITTER, random_fraction()));
             if waits_for_node {
                 // Upstream comes back a period later; the Node mostly stands much sooner.
-                tokio::select! {
-                    () = pause => {}
-                    known = self.node_uid.wait_for(Option::is_some) => if known.is_err() { return },
+                let known = self.node_uid.wait_for(Option::is_some);
+                let lost = self.server.rests(async {
+                    tokio::select! {
+                        () = pause => false,
+                        known = known => known.is_err(),
+                    }
+                });
+                if lost.await {
+                    return;
                 }
             } else {
-                pause.await;
+                self.server.rests(pause).await;
             }
         }
     }
@@ -127,7 +133,7 @@ impl Leaser {
                 Ok(Ensured::NoNode) => return true,
                 Err(error) => {
                     tracing::warn!(%error, ?retry, "the lease could not be made sure of");
-                    tokio::time::sleep(jittered(retry, 0.5, random_fraction())).await;
+                    self.server.pause(jittered(retry, 0.5, random_fraction())).await;
                     retry = (retry * 2).min(RETRY.1);
                 }
             }
@@ -154,7 +160,7 @@ impl Leaser {
         let mut pause = Duration::ZERO;
         let mut tries = 0;
         loop {
-            tokio::time::sleep(pause).await;
+            self.server.pause(pause).await;
             let written = self.server.replace_lease(&self.next(Some(&base))).await;
             self.metrics.lease_write(written.is_ok());
             tries += 1;

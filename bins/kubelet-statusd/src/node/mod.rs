@@ -29,6 +29,7 @@ pub mod syncd_view;
 use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
@@ -59,11 +60,12 @@ pub async fn run(outward: Outward, view: watch::Receiver<View>, addresses: watch
     };
     let stop = outward.stop.clone();
     let keep = async {
-        let facts = Facts::read(&outward.broker).await;
+        let facts = Facts::read(&outward.broker, &outward.config.boot_id).await;
         outward.api.ready().await;
         let server = Server::new(&outward.config, &outward.api);
         let (config, events) = (outward.config.clone(), outward.events.clone());
-        let start = Start { config, server, facts, metrics, events, view, addresses };
+        let progress = outward.progress.clone();
+        let start = Start { config, server, facts, metrics, events, view, addresses, progress };
         keep(start, Timestamp::now).await;
     };
     tokio::select! {
@@ -83,11 +85,14 @@ pub struct Start {
     pub view: watch::Receiver<View>,
     /// Is told the addresses that the Node has.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
+    /// Where each task makes its promise to the watchdog.
+    pub progress: progress::Progress,
 }
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view, addresses } = start;
+    let Start { config, server, facts, metrics, events, view, addresses, progress } = start;
+    let promising = |name| server.promising(progress.promise(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
             involved: Involved::Node,
@@ -109,10 +114,10 @@ pub async fn keep(start: Start, clock: Clock) {
         sync_frequency: config.sync_frequency(),
     };
     let (uid_sender, node_uid) = watch::channel(None);
-    let (progress, storage) = watch::channel(Progress::NotYet);
-    let leaser = lease::Leaser::new(&config, server.clone(), metrics.clone(), node_uid.clone(), clock);
-    let csi_node = first_csi_node(server.clone(), metrics.clone(), node_uid, progress);
-    let node_uid = uid_sender;
+    let (stands, storage) = watch::channel(Progress::NotYet);
+    let leaser = lease::Leaser::new(&config, promising("lease"), metrics.clone(), node_uid.clone(), clock);
+    let csi_node = first_csi_node(promising("csinode"), metrics.clone(), node_uid, stands);
+    let (node_uid, server) = (uid_sender, promising("node"));
     let reporter = Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid };
     tokio::join!(reporter.run(), leaser.run(), csi_node);
 }
@@ -124,7 +129,7 @@ async fn first_csi_node(
     mut node_uid: watch::Receiver<Option<String>>,
     progress: watch::Sender<Progress>,
 ) {
-    let uid = match node_uid.wait_for(Option::is_some).await {
+    let uid = match server.rests(node_uid.wait_for(Option::is_some)).await {
         Ok(uid) => uid.clone(),
         Err(_) => None,
     };

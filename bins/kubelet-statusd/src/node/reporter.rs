@@ -110,11 +110,11 @@ impl Reporter {
             self.report(&mut memory, Occasion::Period).await;
             let next = Instant::now() + jittered(frequency, JITTER, random_fraction());
             for hurried in 0_u32.. {
-                tokio::select! {
-                    () = tokio::time::sleep_until(next) => break,
-                    () = news(&mut self.view, &mut self.storage) => {}
+                let news = news(&mut self.view, &mut self.storage);
+                if self.server.rests(tokio::time::timeout_at(next, news)).await.is_err() {
+                    break;
                 }
-                tokio::time::sleep(if hurried < HURRIES { DEBOUNCE } else { HURRY.min(frequency) }).await;
+                self.server.pause(if hurried < HURRIES { DEBOUNCE } else { HURRY.min(frequency) }).await;
                 self.report(&mut memory, Occasion::News).await;
             }
         }
@@ -123,7 +123,7 @@ impl Reporter {
     /// Waits until kubelet-syncd has said something of the node, for as long as a start may take.
     async fn first_state(&mut self) {
         let known = self.view.wait_for(|view| view.state.is_some());
-        if tokio::time::timeout(GRACE, known).await.is_err() {
+        if self.server.rests(tokio::time::timeout(GRACE, known)).await.is_err() {
             tracing::warn!("kubelet-syncd has said nothing of the node yet");
         }
     }
@@ -131,7 +131,7 @@ impl Reporter {
     async fn first_csi_node(&mut self) {
         let settled = self.storage.wait_for(|progress| *progress != Progress::NotYet);
         // Late is no error: the status says so, and is written anew when it stands.
-        let _ = tokio::time::timeout(FIRST_CSI_NODE, settled).await;
+        let _ = self.server.rests(tokio::time::timeout(FIRST_CSI_NODE, settled)).await;
     }
 
     /// The Node is created, or the one that stands is put right; tried until it works.
@@ -139,7 +139,7 @@ impl Reporter {
         self.metrics.registering();
         let mut retry = REGISTER_RETRY.0;
         loop {
-            tokio::time::sleep(retry).await;
+            self.server.pause(retry).await;
             retry = (retry * 2).min(REGISTER_RETRY.1);
             let empty = object::initial(&self.config, self.fixed.facts.architecture);
             let initial = self.compute(&empty, memory, Occasion::Period).await;
@@ -212,7 +212,7 @@ impl Reporter {
                     }
                 }
             }
-            tokio::time::sleep(jittered(pause, 0.5, random_fraction())).await;
+            self.server.pause(jittered(pause, 0.5, random_fraction())).await;
             pause *= 2;
         }
         tracing::error!("the node's status was not written in this period");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Turn;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -22,6 +23,8 @@ pub struct Server {
     heartbeat: kube::Client,
     reconnect: Arc<dyn Fn() + Send + Sync>,
     deadline: Duration,
+    /// The promise of the loop whose requests these are.
+    turn: Option<Turn>,
 }
 
 impl std::fmt::Debug for Server {
@@ -97,7 +100,26 @@ impl Server {
         let lease = Duration::from_secs(u64::try_from(config.kubelet.node_lease_duration_seconds).unwrap_or(40));
         let period = config.kubelet.node_status_update_frequency.to_std();
         let deadline = period.min(lease).max(Duration::from_secs(1));
-        Server { name: config.node_name.as_str().into(), main, heartbeat, reconnect, deadline }
+        Server { name: config.node_name.as_str().into(), main, heartbeat, reconnect, deadline, turn: None }
+    }
+
+    /// The same for one loop, whose promise it keeps: each request is over by its deadline, or the loop is stuck.
+    #[must_use]
+    pub fn promising(&self, turn: Turn) -> Self {
+        Server { turn: Some(turn), ..self.clone() }
+    }
+
+    /// Waits for what may never come; see [`Turn::rests`].
+    pub async fn rests<T>(&self, work: impl Future<Output = T>) -> T {
+        match &self.turn {
+            Some(turn) => turn.rests(work).await,
+            None => work.await,
+        }
+    }
+
+    /// A pause between requests.
+    pub async fn pause(&self, pause: Duration) {
+        self.rests(tokio::time::sleep(pause)).await;
     }
 
     pub fn name(&self) -> &str {
@@ -114,7 +136,12 @@ impl Server {
         what: &'static str,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, RequestError> {
-        match tokio::time::timeout(self.deadline, call).await {
+        let call = tokio::time::timeout(self.deadline, call);
+        let answer = match &self.turn {
+            Some(turn) => turn.within(self.deadline, call).await,
+            None => call.await,
+        };
+        match answer {
             Ok(answer) => answer.map_err(|source| RequestError::Refused { what, source }),
             Err(_) => Err(RequestError::Silent { what, after: self.deadline }),
         }

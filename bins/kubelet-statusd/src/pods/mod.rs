@@ -21,6 +21,7 @@ pub mod requests;
 pub mod writer;
 
 use bulkhead_apiclient::Lane;
+use bulkhead_daemon::progress::LOOP_BOUND;
 use tokio::sync::watch;
 
 use crate::outward::Outward;
@@ -53,6 +54,7 @@ async fn write(outward: Outward, node: watch::Receiver<Facts>) {
         node,
         metrics,
         events: outward.events.clone(),
+        turn: outward.progress.promise("pods", LOOP_BOUND),
     };
     writer.run().await;
 }

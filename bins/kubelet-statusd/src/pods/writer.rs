@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bulkhead_daemon::progress::Turn;
 use bulkhead_ipc::client::Link;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
@@ -31,6 +32,8 @@ pub struct Writer {
     pub metrics: PodMetrics,
     /// Learns pods' resource versions, which events name.
     pub events: EventQueue,
+    /// The promise to the watchdog. Requests under way end by their own deadline, and are polled where it is kept.
+    pub turn: Turn,
 }
 
 impl std::fmt::Debug for Writer {
@@ -77,6 +80,7 @@ impl Writer {
                     book.finished(&job, outcome, Instant::now());
                 }
                 () = sleep_until(wake) => {}
+                () = self.turn.asked() => {}
             }
         }
     }

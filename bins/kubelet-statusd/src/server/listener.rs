@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_daemon::progress::LOOP_BOUND;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -22,9 +23,6 @@ const AGAIN: Duration = Duration::from_millis(100);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Descriptors or memory ran out: time for some to be given back.
 const EXHAUSTED: Duration = Duration::from_millis(100);
-
-/// The loop that accepts waits for clients and nobody else.
-const LOOP_BOUND: Duration = Duration::from_secs(20);
 
 /// Listens on an address that may be taken for a while yet.
 ///

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_daemon::logging::VERBOSITY_MAX;
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::SetVerbosityRequest;
 use bulkhead_ipc::common::logging_client::LoggingClient;
@@ -62,8 +63,12 @@ fn parse(text: &str) -> Result<u32, String> {
 
 /// A process that is away starts again with what is configured: it is not waited for.
 async fn set(app: &Arc<App>, verbosity: u32) {
-    tracing::info!(verbosity, "log verbosity is changed");
-    bulkhead_daemon::logging::set_verbosity(verbosity);
+    // Upstream takes any number; from 10 on they all mean the same, and no process is asked for more.
+    let verbosity = verbosity.min(VERBOSITY_MAX);
+    match bulkhead_daemon::logging::set_verbosity(verbosity) {
+        Ok(_) => tracing::info!(verbosity, "log verbosity is changed"),
+        Err(error) => tracing::warn!("log verbosity: {error}"),
+    }
     let tell = async |process: Process| {
         let Some(link) = app.peers.link(process) else { return };
         let mut client = LoggingClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bulkhead_daemon::StateDir;
+use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
 use bulkhead_ipc::syncd::Event;
 use kubelet_statusd::events::backlog::Backlog;
 use kubelet_statusd::events::{EventMetrics, EventQueue, Involved, Record, Sender};
@@ -44,6 +45,7 @@ fn start(api: &Api, syncd: &Syncd, state: &tempfile::TempDir) -> Run {
         queue: queue.clone(),
         backlog: backlog.clone(),
         metrics: EventMetrics::new().unwrap(),
+        turn: Progress::default().promise("events", LOOP_BOUND),
     };
     Run { task: tokio::spawn(sender.run(own)), queue, backlog }
 }

@@ -77,6 +77,10 @@ async fn ensure_node(node: &NodeContext) -> bool {
 pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
     let pods = || pods.iter().map(|p| &**p);
     let levels = node.facts().memory_qos.map(|qos| qos.of_levels(pods()));
+    if let Some(levels) = levels {
+        node.metrics.memory_min.set(levels.guaranteed() as f64);
+        node.metrics.memory_low.set(levels.burstable_low as f64);
+    }
     let request = api::SetQosRequest {
         burstable_cpu_shares: burstable_cpu_shares(pods()),
         kubepods_memory_min_bytes: levels.map(|levels| levels.kubepods_min),

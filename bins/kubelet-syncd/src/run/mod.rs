@@ -148,7 +148,7 @@ async fn work(
     let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
     tokio::spawn(pleg_task.promising(daemon.progress.promise("pleg", LOOP_BOUND)).run());
     let pleg_events = pleg.subscribe();
-    let metrics = Metrics::register(&daemon.registry)?;
+    let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
     daemon.set_ready().await;
 
     let capacity = Capacity::read();

@@ -30,6 +30,13 @@ pub struct Levels {
     pub burstable_low: u64,
 }
 
+impl Levels {
+    /// What of [`Levels::kubepods_min`] is for guaranteed pods.
+    pub fn guaranteed(&self) -> u64 {
+        self.kubepods_min.saturating_sub(self.burstable_low)
+    }
+}
+
 fn bytes(amounts: &Amounts) -> i64 {
     amounts.get("memory").copied().unwrap_or(Quantity::ZERO).value()
 }
@@ -140,6 +147,7 @@ mod tests {
         ];
         let levels = qos(true).of_levels(&pods);
         assert_eq!(levels, Levels { kubepods_min: 12 << 20, burstable_low: 4 << 20 });
+        assert_eq!((levels.guaranteed(), Levels::default().guaranteed()), (8 << 20, 0));
         assert_eq!(qos(false).of_levels(&pods), Levels::default());
         let of = |tiered, class| qos(tiered).of_pod(class, &memory(4));
         assert_eq!(of(true, QosClass::Guaranteed), (Some(4 << 20), None));

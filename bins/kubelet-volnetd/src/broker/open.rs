@@ -71,26 +71,13 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
             let root = open::base_dir(&node.settings.paths.root_dir)?;
             Ok(open::regular_beneath(root.as_fd(), name)?)
         }
-        Kind::Kmsg(_) => kernel_file("/dev/kmsg", OFlags::RDONLY),
-        Kind::Psi(psi) => {
-            let path = match psi.resource() {
-                wire::psi::Resource::Memory => "/proc/pressure/memory",
-                wire::psi::Resource::Io => "/proc/pressure/io",
-                wire::psi::Resource::Cpu => "/proc/pressure/cpu",
-                wire::psi::Resource::Unspecified => {
-                    return Err(validate::bad("resource", "unspecified", "MEMORY, IO or CPU").into());
-                }
-            };
-            // A trigger is set by writing to it.
-            kernel_file(path, OFlags::RDWR)
-        }
         Kind::MemcgEvent(event) => Ok(node.cgroups.hierarchies().memory_event(event.threshold_bytes)?),
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
         Kind::NodeLog(log) => node_log(node, &log),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::EnvFile(file) => env_file::open(node, &file),
-        kind @ (Kind::Listener(_) | Kind::PluginSocket(_)) => {
+        kind @ (Kind::Kmsg(_) | Kind::Psi(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
             Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
         }
     }

@@ -54,7 +54,7 @@ pub(super) async fn follow(mut follower: Follower, subject: Subject, sender: bro
         let mut watches = BTreeMap::new();
         let mut all = true;
         for (dir, names) in &seen.names {
-            match follower.watch_dir(dir) {
+            match follower.watch_dir(dir).await {
                 // Two ways to one directory are one watch.
                 Ok(watch) => {
                     let counted: &mut (usize, BTreeSet<OsString>) = watches.entry(watch).or_default();
@@ -76,7 +76,9 @@ pub(super) async fn follow(mut follower: Follower, subject: Subject, sender: bro
             seen = until_moved(&mut follower, &watches, &subject, seen, all, &sender).await;
         }
         for (watch, (count, _)) in watches {
-            (0..count).for_each(|_| follower.unwatch(watch));
+            for _ in 0..count {
+                follower.unwatch(watch).await;
+            }
         }
     }
 }
@@ -204,7 +206,11 @@ mod tests {
 
     fn watch(subject: Subject) -> super::super::Watches {
         let Subject { kubeconfigs, files: serving, .. } = subject;
-        super::super::start(super::super::Followed { kubeconfigs, serving, ..Default::default() }).unwrap()
+        super::super::start(
+            super::super::Followed { kubeconfigs, serving, ..Default::default() },
+            super::super::tests::turn(),
+        )
+        .unwrap()
     }
 
     async fn changed(receiver: &mut broadcast::Receiver<()>) {

@@ -30,8 +30,15 @@ struct Target {
     found: bool,
 }
 
-/// Decides what to watch for `path`. Looks at the disk, changes nothing.
-fn target(path: &Path) -> Target {
+/// Decides what to watch for `path`.
+async fn target(path: &Path) -> Target {
+    let path = path.to_owned();
+    let looked = tokio::task::spawn_blocking(move || target_now(&path)).await;
+    looked.unwrap_or_else(|_| Target { dir: PathBuf::from("/"), only: None, found: false })
+}
+
+/// Looks at the disk, changes nothing.
+fn target_now(path: &Path) -> Target {
     if path.is_dir() {
         return Target { dir: path.to_owned(), only: None, found: true };
     }
@@ -50,8 +57,8 @@ fn target(path: &Path) -> Target {
 
 pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Sender<ManifestChange>) {
     loop {
-        let aim = target(&path);
-        let watch = match follower.watch_dir(&aim.dir) {
+        let aim = target(&path).await;
+        let watch = match follower.watch_dir(&aim.dir).await {
             Ok(watch) => watch,
             Err(error) => {
                 tracing::warn!(path = %aim.dir.display(), %error, "cannot watch for manifests, trying again");
@@ -60,11 +67,11 @@ pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Se
             }
         };
         // It may have changed between the look and the watch.
-        if target(&path) == aim {
+        if target(&path).await == aim {
             let _ = sender.send(ManifestChange::Rescan);
             until_moved(&mut follower, watch, &path, &aim, &sender).await;
         }
-        follower.unwatch(watch);
+        follower.unwatch(watch).await;
     }
 }
 
@@ -93,7 +100,7 @@ async fn until_moved(
             }
         }
         // A single file, or a missing path, decides anew what is to be watched.
-        if (aim.only.is_some() || !aim.found) && target(path) != *aim {
+        if (aim.only.is_some() || !aim.found) && target(path).await != *aim {
             return;
         }
     }
@@ -138,9 +145,11 @@ mod tests {
     async fn a_folder_that_comes_goes_and_comes_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/manifests");
-        let watches =
-            super::super::start(super::super::Followed { manifests: Some(path.clone()), ..Default::default() })
-                .unwrap();
+        let watches = super::super::start(
+            super::super::Followed { manifests: Some(path.clone()), ..Default::default() },
+            super::super::tests::turn(),
+        )
+        .unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         for _ in 0..2 {
@@ -169,9 +178,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pod.yaml");
         std::fs::write(&path, "x").unwrap();
-        let watches =
-            super::super::start(super::super::Followed { manifests: Some(path.clone()), ..Default::default() })
-                .unwrap();
+        let watches = super::super::start(
+            super::super::Followed { manifests: Some(path.clone()), ..Default::default() },
+            super::super::tests::turn(),
+        )
+        .unwrap();
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         std::fs::write(dir.path().join("other"), "x").unwrap();

@@ -11,13 +11,14 @@ mod manifests;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_daemon::progress::Turn;
 use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::broadcast;
+use tokio::sync::{Mutex, broadcast};
 
 pub use manifests::ManifestChange;
 
@@ -68,8 +69,11 @@ impl Watches {
     }
 }
 
-/// Starts the tasks.
-pub fn start(followed: Followed) -> std::io::Result<Watches> {
+/// Starts the tasks. `turn`: what the one that passes changes on promises to the watchdog.
+///
+/// # Errors
+/// The kernel gives no inotify instance.
+pub fn start(followed: Followed, turn: Turn) -> std::io::Result<Watches> {
     let watches = Watches {
         manifests: broadcast::channel(BACKLOG).0,
         credentials: broadcast::channel(BACKLOG).0,
@@ -96,7 +100,7 @@ pub fn start(followed: Followed) -> std::io::Result<Watches> {
         let what = credentials::Subject { kubeconfigs: Vec::new(), files: serving };
         tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.serving.clone()));
     }
-    tokio::spawn(pass_on(hub));
+    tokio::spawn(pass_on(hub, turn));
     Ok(watches)
 }
 
@@ -104,21 +108,23 @@ pub fn start(followed: Followed) -> std::io::Result<Watches> {
 #[derive(Debug)]
 struct Hub {
     inotify: AsyncFd<Inotify>,
+    /// Held while a directory is being watched, which takes as long as its file system does: followers wait for each other
+    /// then, and the thread that does all the rest does not.
     users: Mutex<HashMap<WatchId, usize>>,
     events: broadcast::Sender<Event>,
 }
 
 /// Gives every event to every follower; each knows which watches are its own.
-async fn pass_on(hub: Arc<Hub>) {
+async fn pass_on(hub: Arc<Hub>, turn: Turn) {
     loop {
-        match hub.inotify.async_io(Interest::READABLE, read_some).await {
+        match turn.rests(hub.inotify.async_io(Interest::READABLE, read_some)).await {
             Ok(events) => events.into_iter().for_each(|event| {
                 let _ = hub.events.send(event);
             }),
             Err(error) => {
                 tracing::warn!(%error, "reading changes of files");
                 let _ = hub.events.send(Event { watch: None, change: Change::Overflow, name: Default::default() });
-                tokio::time::sleep(RETRY).await;
+                turn.rests(tokio::time::sleep(RETRY)).await;
             }
         }
     }
@@ -142,17 +148,18 @@ impl Follower {
     }
 
     /// Watches a directory; each call needs its [`Follower::unwatch`].
-    fn watch_dir(&self, path: &Path) -> std::io::Result<WatchId> {
-        let mut users = self.hub.users.lock().unwrap_or_else(PoisonError::into_inner);
-        let watch = self.hub.inotify.get_ref().watch_dir(path)?;
+    async fn watch_dir(&self, path: &Path) -> std::io::Result<WatchId> {
+        let mut users = self.hub.users.lock().await;
+        let (hub, path) = (self.hub.clone(), path.to_owned());
+        let watch = tokio::task::spawn_blocking(move || hub.inotify.get_ref().watch_dir(&path)).await??;
         *users.entry(watch).or_default() += 1;
         Ok(watch)
     }
 
     /// Forgets a watch when nobody else uses it. The kernel gives the number of a forgotten one to no other for as long
     /// as there are numbers, so late events of it are nobody's.
-    fn unwatch(&self, watch: WatchId) {
-        let mut users = self.hub.users.lock().unwrap_or_else(PoisonError::into_inner);
+    async fn unwatch(&self, watch: WatchId) {
+        let mut users = self.hub.users.lock().await;
         let Some(count) = users.get_mut(&watch) else { return };
         *count -= 1;
         if *count == 0 {
@@ -173,5 +180,15 @@ impl Follower {
     /// Whether an event waits.
     fn is_behind(&self) -> bool {
         !self.events.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
+
+    /// Of a process without a watchdog.
+    pub(super) fn turn() -> super::Turn {
+        Progress::default().promise("changes", LOOP_BOUND)
     }
 }

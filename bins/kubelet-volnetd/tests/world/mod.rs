@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
 use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::{PeerUsers, Policy};
@@ -115,13 +116,13 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     let _ = std::fs::remove_file(&grpc);
     let listener = tokio::net::UnixListener::bind(&grpc).unwrap();
     std::fs::set_permissions(&grpc, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let watches = watch::start(watch::Followed {
+    let followed = watch::Followed {
         manifests: node.settings.manifests.clone(),
         kubeconfigs: node.settings.kubeconfig.iter().cloned().collect(),
         client_pair: None,
         serving: Vec::new(),
-    })
-    .unwrap();
+    };
+    let watches = watch::start(followed, Progress::default().promise("changes", LOOP_BOUND)).unwrap();
     let services = service::add_to(Services::new().unwrap(), node.clone(), watches);
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));

@@ -223,7 +223,6 @@ impl std::fmt::Display for Deny {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     Unix,
-    Netlink,
     Inet,
     Inet6,
     Vsock,
@@ -234,7 +233,6 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Family::Unix => "AF_UNIX",
-            Family::Netlink => "AF_NETLINK",
             Family::Inet => "AF_INET",
             Family::Inet6 => "AF_INET6",
             Family::Vsock => "AF_VSOCK",
@@ -245,7 +243,6 @@ impl Family {
         // The constants are small positive numbers.
         match self {
             Family::Unix => libc::AF_UNIX as u64,
-            Family::Netlink => libc::AF_NETLINK as u64,
             Family::Inet => libc::AF_INET as u64,
             Family::Inet6 => libc::AF_INET6 as u64,
             Family::Vsock => libc::AF_VSOCK as u64,

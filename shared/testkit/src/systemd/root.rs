@@ -26,6 +26,7 @@ const PACKAGES: &[&str] = &[
     "libpam-systemd",
     "libnss-systemd",
     "containerd",
+    "curl",
     "runc",
     "containernetworking-plugins",
     "iproute2",
