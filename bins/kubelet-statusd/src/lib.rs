@@ -61,6 +61,7 @@ pub mod traces;
 pub mod views;
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,7 +118,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = app.with_journal(journal_reader(&daemon)?).with_progress(daemon.progress.clone());
+    let app = app.with_journal(journal_reader(daemon.take_listener("journal"), config)?).with_progress(daemon.progress.clone());
     let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,
@@ -167,17 +168,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own. Where the
-/// configuration does not turn the log query on, nobody.
-fn journal_reader(daemon: &Daemon) -> std::io::Result<JournalReader> {
-    if let Some(socket) = daemon.take_listener("journal") {
-        return JournalReader::new(Some(socket));
+/// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own, which may be made
+/// after our start and is looked for with each question. Where the configuration does not turn the log query on, nobody.
+fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<JournalReader> {
+    if passed.is_some() {
+        return JournalReader::new(passed);
     }
-    let kubelet = &daemon.config.kubelet;
-    let path = daemon.config.paths.run_dir.join("kubelet-journal.sock");
+    let kubelet = &config.kubelet;
     let wanted = kubelet.enable_system_log_query == Some(true) && kubelet.enable_debugging_handlers != Some(false);
-    if wanted && path.exists() {
-        return Ok(JournalReader::at(&path));
+    if wanted {
+        return Ok(JournalReader::at(&config.paths.run_dir.join("kubelet-journal.sock")));
     }
     Ok(JournalReader::default())
 }

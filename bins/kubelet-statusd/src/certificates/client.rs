@@ -145,7 +145,7 @@ impl ClientCertificate {
             let todo = self.todo(&look.seen, memory);
             told.tell(&todo, &look.seen, self.wanted);
             if todo != Todo::Bootstrap {
-                memory.was_good |= matches!(look.seen.kubeconfig, Kubeconfig::Usable(_));
+                memory.learn(&look.seen.kubeconfig);
                 // What it began with is not kept for longer than it is of use.
                 bootstrap = None;
             }
@@ -314,14 +314,17 @@ impl ClientCertificate {
 
     /// The first certificate of a node that begins with other credentials.
     async fn ask_first(&self, client: &ApiClient) -> Result<(), Failure> {
-        match self.store.put_kubeconfig().await {
+        let written = match self.store.put_kubeconfig().await {
             // Its file is gone: what was written before stays.
-            Err(StoreError::Put(error)) if error.code() == tonic::Code::NotFound => {}
-            other => other?,
-        }
+            Err(StoreError::Put(error)) if error.code() == tonic::Code::NotFound => false,
+            other => {
+                other?;
+                true
+            }
+        };
         if self.optional(CredentialFile::ClientPair).await?.is_some_and(|pair| self.is_good(&pair)) {
-            // Only the kubeconfig was missing.
-            return Ok(());
+            // Only the kubeconfig was missing. Where it still is, nothing but another file would help.
+            return if written { Ok(()) } else { Err(Failure::NoCredentials) };
         }
         tokio::time::timeout(READY, client.ready()).await.map_err(|_| Failure::NoCredentials)?;
         let key = self.pending_key().await?;

@@ -61,6 +61,14 @@ pub struct Memory {
     pub share: f64,
 }
 
+impl Memory {
+    /// What a look at the kubeconfig teaches. One whose files are missing was never good: a bootstrap kubeconfig that comes
+    /// after it counts.
+    pub fn learn(&mut self, kubeconfig: &Kubeconfig) {
+        self.was_good |= matches!(kubeconfig, Kubeconfig::Usable(shown) if *shown != Shown::Lost);
+    }
+}
+
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {

@@ -57,6 +57,19 @@ fn a_node_begins() {
             assert_eq!(ask(rotates, true, START, &seen(broken, None, false)), Todo::Idle);
         }
     }
+    // What begins with begins when its files come, in whichever order.
+    for (first, bootstraps_later) in [
+        (Missing, true),
+        (Unusable, true),
+        (Usable(Shown::Lost), true),
+        (Usable(Shown::Nothing), false),
+        (Usable(Shown::Named(chain(50))), false),
+    ] {
+        let mut memory = START;
+        memory.learn(&first);
+        let todo = ask(true, true, memory, &seen(Usable(Shown::Lost), None, true));
+        assert_eq!(todo == Todo::Bootstrap, bootstraps_later, "{first:?}");
+    }
     // Without renewal the certificate's end is waited for, where another could be got then.
     let good = seen(Usable(Shown::Named(chain(50))), None, true);
     assert_eq!(ask(false, true, START, &good), Todo::Until(at(50)));
