@@ -106,8 +106,11 @@ impl Containerd {
             .collect()
     }
 
-    /// Ends shims of containers that the runtime does not list any more, and says so. Seen with containerd 1.6 after deaths of
-    /// its caller in the middle of calls; why is not known. No caller can find such a process through the CRI.
+    /// Ends shims of containers that the runtime does not list any more, and says so. containerd 1.6 starts a shim
+    /// within its caller's request: when the caller dies meanwhile the start is given up, and the shim, already there, stays
+    /// without anybody who knows of it. Any client does that: of 150 runs of its own `ctr`, each killed within 155 ms, 13
+    /// left such a process for good, through the container's removal and the daemon's restart. None can be found through
+    /// the CRI.
     ///
     /// # Errors
     /// The runtime does not answer.

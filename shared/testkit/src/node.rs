@@ -389,8 +389,8 @@ impl Node {
         self.end()
     }
 
-    /// The same after deaths in the middle of calls to the runtime, after which a shim was seen whose container the runtime does not
-    /// list any more: such a one is ended and named instead of being a failure.
+    /// The same after deaths in the middle of calls to the runtime, which containerd may answer by losing a shim
+    /// ([`crate::Containerd::end_lost_shims`]): such a one is ended and named instead of being a failure.
     ///
     /// # Errors
     /// What is left, one line for each thing.
