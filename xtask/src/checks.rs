@@ -62,42 +62,31 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// What of `cargo xtask test` can be chosen.
-#[derive(Debug, Default)]
-pub struct Tests {
-    /// Without format, lints and dependencies.
-    pub no_checks: bool,
-    /// The version before: a commit or tag.
-    pub previous: Option<String>,
-    /// For the test runner.
-    pub rest: Vec<String>,
-}
-
 /// All checks, then all tests.
 ///
 /// # Errors
 /// The first step that fails.
-pub fn test(options: &Tests) -> Result<()> {
+pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
     if machine::is_root() {
         machine::ensure_installed_for_systemd(&|line| eprintln!("{line}"))?;
     } else {
         eprintln!("!!! Not root: the tests with a real containerd will be skipped !!!");
     }
-    if !options.no_checks {
+    if !no_checks {
         check()?;
     }
     // One build of programs and tests together: apart, cargo would build the libraries twice, with other features.
     cargo(&["build", "--workspace", "--all-targets", "--locked"])?;
     let programs = build::target_dir().join("debug");
     let mut environment = vec![("BULKHEAD_BIN_DIR", programs.as_os_str())];
-    // Nodes need root. After the build of now, which has made what both are made of.
-    let before = if machine::is_root() { versions::programs_before(options.previous.as_deref())? } else { None };
+    // Nodes need root. After the build of now, which has made what both versions are made of.
+    let before = if machine::is_root() { versions::programs_for_tests()? } else { None };
     environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
     let mut arguments = if has("nextest") {
         vec!["nextest", "run", "--workspace", "--locked"]
     } else {
         vec!["test", "--workspace", "--locked", "--no-fail-fast"]
     };
-    arguments.extend(options.rest.iter().map(String::as_str));
+    arguments.extend(rest.iter().map(String::as_str));
     cargo_with(&arguments, &environment)
 }

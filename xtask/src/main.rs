@@ -24,12 +24,8 @@ fn main() -> ExitCode {
                 demo::run(&profile, once, demo::show)
             }
         }
-        Some(("test", options)) => checks::test(&checks::Tests {
-            no_checks: options.get_flag("no-checks"),
-            previous: options.get_one::<String>("previous").cloned(),
-            rest: rest(options),
-        }),
-        Some(("ci", _)) => checks::test(&checks::Tests::default()),
+        Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
+        Some(("ci", _)) => checks::test(false, &[]),
         Some(("check", _)) => checks::check(),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
@@ -37,6 +33,7 @@ fn main() -> ExitCode {
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
         }
+        Some(("previous", options)) => versions::previous(options.get_one::<String>("revision").map(String::as_str)),
         Some(("package", options)) => package::run(options),
         _ => Ok(()),
     };
@@ -89,12 +86,6 @@ fn command_line() -> clap::Command {
                         .action(ArgAction::SetTrue)
                         .help("Tests only, without format, lints and dependencies"),
                 )
-                .arg(
-                    Arg::new("previous")
-                        .long("previous")
-                        .value_name("REVISION")
-                        .help("Whose programs are mixed with those of now; that of the newest record unless given"),
-                )
                 .arg(rest("Passed on to the test runner, for example a test's name")),
         )
         .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
@@ -121,6 +112,11 @@ fn command_line() -> clap::Command {
             clap::Command::new("record-api")
                 .about("Writes the record of a version's internal API to proto/recorded; when the version is tagged")
                 .arg(Arg::new("revision").long("revision").help("Commit or tag; HEAD unless given")),
+        )
+        .subcommand(
+            clap::Command::new("previous")
+                .about("Builds the programs of the version before, as `test` does, and prints where they are")
+                .arg(Arg::new("revision").help("Commit or tag; that of the newest record unless given")),
         )
         .subcommand(
             clap::Command::new("fuzz")

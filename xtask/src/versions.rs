@@ -51,38 +51,55 @@ pub fn record_api(revision: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The folder with the programs of the version before, built if they are not there yet: those of `revision`, or of the
-/// newest record. `None` where the history does not reach back to that record, which is told.
+/// Builds the programs of an earlier version, that of the newest record unless given, and prints where they are.
 ///
 /// # Errors
-/// There is no such revision as asked for.
-pub fn programs_before(revision: Option<&str>) -> Result<Option<PathBuf>> {
-    if let (None, Some(folder)) = (revision, std::env::var_os(previous::VARIABLE)) {
+/// There is no such revision in this history, or it does not build.
+pub fn previous(revision: Option<&str>) -> Result<()> {
+    let revision =
+        previous::resolve(&revision.map_or_else(previous::recorded_revision, |given| Ok(given.to_owned()))?)?;
+    println!("{}", programs_of(&revision)?.display());
+    Ok(())
+}
+
+/// The folder with the programs of the version before, for the tests. `None` where the history does not reach back to it:
+/// then one test is skipped, and this is told. What cannot be built is told too, and that test fails for want of it.
+///
+/// # Errors
+/// There is no record of a version.
+pub fn programs_for_tests() -> Result<Option<PathBuf>> {
+    if let Some(folder) = std::env::var_os(previous::VARIABLE) {
         return Ok(Some(folder.into()));
     }
-    let revision = match revision {
-        Some(revision) => previous::resolve(revision)?,
-        None => previous::recorded_revision()?,
-    };
+    let revision = previous::recorded_revision()?;
     let folder = previous::folder(&revision);
     if previous::is_complete(&folder) {
         return Ok(Some(folder));
     }
-    let sources = match previous::resolve(&revision).and_then(|revision| Sources::of(&revision, &[])) {
-        Ok(sources) => sources,
-        Err(error) => {
-            eprintln!(
-                "\n!!! SKIPPED: processes of two versions among each other, for want of the version before: {error:#} !!!"
-            );
-            return Ok(None);
-        }
-    };
-    eprintln!("\nbuilding the version before, {revision}");
-    if let Err(error) = build_programs(&sources.0, &folder) {
-        // One test fails for it, and the others are run.
-        eprintln!("\nthe version before, {revision}, could not be built: {error:#}");
+    if let Err(error) = previous::resolve(&revision) {
+        eprintln!(
+            "\n!!! SKIPPED: processes of two versions beside each other, as the version before is not there: {error:#} !!!"
+        );
+        return Ok(None);
     }
-    Ok(Some(folder))
+    match programs_of(&revision) {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) => {
+            eprintln!("\nthe version before could not be built: {error:#}");
+            Ok(Some(folder))
+        }
+    }
+}
+
+/// The programs of a revision, which are built once and then kept.
+fn programs_of(revision: &str) -> Result<PathBuf> {
+    let folder = previous::folder(revision);
+    if !previous::is_complete(&folder) {
+        eprintln!("\nbuilding the version before, {revision}");
+        let sources = Sources::of(revision, &[])?;
+        build_programs(&sources.0, &folder).with_context(|| revision.to_owned())?;
+    }
+    Ok(folder)
 }
 
 /// Builds the programs of a revision into a folder, where they appear all at once.
@@ -120,7 +137,7 @@ fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
     std::fs::create_dir(&complete)?;
     for program in previous::programs() {
         let built = target.join("debug").join(program);
-        std::fs::rename(&built, complete.join(program)).with_context(|| built.display().to_string())?;
+        std::fs::copy(&built, complete.join(program)).with_context(|| built.display().to_string())?;
     }
     if folder.exists() {
         std::fs::remove_dir_all(folder)?;
