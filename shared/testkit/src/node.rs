@@ -390,7 +390,7 @@ impl Node {
     }
 
     /// The same after deaths in the middle of calls to the runtime, which containerd may answer by losing a shim
-    /// ([`crate::Containerd::end_lost_shims`]): such a one is ended and named instead of being a failure.
+    /// ([`crate::containerd::Containerd::end_lost_shims`]): such a one is ended and named instead of being a failure.
     ///
     /// # Errors
     /// What is left, one line for each thing.
