@@ -118,7 +118,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
     let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = app.with_journal(journal_reader(daemon.take_listener("journal"), config)?).with_progress(daemon.progress.clone());
+    let app = app
+        .with_journal(journal_reader(daemon.take_listener("journal"), config)?)
+        .with_progress(daemon.progress.clone());
     let app = match &api {
         Some(api) => app.with_api_server(api.reachability()),
         None => app,
@@ -269,5 +271,26 @@ async fn listen(surface: Surface, address: SocketAddr, mut earlier: Option<TcpLi
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(longest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_s_reader_may_listen_later_than_we_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = NodeConfig::for_tests(folder.path());
+        for (query, handlers, wanted) in [
+            (None, None, false),
+            (Some(true), None, true),
+            (Some(true), Some(false), false),
+            (Some(false), None, false),
+        ] {
+            config.kubelet.enable_system_log_query = query;
+            config.kubelet.enable_debugging_handlers = handlers;
+            assert_eq!(journal_reader(None, &config).unwrap().is_there(), wanted, "{query:?} {handlers:?}");
+        }
     }
 }
