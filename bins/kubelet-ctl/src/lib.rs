@@ -74,6 +74,8 @@ pub(crate) enum Failure {
     Instance(#[from] InstanceError),
     #[error("{0}")]
     NotFound(String),
+    #[error("{0}")]
+    Usage(&'static str),
     #[error("could not write the answer: {0}")]
     Output(#[from] std::io::Error),
     #[error("could not write the answer as {format}: {problem}")]
@@ -85,6 +87,7 @@ impl Failure {
         match self {
             Failure::Trouble(trouble) if trouble.unreachable() => Exit::Unreachable,
             Failure::Instance(_) => Exit::Unreachable,
+            Failure::Usage(_) => Exit::Usage,
             _ => Exit::NotFound,
         }
     }
@@ -120,6 +123,12 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
     // Not every command has every option.
     let text = |id: &str| matches.try_get_one::<String>(id).ok().flatten().map(String::as_str);
     let instance = match text("vsock") {
+        Some(_) if name == "privileges" => {
+            // The map is compared with /proc and the rendered configuration, and here those are another machine's.
+            return Err(Failure::Usage(
+                "privileges are compared on the machine itself: run this there, without --vsock",
+            ));
+        }
         Some(address) => Instance::over_vsock(address)?,
         None => Instance::find(text("run-dir"), text("root-dir"), std::path::Path::new("/run"))?,
     };

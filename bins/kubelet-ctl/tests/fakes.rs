@@ -376,6 +376,11 @@ async fn a_wrong_command_line_is_2() {
     let run_dir = tempfile::tempdir().unwrap();
     assert_eq!(ctl(run_dir.path(), "pods -o xml").await.0, Exit::Usage);
     assert_eq!(ctl(run_dir.path(), "nothing").await.0, Exit::Usage);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let words = ["kubelet-ctl", "privileges", "--vsock", "3:10240"].map(std::ffi::OsString::from);
+    assert_eq!(kubelet_ctl::run(words, &mut out, &mut err).await, Exit::Usage);
+    let err = String::from_utf8(err).unwrap();
+    assert!(out.is_empty() && err.contains("on the machine itself"), "another machine's processes: {err}");
     let (exit, out, _) = ctl(run_dir.path(), "pods --help").await;
     assert!(exit == Exit::Success && out.contains("--watch"), "{out}");
 }
