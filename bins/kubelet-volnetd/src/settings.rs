@@ -61,7 +61,8 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
 fn certificates(config: &NodeConfig) -> std::io::Result<Certificates> {
     let bootstrap = config.bootstrap_kubeconfig().map(std::path::absolute).transpose()?;
     Ok(Certificates {
-        folder: std::path::absolute(&config.flags.cert_dir)?,
+        // Without a name it is the working directory, as upstream.
+        folder: std::env::current_dir()?.join(&config.flags.cert_dir),
         client: config.rotates_client() || bootstrap.is_some(),
         serving: config.asks_for_serving(),
         bootstrap,
@@ -109,6 +110,8 @@ mod tests {
         assert_eq!(settings.kubeconfig, None);
         config.flags.kubeconfig = "/etc/kubernetes/kubelet.conf".into();
         assert_eq!(from_config(&config).unwrap().kubeconfig, Some("/etc/kubernetes/kubelet.conf".into()));
+        config.flags.cert_dir = PathBuf::new();
+        assert_eq!(from_config(&config).unwrap().certificates.folder, std::env::current_dir().unwrap());
         config.kubelet.cgroup_driver = "openrc".into();
         assert!(from_config(&config).is_err());
     }
