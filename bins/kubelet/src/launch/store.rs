@@ -10,7 +10,7 @@ use super::notify::Notification;
 const MAX: usize = 8;
 /// A name as systemd takes it, and none that the launcher gives itself.
 const NAME_MAX: usize = 64;
-const OURS: [&str; 4] = ["grpc", "broker", "death", "journal"];
+const OURS: [&str; 5] = ["grpc", "broker", "vsock", "death", "journal"];
 
 /// Kept descriptors by name.
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn neither_others_names_nor_more_than_there_may_be() {
         let mut store = Store::default();
-        for name in ["grpc", "death", "", "a:b", "x y", &"n".repeat(65)] {
+        for name in ["grpc", "vsock", "death", "", "a:b", "x y", &"n".repeat(65)] {
             store.heed(&notify::parse(format!("FDSTORE=1\nFDNAME={name}\n").as_bytes()), fd());
         }
         store.heed(&notify::parse(b"FDSTORE=1\n"), fd());
