@@ -163,8 +163,13 @@ pub fn from_vsock(
                     }
                     enter(stream, peer, &gate, &leaving).map(Ok)
                 }
+                // The peer has gone before anybody asked who it is. Anybody may do that as often as he likes.
+                Err(error) if error.kind() == std::io::ErrorKind::NotConnected => {
+                    tracing::debug!(%error, "could not identify a peer on vsock, connection closed");
+                    None
+                }
                 Err(error) => {
-                    // The peer may have gone already, or descriptors are out: again, but without spinning.
+                    // Out of descriptors or memory: again, but without spinning.
                     tracing::warn!(%error, "accept on vsock failed");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     None

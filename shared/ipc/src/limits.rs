@@ -2,7 +2,7 @@
 //!
 //! Everything is counted by role, never over all peers: whoever uses its own share up is refused, and nobody else
 //! notices. A stranger has no share at all, its connection is closed before a byte of it is read
-//! (decision 33). The sum over the four roles bounds the process.
+//! (decision 33). The sum over the roles bounds the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -30,7 +30,8 @@ pub fn set_not_dumpable() -> Result<(), PrivilegeError> {
         .map_err(|e| PrivilegeError::Prctl("setting PR_SET_DUMPABLE to 0", e.into()))
 }
 
-/// No core file, whatever the machine's pattern says: memory here holds credentials. Inherited.
+/// No core file: memory here holds credentials. Inherited. A machine whose pattern names a program is not held by a limit of 0
+/// (core(5)); who is not dumpable is safe from that one too.
 pub fn forbid_core_dumps() -> Result<(), PrivilegeError> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, none)

@@ -15,10 +15,7 @@ pub fn let_go_of_pages() -> usize {
     // SAFETY: the callback gets a valid description for the time of the call and the pointer that is given here, to a
     // vector that outlives it; it does not unwind, as pushing to a vector does not.
     unsafe { libc::dl_iterate_phdr(Some(first_program), std::ptr::from_mut(&mut segments).cast()) };
-    // SAFETY: only reads a constant of the system.
-    let Some(page) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|size| *size > 0) else {
-        return 0;
-    };
+    let Ok(page) = usize::try_from(crate::page::size()) else { return 0 };
     let mut bytes = 0;
     for (start, length) in segments {
         let begin = start & !(page - 1);
