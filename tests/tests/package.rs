@@ -62,7 +62,7 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     }
     machine.wait_healthy()?;
     ensure!(version(&machine)? == "0.1.0-2");
-    ensure!(machine.check(&["cat", DEFAULTS])?.contains("--config"), "the administrator's line is gone");
+    ensure!(machine.check(&["cat", DEFAULTS])?.contains("--v=2"), "the administrator's line is gone");
     knows_its_pod(&machine)?;
     untouched("upgrade")?;
 
@@ -188,6 +188,8 @@ fn in_place_of_another(machine: &Machine, package: &std::path::Path) -> Result<(
         ensure!(unit.active == "activating" && unit.sub == "auto-restart", "{unit:?}");
         Ok(())
     })?;
+    let said = machine.journal(&["--unit=kubelet"])?;
+    ensure!(said.contains("failed to load kubelet config file, path: \"/var/lib/kubelet/config.yaml\""), "{said}");
     Ok(())
 }
 
@@ -268,7 +270,7 @@ fn what_it_brings(machine: &Machine) -> Result<()> {
 
 fn configure(machine: &Machine) -> Result<()> {
     machine.configure_kubelet(&machine.kubelet_config())?;
-    machine.write(DEFAULTS, b"KUBELET_EXTRA_ARGS=--config=/var/lib/kubelet/config.yaml --v=2\n", 0o644)
+    machine.write(DEFAULTS, b"KUBELET_EXTRA_ARGS=--v=2\n", 0o644)
 }
 
 fn version(machine: &Machine) -> Result<String> {
