@@ -1,16 +1,17 @@
 //! Does a pod notice that one process of the node is of another version than the others, that programs are replaced
-//! beneath it, or that they are put back? With the programs of the version before, which `cargo xtask test-upgrade` builds.
+//! beneath it, or that they are put back? With the programs of the version before, which `cargo xtask test` builds.
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::node::DAEMONS;
-use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_testkit::systemd::{LIBEXEC, Machine, SERVICES};
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, build, eventually};
 use bulkhead_tests::history::{pod_only_advances, values_of};
 use bulkhead_tests::joined::config_map;
-use bulkhead_tests::lab;
 use bulkhead_tests::mixed::{self, Age, Mix};
 use bulkhead_tests::shown::{NODE, create, main_of, wait_phase, wait_ready};
+use bulkhead_tests::{lab, systemd_machine};
 use serde_json::{Value, json};
 
 /// What is there before anything is replaced, and must not notice.
@@ -113,8 +114,11 @@ impl World {
             }
             Ok(())
         })?;
-        let listed = self.node.ctl(&["pods"])?;
-        ensure!(listed.contains("calm") && listed.contains("mirrored"), "{when}: {listed}");
+        for age in [Age::Old, Age::New] {
+            self.mix.put("kubelet-ctl", age)?;
+            let listed = self.node.ctl(&["pods"])?;
+            ensure!(listed.contains("calm") && listed.contains("mirrored"), "{when}, asked by {age:?}: {listed}");
+        }
         Ok(())
     }
 
@@ -178,7 +182,7 @@ fn a_node_that_is_stopped_changes_its_version_as_a_whole() -> Result<()> {
     let mut world = World::start(&lab, &previous, Age::Old)?;
     for age in [Age::New, Age::Old, Age::New] {
         world.node.stop()?;
-        for program in DAEMONS.iter().chain(&["kubelet", "kubelet-ctl", "kubelet-journal"]) {
+        for program in DAEMONS.iter().chain(&["kubelet", "kubelet-journal"]) {
             world.mix.put(program, age)?;
         }
         world.node.launch()?;
@@ -186,4 +190,96 @@ fn a_node_that_is_stopped_changes_its_version_as_a_whole() -> Result<()> {
         world.look(&format!("everything is {age:?}"))?;
     }
     world.end()
+}
+
+/// What 0.1.0, which knew no units, needs of ours: leave to give up by itself what it never had, and that nobody else keeps
+/// the ports that it listens on.
+const VERSION_BEFORE: &str = "[Service]\nSystemCallFilter=capset\nFileDescriptorStoreMax=0\n";
+
+/// As units: the daemons are of either version, while `kubelet`, which works out the configuration, and the units are of
+/// this one.
+#[test]
+fn one_unit_of_another_version_and_back() -> Result<()> {
+    let Some(previous) = mixed::previous() else { return Ok(()) };
+    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let machine = Machine::boot(builder)?;
+    let cluster = machine.stand_in(Config::default())?;
+    machine.install_programs(&build::bin_dir()?)?;
+    machine.install_units(&build::workspace_root())?;
+    for service in SERVICES {
+        machine.drop_in(service, "10-version-before", VERSION_BEFORE)?;
+    }
+    machine.join(&cluster, |_| ())?;
+    machine.check(&["systemctl", "start", "kubelet"])?;
+    machine.wait_healthy()?;
+    let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    let calm = Pod::idle("calm").empty_dir("cache", "Memory", Some("1Mi"), "/cache");
+    create(&cluster, calm.container_field("readinessProbe", probe))?;
+    machine.write_pod(&Pod::idle("mirrored"))?;
+    let names = ["calm".to_owned(), format!("mirrored-{}", machine.hostname())];
+    let mut shown = Vec::new();
+    for name in &names {
+        shown.push(wait_ready(&cluster, name)?["status"].clone());
+    }
+    let pods = || Ok::<_, anyhow::Error>((machine.fingerprint()?, machine.mounts_below("/var/lib/kubelet/pods")?));
+    let before = pods()?;
+
+    let mut rounds = 0;
+    let mut look = |when: &str| -> Result<()> {
+        eprintln!("{when}");
+        rounds += 1;
+        let name = format!("round-{rounds}");
+        create(&cluster, Pod::busybox(&name, "exit 0").restart_policy("Never"))?;
+        wait_phase(&cluster, &name, "Succeeded").with_context(|| machine.last_words(&["kubelet*"], 40))?;
+        cluster.delete("pods", "default", &name, None)?;
+        cluster.wait_gone("pods", "default", &name)?;
+        // What belongs to the round goes a moment after its object; ids of containers and mounts never come again.
+        eventually("the pods are what they were", LONG, || {
+            let now = pods()?;
+            ensure!(now == before, "{before:#?}\nbecame\n{now:#?}");
+            Ok(())
+        })?;
+        for (name, status) in names.iter().zip(&shown) {
+            let now = cluster.get("pods", "default", name)?;
+            ensure!(now["status"] == *status, "{name}: {status:#}\nbecame\n{:#}", now["status"]);
+        }
+        let listed = machine.check(&["kubelet-ctl", "pods"])?;
+        ensure!(names.iter().all(|name| listed.contains(name.as_str())), "{listed}");
+        Ok(())
+    };
+    let new = build::bin_dir()?;
+    let exchange = |service: &str, age: Age| -> Result<String> {
+        let program = service.trim_end_matches(".service");
+        machine.install_program(&if age == Age::Old { &previous } else { &new }.join(program))?;
+        machine.check(&["systemctl", "restart", service])?;
+        machine.wait_healthy()?;
+        let (pid, file) = (machine.unit(service)?.main_pid, format!("{LIBEXEC}/{program}"));
+        let same = machine.run(&["test", &format!("/proc/{pid}/exe"), "-ef", &file])?;
+        ensure!(same.status.success(), "{service} does not run from {file}");
+        Ok(format!("{program} is {age:?}"))
+    };
+    for service in SERVICES {
+        for age in [Age::Old, Age::New] {
+            let what = exchange(service, age).with_context(|| format!("{service} {age:?}"))?;
+            look(&format!("{what}, the others are New")).with_context(|| what)?;
+        }
+    }
+    // All of them, and back; some are of either version on the way.
+    for age in [Age::Old, Age::New] {
+        for service in SERVICES {
+            exchange(service, age).with_context(|| format!("{service} {age:?} on the way"))?;
+        }
+        look(&format!("all daemons are {age:?}"))?;
+    }
+    for name in &names {
+        let history = cluster.history("pods", "default", name)?;
+        pod_only_advances(&history)?;
+        ensure!(values_of(&history, "Ready") == ["False", "True"], "{name} flapped");
+    }
+    machine.remove_pod("mirrored")?;
+    cluster.delete("pods", "default", "calm", None)?;
+    for name in &names {
+        cluster.wait_gone("pods", "default", name)?;
+    }
+    machine.finish()
 }
