@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::processes::status_line;
 use bulkhead_testkit::{LONG, eventually};
 
 const JOURNALD: &str = "/lib/systemd/systemd-journald";
@@ -120,4 +121,21 @@ fn in_cgroup_of<T>(service: &str, what: impl FnOnce() -> Result<T>) -> Result<T>
         let _ = std::fs::remove_dir(slice(hierarchy));
     }
     result
+}
+
+/// The process that reads the journal for the node whose launcher this is.
+///
+/// # Errors
+/// It does not run.
+pub fn reader_of(launcher: i32) -> Result<i32> {
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.trim_end() == "kubelet-journal"
+            && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string())
+        {
+            return Ok(pid);
+        }
+    }
+    anyhow::bail!("it does not run")
 }

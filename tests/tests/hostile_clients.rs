@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::common::logging_client::LoggingClient;
+use bulkhead_ipc::common::{DestructiveGuard, SetVerbosityRequest};
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::{PruneRequest, TearDownPodRequest};
 use bulkhead_testkit::node::DAEMONS;
@@ -298,6 +299,7 @@ fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
     }
     eprintln!("{asked} messages");
     stale_verbs_are_refused(node, gid, pod_uid)?;
+    verbosity_has_an_end(node, gid)?;
     unharmed(node, &before)?;
     eventually("nothing around the node has changed", LONG, || {
         let now = surroundings(node)?;
@@ -346,4 +348,52 @@ fn stale_verbs_are_refused(node: &Node, gid: u32, pod_uid: &str) -> Result<()> {
             Ok(())
         })
     })
+}
+
+/// How much a process logs is its peer's to say within klog's scale, nobody else's, and saying so again and again fills no
+/// log.
+fn verbosity_has_an_end(node: &Node, gid: u32) -> Result<()> {
+    const CHANGES: u32 = 300;
+    let set = async |server: &str, verbosity| {
+        let channel = bulkhead_ipc::client::channel(&node.run_dir().join(format!("{server}.sock")));
+        LoggingClient::new(channel).set_verbosity(SetVerbosityRequest { verbosity }).await.map(|_| ())
+    };
+    for (peer, server) in [
+        ("kubelet-syncd", "kubelet-volnetd"),
+        ("kubelet-evictiond", "kubelet-syncd"),
+        ("kubelet-syncd", "kubelet-statusd"),
+    ] {
+        dressed(user(node, peer)?, gid, || {
+            hostile::runtime()?.block_on(async {
+                let code = set(server, 1).await.err().map(|status| status.code());
+                let refused = [Some(Code::PermissionDenied), Some(Code::Unimplemented)].contains(&code);
+                ensure!(refused, "{peer} sets how much {server} logs: {code:?}");
+                Ok(())
+            })
+        })?;
+    }
+    for server in ["kubelet-volnetd", "kubelet-syncd", "kubelet-evictiond"] {
+        let begin = Instant::now();
+        dressed(user(node, "kubelet-statusd")?, gid, || {
+            hostile::runtime()?.block_on(async {
+                for wrong in [11, 1 << 31, u32::MAX] {
+                    let refused = set(server, wrong).await.err().context("it is set")?;
+                    ensure!(refused.code() == Code::InvalidArgument, "{refused:?}");
+                    let says = format!("verbosity {wrong} is above 10, the most there is to say");
+                    ensure!(refused.message() == says, "{refused:?}");
+                }
+                // The last one is what the node was started with.
+                for change in 1..=CHANGES {
+                    set(server, (CHANGES - change) % 3).await?;
+                }
+                Ok(())
+            })
+        })?;
+        let pid = *node.pids().get(server).with_context(|| format!("{server} does not run"))?;
+        let log = std::fs::read_to_string(node.log())?;
+        let of_it = |line: &&str| line.contains(&format!(" {pid:>7} ")) && line.contains("log verbosity is changed");
+        let (told, most) = (log.lines().filter(of_it).count() as u64, begin.elapsed().as_secs() + 2);
+        ensure!((1..=most).contains(&told), "{server} told {told} times of {CHANGES} changes");
+    }
+    Ok(())
 }

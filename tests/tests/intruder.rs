@@ -8,11 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::systemd::{LIBEXEC, Machine};
-use bulkhead_testkit::{LONG, Node, Pod, build, cgroups, eventually};
+use bulkhead_testkit::{LONG, Node, Pod, build, cgroups, eventually, processes};
 use bulkhead_tests::joined::{Member, secret};
-use bulkhead_tests::{lab, systemd_machine};
+use bulkhead_tests::{journald, lab, systemd_machine};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+/// Who is stood in for: the daemons, and who reads the journal for one of them.
+const WHO: [&str; 5] = {
+    let [volnetd, syncd, evictiond, statusd] = DAEMONS;
+    [volnetd, syncd, evictiond, statusd, JOURNAL]
+};
+const JOURNAL: &str = "kubelet-journal";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
 const TABLE: &str = include_str!("../fixtures/intruder.txt");
@@ -66,11 +73,12 @@ fn table(reports: &BTreeMap<&str, Report>) -> String {
     acts.dedup();
     let mut text = String::new();
     for act in acts {
-        let words = DAEMONS.map(|daemon| match reports.get(daemon).and_then(|report| report.get(act)) {
+        let words = WHO.map(|daemon| match reports.get(daemon).and_then(|report| report.get(act)) {
             Some(outcome) => word(act, outcome),
             None => "-".to_owned(),
         });
-        text.push_str(&format!("{act:60} {:9} {:9} {:9} {}\n", words[0], words[1], words[2], words[3]));
+        let [volnetd, syncd, evictiond, statusd, journal] = words;
+        text.push_str(&format!("{act:60} {volnetd:9} {syncd:9} {evictiond:9} {statusd:9} {journal}\n"));
     }
     text
 }
@@ -106,7 +114,7 @@ fn compare(told: &str, table: &str) -> Result<()> {
     for act in told.keys().chain(table.keys().filter(|act| !told.contains_key(*act))) {
         match (told.get(act), table.get(act)) {
             (Some(is), Some(should)) if is.len() == should.len() => {
-                for ((daemon, is), should) in DAEMONS.iter().zip(is).zip(should) {
+                for ((daemon, is), should) in WHO.iter().zip(is).zip(should) {
                     if !agrees(is, should) {
                         wrong.push(format!("{daemon}, {act}: {is}, the table says {should}"));
                     }
@@ -126,7 +134,7 @@ fn programs(folder: &Path) -> Result<()> {
         None => build::programs("dev")?,
     };
     std::fs::copy(built.join("kubelet"), folder.join("kubelet"))?;
-    for program in build::PROGRAMS.into_iter().filter(|program| *program != "kubelet") {
+    for program in build::PROGRAMS.into_iter().filter(|program| *program != "kubelet").chain([JOURNAL]) {
         std::os::unix::fs::symlink(built.join(program), folder.join(program))?;
     }
     build::use_programs(folder)
@@ -166,6 +174,19 @@ fn cgroup_file(node: &Node, uid: &str) -> Result<PathBuf> {
     bail!("no cgroup of pod {uid}")
 }
 
+fn reader_of(node: &Node) -> Result<i32> {
+    let launcher = *node.pids().get("kubelet").context("no launcher")?;
+    eventually("the journal has its reader", LONG, || journald::reader_of(launcher))
+}
+
+fn kill(node: &Node, daemon: &str) -> Result<()> {
+    if daemon != JOURNAL {
+        return node.kill_daemon(daemon);
+    }
+    processes::signal(reader_of(node)?, Signal::SIGKILL);
+    Ok(())
+}
+
 /// What there is to be attacked.
 fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<Value> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
@@ -179,6 +200,7 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         .map(|(name, pid)| (name.strip_prefix("kubelet-").unwrap_or("launcher").to_owned(), pid))
         .collect();
     processes.insert("pod".to_owned(), process_of(node, uid)?);
+    processes.insert("journal".to_owned(), reader_of(node)?);
     Ok(json!({
         "run_dir": node.run_dir(),
         "root_dir": node.root_dir(),
@@ -221,7 +243,8 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
     std::fs::create_dir_all(scratch.join("mounted"))?;
     std::fs::set_permissions(&scratch, std::fs::Permissions::from_mode(0o1777))?;
     programs(folder.path())?;
-    let member = Member::start(&lab, &[secret("kept", "Opaque", &json!({"word": "c2VjcmV0"}))], |node| node)?;
+    let objects = [secret("kept", "Opaque", &json!({"word": "c2VjcmV0"}))];
+    let member = Member::start(&lab, &objects, |node| node.config("enableSystemLogQuery", json!(true)))?;
     let kubeconfig = member.cluster.kubeconfig_for_node("alpha")?;
     let spec = json!({
         "containers": [{"name": "main", "volumeMounts": [{"name": "kept", "mountPath": "/kept"}]}],
@@ -232,18 +255,18 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
 
     let mut reports = BTreeMap::new();
     let mut node = member.node;
-    for daemon in DAEMONS {
+    for daemon in WHO {
         let plan = plan(&node, &pod, &kubeconfig, &scratch)?;
         std::fs::write(folder.path().join("intruder.json"), plan.to_string())?;
         let original = std::fs::read_link(folder.path().join(daemon))?;
         swap(folder.path(), daemon, Path::new(INTRUDER))?;
-        node.kill_daemon(daemon)?;
+        kill(&node, daemon)?;
         let told = eventually(&format!("the intruder in place of {daemon} has tried everything"), LONG, || {
             report(&std::fs::read_to_string(node.log())?, daemon)
         })?;
         reports.insert(daemon, told);
         swap(folder.path(), daemon, &original)?;
-        node.kill_daemon(daemon)?;
+        kill(&node, daemon)?;
         node.wait_healthy()?;
     }
     for (daemon, report) in &reports {
@@ -274,7 +297,9 @@ fn with_a_unit_s_privileges_no_more_can_be_had() -> Result<()> {
     machine.install_programs(&build::bin_dir()?)?;
     machine.install_program(Path::new(INTRUDER))?;
     machine.install_units(&build::workspace_root())?;
-    machine.configure_kubelet(&machine.kubelet_config())?;
+    let mut config = machine.kubelet_config();
+    config["enableSystemLogQuery"] = true.into();
+    machine.configure_kubelet(&config)?;
     machine.kubelet_arguments(&[])?;
     machine.write_pod(&Pod::idle("guarded").empty_dir("kept", "Memory", None, "/kept"))?;
     machine.check(&["systemctl", "start", "kubelet"])?;
@@ -288,7 +313,7 @@ fn with_a_unit_s_privileges_no_more_can_be_had() -> Result<()> {
     machine.write("/etc/kubernetes/other.conf", b"key", 0o600)?;
 
     let mut reports = BTreeMap::new();
-    for daemon in DAEMONS {
+    for daemon in WHO {
         let service = format!("{daemon}.service");
         machine.write(
             &format!("{LIBEXEC}/intruder.json"),
@@ -325,6 +350,9 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         let name = daemon.trim_start_matches("kubelet-");
         processes.insert(name, number(&format!("systemctl show -P MainPID {daemon}.service"))?);
     }
+    // It ends when nobody asks for a minute.
+    machine.check(&["systemctl", "start", "kubelet-journal.service"])?;
+    processes.insert("journal", number("systemctl show -P MainPID kubelet-journal.service")?);
     processes.insert("pod", number("ctr -n k8s.io task ls | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2")?);
     let log = machine.shell("find /var/log/pods -name '0.log' | head -n 1")?;
     let cgroup = machine.shell("find /sys/fs/cgroup -path '*kubepods*' -name cgroup.procs | head -n 1")?;
@@ -363,7 +391,7 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
 
 /// No act is let through that the table does not let through, and every call that it does is.
 fn only_what_the_table_lets(daemon: &str, told: &Report) -> Result<()> {
-    let column = DAEMONS.iter().position(|one| *one == daemon).context("a daemon")?;
+    let column = WHO.iter().position(|one| *one == daemon).context("a daemon")?;
     let table = rows(TABLE);
     let mut wrong = Vec::new();
     for (act, outcome) in told {

@@ -11,7 +11,7 @@ use bulkhead_testkit::cluster::client::{Answer, Credential};
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::processes::{signal, status_line};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
-use bulkhead_tests::journald::{self, Journal};
+use bulkhead_tests::journald::{self, Journal, reader_of};
 use bulkhead_tests::lab;
 use bulkhead_tests::shown::{NODE, create, wait_ready};
 use nix::sys::signal::Signal;
@@ -501,19 +501,6 @@ fn units(https: &Https, journal: &Journal, logs: &Logs) -> Result<()> {
     let zipped = https.request("GET", &asked, &[("accept-encoding", "gzip")], b"")?;
     ensure!(zipped.body.starts_with(&[0x1f, 0x8b]), "{:?}", zipped.body);
     Ok(())
-}
-
-fn reader_of(launcher: i32) -> Result<i32> {
-    for entry in std::fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if name.trim_end() == "kubelet-journal"
-            && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string())
-        {
-            return Ok(pid);
-        }
-    }
-    anyhow::bail!("it does not run")
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use bulkhead_daemon::privileges::Program;
 use bulkhead_types::Process;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
@@ -33,7 +34,7 @@ fn write(path: &Path) -> io::Result<()> {
     if there { Ok(()) } else { std::fs::remove_file(path) }
 }
 
-pub fn all(report: &mut Report, process: Process, plan: &Plan, state: Option<OwnedFd>) {
+pub fn all(report: &mut Report, program: Program, plan: &Plan, state: Option<OwnedFd>) {
     for (name, path) in &plan.read {
         report.attempt(&format!("read-{name}"), || read(path));
     }
@@ -42,7 +43,7 @@ pub fn all(report: &mut Report, process: Process, plan: &Plan, state: Option<Own
     }
     report.attempt("list-pods-folder", || std::fs::read_dir(plan.root_dir.join("pods")).map(|_| ()));
     report.attempt("write-own-program", || write(&std::env::current_exe()?));
-    for other in Process::ALL.into_iter().filter(|other| *other != process) {
+    for other in Process::ALL.into_iter().filter(|other| Program::Daemon(*other) != program) {
         let folder = plan.root_dir.join("bulkhead").join(other.short());
         report.attempt(&format!("list-state-of-{}", other.short()), || std::fs::read_dir(&folder).map(|_| ()));
         report.attempt(&format!("write-state-of-{}", other.short()), || write(&folder.join("intruder")));
@@ -72,18 +73,18 @@ pub fn all(report: &mut Report, process: Process, plan: &Plan, state: Option<Own
     report.attempt("shadow-by-root-of-pid-1", || read(Path::new("/proc/1/root/etc/shadow")));
     report.attempt("environment-of-pid-1", || read(Path::new("/proc/1/environ")));
     match state {
-        Some(state) => handed(report, process, &state),
+        Some(state) => handed(report, program, &state),
         None => report.note("handed-folder", "none"),
     }
 }
 
 /// A descriptor of its own state folder is all that this daemon was handed of the disk: nothing else can be had by it.
-fn handed(report: &mut Report, process: Process, state: &OwnedFd) {
+fn handed(report: &mut Report, program: Program, state: &OwnedFd) {
     let below = |path: &str, flags: OFlags| -> io::Result<()> {
         rustix::fs::openat(state.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty())?;
         Ok(())
     };
-    let other = if process == Process::Syncd { "evictiond" } else { "syncd" };
+    let other = if program == Program::Daemon(Process::Syncd) { "evictiond" } else { "syncd" };
     report.attempt("handed-folder-own-file", || {
         let name = format!("intruder-{}", std::process::id());
         rustix::fs::openat(state, &name, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)?;

@@ -1,17 +1,23 @@
-//! The other daemons: every method of every service and every kind of the broker, asked with an empty message.
+//! The other daemons: every method of every service and every kind of the broker, asked with an empty message; and the
+//! journal's reader, asked in earnest.
 //!
 //! What counts is who is let in: PERMISSION_DENIED and UNIMPLEMENTED come before a message is read, anything else after.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use bulkhead_daemon::privileges::Program;
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
+use bulkhead_ipc::common::JournalQuery;
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::volnetd::credential::Kind as CredentialKind;
 use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_types::Process;
 use prost_reflect::DescriptorPool;
+use tokio::io::AsyncReadExt as _;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -22,17 +28,20 @@ use crate::report::Report;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks everything; the state folder that the broker gave, if it did.
-pub fn all(report: &mut Report, process: Process, plan: &Plan) -> Result<Option<OwnedFd>> {
+pub fn all(report: &mut Report, program: Program, plan: &Plan) -> Result<Option<OwnedFd>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let pool = DescriptorPool::decode(bulkhead_ipc::DESCRIPTORS).context("the contract")?;
     runtime.block_on(async {
-        for other in Process::ALL.into_iter().filter(|other| *other != process) {
-            for (method, code) in ask_all(&pool, other, &plan.run_dir.join(format!("{}.sock", other.name()))).await {
-                report.tell(&format!("call-{}{method}", other.short()), &format!("{code:?}"));
+        for other in Process::ALL.into_iter().filter(|other| Program::Daemon(*other) != program) {
+            for (method, outcome) in ask_all(&pool, other, &plan.run_dir.join(format!("{}.sock", other.name()))).await {
+                report.tell(&format!("call-{}{method}", other.short()), &outcome);
             }
         }
+        if program != Program::Journal {
+            report.tell("ask-the-journal", &ask_journal(&plan.run_dir.join("kubelet-journal.sock")).await);
+        }
         // volnetd is the broker: in its place nobody answers.
-        if process == Process::Volnetd {
+        if program == Program::Daemon(Process::Volnetd) {
             return Ok(None);
         }
         Ok(ask_broker(report, &plan.run_dir.join("kubelet-volnetd.fd.sock")).await)
@@ -40,7 +49,7 @@ pub fn all(report: &mut Report, process: Process, plan: &Plan) -> Result<Option<
 }
 
 /// Methods of the packages that this daemon serves, and of one that it does not.
-async fn ask_all(pool: &DescriptorPool, other: Process, socket: &Path) -> Vec<(String, Code)> {
+async fn ask_all(pool: &DescriptorPool, other: Process, socket: &Path) -> Vec<(String, String)> {
     let own = format!("kubelet.{}.v1", other.short());
     let channel = bulkhead_ipc::client::channel(socket);
     let methods = pool
@@ -49,11 +58,42 @@ async fn ask_all(pool: &DescriptorPool, other: Process, socket: &Path) -> Vec<(S
         .flat_map(|service| {
             service.methods().map(|m| format!("/{}/{}", service.full_name(), m.name())).collect::<Vec<_>>()
         });
+    let out_of_reach = out_of_reach(socket);
     let asked = methods.map(|method| {
-        let channel = channel.clone();
-        async move { (method.clone(), ask(channel, &method).await) }
+        let (channel, out_of_reach) = (channel.clone(), out_of_reach.clone());
+        async move {
+            let outcome = match out_of_reach {
+                Some(why) => why,
+                None => format!("{:?}", ask(channel, &method).await),
+            };
+            (method, outcome)
+        }
     });
     futures_util::future::join_all(asked).await
+}
+
+/// The kernel's word where nobody can even be connected to.
+fn out_of_reach(socket: &Path) -> Option<String> {
+    let refused = UnixStream::connect(socket).err()?.raw_os_error()?;
+    let name = nix::errno::Errno::from_raw(refused);
+    // Another kind of socket: it is there, and reached.
+    (name != nix::errno::Errno::EPROTOTYPE).then(|| format!("{name:?}"))
+}
+
+/// A question that has an answer: what counts is whether one comes.
+async fn ask_journal(socket: &Path) -> String {
+    if let Some(why) = out_of_reach(socket) {
+        return why;
+    }
+    let query = JournalQuery { units: vec!["containerd".to_owned()], lines: Some(1), ..JournalQuery::default() };
+    let mut answer = Vec::new();
+    let asked = async {
+        let Ok(mut pipe) = JournalReader::at(socket).ask(&query).await else { return };
+        // An end without a word is a refusal as well.
+        let _ = pipe.read_to_end(&mut answer).await;
+    };
+    let _ = tokio::time::timeout(PATIENCE * 5, asked).await;
+    if answer.is_empty() { "PermissionDenied".to_owned() } else { "allowed".to_owned() }
 }
 
 async fn ask(channel: Channel, method: &str) -> Code {
@@ -98,9 +138,11 @@ fn kinds() -> Vec<(&'static str, Kind)> {
 
 async fn ask_broker(report: &mut Report, socket: &Path) -> Option<OwnedFd> {
     let client = BrokerClient::new(socket);
-    let word = |result: Result<(), BrokerError>| match result {
-        Ok(()) => "Ok".to_owned(),
-        Err(error) => format!("{:?}", error.code()),
+    let out_of_reach = out_of_reach(socket);
+    let word = |result: Result<(), BrokerError>| match (&out_of_reach, result) {
+        (Some(why), Err(_)) => why.clone(),
+        (_, Ok(())) => "Ok".to_owned(),
+        (None, Err(error)) => format!("{:?}", error.code()),
     };
     for (name, kind) in kinds() {
         report.tell(&format!("broker-{name}"), &word(client.open(kind).await.map(|_| ())));

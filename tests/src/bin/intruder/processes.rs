@@ -2,23 +2,24 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::process::Command;
+use std::os::unix::fs::MetadataExt as _;
+use std::process::{Command, Stdio};
 
+use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::attempt::Call;
-use bulkhead_types::Process;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 use crate::plan::Plan;
 use crate::report::Report;
 
-/// Programs that become root on most machines, with an argument that makes them say something and end.
+/// Programs that become root on most machines.
 const SETUID: [&str; 3] = ["/bin/su", "/usr/bin/passwd", "/usr/bin/chsh"];
 
-pub fn all(report: &mut Report, process: Process, plan: &Plan) {
+pub fn all(report: &mut Report, program: Program, plan: &Plan) {
     for (name, pid) in &plan.processes {
         let pid = *pid;
-        if name == process.short() {
+        if program.name().strip_prefix("kubelet-") == Some(name) {
             continue;
         }
         let act = |what: &str| format!("{what}-of-{name}");
@@ -43,12 +44,7 @@ pub fn all(report: &mut Report, process: Process, plan: &Plan) {
     report.attempt("become-nobody", || Ok(rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(65_534))?));
     report.attempt("join-group-root", || Ok(rustix::thread::set_thread_groups(&[rustix::thread::Gid::ROOT])?));
     report.attempt("run-a-shell", || ran(Command::new("/bin/sh").args(["-c", "exit 0"])));
-    report.attempt("run-a-setuid-program", || {
-        let Some(program) = SETUID.iter().find(|path| std::path::Path::new(path).exists()) else {
-            return ran(&mut Command::new("/bin/true"));
-        };
-        ran(Command::new(program).arg("--help"))
-    });
+    report.attempt("gain-by-a-setuid-program", gain_by_a_setuid_program);
     report.attempt("set-capability-ambient", || {
         let set = rustix::thread::configure_capability_in_ambient_set;
         Ok(set(rustix::thread::CapabilitySet::NET_RAW, true)?)
@@ -56,8 +52,29 @@ pub fn all(report: &mut Report, process: Process, plan: &Plan) {
 }
 
 fn ran(command: &mut Command) -> io::Result<()> {
-    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().map(|_| ())
+}
+
+/// Starts one, and looks whose process that is.
+fn gain_by_a_setuid_program() -> io::Result<()> {
+    let is_setuid =
+        |path: &&&str| std::fs::metadata(path).is_ok_and(|file| file.uid() == 0 && file.mode() & 0o4000 != 0);
+    let program = SETUID.iter().find(is_setuid).ok_or(io::ErrorKind::NotFound)?;
+    // It waits for an answer to its question.
+    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let whose = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
+    let _ = child.kill();
+    let _ = child.wait();
+    // "Uid: real effective saved file-system"
+    let effective =
+        whose?.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().nth(1)?.parse().ok());
+    let ours = rustix::process::geteuid().as_raw();
+    if effective.is_some_and(|effective: u32| effective == ours) {
+        Err(io::Error::from_raw_os_error(1))
+    } else {
+        Ok(())
+    }
 }
 
 /// The first bytes of its program, which are there for sure.
