@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::build::workspace_root;
+use bulkhead_testkit::previous;
 use bulkhead_tests::api_record::{Api, Record, Rule, breaks};
 
 fn records() -> Result<Vec<Record>> {
@@ -34,6 +35,26 @@ fn every_released_version_is_understood() -> Result<()> {
             record.version,
             record.revision,
             broken.join("\n")
+        );
+    }
+    Ok(())
+}
+
+/// Nobody has changed a record afterwards so that a break would not show.
+#[test]
+fn a_record_is_what_its_commit_said() -> Result<()> {
+    for record in records()? {
+        if let Err(error) = previous::resolve(&record.revision) {
+            eprintln!("\n!!! SKIPPED: the record of {} is taken as it is: {error:#} !!!\n", record.version);
+            continue;
+        }
+        let folder = tempfile::tempdir()?;
+        previous::extract(&record.revision, &["proto"], folder.path())?;
+        ensure!(
+            Api::from_folder(&folder.path().join("proto"))? == record.api,
+            "the record of {} is not what {} says",
+            record.version,
+            record.revision
         );
     }
     Ok(())
