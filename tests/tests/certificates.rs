@@ -13,6 +13,7 @@ use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::apiserver::identity::User;
 use bulkhead_testkit::apiserver::{Approval, Config, StaticToken};
 use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_testkit::cluster::kubeconfig;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
 use bulkhead_tests::cluster::{condition, is_no_storm, never_stirred, one_life, pod, process_of, wait_ready};
@@ -377,5 +378,113 @@ fn serving_certificates_are_asked_for_and_renewed() -> Result<()> {
     served("the server shows the next one")?;
     ensure!(metric(&trusting, "kubelet_certificate_manager_server_rotation_seconds_count")? >= 1.0);
     is_no_storm(&cluster.requests()?[settled..], 50, 100)?;
+    node.finish()
+}
+
+/// Waits for a request of this user that is none of `known`.
+fn request_of(cluster: &Cluster, user: &str, known: &[String]) -> Result<Value> {
+    eventually(&format!("{user} asks"), LONG, || {
+        let all = requests(cluster)?;
+        let ours = |one: &&Value| one["spec"]["username"] == user && !known.contains(&name(one));
+        all.iter().find(ours).cloned().with_context(|| format!("{all:#?}"))
+    })
+}
+
+/// Nobody approves its renewals: when its certificate ends, it begins anew with what it began with, running or stopped.
+#[test]
+fn a_node_whose_certificate_has_ended_begins_anew() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config { approval: Approval::Manual, ..Config::default() })?;
+    let builder = lab.node(NODE).bootstraps_into(&cluster)?.config("rotateCertificates", json!(true));
+    let mut node = builder.prepare()?;
+    let files = Files::of(&node)?;
+    // It has joined long ago.
+    let old = Credential::Certificate(cluster.node_certificate(NODE, Duration::from_secs(15))?);
+    std::fs::copy(cluster.write_kubeconfig("old", USER, &old)?, &files.kubeconfig)?;
+    node.launch()?;
+    node.wait_healthy()?;
+    node.write(&Pod::idle("static"))?;
+    node.wait_running("static", 1)?;
+    let before = node.fingerprint()?;
+    let renewal = request_of(&cluster, USER, &[])?;
+
+    let first = request_of(&cluster, "system:bootstrap:alpha", &[])?;
+    approve(&cluster, &first)?;
+    is_ready(&cluster)?;
+    one_life(&cluster, &node, "anew")?;
+    let pair = files.in_force("kubelet-client")?;
+    let kubeconfig = std::fs::read_to_string(&files.kubeconfig)?;
+    ensure!(kubeconfig.contains(&files.link("kubelet-client").display().to_string()), "{kubeconfig}");
+    ensure!(!files.pending().exists() && name(&renewal) != name(&first), "{renewal:#}");
+
+    // It was off for too long.
+    node.stop()?;
+    let ended = cluster.node_certificate(NODE, Duration::from_secs(1))?;
+    std::fs::write(&pair, format!("{}{}", ended.certificate, ended.key))?;
+    eventually("the certificate has ended", LONG, || {
+        let written = std::fs::metadata(&pair)?.modified()?.elapsed()?;
+        ensure!(written > Duration::from_secs(2), "not yet");
+        Ok(())
+    })?;
+    node.launch()?;
+    node.wait_healthy()?;
+    let second = request_of(&cluster, "system:bootstrap:alpha", &[name(&first)])?;
+    approve(&cluster, &second)?;
+    is_ready(&cluster)?;
+    one_life(&cluster, &node, "again")?;
+    ensure!(files.in_force("kubelet-client")? != pair, "it is the same pair");
+    let now: Vec<_> = node.fingerprint()?.into_iter().filter(|one| before.contains(one)).collect();
+    ensure!(now == before, "{before:#?} became {now:#?}");
+    is_no_storm(&cluster.requests()?, 50, 100)?;
+    node.finish()
+}
+
+/// The kubeconfig that a node begins with may name files, seen from its own folder: of the authority, of a token, of a
+/// certificate with its key.
+#[test]
+fn a_node_begins_with_files() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config { approval: Approval::Clients, ..Config::default() })?;
+    let mut node = lab.node(NODE).bootstraps_into(&cluster)?.config("rotateCertificates", json!(true)).prepare()?;
+    let files = Files::of(&node)?;
+    let bootstrap = cluster.folder().join("bootstrap-alpha.kubeconfig");
+    let token: Value = serde_json::from_slice(&std::fs::read(&bootstrap)?)?;
+    let token = token["users"][0]["user"]["token"].as_str().context("no token")?.to_owned();
+    let begins_with = |user: Value| -> Result<()> {
+        let mut content = kubeconfig::with_user(&cluster.url(), &cluster.ca(), "bootstrap", user);
+        content["clusters"][0]["cluster"] = json!({"server": cluster.url(), "certificate-authority": "begin/ca.crt"});
+        kubeconfig::write(&bootstrap, &content.to_string())
+    };
+    std::fs::create_dir(cluster.folder().join("begin"))?;
+    let put = |file: &str, text: &str| kubeconfig::write(&cluster.folder().join("begin").join(file), text);
+    put("ca.crt", &cluster.ca())?;
+    put("token", &format!("{token}\n"))?;
+    begins_with(json!({"tokenFile": "begin/token"}))?;
+    node.launch()?;
+    node.wait_healthy()?;
+    is_ready(&cluster)?;
+    let first = request_of(&cluster, "system:bootstrap:alpha", &[])?;
+    let authority = cluster.folder().join("begin/ca.crt").display().to_string();
+    let joined = std::fs::read_to_string(&files.kubeconfig)?;
+    ensure!(joined.contains(&format!("certificate-authority: {authority}")), "{joined}");
+    one_life(&cluster, &node, "with-a-token")?;
+
+    // The same machine, made anew: what it has is a certificate.
+    node.stop()?;
+    std::fs::remove_file(&files.kubeconfig)?;
+    std::fs::remove_dir_all(&files.pki)?;
+    std::fs::remove_file(cluster.folder().join("begin/token"))?;
+    let pair =
+        cluster.client_certificate("system:bootstrap:files", "system:bootstrappers", Duration::from_secs(3600))?;
+    put("client.crt", &pair.certificate)?;
+    put("client.key", &pair.key)?;
+    begins_with(json!({"client-certificate": "begin/client.crt", "client-key": "begin/client.key"}))?;
+    node.launch()?;
+    node.wait_healthy()?;
+    request_of(&cluster, "system:bootstrap:files", &[name(&first)])?;
+    eventually("its certificate is in force", LONG, || files.in_force("kubelet-client").map(drop))?;
+    one_life(&cluster, &node, "with-a-certificate")?;
+    let log = std::fs::read_to_string(node.log())?;
+    ensure!(!log.contains(&token) && !log.contains("PRIVATE KEY"), "a credential is in the log");
     node.finish()
 }

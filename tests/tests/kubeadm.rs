@@ -34,7 +34,8 @@ fn a_node_from_init_to_reset_and_join() -> Result<()> {
     init::with_a_cluster(&host, &mut list)?;
     init::finalize(&host, &mut list)?;
     init::upgrade(&host, &mut list)?;
-    init::old_flags(&host, &mut list)?;
+    init::another_config(&host, &mut list)?;
+    init::flags(&host, &mut list)?;
     init::under_the_kubernetes_unit(&host, &mut list)?;
     reset::reset(&host, &mut list)?;
     join::join(&host, &mut list)?;

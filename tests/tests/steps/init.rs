@@ -2,14 +2,14 @@
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::cluster::kubeconfig;
-use bulkhead_testkit::systemd::KUBECONFIG;
+use bulkhead_testkit::systemd::{KUBECONFIG, KUBELET_CONFIG};
 use bulkhead_testkit::{SHORT, eventually};
 use bulkhead_tests::checklist::Checklist;
 use bulkhead_tests::installed;
 use bulkhead_tests::shown::is_true;
 use serde_json::{Value, json};
 
-use super::host::{CURRENT, DROP_IN, EXTRA, Host, is_ready};
+use super::host::{CURRENT, DROP_IN, ENV_FILE, EXTRA, Host, is_ready};
 
 const HASH: &str = "kubernetes.io/config.hash";
 /// Fields that kubeadm writes as zero, and what a kubelet makes of that (upstream's defaults).
@@ -262,9 +262,59 @@ pub fn upgrade(host: &Host, list: &mut Checklist) -> Result<()> {
     Ok(())
 }
 
-/// What older versions of kubeadm have left in kubeadm-flags.env.
-pub fn old_flags(host: &Host, list: &mut Checklist) -> Result<()> {
-    let kept = host.machine.check(&["cat", super::host::ENV_FILE])?;
+/// `kubeadm upgrade node`: config.yaml is written anew, perhaps patched; the administrator restarts the service later.
+pub fn another_config(host: &Host, list: &mut Checklist) -> Result<()> {
+    let machine = &host.machine;
+    let path = format!("/api/v1/nodes/{}/proxy/configz", machine.hostname());
+    let max_pods = || -> Result<Value> {
+        let said = host.cluster.kubectl(&["get", "--raw", &path])?;
+        Ok(serde_json::from_str::<Value>(&said)?["kubeletconfig"]["maxPods"].clone())
+    };
+    list.holds("upgrade: config.yaml written anew with a patch takes effect with the restart; the pods run on", || {
+        let before = host.pod()?;
+        let text = machine.check(&["cat", KUBELET_CONFIG])?;
+        machine.write(KUBELET_CONFIG, format!("{text}maxPods: 77\n").as_bytes(), 0o644)?;
+        ensure!(max_pods()? == 110, "it took effect by itself");
+        host.restart()?;
+        host.wait_healthz()?;
+        eventually("it is in effect", SHORT, || {
+            let now = max_pods()?;
+            ensure!(now == 77, "{now}");
+            Ok(())
+        })?;
+        host.node("it says so", |node| node["status"]["capacity"]["pods"] == "77")?;
+        ensure!(machine.fingerprint()? == before);
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Forms that kubeadm-flags.env may have, and what older versions of kubeadm have left in it.
+pub fn flags(host: &Host, list: &mut Checklist) -> Result<()> {
+    let machine = &host.machine;
+    let kept = machine.check(&["cat", ENV_FILE])?;
+    list.holds("kubeadm-flags.env may be missing, empty, quoted, with blanks, with a name twice", || {
+        let before = host.pod()?;
+        let address = machine.address();
+        let extra = "--container-runtime-endpoint=unix:///run/containerd/containerd.sock --cert-dir=/var/lib/kubelet/pki \
+                     --provider-id=test://a --rotate-server-certificates=false";
+        for content in [
+            None,
+            Some("KUBELET_KUBEADM_ARGS=\n".to_owned()),
+            Some("KUBELET_KUBEADM_ARGS=\"\"\n".to_owned()),
+            Some(format!("KUBELET_KUBEADM_ARGS=\"  --v=1   --node-ip={address} {extra} --v=2 \"\n")),
+            Some(format!("KUBELET_KUBEADM_ARGS='--node-ip={address} \"--node-labels=example.com/a=b,example.com/c=\"'\n")),
+        ] {
+            match &content {
+                Some(text) => machine.write(ENV_FILE, text.as_bytes(), 0o644)?,
+                None => std::fs::remove_file(machine.outside(ENV_FILE))?,
+            }
+            host.restart().with_context(|| format!("{content:?}"))?;
+            host.wait_healthz()?;
+        }
+        ensure!(machine.fingerprint()? == before);
+        Ok(())
+    });
     list.holds(
         "a flag that 1.36 has no more (--pod-infra-container-image) is refused, as by the Kubernetes kubelet",
         || {
@@ -278,7 +328,7 @@ pub fn old_flags(host: &Host, list: &mut Checklist) -> Result<()> {
             Ok(())
         },
     );
-    host.machine.write(super::host::ENV_FILE, kept.as_bytes(), 0o644)?;
+    machine.write(ENV_FILE, kept.as_bytes(), 0o644)?;
     list.holds("after that it starts again with what it had", || {
         host.restart()?;
         host.wait_healthz()

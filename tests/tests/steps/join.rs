@@ -50,6 +50,12 @@ pub fn join(host: &Host, list: &mut Checklist) -> Result<()> {
         ensure!(modes == "600 0\n600 0\n", "{modes}");
         Ok(())
     });
+    list.holds("join: a serving certificate of its own: pki/kubelet.crt and kubelet.key", || {
+        let folder = "/var/lib/kubelet/pki";
+        let modes = machine.shell(&format!("stat -L -c '%a %u' {folder}/kubelet.crt {folder}/kubelet.key"))?;
+        ensure!(modes == "644 0\n600 0\n", "{modes}");
+        Ok(())
+    });
     list.holds("join: the Node registers with the new certificate and the taints of --register-with-taints", || {
         let node = host.node("it is ready", is_ready)?;
         let taints = node["spec"]["taints"].as_array().context("no taints")?;

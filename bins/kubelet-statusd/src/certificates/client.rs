@@ -214,7 +214,8 @@ impl ClientCertificate {
         ApiClient::bootstrap("kubelet-statusd", self.config.clone(), self.broker.clone(), self.volnetd.clone())
     }
 
-    /// Works until that is done, or until something on the disk has made it needless.
+    /// Works until that is done, or until something on the disk has made it needless, or the certificate with which it is asked
+    /// for has ended: a renewal that nobody approves must not keep a node from beginning anew.
     async fn unless_changed(
         &self,
         changes: &mut BoxStream<'static, ()>,
@@ -223,10 +224,12 @@ impl ClientCertificate {
         work: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
         tokio::pin!(work);
+        // The first look is soon: what was seen before this began may end meanwhile.
+        let mut pause = SETTLE;
         loop {
             tokio::select! {
                 done = &mut work => return done,
-                () = wait(changes, AUDIT) => {}
+                () = wait(changes, pause) => {}
             }
             let look = match self.look(todo == Todo::Bootstrap).await {
                 Ok(look) => look,
@@ -234,9 +237,12 @@ impl ClientCertificate {
             };
             let now = self.todo(&look.seen, memory);
             if std::mem::discriminant(&now) != std::mem::discriminant(&todo) {
-                tracing::info!("what is on the disk has changed: no certificate has to be asked for");
+                tracing::info!(
+                    "the certificate is not asked for any more in this way: something has changed, or ended"
+                );
                 return Ok(());
             }
+            pause = decide::until_another_end(&look.seen, Timestamp::now()).min(AUDIT);
         }
     }
 

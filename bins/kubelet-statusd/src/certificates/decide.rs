@@ -136,6 +136,17 @@ pub fn client(wanted: Wanted, seen: &Seen, memory: Memory, subject: &Subject, no
     }
 }
 
+/// How long until another certificate of those that are in use ends, which may be another thing to do.
+pub fn until_another_end(seen: &Seen, now: Timestamp) -> Duration {
+    let shown = match &seen.kubeconfig {
+        Kubeconfig::Usable(Shown::Named(chain) | Shown::Inline(chain)) => Some(chain),
+        _ => None,
+    };
+    let ends = shown.into_iter().chain(&seen.signed).map(|chain| chain.first_end);
+    let left = ends.filter_map(|end| Duration::try_from(end.duration_since(now)).ok()).filter(|left| !left.is_zero());
+    left.min().unwrap_or(Duration::MAX)
+}
+
 /// Whether a certificate has to be replaced. `subject`: what it is to have; None: there is nothing that could be asked for at this moment.
 pub fn renewal(current: Option<&Chain>, subject: Option<&Subject>, share: f64, now: Timestamp) -> Todo {
     let Some(subject) = subject else { return Todo::Idle };

@@ -77,6 +77,20 @@ fn a_node_begins() {
 }
 
 #[test]
+fn the_next_end_is_waited_for() {
+    use Kubeconfig::{Missing, Usable};
+    let left = |kubeconfig: Kubeconfig, signed: Option<Chain>| {
+        decide::until_another_end(&seen(kubeconfig, signed, true), at(0))
+    };
+    assert_eq!(left(Missing, None), Duration::MAX);
+    assert_eq!(left(Missing, Some(chain(7))), Duration::from_secs(7));
+    assert_eq!(left(Usable(Shown::Inline(chain(9))), Some(chain(7))), Duration::from_secs(7));
+    assert_eq!(left(Usable(Shown::Named(chain(5))), Some(chain(-1))), Duration::from_secs(5));
+    // What has ended already is no reason to look again and again.
+    assert_eq!(left(Usable(Shown::Named(chain(0))), Some(chain(-1))), Duration::MAX);
+}
+
+#[test]
 fn a_client_certificate_is_kept_and_renewed() {
     use Kubeconfig::{Missing, Usable};
     let (good, due, ended) = (chain(1000), chain(10), chain(-1));
