@@ -136,7 +136,7 @@ pub const BROKER: [BrokerRow; 19] = [
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
     row("PrivateState",        &[Syncd, Evictiond, Statusd],    2, &[CHOWN],   "the caller's own folder"),
-    row("ContainerLog",        &[Syncd, Statusd, Evictiond],    2, &[],        "regular file"),
+    row("ContainerLog",        &[Syncd, Statusd],               2, &[],        "regular file"),
     row("TerminationMessage",  &[Syncd],                        2, &[DAC_OVERRIDE], "regular file; 8 hex digits"),
     row("State",               &[Syncd],                        2, &[],        "the kind's one owner"),
     row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB"),

@@ -194,7 +194,7 @@ async fn logs_and_kernel_files() {
     std::fs::write(dir.join("0.log"), "line").unwrap();
     std::fs::set_permissions(dir.join("0.log"), std::fs::Permissions::from_mode(0o600)).unwrap();
     let pod = PodLogId { namespace: "ns".into(), name: "web".into(), uid: "u1".into() };
-    for uid in [STATUSD, EVICTIOND] {
+    for uid in [STATUSD, SYNCD] {
         let log = ContainerLog { pod: Some(pod.clone()), container: "c".into(), restart_count: 0 };
         let mut file = std::fs::File::from(world.open(uid, Kind::ContainerLog(log)).await.unwrap());
         let mut text = String::new();

@@ -2,6 +2,7 @@
 //! because only the ratio of the two means anything elsewhere. Run it as `cargo xtask bench`.
 
 mod cluster;
+mod filters;
 mod measure;
 mod probes;
 mod report;
@@ -39,9 +40,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes or the HTTPS server alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server or system calls alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -53,6 +54,7 @@ fn run() -> Result<()> {
         .arg(number("server-pods", "100", "Pods while the HTTPS server is asked"))
         .arg(number("log-mib", "128", "Size of the log that is read, MiB"))
         .arg(number("execs", "30", "Pairs of commands in a container"))
+        .arg(number("batches", "400", "Batches of each system call, free and confined in turn"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -102,6 +104,10 @@ fn run() -> Result<()> {
             rounds: if quick { 1 } else { 3 },
         };
         sections.push(report::server(&plan, &server::run(&plan)?));
+    }
+    if has("filters") {
+        let plan = filters::Plan { rounds: few("batches", 20)? };
+        sections.push(report::filters(&plan, &filters::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -1,6 +1,7 @@
 //! The figures as tables for people and as JSON for comparisons, with the budget beside each.
 
 mod cluster;
+mod filters;
 mod probes;
 mod server;
 
@@ -13,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::measure::{Figures, Pair, Plan};
 
 pub use cluster::section as cluster;
+pub use filters::section as filters;
 pub use probes::section as probes;
 pub use server::section as server;
 
