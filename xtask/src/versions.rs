@@ -71,24 +71,24 @@ pub fn programs_for_tests() -> Result<Option<PathBuf>> {
     if let Some(folder) = std::env::var_os(previous::VARIABLE) {
         return Ok(Some(folder.into()));
     }
-    let revision = previous::recorded_revision()?;
-    let folder = previous::folder(&revision);
+    Ok(programs_if_known(&previous::recorded_revision()?))
+}
+
+fn programs_if_known(revision: &str) -> Option<PathBuf> {
+    let folder = previous::folder(revision);
     if previous::is_complete(&folder) {
-        return Ok(Some(folder));
+        return Some(folder);
     }
-    if let Err(error) = previous::resolve(&revision) {
+    if let Err(error) = previous::resolve(revision) {
         eprintln!(
             "\n!!! SKIPPED: processes of two versions beside each other, as the version before is not there: {error:#} !!!"
         );
-        return Ok(None);
+        return None;
     }
-    match programs_of(&revision) {
-        Ok(folder) => Ok(Some(folder)),
-        Err(error) => {
-            eprintln!("\nthe version before could not be built: {error:#}");
-            Ok(Some(folder))
-        }
+    if let Err(error) = programs_of(revision) {
+        eprintln!("\nthe version before could not be built: {error:#}");
     }
+    Some(folder)
 }
 
 /// The programs of a revision, which are built once and then kept.
@@ -156,7 +156,12 @@ fn own_packages(lock: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::own_packages;
+    use super::{own_packages, programs_if_known};
+
+    #[test]
+    fn without_the_history_there_is_nothing_to_build() {
+        assert_eq!(programs_if_known(&"0".repeat(40)), None);
+    }
 
     #[test]
     fn packages_without_a_source_are_the_workspaces() {
