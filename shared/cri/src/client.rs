@@ -157,7 +157,7 @@ impl CriClient {
     }
 
     /// Before this process stops: sandboxes and containers that are being made or removed are finished, nothing further is
-    /// begun (UNAVAILABLE). False when a call still ran after `patience`.
+    /// begun (such a call is never answered). False when a call still ran after `patience`.
     pub async fn finish(&self, patience: Duration) -> bool {
         self.in_flight.finish(patience).await
     }
@@ -237,7 +237,7 @@ macro_rules! calls {
             pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
                 let deadline: fn(Duration, &v1::$request) -> Option<Duration> = $deadline;
                 let deadline = deadline(self.deadlines.request, &request);
-                let _in_flight = self.in_flight.begin(stringify!($name))?;
+                let _in_flight = self.in_flight.begin(stringify!($name)).await;
                 let mut client = self.$client.clone();
                 let started = Instant::now();
                 let span = call_span($service, stringify!($name));

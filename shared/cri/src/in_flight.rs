@@ -4,14 +4,14 @@
 //! that nobody knows (see `tasks.rs`). So the calls that make or remove something are let finish, a container that was made
 //! is started too, nothing new is begun, and everything else - questions, pulls, commands, stops with their grace periods -
 //! may be cut off as ever.
+//!
+//! What is not begun any more is not answered either: an error would be told as the pod's, in an event and in its status,
+//! while the next life of this process simply makes it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tonic::Code;
-
-use crate::error::CriError;
 
 /// Names of the client's methods whose calls are let finish.
 const LET_FINISH: [&str; 5] =
@@ -41,13 +41,11 @@ impl InFlight {
         InFlight(Arc::new(watch::Sender::new(State::default())))
     }
 
-    /// None for a call that may be cut off.
-    ///
-    /// # Errors
-    /// UNAVAILABLE after [`InFlight::finish`]: whoever asks takes the runtime for away, which disturbs nothing.
-    pub(crate) fn begin(&self, method: &'static str) -> Result<Option<Call>, CriError> {
+    /// None for a call that may be cut off. After [`InFlight::finish`] it never comes back for one that would begin
+    /// something: whoever asks is cut off with the process.
+    pub(crate) async fn begin(&self, method: &'static str) -> Option<Call> {
         if !LET_FINISH.contains(&method) {
-            return Ok(None);
+            return None;
         }
         let begun = self.0.send_if_modified(|state| {
             let may = !(state.closed && BEGIN.contains(&method));
@@ -55,10 +53,9 @@ impl InFlight {
             may
         });
         if !begun {
-            let message = "this process is stopping: no new calls".to_owned();
-            return Err(CriError { code: Code::Unavailable, method, message });
+            std::future::pending::<()>().await;
         }
-        Ok(Some(Call(self.0.clone())))
+        Some(Call(self.0.clone()))
     }
 
     /// Lets nothing new begin and waits for those in flight; false when some still ran after `patience`.
@@ -92,19 +89,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_begun_finishes_and_nothing_new_begins() {
         let calls = InFlight::new();
-        let start = calls.begin("start_container").unwrap().unwrap();
-        assert!(calls.begin("list_containers").unwrap().is_none() && calls.begin("pull_image").unwrap().is_none());
+        let start = calls.begin("start_container").await.unwrap();
+        assert!(calls.begin("list_containers").await.is_none() && calls.begin("pull_image").await.is_none());
         assert!(!calls.finish(Duration::from_secs(1)).await, "one still runs");
-        let refused = calls.begin("create_container").unwrap_err();
-        assert!(refused.is_unavailable(), "{refused}");
-        assert!(calls.begin("list_containers").unwrap().is_none(), "questions go on");
+        for begins in BEGIN {
+            let answered = tokio::time::timeout(Duration::from_secs(3600), calls.begin(begins)).await;
+            assert!(answered.is_err(), "{begins} is not answered, so that no pod is told to have failed");
+        }
+        assert!(calls.begin("list_containers").await.is_none(), "questions go on");
         let waiting = tokio::spawn({
             let calls = calls.clone();
             async move { calls.finish(Duration::from_secs(60)).await }
         });
         tokio::task::yield_now().await;
         drop(start);
-        let made = calls.begin("start_container").unwrap();
+        let made = calls.begin("start_container").await;
         tokio::time::sleep(BETWEEN_CALLS * 3).await;
         assert!(!waiting.is_finished(), "a container that was made is started");
         drop(made);
