@@ -10,7 +10,7 @@ use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::systemd::Machine;
 use bulkhead_testkit::{Pod, SHORT, build, eventually};
 use bulkhead_tests::guide::Guide;
-use bulkhead_tests::installed::{self, processes, wait_pod};
+use bulkhead_tests::installed::{self, apt, processes, wait_pod};
 use bulkhead_tests::shown::{create, wait_node, wait_ready};
 use bulkhead_tests::systemd_machine;
 
@@ -79,6 +79,13 @@ fn the_guide_is_right_word_by_word() -> Result<()> {
         Ok(())
     })?;
     untouched("going back")?;
+    // What is left of ours is purged: the other one's unit and its file stay as they are.
+    let said = apt(&machine, "purge bulkhead")?;
+    ensure!(said.contains("is kept"), "a pod's notes are gone: {said}");
+    let unit = machine.unit("kubelet.service")?;
+    ensure!(unit.active == "active" && machine.outside("/etc/default/kubelet").exists(), "{unit:?}");
+    ensure!(machine.check(&["systemctl", "is-enabled", "kubelet"])? == "enabled\n");
+    untouched("a purge beside the other one")?;
     let coming = "Coming from upstream's kubelet";
     let before = guide.run(&machine, coming, &["ls ", "grep "])?;
     ensure!(!before.stdout.contains("kubernetes.io~"), "{}", before.stdout);
