@@ -1,6 +1,7 @@
 //! Installed as systemd units: any of them may be restarted, killed, wedged or stopped for a while, alone or two at once,
 //! and the runtime too, and no pod notices, nor does any other process go down with it. What is wedged is found by the watchdog and put right; those who follow logs lose no line; the
-//! lease is renewed in time for as long as the process that renews it runs.
+//! lease is renewed in time for as long as the process that renews it runs. And for what stands still without being theirs
+//! (the runtime, the API server, a file system) none of them is restarted.
 //!
 //! `BULKHEAD_PODS` is how many pods there are (10), `BULKHEAD_MINUTES` for how long random strikes go on after each unit was
 //! struck in each way once (0). The long run: `BULKHEAD_PODS=50 BULKHEAD_MINUTES=10`, a seed by `BULKHEAD_SEED`.
@@ -25,12 +26,16 @@ use bulkhead_tests::moments::{Span, longest_gap, now};
 use bulkhead_tests::{Dice, systemd_machine};
 use serde_json::{Value, json};
 
+#[path = "independence/standstill.rs"]
+mod standstill;
+
 /// Seconds after which a wedged process is noticed.
 const WATCHDOG: u32 = 5;
 /// Seconds for which the node counts as alive after a renewal of its lease; renewed after a quarter of it.
 const LEASE: i64 = 12;
 const FOLLOWERS: usize = 4;
 const STATUSD: &str = "kubelet-statusd.service";
+const JOURNAL: &str = "kubelet-journal.service";
 const RUNTIME: &str = "containerd.service";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +174,27 @@ impl World {
         self.followers.check()
     }
 
+    /// The process that reads the journal for statusd is wedged: who asks meanwhile is answered by its successor.
+    fn wedge_journal(&mut self, https: &Https) -> Result<()> {
+        let ask = || -> Result<()> {
+            let answer = https.get("/logs/?query=containerd&tailLines=1")?;
+            let said = String::from_utf8_lossy(&answer.body);
+            ensure!(answer.status == 200 && said.contains("containerd"), "{}: {said}", answer.status);
+            Ok(())
+        };
+        eventually("the journal is read", LONG, ask)?;
+        let before = SERVICES.into_iter().map(|unit| self.machine.unit(unit)).collect::<Result<Vec<_>>>()?;
+        let (run, wedges) = (self.machine.unit(JOURNAL)?, self.wedges(JOURNAL)?);
+        ensure!(run.active == "active", "{run:?}");
+        self.machine.signal(JOURNAL, "STOP")?;
+        eventually("the journal is read by a process that is not wedged", LONG, ask)?;
+        self.machine.wait_another_run(JOURNAL, &run)?;
+        ensure!(self.wedges(JOURNAL)? == wedges + 1, "the watchdog did not notice that {JOURNAL} was stopped");
+        let after = SERVICES.into_iter().map(|unit| self.machine.unit(unit)).collect::<Result<Vec<_>>>()?;
+        ensure!(after == before, "{before:?} became {after:?}");
+        Ok(())
+    }
+
     /// How often the watchdog has found this unit stopped.
     fn wedges(&self, unit: &str) -> Result<usize> {
         let said = self.machine.journal(&["--unit", unit, "--output=cat"])?;
@@ -202,9 +228,9 @@ fn pods(machine: &Machine) -> Result<Pods> {
 
 /// A pod under two probes, with volumes in memory, that writes a line twice a second.
 fn pod(name: &str, node: &str) -> Value {
-    let probe = |mut what: Value, period: u32| {
+    let probe = |mut what: Value, period: u32, timeout: u32| {
         what["periodSeconds"] = json!(period);
-        what["timeoutSeconds"] = json!(10);
+        what["timeoutSeconds"] = json!(timeout);
         what
     };
     let script = "echo ok > /work/index.html; httpd -p 8080 -h /work; \
@@ -213,8 +239,8 @@ fn pod(name: &str, node: &str) -> Value {
     Pod::busybox(name, script)
         .empty_dir("work", "Memory", Some("1Mi"), "/work")
         .volume("settings", settings, "/settings")
-        .container_field("readinessProbe", probe(json!({"httpGet": {"port": 8080, "path": "/"}}), 2))
-        .container_field("livenessProbe", probe(json!({"exec": {"command": ["test", "-e", "/settings/color"]}}), 10))
+        .container_field("readinessProbe", probe(json!({"httpGet": {"port": 8080, "path": "/"}}), 2, 10))
+        .container_field("livenessProbe", probe(json!({"exec": {"command": ["test", "-e", "/settings/color"]}}), 10, 5))
         .spec("nodeName", json!(node))
         .value()
         .clone()
@@ -227,9 +253,10 @@ fn number(name: &str, default: u64) -> u64 {
 #[test]
 fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     let Some(builder) = systemd_machine() else { return Ok(()) };
+    let frozen = standstill::Frozen::make()?;
     let mut dice = Dice::from_environment();
     println!("seed {} (set BULKHEAD_SEED to repeat)", dice.seed());
-    let machine = Machine::boot(builder)?;
+    let machine = Machine::boot(builder.argument(&frozen.argument()))?;
     let cluster = machine.stand_in(Config::default())?;
     let node = machine.hostname().to_owned();
     install(&machine, &cluster)?;
@@ -246,6 +273,10 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     for name in &names {
         wait_ready(&cluster, name)?;
     }
+    // The machine's own, not that of the one around it, although the unit has a fresh /proc.
+    let boot = machine.shell("cat /proc/sys/kernel/random/boot_id")?;
+    let told = cluster.get("nodes", "", &node)?["status"]["nodeInfo"]["bootID"].clone();
+    ensure!(told == boot.trim(), "the Node's boot id is {told}, and {boot} in the machine");
     let admin = cluster.client_certificate("kubernetes-admin", "system:masters", Duration::from_secs(24 * 3600))?;
     let https = Https::new((machine.address(), 10250).into(), &Credential::Certificate(admin));
     let followers = Followers::start(&https, &names[..FOLLOWERS.min(names.len() - 1)]);
@@ -274,14 +305,20 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
         println!("{targets:?}: {:.1} s", began.elapsed().as_secs_f32());
     }
 
+    world.wedge_journal(&https)?;
     let World { machine, cluster, followers, strikes, renewals, .. } = world;
     judge_followers(&followers.finish()?, &strikes)?;
+    judge_node(&cluster, &node, &strikes, &renewals)?;
+    let began = Instant::now();
+    standstill::file_system(&machine, &cluster, &frozen, minutes > 0).context("a file system that hangs")?;
+    standstill::api_server(&machine, &cluster, minutes > 0).context("an API server that hangs")?;
+    standstill::runtime(&machine, &cluster, minutes > 0).context("a runtime that hangs")?;
+    println!("standing still: {:.1} s", began.elapsed().as_secs_f32());
     for name in &names {
         never_stirred(&cluster, name)?;
         let readiness = values_of(&cluster.history("pods", NAMESPACE, name)?, "Ready");
         ensure!(readiness.iter().filter(|value| *value == "True").count() == 1, "{name} was ready {readiness:?}");
     }
-    judge_node(&cluster, &node, &strikes, &renewals)?;
     judge_processes(&machine)?;
     let count = |way| strikes.iter().filter(|strike| strike.way == way).count();
     let [restarts, kills, stops, wedges] = [Way::Restart, Way::Kill, Way::Stop, Way::Wedge].map(count);
@@ -309,8 +346,12 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
 fn install(machine: &Machine, cluster: &Cluster) -> Result<()> {
     machine.install_programs(&build::bin_dir()?)?;
     machine.install_units(&build::workspace_root())?;
-    machine.join(cluster, |config| config["nodeLeaseDurationSeconds"] = json!(LEASE))?;
-    for service in SERVICES {
+    machine.join(cluster, |config| {
+        config["nodeLeaseDurationSeconds"] = json!(LEASE);
+        config["enableSystemLogHandler"] = json!(true);
+        config["enableSystemLogQuery"] = json!(true);
+    })?;
+    for service in SERVICES.into_iter().chain([JOURNAL]) {
         machine.drop_in(service, "10-short", &format!("[Service]\nWatchdogSec={WATCHDOG}\n"))?;
     }
     machine

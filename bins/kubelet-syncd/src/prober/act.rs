@@ -23,6 +23,8 @@ const TRIES: usize = 3;
 const OUTPUT_BYTES_MAX: usize = 10 << 10;
 /// Beyond its own time a command gets so long from the runtime to be ended and told of.
 const EXEC_SLACK: Duration = Duration::from_secs(10);
+/// How long the runtime may take to say that it is there.
+const RUNTIME_ANSWERS: Duration = Duration::from_secs(5);
 
 /// What one probe came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,8 +145,16 @@ async fn exec(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt, command
     };
     match answer {
         Some(result) => exec_outcome(command, timeout, result),
+        // A runtime that stands still says nothing of its containers, and none is to be killed for it. Upstream gives it two
+        // minutes more before it counts this as a failure.
+        None if !answers(cri).await => Outcome::unknown("the container runtime does not answer"),
         None => Outcome::Failure(timed_out(command, timeout)),
     }
+}
+
+async fn answers(cri: &CriClient) -> bool {
+    let version = tokio::time::timeout(RUNTIME_ANSWERS, cri.version(v1::VersionRequest::default()));
+    version.await.is_ok_and(|answer| answer.is_ok())
 }
 
 fn timed_out(command: &[String], timeout: Duration) -> String {
