@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bulkhead_testkit::systemd::{LIBEXEC, Machine, SERVICES};
-use bulkhead_testkit::{Pod, SHORT, eventually};
+use bulkhead_testkit::{LONG, Pod, SHORT, eventually};
 use bulkhead_tests::installed::{self, PACKAGE, apt, install, processes, wait_pod, wait_pod_gone};
 use bulkhead_tests::systemd_machine;
 use serde_json::json;
@@ -151,6 +151,8 @@ fn containerd_restarts(machine: &Machine) -> Result<()> {
         ensure!(shown.lines().any(|one| one == line), "{line} is not in {shown}");
     }
     machine.check(&["systemctl", "restart", "containerd"])?;
+    // Its CRI side comes a moment after its unit is up.
+    eventually("the runtime answers", LONG, || machine.fingerprint().map(drop))?;
     machine.wait_healthy()?;
     knows_its_pod(machine)
 }
