@@ -89,16 +89,30 @@ impl World {
         self.node.wait_gone(&name)
     }
 
-    /// Nobody noticed, and everything goes on.
-    fn look(&mut self, when: &str) -> Result<()> {
-        eprintln!("{when}");
-        self.new_life(when)?;
+    /// Nobody noticed.
+    fn undisturbed(&self, when: &str) -> Result<()> {
         let now = self.node.fingerprint()?;
         ensure!(now == self.running, "{when}:\n{:#?}\nbecame\n{now:#?}", self.running);
         for (pod, status) in &self.shown {
             let now = self.cluster.get("pods", "default", pod)?;
             ensure!(now["status"] == *status, "{when}: {pod}: {status:#}\nbecame\n{:#}", now["status"]);
         }
+        for age in [Age::Old, Age::New] {
+            self.mix.put("kubelet-ctl", age)?;
+            eventually(&format!("{when}: {age:?} kubelet-ctl is told of all pods"), LONG, || {
+                let listed = self.node.ctl(&["pods"])?;
+                ensure!(listed.contains("calm") && listed.contains("mirrored"), "{listed}");
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Nobody noticed, and everything goes on.
+    fn look(&mut self, when: &str) -> Result<()> {
+        eprintln!("{when}");
+        self.new_life(when)?;
+        self.undisturbed(when)?;
         // Statistics come from evictiond, their pods from syncd, their disks from volnetd; metrics from all.
         eventually(&format!("{when}: statistics are complete"), LONG, || {
             let summary =
@@ -113,13 +127,7 @@ impl World {
                 ensure!(metrics.contains(&up), "{up} is missing");
             }
             Ok(())
-        })?;
-        for age in [Age::Old, Age::New] {
-            self.mix.put("kubelet-ctl", age)?;
-            let listed = self.node.ctl(&["pods"])?;
-            ensure!(listed.contains("calm") && listed.contains("mirrored"), "{when}, asked by {age:?}: {listed}");
-        }
-        Ok(())
+        })
     }
 
     /// Each daemon in turn is of the other version, and then of the former one again.
@@ -128,9 +136,9 @@ impl World {
             self.mix.exchange(&mut self.node, daemon, most.other()).with_context(|| daemon.to_owned())?;
             self.look(&format!("{daemon} is {:?}, the others are {most:?}", most.other()))?;
             self.mix.exchange(&mut self.node, daemon, most).with_context(|| daemon.to_owned())?;
-            self.look(&format!("{daemon} is {most:?} again, as all others"))?;
+            self.undisturbed(&format!("{daemon} is {most:?} again, as all others"))?;
         }
-        Ok(())
+        self.look(&format!("all are {most:?} again"))
     }
 
     fn all(&mut self, age: Age) -> Result<()> {
@@ -259,10 +267,9 @@ fn one_unit_of_another_version_and_back() -> Result<()> {
         Ok(format!("{program} is {age:?}"))
     };
     for service in SERVICES {
-        for age in [Age::Old, Age::New] {
-            let what = exchange(service, age).with_context(|| format!("{service} {age:?}"))?;
-            look(&format!("{what}, the others are New")).with_context(|| what)?;
-        }
+        let what = exchange(service, Age::Old).with_context(|| format!("{service} Old"))?;
+        look(&format!("{what}, the others are New")).with_context(|| what)?;
+        exchange(service, Age::New).with_context(|| format!("{service} New again"))?;
     }
     // All of them, and back; some are of either version on the way.
     for age in [Age::Old, Age::New] {
