@@ -40,6 +40,22 @@ impl std::fmt::Debug for SyncdApi {
     }
 }
 
+impl SyncdApi {
+    /// Whether a pod that is not known may be one of this node all the same: after a start its source has not delivered yet,
+    /// or it is on its way from there.
+    fn may_come(&self, wanted: &api::GetPodRequest) -> bool {
+        let Some(sources) = self.node.sources() else { return true };
+        let named = |pod: &k8s_openapi::api::core::v1::Pod| {
+            let metadata = &pod.metadata;
+            let namespace = metadata.namespace.as_deref().unwrap_or("default");
+            metadata.uid.as_deref() == Some(wanted.name.as_str())
+                || (metadata.name.as_deref() == Some(wanted.name.as_str())
+                    && (wanted.namespace.is_empty() || namespace == wanted.namespace))
+        };
+        !sources.all_ready() || sources.pods().iter().any(|pod| named(pod))
+    }
+}
+
 #[tonic::async_trait]
 impl Pods for SyncdApi {
     type ListStream = Answer<api::PodState>;
@@ -57,6 +73,7 @@ impl Pods for SyncdApi {
         };
         match self.pods.list().iter().find(named) {
             Some(state) => Ok(Response::new(api::PodState::clone(state))),
+            None if self.may_come(&wanted) => Err(Status::unavailable("kubelet-syncd does not know all pods yet")),
             None => Err(Status::not_found(format!("no pod {}/{} on this node", wanted.namespace, wanted.name))),
         }
     }
