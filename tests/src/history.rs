@@ -112,6 +112,12 @@ pub fn values_of(history: &[Value], kind: &str) -> Vec<String> {
     values
 }
 
+/// The same of Ready, from when it first was true: how often a pod is told as not ready before that is up to who tells of it,
+/// who tells what is the case and not each step.
+pub fn readiness(history: &[Value]) -> Vec<String> {
+    values_of(history, "Ready").into_iter().skip_while(|value| value != "True").collect()
+}
+
 /// A condition of an object.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
-use bulkhead_tests::history::{condition, pod_only_advances, values_of};
+use bulkhead_tests::history::{condition, pod_only_advances, readiness, values_of};
 use bulkhead_tests::lab;
 use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_node, wait_ready};
 use serde_json::{Value, json};
@@ -249,7 +249,7 @@ fn is_undisturbed(cluster: &Cluster, pod: &Value) -> Result<()> {
     let name = pod["metadata"]["name"].as_str().context("no name")?;
     let history = cluster.history("pods", "default", name)?;
     pod_only_advances(&history)?;
-    ensure!(values_of(&history, "Ready") == ["False", "True"], "Ready of {name} flapped");
+    ensure!(readiness(&history) == ["True"], "Ready of {name} flapped");
     let now = cluster.get("pods", "default", name)?;
     ensure!(main_of(&now) == main_of(pod), "{now:#}");
     Ok(())

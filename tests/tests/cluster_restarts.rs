@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, LONG, Node, Pod, eventually};
-use bulkhead_tests::history::{pod_only_advances, values_of};
+use bulkhead_tests::history::{pod_only_advances, readiness, values_of};
 use bulkhead_tests::lab;
 use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_phase, wait_ready};
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ fn what_is_told_of_pods_only_goes_on() -> Result<()> {
         let history = cluster.history("pods", "default", pod)?;
         pod_only_advances(&history)?;
         if pod == "calm" || pod == mirrored {
-            ensure!(values_of(&history, "Ready") == ["False", "True"], "{pod} flapped");
+            ensure!(readiness(&history) == ["True"], "{pod} flapped");
         }
     }
     ensure!(values_of(&cluster.history("nodes", "", NODE)?, "Ready").len() <= 2, "the node's Ready flapped");
