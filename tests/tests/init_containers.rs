@@ -113,7 +113,7 @@ fn in_order_up_and_in_reverse_down() -> Result<()> {
             ("i3", "", "seen s2 starts; say i3 starts; sleep 0.2; say i3 ends"),
             ("s4", "Always", SIDECAR),
         ],
-        &[("main", "", "seen s4 starts; say main starts; sleep 0.2; say main ends")],
+        &[("main", "", "seen s4 starts; say main starts; sleep 1; say main ends")],
     )?;
     let failing = Story::new(
         &lab,

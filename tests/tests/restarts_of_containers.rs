@@ -233,7 +233,7 @@ fn wait_held_back(member: &Member, restarts: i64) -> Result<()> {
 fn a_pause_outlives_whoever_keeps_it() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let mut member = start(&lab, "5s")?;
-    member.create("loop", &spec("Always", &[], &[container("main", "sleep 0.5; exit 1")]))?;
+    member.create("loop", &spec("Always", &[], &[container("main", "sleep 2; exit 1")]))?;
     wait_held_back(&member, 1)?;
     member.node.kill_daemon("kubelet-syncd")?;
     member.node.wait_healthy()?;

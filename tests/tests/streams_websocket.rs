@@ -255,7 +255,7 @@ fn stalled_client(world: &World) -> Result<()> {
     let statusd = agent.get("kubelet-statusd").context("no kubelet-statusd")?;
     let resident = || -> Result<u64> {
         let text = std::fs::read_to_string(format!("/proc/{statusd}/status"))?;
-        let line = text.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
+        let line = text.lines().find(|line| line.starts_with("RssAnon:")).context("no RssAnon")?;
         Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
     };
     let container = world.node.wait_running(POD, 1)?.main().id.clone();
