@@ -1,4 +1,5 @@
-//! The shape of the workspace: who may depend on whom, where unsafe code lives, and which process calls which.
+//! The shape of the workspace: who may depend on whom, where unsafe code lives, which process calls which, and whether the
+//! documents name what there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -272,6 +273,54 @@ fn every_claim_of_the_threat_model_names_a_test_that_is_there() -> Result<()> {
             hit
         });
         ensure!(found, "SECURITY.md names the test {test} of {path}.rs, which is not there");
+    }
+    Ok(())
+}
+
+/// All files of a kind below a folder of the repository, without what is built.
+fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            documents(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_documents_name_is_there() -> Result<()> {
+    let root = workspace_root();
+    let (mut all, sources) = (Vec::new(), sources()?);
+    documents(&root, &mut all)?;
+    let is_source = |word: &str| sources.iter().any(|(path, _)| path.ends_with(word));
+    let mut missing = Vec::new();
+    for document in &all {
+        let text = std::fs::read_to_string(document)?;
+        let shown = document.strip_prefix(&root).unwrap_or(document).display();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
+            let target = document.parent().unwrap_or(&root).join(link);
+            if !target.exists() {
+                missing.push(format!("{shown}: the link {link}"));
+            }
+        }
+        // A name with a star or braces stands for several; one that begins with an underscore for the end of a name.
+        for word in text.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs")) {
+            let plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
+            if plain && !word.starts_with('_') && !is_source(word) {
+                missing.push(format!("{shown}: the file {word}"));
+            }
+        }
+    }
+    ensure!(missing.is_empty(), "{missing:#?}");
+    let told = std::fs::read_to_string(root.join("tests/README.md"))?;
+    for entry in std::fs::read_dir(root.join("tests/tests"))?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        ensure!(!name.ends_with(".rs") || told.contains(&format!("`{name}`")), "tests/README.md does not name {name}");
     }
     Ok(())
 }
