@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
+use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually, machine};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
 #[test]
 fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cpus = std::thread::available_parallelism()?.get();
+    // Those of the machine, however few this test may use.
+    let cpus: u64 = machine::run("getconf", &["_NPROCESSORS_ONLN"])?.trim().parse()?;
     let node = lab
         .node("alpha")
         .config("reservedSystemCPUs", json!("0"))
@@ -25,7 +26,7 @@ fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {
     let container = format!("{pod}/{}", running.main().id);
 
     // Explicit CPUs are the whole reservation of CPU: kubeReserved's does not count beside them.
-    let shares = (cpus as u64 - 1) * 1024;
+    let shares = (cpus - 1) * 1024;
     let weight = |shares: u64| 1 + (shares.max(2) - 2) * 9999 / 262_142;
     if let Some(value) = value(&node, "kubepods", "cpu.shares") {
         ensure!(value == shares.max(2).to_string(), "cpu.shares of kubepods: {value}");
