@@ -79,6 +79,22 @@ fn node_with(lab: &Lab, tracing: serde_json::Value) -> Result<(bulkhead_testkit:
     Ok((cluster, node))
 }
 
+/// What is done for a pod, and who does it.
+const STAGES: [(&str, &str); 12] = [
+    ("prepare", "kubelet-syncd"),
+    ("kubelet.volnetd.v1.Volumes/PreparePod", "kubelet-volnetd"),
+    ("kubelet.volnetd.v1.Cgroups/EnsurePod", "kubelet-volnetd"),
+    ("sandbox", "kubelet-syncd"),
+    ("runtime.v1.RuntimeService/RunPodSandbox", "kubelet-syncd"),
+    ("image", "kubelet-syncd"),
+    ("container", "kubelet-syncd"),
+    ("runtime.v1.RuntimeService/CreateContainer", "kubelet-syncd"),
+    ("runtime.v1.RuntimeService/StartContainer", "kubelet-syncd"),
+    ("post_start", "kubelet-syncd"),
+    ("patch_status", "kubelet-statusd"),
+    ("measurePod", "kubelet-evictiond"),
+];
+
 #[test]
 fn what_is_done_for_a_pod_is_one_trace_through_all_processes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
@@ -103,7 +119,18 @@ fn what_is_done_for_a_pod_is_one_trace_through_all_processes() -> Result<()> {
         let processes = |spans: &[Seen]| spans.iter().map(|seen| seen.process.clone()).collect::<BTreeSet<_>>();
         let shown: Vec<_> = traces.values().map(|spans| (spans.len(), processes(spans))).collect();
         let whole = traces.into_values().find(|spans| processes(spans).iter().eq(wanted.iter()));
-        whole.with_context(|| format!("{shown:?}"))
+        let whole = whole.with_context(|| format!("{shown:?}"))?;
+        // Each process's spans come in their own time, and a span comes when it has ended.
+        for (stage, process) in STAGES {
+            let found: Vec<&Seen> = whole.iter().filter(|seen| seen.span.name == stage).collect();
+            ensure!(found.iter().any(|seen| seen.process == process), "no span {stage} of {process}");
+        }
+        let wanted = |seen: &&Seen| STAGES.iter().any(|(stage, _)| seen.span.name == *stage);
+        let known = |id: &[u8]| whole.iter().any(|seen| seen.span.span_id == id);
+        let lost = whole.iter().filter(wanted).find(|seen| !known(&seen.span.parent_span_id));
+        ensure!(lost.is_none(), "no parent of {lost:?}");
+        ensure!(whole.iter().any(|seen| seen.span.parent_span_id.is_empty()), "no root");
+        Ok(whole)
     })?;
 
     let of = |name: &str| trace.iter().filter(|seen| seen.span.name == name).collect::<Vec<_>>();
@@ -121,23 +148,8 @@ fn what_is_done_for_a_pod_is_one_trace_through_all_processes() -> Result<()> {
     ] {
         ensure!(text(&root.span.attributes, key) == value, "{key}: {:?}", root.span.attributes);
     }
-    for (stage, process) in [
-        ("prepare", "kubelet-syncd"),
-        ("kubelet.volnetd.v1.Volumes/PreparePod", "kubelet-volnetd"),
-        ("kubelet.volnetd.v1.Cgroups/EnsurePod", "kubelet-volnetd"),
-        ("sandbox", "kubelet-syncd"),
-        ("runtime.v1.RuntimeService/RunPodSandbox", "kubelet-syncd"),
-        ("image", "kubelet-syncd"),
-        ("container", "kubelet-syncd"),
-        ("runtime.v1.RuntimeService/CreateContainer", "kubelet-syncd"),
-        ("runtime.v1.RuntimeService/StartContainer", "kubelet-syncd"),
-        ("post_start", "kubelet-syncd"),
-        ("patch_status", "kubelet-statusd"),
-        ("measurePod", "kubelet-evictiond"),
-    ] {
-        let found = of(stage);
-        ensure!(found.iter().any(|seen| seen.process == process), "no span {stage} of {process}");
-        for seen in found {
+    for (stage, _) in STAGES {
+        for seen in of(stage) {
             let parent = parent_of(seen).with_context(|| format!("{stage} has no parent in the trace"))?;
             ensure!(
                 parent.span.start_time_unix_nano <= seen.span.start_time_unix_nano,
