@@ -279,6 +279,12 @@ fn restarts_sidecars_and_the_pod_as_a_whole() -> Result<()> {
     let hungry = json!({"name": "c1", "command": ["sh", "-c", fill], "resources": resources([10, 20, 60, 80])});
     member.create("hungry", &json!({"containers": [hungry]}))?;
     member.wait_ready("hungry")?;
+    eventually("it has taken its memory", LONG, || {
+        let (_, said) = member.try_exec("hungry", "c1", &["sh", "-c", "cat /proc/[0-9]*/status | grep VmRSS"])?;
+        let largest = said.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).max();
+        ensure!(largest >= Some(16 << 10), "{said}");
+        Ok(())
+    })?;
     ask(&member, "hungry", &json!({"containers": sized(&[[10, 20, 1, 1]])}))?;
     let why = member.wait("hungry", "its resize fails", |pod| {
         condition(pod, "PodResizeInProgress").is_some_and(|one| one["reason"] == "Error")
