@@ -80,25 +80,8 @@ impl Machine {
     /// # Errors
     /// There is no unit, or systemd refuses one of the files.
     pub fn install_units(&self, repository: &Path) -> Result<()> {
-        let mut units = 0;
-        for (path, name) in files(&repository.join("systemd"))? {
-            let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-            if UNITS.contains(&extension) {
-                self.write(&format!("/usr/lib/systemd/system/{name}"), &std::fs::read(&path)?, 0o644)?;
-                units += 1;
-            }
-            if extension == "d" && path.is_dir() {
-                for (drop_in, file) in files(&path)? {
-                    let target = format!("/usr/lib/systemd/system/{name}/{file}");
-                    self.write(&target, &std::fs::read(&drop_in)?, 0o644)?;
-                }
-            }
-        }
-        ensure!(units > 0, "there is no unit in {}/systemd", repository.display());
-        for folder in ["sysusers.d", "tmpfiles.d"] {
-            for (path, name) in files(&repository.join("deploy").join(folder))? {
-                self.write(&format!("/usr/lib/{folder}/{name}"), &std::fs::read(&path)?, 0o644)?;
-            }
+        for (source, target) in unit_files(repository)? {
+            self.write(&target, &std::fs::read(&source)?, 0o644)?;
         }
         self.check(&["systemd-sysusers"])?;
         // 65: some line of some package could not be carried out, which is normal in a container.
@@ -245,6 +228,29 @@ impl Machine {
         std::fs::remove_file(self.manifests().join(format!("{pod}.yaml")))
             .with_context(|| format!("removing the manifest of {pod}"))
     }
+}
+
+/// The files of `repository`'s units with their drop-ins, users and folders, and where the package puts each.
+///
+/// # Errors
+/// There is no unit.
+pub(crate) fn unit_files(repository: &Path) -> Result<Vec<(PathBuf, String)>> {
+    const INSTALLED: &str = "/usr/lib/systemd/system";
+    let mut all = Vec::new();
+    for (path, name) in files(&repository.join("systemd"))? {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if extension == "d" && path.is_dir() {
+            all.extend(files(&path)?.into_iter().map(|(path, file)| (path, format!("{INSTALLED}/{name}/{file}"))));
+        } else if UNITS.contains(&extension) {
+            all.push((path, format!("{INSTALLED}/{name}")));
+        }
+    }
+    ensure!(!all.is_empty(), "there is no unit in {}/systemd", repository.display());
+    for folder in ["sysusers.d", "tmpfiles.d"] {
+        let here = files(&repository.join("deploy").join(folder))?;
+        all.extend(here.into_iter().map(|(path, name)| (path, format!("/usr/lib/{folder}/{name}"))));
+    }
+    Ok(all)
 }
 
 /// Path and name of what is in a folder, in the order of names; nothing where there is no folder.

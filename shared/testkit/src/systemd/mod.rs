@@ -31,6 +31,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+#[cfg(feature = "vm")]
+pub(crate) use self::installation::unit_files;
 pub use self::installation::{KUBECONFIG, KUBELET_CONFIG, LIBEXEC, MANIFESTS};
 use self::nspawn::{Nspawn, Start};
 pub use self::units::{SERVICES, Unit};

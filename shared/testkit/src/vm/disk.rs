@@ -1,5 +1,5 @@
-//! The machine's disk: a Debian with systemd and containerd, the programs under test, busybox images, and the program
-//! that runs scripts. Made from a folder in one go, nothing is mounted for it.
+//! The machine's disk: a Debian with systemd and containerd, the programs under test and their units where the package has
+//! them, busybox images, and the program that runs scripts. Made from a folder in one go, nothing is mounted for it.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::needs;
+use crate::systemd::{LIBEXEC, SERVICES, unit_files};
 use crate::{build, image, machine};
 
 /// Beside systemd itself what a node needs. No udev: what is on the one disk is known.
@@ -35,8 +36,9 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Makes the disk below `folder`: the programs of [`build::bin_dir`] in /usr/bin, besides the programs `more` (name and
-    /// file), and the files `files` (path and content).
+    /// Makes the disk below `folder`: the programs of [`build::bin_dir`] and their units where the package has them, the
+    /// programs `more` (name and file) in /usr/bin, and the files `files` (path and content, readable by root alone).
+    /// Of the units nothing is enabled, and their users are not made yet.
     ///
     /// # Errors
     /// Debian cannot be fetched, a program is missing, or the disk does not fit on this one.
@@ -59,19 +61,29 @@ impl Disk {
         // Symbols are most of a development build, and there are no debuggers in there.
         let directory = build::bin_dir()?;
         let own = build::PROGRAMS.iter().map(|name| (*name, directory.join(name)));
+        std::fs::create_dir_all(root.join(LIBEXEC.trim_start_matches('/')))?;
         for (name, program) in own.chain(more.iter().map(|(name, program)| (*name, (*program).to_owned()))) {
-            let target = root.join("usr/bin").join(name);
+            let is_daemon = SERVICES.iter().any(|service| service.strip_suffix(".service") == Some(name));
+            let folder = if is_daemon { LIBEXEC } else { "/usr/bin" };
+            let target = root.join(folder.trim_start_matches('/')).join(name);
             machine::run("strip", &["-o", text(&target)?, text(&program)?])?;
+        }
+        for (source, target) in unit_files(&build::workspace_root())? {
+            let target = root.join(target.trim_start_matches('/'));
+            std::fs::create_dir_all(target.parent().context("a file without a folder")?)?;
+            std::fs::copy(&source, &target).with_context(|| format!("copying {}", source.display()))?;
         }
         let busybox = machine::static_busybox().context("no static busybox here")?;
         std::fs::copy(busybox, root.join("usr/bin/busybox"))?;
         // The kernel asks for this by its path when it wants a module.
         symlink("../bin/busybox", root.join("usr/sbin/modprobe"))?;
         image::write_archive(&root.join("root/images.tar"))?;
-        for (path, content) in FILES.iter().chain(files) {
+        let modes = [0o644; FILES.len()].into_iter().chain(std::iter::repeat(0o600));
+        for ((path, content), mode) in FILES.iter().chain(files).zip(modes) {
             let path = root.join(path.trim_start_matches('/'));
             std::fs::create_dir_all(path.parent().context("a file without a folder")?)?;
             std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
         }
         for program in ["usr/bin/agent", "usr/bin/http"] {
             std::fs::set_permissions(root.join(program), std::fs::Permissions::from_mode(0o755))?;

@@ -10,6 +10,7 @@ mod needs;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,9 +24,11 @@ pub use disk::Disk;
 pub use needs::{ensure_installed, missing_packages};
 
 /// From nothing to the first answer. Seen: 12 s on an idle machine.
-const BOOT: Duration = Duration::from_secs(180);
-/// For one script; the longest ones start pods. Nothing is slow by a tenth of this on an idle machine.
-const SCRIPT: Duration = Duration::from_secs(180);
+const BOOT: Duration = Duration::from_secs(300);
+/// For one script beyond what it waits by itself. Nothing takes a tenth of this on an idle machine.
+const SCRIPT: Duration = Duration::from_secs(300);
+/// Where the machine finds the one server outside that it may call.
+pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 100);
 /// Memory and processors of the machine; two, because two is what is there to run it on.
 const MEMORY: &str = "2048";
 const PROCESSORS: &str = "2";
@@ -48,11 +51,12 @@ pub struct Ended {
 }
 
 impl Vm {
-    /// Boots the disk and waits until it answers. `folder` takes the console's output and the port's socket.
+    /// Boots the disk and waits until it answers. `folder` takes the console's output and the port's socket. Of the
+    /// world outside the machine reaches `server` alone, by [`OUTSIDE`] and the same port.
     ///
     /// # Errors
     /// qemu does not start, or the machine does not answer in time: the end of its console is in the message.
-    pub fn boot(disk: &Disk, folder: &Path) -> Result<Self> {
+    pub fn boot(disk: &Disk, folder: &Path, server: SocketAddr) -> Result<Self> {
         let (kernel, initrd) = needs::kernel()?;
         let socket = folder.join("port.sock");
         let listener = UnixListener::bind(&socket).with_context(|| format!("listening on {}", socket.display()))?;
@@ -63,9 +67,15 @@ impl Vm {
         command.args(["-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot"]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
         // The disk is this boot's alone, so nothing has to survive a crash of it.
-        command.args(["-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off net.ifnames=0"]);
+        command.args(["-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off net.ifnames=0 tsc=reliable"]);
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.path().display()));
-        command.args(["-nic", "user,model=virtio-net-pci,restrict=on"]);
+        // A process for each connection: the other way to forward has one connection in all.
+        let busybox = crate::machine::static_busybox().context("no static busybox here")?;
+        let (address, port) = (server.ip(), server.port());
+        command.arg("-nic").arg(format!(
+            "user,model=virtio-net-pci,restrict=on,guestfwd=tcp:{OUTSIDE}:{port}-cmd:{} nc {address} {port}",
+            busybox.display()
+        ));
         command.arg("-serial").arg(format!("file:{}", console.display()));
         command.args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=bulkhead.port"]);
         command.arg("-chardev").arg(format!("socket,id=port,path={}", socket.display()));
@@ -92,11 +102,17 @@ impl Vm {
     /// # Errors
     /// No answer in time, or none that can be understood.
     pub fn script(&mut self, script: &str) -> Result<Ended> {
+        self.ask(script, Duration::ZERO)
+    }
+
+    /// `waits`: how long the script may wait for something.
+    fn ask(&mut self, script: &str, waits: Duration) -> Result<Ended> {
         self.asked += 1;
         let asked = self.asked;
         let line = format!("{asked} {}\n", BASE64.encode(script));
         self.port.get_mut().write_all(line.as_bytes()).context("writing to the machine")?;
-        let answer = self.line(SCRIPT).with_context(|| format!("no answer to {script:?}\n{}", self.console(30)))?;
+        let answer =
+            self.line(SCRIPT + waits).with_context(|| format!("no answer to {script:?}\n{}", self.console(30)))?;
         let mut parts = answer.split(' ');
         let mut part = || parts.next().with_context(|| format!("an answer that is cut short: {answer:?}"));
         ensure!(part()? == asked.to_string(), "an answer to something else: {answer:?}");
@@ -110,22 +126,23 @@ impl Vm {
     /// # Errors
     /// As for [`Vm::script`], and any status but 0: its output is in the message.
     pub fn run(&mut self, script: &str) -> Result<String> {
-        let ended = self.script(&format!("set -eu\n{script}"))?;
-        let Ended { status, stdout, stderr } = ended;
+        self.run_waiting(script, Duration::ZERO)
+    }
+
+    fn run_waiting(&mut self, script: &str, waits: Duration) -> Result<String> {
+        let Ended { status, stdout, stderr } = self.ask(&format!("set -eu\n{script}"), waits)?;
         ensure!(status == 0, "in the machine:\n{script}\nended with {status}\n{stdout}\n{stderr}");
         Ok(stdout.trim_end_matches('\n').to_owned())
     }
 
-    /// Waits inside until the script ends with 0, and gives what it printed then.
+    /// Waits inside until the script (`set -eu`: until none of its commands fails) ends with 0, and gives what it printed
+    /// then.
     ///
     /// # Errors
     /// As for [`Vm::run`]; with the last output when it does not come true within `seconds`.
     pub fn until(&mut self, what: &str, seconds: u32, script: &str) -> Result<String> {
-        let waiting = format!(
-            "look() {{ (set -eu; {script}\n) }}\nSECONDS=0\nuntil out=$(look 2>&1); do\n\
-             [ $SECONDS -lt {seconds} ] || {{ echo \"$out\" >&2; exit 1; }}\nsleep 0.3\ndone\nprintf '%s\\n' \"$out\""
-        );
-        self.run(&waiting).with_context(|| format!("{what}: not within {seconds} s"))
+        self.run_waiting(&waiting(seconds, script), Duration::from_secs(seconds.into()))
+            .with_context(|| format!("{what}: not within {seconds} s"))
     }
 
     /// The end of what the machine wrote to its console.
@@ -134,6 +151,14 @@ impl Vm {
         let text = String::from_utf8_lossy(&text).into_owned();
         let all: Vec<&str> = text.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
+    }
+
+    /// Processor seconds that the machine has used so far: tells a slow machine from a busy one.
+    pub fn cpu_seconds(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.qemu.id())).unwrap_or_default();
+        // proc_pid_stat(5): utime and stime are the 12th and 13th after the name, in hundredths on every Linux.
+        let after = stat.rsplit(')').next().unwrap_or_default();
+        after.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() / 100
     }
 
     /// One line from the machine. Waits for it until the machine ends or the time is up.
@@ -162,6 +187,16 @@ impl Vm {
     }
 }
 
+/// A script that runs another one until it succeeds. That one runs where nothing asks for its status but the line after it:
+/// as the condition of a loop, or before `||`, bash would let it go on after a command that failed, whatever `set -e` says.
+fn waiting(seconds: u32, script: &str) -> String {
+    format!(
+        "SECONDS=0\nset +e\nwhile :; do\nout=$(exec 2>&1; set -eu\n{script}\n)\n\
+         if [ $? = 0 ]; then printf '%s\\n' \"$out\"; exit 0; fi\n\
+         if [ $SECONDS -ge {seconds} ]; then printf '%s\\n' \"$out\" >&2; exit 1; fi\nsleep 0.3\ndone"
+    )
+}
+
 impl Drop for Vm {
     fn drop(&mut self) {
         let _ = self.qemu.kill();
@@ -180,4 +215,31 @@ fn connect(listener: &UnixListener, qemu: &mut Child) -> Result<UnixStream> {
         stream.set_nonblocking(false)?;
         Ok(Ok(stream))
     })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Status and output of a wait, as the machine's bash would run it.
+    fn wait(script: &str) -> (Option<i32>, String) {
+        let script = format!("set -eu\n{}", waiting(0, script));
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    #[test]
+    fn a_wait_is_over_when_no_command_fails() {
+        assert_eq!(wait("echo a; echo b"), (Some(0), "a\nb\n".into()));
+        // What comes after a command that failed does not count, and is not run.
+        assert_eq!(wait("false; echo b"), (Some(1), String::new()));
+        assert_eq!(wait("echo a; [ 1 = 2 ]; echo b"), (Some(1), String::new()));
+        assert_eq!(wait("echo $nothing; echo b"), (Some(1), String::new()));
+        assert_eq!(wait("! true").0, Some(1));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let once = format!("[ -s {0} ] || {{ echo more > {0}; false; }}; cat {0}", file.path().display());
+        let script = format!("set -eu\n{}", waiting(60, &once));
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "more\n");
+    }
 }

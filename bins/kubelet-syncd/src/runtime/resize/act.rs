@@ -112,9 +112,9 @@ impl<P: Ports> Act<'_, P> {
     /// See [`ResizeError`]; what was done before stays done and is noted.
     pub async fn run(&self) -> Result<(), ResizeError> {
         let now = self.ports.pod_cgroup(CgroupResources::default()).await.map_err(ResizeError::Cgroup)?;
-        let wanted = pod_cgroup_resources(self.pod, self.facts);
+        let resources = pod_cgroup_resources(self.pod, self.facts);
         let Some((current, usage)) = now else { return self.containers_alone().await };
-        let wanted = current.wanted(&wanted);
+        let wanted = current.wanted(&resources);
         self.check_memory(current, wanted, usage).await?;
         let mut current = current;
         let mut sizes: Vec<Size> = self.resize.updates.iter().map(|update| update.from).collect();
@@ -139,7 +139,7 @@ impl<P: Ports> Act<'_, P> {
                     };
                     current = self.change_pod(kind, change, current, next).await?;
                 }
-                // The request of memory stands in no cgroup.
+                // No limit: see below.
                 Step::PodRequest(Kind::Memory) => {}
                 Step::PodRequest(Kind::Cpu) => {
                     let cpu_shares = wanted.cpu_shares;
@@ -154,7 +154,7 @@ impl<P: Ports> Act<'_, P> {
                 Step::PodLevel => self.ports.pod_has().map_err(ResizeError::Note)?,
             }
         }
-        Ok(())
+        self.keep_memory(&resources).await
     }
 
     /// Where pods have no cgroups of their own.
@@ -207,6 +207,17 @@ impl<P: Ports> Act<'_, P> {
             [one] => Err(ResizeError::BelowUsage(one.clone())),
             many => Err(ResizeError::BelowUsage(format!("[{}]", many.join(", ")))),
         }
+    }
+
+    /// The request of memory stands in no cgroup, but with memory QoS as what is kept for the pod (upstream leaves that as it
+    /// was when the pod was made).
+    async fn keep_memory(&self, pod: &CgroupResources) -> Result<(), ResizeError> {
+        let CgroupResources { memory_min_bytes, memory_low_bytes, .. } = *pod;
+        let change = CgroupResources { memory_min_bytes, memory_low_bytes, ..Default::default() };
+        if change == CgroupResources::default() {
+            return Ok(());
+        }
+        self.ports.pod_cgroup(change).await.map(|_| ()).map_err(ResizeError::Cgroup)
     }
 
     /// The runtime is told first; what it refuses is not done, and what the kernel refuses is taken back.

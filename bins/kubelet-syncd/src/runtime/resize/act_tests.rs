@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::runtime::actions::PodActions;
 use crate::runtime::fixtures::{container_status, sandbox_status};
+use crate::runtime::memory_qos::MemoryQos;
 use crate::runtime::model::{RunState, RuntimePod, SandboxState};
 use crate::runtime::node_facts::HostFacts;
 use crate::runtime::resize::plan;
@@ -22,6 +23,7 @@ struct Inner {
     /// The line that fails, and how.
     fails: Option<(String, Code)>,
     sandbox: Option<Code>,
+    qos: Option<MemoryQos>,
 }
 
 impl World {
@@ -56,8 +58,11 @@ impl Ports for World {
     }
     async fn pod_cgroup(&self, change: CgroupResources) -> Result<Option<(PodLimits, Option<u64>)>, HostFilesError> {
         if change != CgroupResources::default() {
-            let CgroupResources { cpu_shares, cpu_quota_us, memory_limit_bytes, .. } = change;
-            let line = format!("pod {cpu_shares:?} {cpu_quota_us:?} {memory_limit_bytes:?}").replace("None", "-");
+            let CgroupResources { cpu_shares, cpu_quota_us, memory_limit_bytes, memory_min_bytes, .. } = change;
+            let line = match memory_min_bytes {
+                Some(bytes) => format!("keep {bytes}"),
+                None => format!("pod {cpu_shares:?} {cpu_quota_us:?} {memory_limit_bytes:?}").replace("None", "-"),
+            };
             self.say(line).map_err(|e| HostFilesError { message: e.message, transient: false })?;
         }
         let inner = self.0.lock().unwrap();
@@ -87,7 +92,7 @@ const MI: i64 = 1 << 20;
 
 async fn resize(world: &World, old: &[(i64, i64)], new: &[(i64, i64)]) -> Result<(), ResizeError> {
     let (had, pod) = (pod(old), pod(new));
-    let facts = NodeFacts::new(HostFacts { memory_capacity: 1 << 34, ..HostFacts::default() });
+    let mut facts = NodeFacts::new(HostFacts { memory_capacity: 1 << 34, ..HostFacts::default() });
     let sum = |of: fn(&(i64, i64)) -> i64| old.iter().map(of).sum::<i64>();
     {
         let mut inner = world.0.lock().unwrap();
@@ -97,6 +102,7 @@ async fn resize(world: &World, old: &[(i64, i64)], new: &[(i64, i64)]) -> Result
             cpu_period_us: 100_000,
             memory_limit_bytes: sum(|s| s.1) * MI,
         });
+        facts.memory_qos = inner.qos;
         inner.usage.get_or_insert(MI as u64);
         inner.container_usage.get_or_insert(MI as u64);
     }
@@ -139,6 +145,15 @@ async fn the_runtime_hears_of_each_step_before_the_kernel() {
             "note a 200 20971520".to_owned(),
         ]
     );
+}
+
+#[tokio::test]
+async fn what_is_kept_for_the_pod_follows_its_request() {
+    let world = World::default();
+    let qos = MemoryQos { throttling_factor: 0.9, tiered: true, allocatable: 1 << 34, page_size: 4096 };
+    world.0.lock().unwrap().qos = Some(qos);
+    resize(&world, &[(100, 50)], &[(100, 60)]).await.unwrap();
+    assert_eq!(world.take().last(), Some(&format!("keep {}", 60 * MI)));
 }
 
 #[tokio::test]
