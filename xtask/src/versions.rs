@@ -109,6 +109,8 @@ fn programs_of(revision: &str) -> Result<PathBuf> {
 /// none, but which bring in what only tests depend on). The crates of the workspace themselves must not be shared. Cargo
 /// names what it builds of them after the path within the workspace, which is the same for both, and would take the one for
 /// the other: so each is told another number of units than any profile of ours has, and becomes another thing.
+/// The environment stays that of the main build, names of this package included: a build script may ask for any of it (ring's
+/// does), and would make all that depends on it anew for each of the two.
 /// Cargo before 1.91 knows no other folder for what is intermediate, and builds everything again.
 fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
     let target = sources.join("target");
@@ -124,13 +126,6 @@ fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
     command.env("CARGO_TARGET_DIR", &target);
     if std::env::var_os("CARGO_BUILD_BUILD_DIR").is_none() {
         command.env("CARGO_BUILD_BUILD_DIR", build::target_dir());
-    }
-    // What cargo tells about this workspace is not true of that one.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
     }
     ensure!(command.status().context("starting cargo")?.success(), "cargo failed");
     let complete = sources.join("programs");
