@@ -61,7 +61,7 @@ pub fn throttled(world: &mut World, node: &Node) -> Result<()> {
         "for pid in $(cat {scope}/cgroup.procs); do grep -q '^NSpid:.*[[:space:]]1$' /proc/$pid/status && echo $pid || :; done"
     ))?;
     vm.run(&format!("kill -USR1 {first}"))?;
-    let done = vm.until("it has what it takes", PODS, &format!("cat /proc/{first}/root/dev/shm/done"))?;
+    let done = vm.until("it has what it takes", PODS, &format!("grep . /proc/{first}/root/dev/shm/done"))?;
     ensure!(done == "0", "writing ended with {done}");
     let after = events(&vm.run(&format!("cat {scope}/memory.events"))?)?;
     ensure!(after["high"] > 0, "{after:?}");

@@ -273,13 +273,14 @@ fn init_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, actions:
     if list.is_empty() {
         return true;
     }
-    // Exited ones prove nothing: after a reboot, all containers of the old sandbox are there, exited.
-    let mut initialized = containers(pod)
-        .iter()
-        .any(|c| runtime.newest(&c.name).is_some_and(|s| matches!(s.state, RunState::Created | RunState::Running)));
-    // What is left of a former sandbox proves nothing either, should its removal have failed.
+    // What is left of a former sandbox proves nothing, should its removal have failed: one that was made there and never
+    // started stays as it is when the sandbox goes.
     let sandbox = runtime.sandboxes.first().map(|s| &s.id);
     let newest = |name: &str| runtime.newest(name).filter(|s| Some(&s.sandbox_id) == sandbox);
+    // Exited ones prove nothing either: after a reboot, all containers of the old sandbox are there, exited.
+    let mut initialized = containers(pod)
+        .iter()
+        .any(|c| newest(&c.name).is_some_and(|s| matches!(s.state, RunState::Created | RunState::Running)));
     let mut start = Vec::new();
     // Backwards: the last one that has a status tells how far initialization got, whatever became of those before it.
     let mut seen_later = initialized;

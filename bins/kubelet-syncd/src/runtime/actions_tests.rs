@@ -272,6 +272,19 @@ fn the_next_container_waits_for_a_sidecars_startup_probe() {
 }
 
 #[test]
+fn nothing_of_a_former_sandbox_says_that_initialization_is_over() {
+    let mut runtime = with(&[("i1", RunState::Running, 0), ("a", RunState::Created, 0)]);
+    let here = run(init("Always"), &runtime);
+    assert!(here.starts_containers() && here.init_containers_to_start.is_empty(), "of this sandbox it does: {here:?}");
+    // Made in the sandbox before, never started: it stays like that when its sandbox goes.
+    runtime.sandboxes[0].state = SandboxState::NotReady;
+    runtime.sandboxes.insert(0, sandbox_status("s1", 1, SandboxState::Ready));
+    runtime.containers[0].sandbox_id = runtime.sandboxes[0].id.clone();
+    let there = run(init("Always"), &runtime);
+    assert!(!there.starts_containers() && !there.kill_pod, "i1 is still at it: {there:?}");
+}
+
+#[test]
 fn ephemeral_containers_start_once() {
     let spec = serde_json::json!({"containers": [{"name": "a", "image": "i"}],
         "ephemeralContainers": [{"name": "d1", "image": "i"}, {"name": "d2", "image": "i"}]});
