@@ -149,7 +149,7 @@ pub const BROKER: [BrokerRow; 19] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg and Psi: their features come later. Known, refused as unimplemented, and no descriptor is passed.
+    // As Kmsg and Psi: kinds that no process asks for. The answer is a refusal, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
