@@ -13,10 +13,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::node::NodeContext;
+use super::ports::Files;
 use crate::cgroups::kubepods_resources;
 use crate::ownership::{self, Owner};
 use crate::runtime::model::{RunState, RuntimePod};
+use crate::runtime::ports::HostFiles;
 use crate::runtime::resources::burstable_cpu_shares;
+use crate::runtime::stop::identity_of;
 use crate::volnetd::VolnetdError;
 
 const RETRY: Duration = Duration::from_millis(200);
@@ -152,29 +155,21 @@ pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> bool {
 /// Links in `/var/log/containers` that a start could not make because somebody went away in the middle of it. Whoever
 /// collects logs there would never see those containers. A link that is there already is left as it is.
 pub async fn link_logs(node: &NodeContext) {
-    for (uid, pod) in node.cache.snapshot() {
+    let files = Files(node.volnetd.clone());
+    for (_, pod) in node.cache.snapshot() {
         let began: Vec<_> = pod.containers.iter().filter(|one| one.state != RunState::Created).collect();
-        if began.is_empty() || node.ownership.of(&pod).await != Owner::Ours {
+        let Some(identity) = identity_of(&pod).filter(|_| !began.is_empty()) else { continue };
+        if node.ownership.of(&pod).await != Owner::Ours {
             continue;
         }
         for container in began {
-            let request = api::LinkContainerLogRequest {
-                pod: Some(api::PodLogId {
-                    namespace: pod.namespace.clone(),
-                    name: pod.name.clone(),
-                    uid: uid.to_string(),
-                }),
-                container: container.name.clone(),
-                restart_count: container.restart_count,
-                container_id: container.id.to_string(),
-            };
-            match node.volnetd.link_container_log(&CallContext::for_pod(&uid), request).await {
-                Ok(_) => {}
-                // Its next life asks for all of them again.
-                Err(VolnetdError::Away { .. }) => return,
+            let link = files.link_container_log(&identity, &container.name, container.restart_count, &container.id);
+            match link.await {
+                Ok(()) => {}
+                // volnetd's next life asks for all of them again.
+                Err(error) if error.transient => return,
                 Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(pod_uid = %uid, container = container.name, error, "cannot link the container's log");
+                    tracing::warn!(pod = %identity, container = container.name, %error, "cannot link the container's log");
                 }
             }
         }
