@@ -324,3 +324,35 @@ fn what_the_documents_name_is_there() -> Result<()> {
     }
     Ok(())
 }
+
+/// The manifest names the binaries, as each would hold another copy of the same libraries: so cargo does not look for itself.
+#[test]
+fn every_file_of_tests_is_in_one_test_binary() -> Result<()> {
+    let package = packages()?.into_iter().find(|package| name(package) == "bulkhead-tests");
+    let targets = package.context("there is no package bulkhead-tests")?["targets"].take();
+    let folder = workspace_root().join("tests/tests");
+    let mut homes: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for target in targets.as_array().into_iter().flatten().filter(|target| target["kind"][0] == "test") {
+        let binary = target["name"].as_str().unwrap_or_default();
+        homes.entry(binary.to_owned()).or_default().push(binary.to_owned());
+        let text = std::fs::read_to_string(folder.join(format!("{binary}.rs")))?;
+        // Modules with a path of their own are parts of one file in a folder beside it.
+        let modules = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        for module in modules.filter(|module| !text.contains(&format!("/{module}.rs\"]"))) {
+            homes.entry(module.to_owned()).or_default().push(binary.to_owned());
+        }
+    }
+    for entry in std::fs::read_dir(&folder)?.flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let Some(module) = file.strip_suffix(".rs") else { continue };
+        let home = homes.remove(module).unwrap_or_default();
+        ensure!(
+            home.len() == 1,
+            "tests/tests/{file} is in {} test binaries ({home:?}): it is to be a module of one of those that tests/Cargo.toml \
+             names",
+            home.len()
+        );
+    }
+    ensure!(homes.is_empty(), "no files: {homes:?}");
+    Ok(())
+}

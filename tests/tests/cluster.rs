@@ -1,0 +1,16 @@
+//! The node as a member of a cluster: one test binary of the files below, each of which says what it asks.
+//! (`tests/README.md` says why they share one.)
+
+mod certificates;
+mod clock_jump;
+mod cluster_chaos;
+mod cluster_credentials;
+mod cluster_faults;
+mod cluster_life;
+mod cluster_node;
+mod cluster_pods;
+mod cluster_refusals;
+mod cluster_restarts;
+mod cluster_static;
+mod cluster_volumes;
+mod registry;

@@ -1,0 +1,17 @@
+//! What containers are given, how they start, run again and end: one test binary of the files below, each of which
+//! says what it asks.
+//! (`tests/README.md` says why they share one.)
+
+mod admission;
+mod golden;
+mod hooks;
+mod init_containers;
+mod network_identity;
+mod pod_environment;
+mod pod_files;
+mod probes;
+mod resize;
+mod restarts_of_containers;
+mod security_context;
+mod termination;
+mod volumes;

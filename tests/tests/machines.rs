@@ -1,0 +1,8 @@
+//! The node as units of a machine with systemd: one test binary of the files below, each of which says what it asks.
+//! (`tests/README.md` says why they share one.)
+
+mod guide;
+mod independence;
+mod package;
+mod systemd_machine;
+mod units_live;

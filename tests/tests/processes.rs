@@ -1,0 +1,17 @@
+//! The processes of the node, of its neighbours and of other versions: one test binary of the files below, each of
+//! which says what it asks.
+//! (`tests/README.md` says why they share one.)
+
+mod chaos;
+mod faults;
+mod intruder;
+mod launcher;
+mod many;
+mod mixed_versions;
+mod neighbours;
+mod node_facts;
+mod privileges;
+mod runtime;
+mod standalone;
+mod take_over;
+mod two_nodes;

@@ -1,0 +1,13 @@
+//! What the node answers to those who ask it: one test binary of the files below, each of which says what it asks.
+//! (`tests/README.md` says why they share one.)
+
+mod hostile_clients;
+mod kubectl;
+mod logs;
+mod metrics;
+mod node_https;
+mod stats;
+mod streams;
+mod streams_websocket;
+mod traces;
+mod views;
