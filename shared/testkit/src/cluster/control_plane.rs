@@ -1,5 +1,5 @@
-//! A real control plane: etcd and kube-apiserver from a folder of programs, with our own authority. No controllers run
-//! beside them, so nothing binds pods, signs requests or cleans up: tests that run against it do that themselves.
+//! A real control plane: etcd and kube-apiserver from a folder of programs, with our own authority. Controllers run
+//! beside them where a test asks for them ([`Controllers`]); without, nothing binds pods, signs requests or cleans up.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -8,13 +8,36 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::signal::Signal;
 
 use super::kubeconfig;
 use crate::apiserver::authority::Authority;
 use crate::containerd::tail;
 use crate::processes;
-use crate::wait::{SHORT, insist};
+
+/// What the API server keeps its objects in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Storage {
+    /// The programs' own etcd: lists can be streamed.
+    #[default]
+    Etcd,
+    /// An etcd that cannot report the progress of watches (Debian's 3.4): streamed lists are refused.
+    WithoutWatchProgress,
+}
+
+impl Storage {
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::WithoutWatchProgress => "etcd-old",
+        }
+    }
+
+    /// Whether `$KUBEBUILDER_ASSETS` names a folder with a control plane on this storage.
+    pub fn is_there(self) -> bool {
+        super::assets()
+            .is_some_and(|folder| ["kube-apiserver", self.program()].iter().all(|one| folder.join(one).is_file()))
+    }
+}
 
 /// Both processes; end with this value.
 #[derive(Debug)]
@@ -30,8 +53,8 @@ impl ControlPlane {
     ///
     /// # Errors
     /// A program is missing or cannot be started.
-    pub(super) fn start(assets: &Path, folder: &Path, address: IpAddr) -> Result<Self> {
-        for program in ["kube-apiserver", "etcd"] {
+    pub(super) fn start(assets: &Path, folder: &Path, address: IpAddr, storage: Storage) -> Result<Self> {
+        for program in ["kube-apiserver", storage.program()] {
             if !assets.join(program).is_file() {
                 bail!("{} has no {program}", assets.display());
             }
@@ -45,8 +68,9 @@ impl ControlPlane {
         let ca = file("ca.crt", &authority.pem())?;
         let server = authority.server(&["localhost", "kubernetes.default.svc"], &[address, super::LOCAL])?;
         let (certificate, key) = (file("apiserver.crt", &server.certificate)?, file("apiserver.key", &server.key)?);
-        let account_key = authority.server(&["service-accounts"], &[])?;
-        let account_key = file("sa.key", &account_key.key)?;
+        // The public half as a certificate: the API server reads no public key out of PKCS #8.
+        let account = authority.server(&["service-accounts"], &[])?;
+        let (account, account_key) = (file("sa.crt", &account.certificate)?, file("sa.key", &account.key)?);
         let kubelet = authority.client("kube-apiserver-kubelet-client", "system:masters", super::YEAR)?;
         let kubelet = (file("kubelet-client.crt", &kubelet.certificate)?, file("kubelet-client.key", &kubelet.key)?);
 
@@ -54,10 +78,12 @@ impl ControlPlane {
         let client_url = format!("http://127.0.0.1:{client_port}");
         let peer_url = format!("http://127.0.0.1:{peer_port}");
         let etcd = spawn(
-            &assets.join("etcd"),
+            &assets.join(storage.program()),
             folder,
             "etcd.log",
             &[
+                // Nothing of it is to outlive the power of the machine.
+                "--unsafe-no-fsync".to_owned(),
                 format!("--data-dir={}", folder.join("etcd").display()),
                 format!("--listen-client-urls={client_url}"),
                 format!("--advertise-client-urls={client_url}"),
@@ -84,11 +110,12 @@ impl ControlPlane {
                 format!("--kubelet-client-key={}", kubelet.1.display()),
                 // As kubeadm has it: names of nodes resolve nowhere.
                 "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname".to_owned(),
-                format!("--service-account-key-file={}", account_key.display()),
+                format!("--service-account-key-file={}", account.display()),
                 format!("--service-account-signing-key-file={}", account_key.display()),
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
                 "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
                 "--authorization-mode=Node,RBAC".to_owned(),
+                "--enable-bootstrap-token-auth".to_owned(),
                 "--enable-admission-plugins=NodeRestriction".to_owned(),
                 "--allow-privileged=true".to_owned(),
             ],
@@ -103,6 +130,17 @@ impl ControlPlane {
                 Err(error)
             }
         }
+    }
+
+    /// # Errors
+    /// A server has ended: the end of its log.
+    pub(super) fn alive(&self, folder: &Path) -> Result<()> {
+        for (pid, name) in [(self.etcd.id(), "etcd"), (self.apiserver.id(), "kube-apiserver")] {
+            if !processes::is_alive(pid as i32) {
+                bail!("{name} has ended: {}", tail(&folder.join(format!("{name}.log")), 20));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -133,13 +171,10 @@ fn spawn(program: &Path, folder: &Path, log: &str, arguments: &[String]) -> Resu
     Ok(child)
 }
 
+/// At once: an API server with open watches takes a minute to say goodbye, and nothing of it is needed any more.
 fn end(child: &mut Child) {
-    processes::signal(child.id() as i32, Signal::SIGTERM);
-    let ended = insist("a server ends on SIGTERM", SHORT, || child.try_wait()?.context("it still runs"));
-    if ended.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 fn free_port(address: IpAddr) -> Result<u16> {

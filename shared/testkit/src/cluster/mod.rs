@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 
 use self::client::{Client, Credential, Event, Events};
 use self::control_plane::ControlPlane;
+pub use self::control_plane::Storage;
 use crate::apiserver::authority::Authority;
 use crate::apiserver::faults::Faults;
 use crate::apiserver::identity::MASTERS;
@@ -77,8 +78,18 @@ impl Lab {
     /// A server did not start.
     pub fn cluster_with(&self, mut config: Config) -> Result<Cluster> {
         config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
-        let folder = self.folder().join("cluster");
-        Cluster::start_in(&folder, config, Some(self.clone()), std::env::var_os(ASSETS).map(PathBuf::from))
+        let programs = assets().map(|folder| (folder, Storage::default()));
+        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), programs)
+    }
+
+    /// A real control plane on this storage; [`Storage::is_there`] says whether there is one.
+    ///
+    /// # Errors
+    /// There is none, or a server did not start.
+    pub fn cluster_on(&self, storage: Storage) -> Result<Cluster> {
+        let programs = assets().with_context(|| format!("{ASSETS} names no folder of programs"))?;
+        let config = Config { listen: SocketAddr::new(IpAddr::V4(self.netns().gateway()), 0), ..Config::default() };
+        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), Some((programs, storage)))
     }
 
     /// The stand-in, whatever the environment says: for tests that inject faults or look behind the API.
@@ -97,7 +108,7 @@ impl Cluster {
     /// # Errors
     /// A server did not start.
     pub fn start(folder: &Path, config: Config) -> Result<Self> {
-        Self::start_in(folder, config, None, std::env::var_os(ASSETS).map(PathBuf::from))
+        Self::start_in(folder, config, None, assets().map(|programs| (programs, Storage::default())))
     }
 
     /// The stand-in without a lab.
@@ -108,7 +119,7 @@ impl Cluster {
         Self::start_in(folder, config, None, None)
     }
 
-    fn start_in(folder: &Path, config: Config, lab: Option<Lab>, assets: Option<PathBuf>) -> Result<Self> {
+    fn start_in(folder: &Path, config: Config, lab: Option<Lab>, programs: Option<(PathBuf, Storage)>) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         // One thread is enough for a server that waits; what else runs on this machine is being measured.
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -117,9 +128,11 @@ impl Cluster {
             .enable_all()
             .build()
             .context("starting the server's runtime")?;
-        let backend = match assets {
+        let backend = match programs {
             None => Backend::StandIn(Box::new(ApiServer::start(config, runtime.handle())?)),
-            Some(assets) => Backend::Real(Box::new(ControlPlane::start(&assets, folder, config.listen.ip())?)),
+            Some((programs, storage)) => {
+                Backend::Real(Box::new(ControlPlane::start(&programs, folder, config.listen.ip(), storage)?))
+            }
         };
         let (address, authority) = match &backend {
             Backend::StandIn(server) => (server.address(), server.authority()),
@@ -130,12 +143,41 @@ impl Cluster {
         let inner = Inner { client, backend, runtime: Some(runtime), folder: folder.to_owned(), _lab: lab };
         let cluster = Self { inner: Arc::new(inner) };
         cluster.wait_ready()?;
+        if !cluster.is_stand_in() {
+            for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+                cluster.furnish(namespace)?;
+            }
+        }
         Ok(cluster)
+    }
+
+    /// What controllers of a real cluster give to every namespace: the account `default` and the cluster's authority.
+    fn furnish(&self, namespace: &str) -> Result<()> {
+        let objects = [
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}}),
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ca.crt": self.ca()},
+                "metadata": {"name": "kube-root-ca.crt", "namespace": namespace}}),
+        ];
+        for object in objects {
+            let kind = object["kind"].as_str().unwrap_or_default();
+            let answer = self.inner.client.send_json("POST", &named(kind).path(Some(namespace), None), &object)?;
+            // The server makes the first namespaces itself, and controllers make the rest where they run.
+            if answer.status != 409 {
+                answer.success().with_context(|| format!("creating {kind} of namespace {namespace}"))?;
+            }
+        }
+        Ok(())
     }
 
     fn wait_ready(&self) -> Result<()> {
         let account = named("serviceaccounts").path(Some("default"), Some("default"));
         crate::wait::eventually("the API server is ready", LONG, || {
+            if let Backend::Real(plane) = &self.inner.backend
+                && let Err(ended) = plane.alive(&self.inner.folder)
+            {
+                return Ok(Err(ended));
+            }
             let ready = self.inner.client.get("/readyz")?;
             if ready.status != 200 {
                 bail!("{}: {}", ready.status, String::from_utf8_lossy(&ready.body));
@@ -143,8 +185,8 @@ impl Cluster {
             if self.is_stand_in() {
                 self.inner.client.get(&account)?.success()?;
             }
-            Ok(())
-        })
+            Ok(Ok(()))
+        })?
     }
 
     /// Whether this is the stand-in, of which more can be asked than of a real server.
@@ -221,7 +263,11 @@ impl Cluster {
         let resource = of_object(version, kind).with_context(|| format!("{version} {kind} is not served"))?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
         let created = self.inner.client.send_json("POST", &resource.path(Some(namespace), None), object)?.success();
-        created.with_context(|| format!("creating {kind} {}", object["metadata"]["name"]))
+        let created = created.with_context(|| format!("creating {kind} {}", object["metadata"]["name"]))?;
+        if kind == "Namespace" && !self.is_stand_in() {
+            self.furnish(created["metadata"]["name"].as_str().unwrap_or_default())?;
+        }
+        Ok(created)
     }
 
     /// An object; `kind` is a kind or a plural, `namespace` is ignored where there is none.
@@ -475,9 +521,14 @@ impl Cluster {
     }
 }
 
+/// The folder of a real control plane's programs, where the environment names one.
+fn assets() -> Option<PathBuf> {
+    std::env::var_os(ASSETS).filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
 /// `kubectl`: that of the real control plane, or the machine's.
 pub fn kubectl() -> Option<PathBuf> {
-    let own = std::env::var_os(ASSETS).map(|folder| Path::new(&folder).join("kubectl"));
+    let own = assets().map(|folder| folder.join("kubectl"));
     let machines = ["/usr/bin/kubectl", "/usr/local/bin/kubectl"].map(PathBuf::from);
     own.into_iter().chain(machines).find(|path| path.is_file())
 }
