@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, agnhost, eventually};
+use bulkhead_tests::golden::calls::Part;
 use bulkhead_tests::golden::normal::Names;
 use bulkhead_tests::golden::{Call, Difference, Meant, Proxy, Recording, calls, compare, normal, recording};
 use bulkhead_tests::lab;
@@ -71,8 +72,16 @@ fn prepare(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// A pod that has lived as a recorded one did.
+struct Life<'a> {
+    recording: &'a Recording,
+    uid: String,
+    names: Names,
+    differences: Vec<Difference>,
+}
+
 /// One pod's life: created, brought to where the recorded one was, deleted.
-fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
+fn live<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> {
     let name = recording.name.as_str();
     let cluster = &world.cluster;
     let namespace = recording.namespace();
@@ -112,7 +121,7 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
         }
     }
     let calls: Vec<Call> = world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect();
-    differences.extend(calls::calls(name, &recording.calls, &theirs, &calls, &ours));
+    differences.extend(calls::calls(name, Part::Life, &recording.calls, &theirs, &calls, &ours));
     let mut told = events(cluster, namespace, &uid)?;
     // Which probe is under way when the end comes, and how it fails then, is chance; so is a runtime whose shim has ended
     // in the middle of a call.
@@ -122,7 +131,27 @@ fn live(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
     if let Some(last) = late {
         eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");
     }
-    Ok(differences)
+    Ok(Life { recording, uid, names: ours, differences })
+}
+
+/// What is asked for the removal of what pods left behind, once garbage collection has come to all of them.
+fn removals(world: &World, lives: &[Life<'_>]) -> Result<Vec<Difference>> {
+    let calls_of =
+        |uid: &str| -> Vec<Call> { world.proxy.calls().into_iter().filter(|call| call.pod_uid == uid).collect() };
+    let made = |calls: &[Call], method: &str| calls.iter().filter(|call| call.method == method).count();
+    eventually("garbage collection has removed every sandbox", LONG, || {
+        for life in lives {
+            let calls = calls_of(&life.uid);
+            let (run, removed) = (made(&calls, "RunPodSandbox"), made(&calls, "RemovePodSandbox"));
+            ensure!(removed >= run, "{}: {removed} of {run} sandboxes", life.recording.name);
+        }
+        Ok(())
+    })?;
+    let of_life = |life: &Life<'_>| {
+        let (recording, theirs) = (life.recording, recorded_names(life.recording));
+        calls::calls(&recording.name, Part::Removal, &recording.calls, &theirs, &calls_of(&life.uid), &life.names)
+    };
+    Ok(lives.iter().flat_map(of_life).collect())
 }
 
 /// Waits until the pod's status is `goal`; the last one where it is not in time, which the comparison shows as well.
@@ -160,28 +189,32 @@ fn wait_for_events(world: &World, recording: &Recording, uid: &str) -> Result<()
     Ok(())
 }
 
+fn is_meant(meant: &[Meant], difference: &Difference) -> bool {
+    meant.iter().any(|one| one.covers(difference))
+}
+
 /// Lives it twice where the first time was different: whether the third of three probes a second apart comes just before
 /// or just after the second second is the machine's mood, here and under upstream's kubelet.
-fn live_twice_at_most(world: &World, recording: &Recording, meant: &[Meant]) -> Result<Vec<Difference>> {
-    let unmeant = |mut all: Vec<Difference>| {
-        all.retain(|difference| !meant.iter().any(|one| one.covers(difference)));
-        all
+fn live_twice_at_most<'a>(world: &World, recording: &'a Recording, meant: &[Meant]) -> Result<Life<'a>> {
+    let unmeant = |mut life: Life<'a>| {
+        life.differences.retain(|difference| !is_meant(meant, difference));
+        life
     };
     if recording.pod.is_none() {
         return live_static(world, recording).map(unmeant);
     }
     let first = unmeant(live(world, recording)?);
-    if first.is_empty() {
+    if first.differences.is_empty() {
         return Ok(first);
     }
-    for difference in &first {
+    for difference in &first.differences {
         eprintln!("at the first try: {difference}");
     }
     live(world, recording).map(unmeant)
 }
 
 /// The static pod: what its mirror shows, and what is asked for it.
-fn live_static(world: &World, recording: &Recording) -> Result<Vec<Difference>> {
+fn live_static<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> {
     let mirror = recording.mirror.as_ref().context("no mirror")?;
     let full = mirror["metadata"]["name"].as_str().context("no name")?;
     let namespace = mirror["metadata"]["namespace"].as_str().context("no namespace")?;
@@ -212,7 +245,7 @@ fn live_static(world: &World, recording: &Recording) -> Result<Vec<Difference>> 
         Ok(of_pod)
     };
     let calls = eventually("the static pod has ended", LONG, || stopped(world))?;
-    differences.extend(calls::calls(&recording.name, &recording.calls, &their_names, &calls, &our_names));
+    differences.extend(calls::calls(&recording.name, Part::Life, &recording.calls, &their_names, &calls, &our_names));
     let all = eventually("the events have come", LONG, || {
         let events = events(&world.cluster, namespace, &uid)?;
         ensure!(events.len() >= recording.events.len(), "{} of {}", events.len(), recording.events.len());
@@ -224,7 +257,7 @@ fn live_static(world: &World, recording: &Recording) -> Result<Vec<Difference>> 
     for key in mirror["metadata"]["annotations"].as_object().context("no annotations")?.keys() {
         ensure!(ours["metadata"]["annotations"].get(key).is_some(), "the mirror has no annotation {key}");
     }
-    Ok(differences)
+    Ok(Life { recording, uid, names: our_names, differences })
 }
 
 /// Distinct statuses without what differs from run to run.
@@ -249,6 +282,11 @@ fn events(cluster: &Cluster, namespace: &str, uid: &str) -> Result<Vec<Value>> {
             "reason": event["reason"],
             "message": event["message"],
             "fieldPath": event["involvedObject"].get("fieldPath").cloned().unwrap_or_else(|| json!("")),
+            "count": event["count"],
+            "component": event["source"]["component"],
+            "host": event["source"]["host"],
+            "reportingComponent": event["reportingComponent"],
+            "reportingInstance": event["reportingInstance"],
         })
     };
     Ok(cluster.list("events", Some(namespace))?.into_iter().filter(of_pod).map(short).collect())
@@ -299,7 +337,7 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
     let (recordings, meant) = (chosen()?, compare::meant()?);
     let Some(world) = world()? else { return Ok(()) };
     let queue = Mutex::new(recordings.iter());
-    let found: Mutex<Vec<Difference>> = Mutex::default();
+    let lives: Mutex<Vec<Life<'_>>> = Mutex::default();
     let failures: Mutex<Vec<String>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..IN_FLIGHT {
@@ -307,7 +345,7 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
                 loop {
                     let Some(recording) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
                     match live_twice_at_most(&world, recording, &meant) {
-                        Ok(differences) => found.lock().map(|mut all| all.extend(differences)).unwrap_or_default(),
+                        Ok(life) => lives.lock().map(|mut all| all.push(life)).unwrap_or_default(),
                         Err(error) => {
                             let text = format!("{}: {error:#}", recording.name);
                             failures.lock().map(|mut all| all.push(text)).unwrap_or_default();
@@ -317,7 +355,10 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
             });
         }
     });
-    let mut found = found.into_inner().unwrap_or_default();
+    let mut lives = lives.into_inner().unwrap_or_default();
+    let mut found = removals(&world, &lives)?;
+    found.retain(|difference| !is_meant(&meant, difference));
+    found.extend(lives.iter_mut().flat_map(|life| std::mem::take(&mut life.differences)));
     found.sort();
     let failures = failures.into_inner().unwrap_or_default();
     let report: Vec<String> = failures.into_iter().chain(found.iter().map(ToString::to_string)).collect();

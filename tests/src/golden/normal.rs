@@ -149,16 +149,45 @@ fn base64_text(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-/// What of a pod's status is compared: phase, reason, message, QoS class, conditions and the containers' states, without
-/// times and ids. `deleting`: the pod has a deletion timestamp.
+const OF_THE_POD: [&str; 13] = [
+    "phase",
+    "reason",
+    "message",
+    "qosClass",
+    "observedGeneration",
+    "hostIP",
+    "hostIPs",
+    "podIP",
+    "podIPs",
+    "resources",
+    "allocatedResources",
+    "resize",
+    "nominatedNodeName",
+];
+const OF_A_CONTAINER: [&str; 10] = [
+    "started",
+    "image",
+    "imageID",
+    "containerID",
+    "resources",
+    "allocatedResources",
+    "allocatedResourcesStatus",
+    "volumeMounts",
+    "user",
+    "stopSignal",
+];
+
+/// What of a pod's status is compared: everything but times, whose ids and addresses [`Names`] takes out. `deleting`: the
+/// pod has a deletion timestamp.
 pub fn status(status: &Value, deleting: bool) -> Value {
     let mut out = Map::new();
-    for key in ["phase", "reason", "message", "qosClass"] {
+    for key in OF_THE_POD {
         if let Some(value) = status.get(key) {
             out.insert(key.to_owned(), value.clone());
         }
     }
-    let condition = |c: &Value| pick(c, &["type", "status", "reason", "message"]);
+    drop_no_limit(&mut out);
+    let condition = |c: &Value| pick(c, &["type", "status", "reason", "message", "observedGeneration"]);
     let conditions = status["conditions"].as_array().into_iter().flatten().map(condition).collect();
     out.insert("conditions".to_owned(), Value::Array(conditions));
     for key in ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"] {
@@ -170,6 +199,23 @@ pub fn status(status: &Value, deleting: bool) -> Value {
         out.insert("deleting".to_owned(), json!(true));
     }
     Value::Object(out)
+}
+
+/// What cgroup version 1 reads where no limit of memory is set: upstream tells it as the limit of the pod.
+const NO_LIMIT: &str = "9007199254740988Ki";
+
+fn drop_no_limit(status: &mut Map<String, Value>) {
+    let Some(resources) = status.get_mut("resources") else { return };
+    if resources["limits"]["memory"] == NO_LIMIT
+        && let Some(limits) = resources["limits"].as_object_mut()
+    {
+        limits.remove("memory");
+        if limits.is_empty()
+            && let Some(resources) = resources.as_object_mut()
+        {
+            resources.remove("limits");
+        }
+    }
 }
 
 fn pick(value: &Value, keys: &[&str]) -> Value {
@@ -196,8 +242,10 @@ fn container(status: &Value) -> Value {
         "ready": status["ready"].as_bool().unwrap_or(false),
         "restartCount": status["restartCount"].as_i64().unwrap_or(0),
     });
-    if let Some(started) = status.get("started") {
-        out["started"] = started.clone();
+    for key in OF_A_CONTAINER {
+        if let Some(value) = status.get(key) {
+            out[key] = value.clone();
+        }
     }
     out
 }
@@ -225,8 +273,10 @@ mod tests {
         let full = json!({"phase": "Running", "podIP": "1.2.3.4", "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "now"}],
             "containerStatuses": [{"name": "a", "state": {"running": {"startedAt": "now"}}, "ready": true, "image": "x"}]});
-        let expected = json!({"phase": "Running", "deleting": true, "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": "a", "state": {"running": {}}, "lastState": {}, "ready": true, "restartCount": 0}]});
+        let expected = json!({"phase": "Running", "podIP": "1.2.3.4", "deleting": true,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "a", "state": {"running": {}}, "lastState": {}, "ready": true, "restartCount": 0,
+                "image": "x"}]});
         assert_eq!(status(&full, true), expected);
     }
 }
