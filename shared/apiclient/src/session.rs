@@ -3,8 +3,7 @@
 //! The task owns them. It looks when kubelet-volnetd tells of a change, when a program's credential runs out, when the
 //! server refuses the current one, and once a minute. What cannot be used changes nothing: the old credentials stay.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
@@ -29,6 +28,10 @@ const SETTLE: Duration = Duration::from_millis(50);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// How often a credential that the server refuses is looked at anew.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// How long it is believed that the server streams no lists. Upstream's client asks anew with each list; the watches of a
+/// start, which all begin within seconds, need one refusal between them. No longer than that: the answer may have been a
+/// server's passing trouble, and behind a load balancer a server that streams may take over unseen.
+pub(crate) const LISTS_IN_PAGES: Duration = Duration::from_secs(120);
 
 /// Credentials in force with the connections made with them.
 #[derive(Debug)]
@@ -72,8 +75,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: OnceLock<Metrics>,
     sessions: watch::Receiver<Option<Arc<Session>>>,
     refused: Arc<Notify>,
-    /// One watch finds out for all whether the server streams lists.
-    streams_lists: AtomicBool,
+    /// Until then lists are asked for in pages: one watch has found out for all that they are not streamed.
+    lists_in_pages_until: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -95,16 +98,21 @@ impl Shared {
             metrics: OnceLock::new(),
             sessions,
             refused,
-            streams_lists: AtomicBool::new(true),
+            lists_in_pages_until: Mutex::new(None),
         })
     }
 
+    /// Whether a list is asked for as a stream.
     pub(crate) fn streams_lists(&self) -> bool {
-        self.streams_lists.load(Ordering::Relaxed)
+        let until = self.lists_in_pages_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_none_or(|until| until <= Instant::now())
     }
 
-    pub(crate) fn set_streams_lists(&self, streams: bool) {
-        self.streams_lists.store(streams, Ordering::Relaxed);
+    /// The server would not stream a list that it gave in pages. False: that was known.
+    pub(crate) fn lists_are_not_streamed(&self) -> bool {
+        let now = Instant::now();
+        let mut until = self.lists_in_pages_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.replace(now + LISTS_IN_PAGES).is_none_or(|until| until <= now)
     }
 
     pub(crate) fn session(&self) -> Option<Arc<Session>> {

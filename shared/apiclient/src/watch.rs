@@ -2,7 +2,8 @@
 //! nothing comes any more.
 //!
 //! The rules are those of client-go's reflector (`tools/cache/reflector.go`): a streaming list where the server takes
-//! it, else a list in pages; then a watch from there, ended by the server after five to ten minutes and resumed.
+//! it, else - within the same attempt - a list in pages; then a watch from there, ended by the server after five to ten
+//! minutes and resumed.
 
 mod decide;
 mod lines;
@@ -25,15 +26,21 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::backoff::{Backoff, random_fraction};
+use crate::session::LISTS_IN_PAGES;
 use crate::transport::Slot;
 use crate::{ApiClient, Lane};
-use decide::{Failure, Query, Quiet, goes_back};
+use decide::{Failure, Instead, Query, Quiet, enough_refusals, goes_back};
 use lines::{LineError, Lines};
 
 /// A server sends a bookmark about once a minute.
 const STALL_AFTER: Duration = Duration::from_secs(180);
 /// How long the beginning of a streaming list may take from one event to the next.
 const LIST_STALL: Duration = Duration::from_secs(30);
+/// How long a streaming list may take as a whole: events that come without ever leading to its end are no progress. A list
+/// that honestly takes longer is asked for in pages, of which each has its own time.
+const STREAMED_LIST: Duration = Duration::from_secs(60);
+/// How long a list in pages may take as a whole: what the server keeps a continue token for (etcd compacts every 5 minutes).
+const PAGED_LIST: Duration = Duration::from_secs(300);
 /// Pauses after failures.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
 /// A watch that lived so long was a good one.
@@ -92,6 +99,8 @@ where
         backoff: Backoff::new(PAUSE.0, PAUSE.1),
         pause: Duration::ZERO,
         quiet: Quiet::default(),
+        streams_failed: 0,
+        refusals: 0,
         _kind: PhantomData,
     };
     futures_util::stream::unfold(watcher, |mut watcher| async move {
@@ -122,6 +131,10 @@ struct Watcher<K> {
     /// Before the next attempt.
     pause: Duration,
     quiet: Quiet,
+    /// Streamed lists that failed, in a row.
+    streams_failed: u32,
+    /// Refusals in a row.
+    refusals: u32,
     _kind: PhantomData<fn() -> K>,
 }
 
@@ -154,7 +167,9 @@ where
         if lived >= LIVED {
             self.backoff.reset();
         }
+        self.refusals = if failure.says_no() { self.refusals.saturating_add(1) } else { 0 };
         if !failure.relist()
+            && !enough_refusals(self.refusals)
             && let Some(at) = at
         {
             self.state = State::At(at);
@@ -247,6 +262,7 @@ where
 
     fn went_well(&mut self) {
         self.quiet.reset();
+        self.refusals = 0;
     }
 
     fn compact(&self, object: &mut K) {
@@ -260,15 +276,44 @@ where
 
     /// Everything that exists now; after it the state is a resource version or a running watch.
     async fn list(&mut self) -> Result<Change<K>, Failure> {
+        let mut refusal = None;
         if self.client.shared.streams_lists() {
-            match self.streamed_list().await {
-                Err(failure) if failure.refuses_streaming() => {
-                    tracing::debug!(path = self.path, error = %failure, "the server streams no lists, listing in pages");
-                    self.client.shared.set_streams_lists(false);
+            let streamed = tokio::time::timeout(STREAMED_LIST, self.streamed_list()).await;
+            let failure = match streamed.unwrap_or(Err(Failure::TooSlow { seconds: STREAMED_LIST.as_secs() })) {
+                Ok(change) => {
+                    self.streams_failed = 0;
+                    return Ok(change);
                 }
-                outcome => return outcome,
+                Err(failure) => failure,
+            };
+            let instead = failure.instead_of_a_stream(self.streams_failed);
+            self.streams_failed = self.streams_failed.saturating_add(1);
+            match instead {
+                Instead::Nothing => return Err(failure),
+                Instead::Pages => {}
+                Instead::PagesForAWhile => refusal = Some(failure.clone()),
             }
+            tracing::debug!(path = self.path, error = %failure, "a list was not streamed, asking for it in pages");
         }
+        let pages = tokio::time::timeout(PAGED_LIST, self.paged_list()).await;
+        let change = pages.unwrap_or(Err(Failure::TooSlow { seconds: PAGED_LIST.as_secs() }))?;
+        self.streams_failed = 0;
+        // What would have refused the pages as well said nothing about streams.
+        if let Some(refusal) = refusal
+            && self.client.shared.lists_are_not_streamed()
+        {
+            tracing::info!(
+                path = self.path,
+                error = %refusal,
+                seconds = LISTS_IN_PAGES.as_secs(),
+                "the API server does not stream lists, asking for them in pages for a while"
+            );
+        }
+        Ok(change)
+    }
+
+    /// The list in pieces, consistent with the present.
+    async fn paged_list(&mut self) -> Result<Change<K>, Failure> {
         let mut all = Vec::new();
         let mut token = String::new();
         loop {

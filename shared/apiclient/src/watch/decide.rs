@@ -11,6 +11,8 @@ use super::lines::LineError;
 const PAGE: u32 = 500;
 /// The server is asked to end a watch after this time, or up to twice of it: not all at once.
 const SERVER_ENDS_AFTER_S: f64 = 300.0;
+/// Failures in a row without anything in between, after which another way is tried.
+const ENOUGH: u32 = 3;
 /// The same complaint once in this time.
 const REPEAT: Duration = Duration::from_secs(60);
 
@@ -24,6 +26,9 @@ pub(super) enum Failure {
     /// Code 410, or a server that knows less than we do.
     #[error("the server does not know any more what came after our last state")]
     Expired,
+    /// It was put back to an older state, or one server of several is behind the others.
+    #[error("the server has not come as far as our last state: {0}")]
+    TooLarge(String),
     /// Without the decoder's words: they may quote a secret.
     #[error("an answer cannot be decoded (line {line}, column {column})")]
     Undecodable { line: usize, column: usize },
@@ -36,8 +41,22 @@ pub(super) enum Failure {
     Ended,
     #[error("nothing came for {seconds} s: the connection is given up")]
     Stalled { seconds: u64 },
-    #[error("a streamed list did not come to its end")]
+    /// By its end, or because nothing came for too long.
+    #[error("a streamed list broke off before it was complete")]
     NoInitialEvents,
+    #[error("a list was not complete within {seconds} s")]
+    TooSlow { seconds: u64 },
+}
+
+/// How a list is gone about when its streamed form has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Instead {
+    /// The attempt has failed; the next one asks for a stream again.
+    Nothing,
+    /// In pages, within the same attempt.
+    Pages,
+    /// The same; when the pages are granted, other lists begin with pages for a while.
+    PagesForAWhile,
 }
 
 impl Failure {
@@ -48,6 +67,7 @@ impl Failure {
     pub(super) fn of_status(status: &Status) -> Self {
         match status.code {
             410 => Failure::Expired,
+            _ if is_too_large(status) => Failure::TooLarge(status.message.clone()),
             code => Failure::Refused { code, reason: status.reason.clone(), message: status.message.clone() },
         }
     }
@@ -55,7 +75,8 @@ impl Failure {
     /// What is known is not a place to go on from. Otherwise the watch is resumed where it was.
     pub(super) fn relist(&self) -> bool {
         match self {
-            Failure::Expired | Failure::Undecodable { .. } | Failure::NoInitialEvents => true,
+            Failure::Expired | Failure::TooLarge(_) | Failure::Undecodable { .. } => true,
+            Failure::NoInitialEvents | Failure::TooSlow { .. } => true,
             // The version we go on from is not one for this server.
             Failure::Refused { code, .. } => matches!(code, 400 | 404 | 405 | 422),
             Failure::NoAnswer(_) | Failure::Broken(_) | Failure::GivenUp | Failure::Ended | Failure::Stalled { .. } => {
@@ -69,14 +90,42 @@ impl Failure {
         matches!(self, Failure::Ended | Failure::Expired | Failure::GivenUp)
     }
 
-    /// An answer to a streamed list that a plain list may not get.
-    pub(super) fn refuses_streaming(&self) -> bool {
+    /// An answer that says no, and not merely "later". Enough of them in a row, and the version that the watch is to go on
+    /// from may be what the server does not like.
+    pub(super) fn says_no(&self) -> bool {
+        matches!(self, Failure::Refused { code, .. } if *code != 429)
+    }
+
+    /// What follows when a streamed list ends so, the `before`th time after others that did as well. client-go's reflector
+    /// falls back on everything that trying again cannot mend; so do we. That a stream was cut off, or had a gap, says
+    /// nothing about whether the server streams lists, so it is not remembered.
+    pub(super) fn instead_of_a_stream(&self, before: u32) -> Instead {
         match self {
-            Failure::NoInitialEvents => true,
-            Failure::Refused { code, .. } => matches!(code, 400 | 405 | 415 | 422 | 501),
-            _ => false,
+            // Pages would not come any better over this connection.
+            Failure::NoAnswer(_) | Failure::GivenUp | Failure::Refused { code: 429, .. } => Instead::Nothing,
+            Failure::Expired | Failure::TooLarge(_) | Failure::Broken(_) if before + 1 < ENOUGH => Instead::Nothing,
+            // Something on the way may let no stream live.
+            Failure::Expired | Failure::TooLarge(_) | Failure::Broken(_) => Instead::Pages,
+            Failure::NoInitialEvents | Failure::TooSlow { .. } | Failure::Ended | Failure::Stalled { .. } => {
+                Instead::Pages
+            }
+            Failure::Refused { .. } | Failure::Undecodable { .. } => Instead::PagesForAWhile,
         }
     }
+}
+
+/// A watch that was refused so often in a row begins with a new list.
+pub(super) fn enough_refusals(in_a_row: u32) -> bool {
+    in_a_row >= ENOUGH
+}
+
+/// As client-go finds it: by the cause, or in older servers by the message.
+fn is_too_large(status: &Status) -> bool {
+    const MESSAGE: &str = "Too large resource version";
+    let causes = || status.details.iter().flat_map(|details| &details.causes);
+    causes().any(|cause| cause.reason == "ResourceVersionTooLarge")
+        || (status.reason == "Timeout"
+            && (status.message.contains(MESSAGE) || causes().any(|cause| cause.message == MESSAGE)))
 }
 
 impl From<LineError> for Failure {
@@ -203,33 +252,92 @@ mod tests {
         );
     }
 
+    fn refused(code: u16) -> Failure {
+        Failure::Refused { code, reason: String::new(), message: String::new() }
+    }
+
     #[test]
     fn how_to_go_on() {
-        let refused = |code| Failure::Refused { code, reason: String::new(), message: String::new() };
-        let stalled = Failure::Stalled { seconds: 1 };
-        // (failure, relist, ordinary, refuses streaming)
+        // (failure, relist, ordinary, says no)
         let cases = [
             (Failure::NoAnswer(String::new()), false, false, false),
             (Failure::Broken(String::new()), false, false, false),
             (Failure::Undecodable { line: 1, column: 1 }, true, false, false),
             (Failure::Expired, true, true, false),
+            (Failure::TooLarge(String::new()), true, false, false),
             (Failure::Ended, false, true, false),
             (Failure::GivenUp, false, true, false),
-            (stalled, false, false, false),
-            (Failure::NoInitialEvents, true, false, true),
+            (Failure::Stalled { seconds: 1 }, false, false, false),
+            (Failure::NoInitialEvents, true, false, false),
+            (Failure::TooSlow { seconds: 1 }, true, false, false),
             (refused(400), true, false, true),
-            (refused(401), false, false, false),
-            (refused(403), false, false, false),
-            (refused(404), true, false, false),
+            (refused(401), false, false, true),
+            (refused(403), false, false, true),
+            (refused(404), true, false, true),
             (refused(422), true, false, true),
             (refused(429), false, false, false),
-            (refused(500), false, false, false),
+            (refused(500), false, false, true),
         ];
-        for (failure, relist, ordinary, streaming) in cases {
-            let found = (failure.relist(), failure.is_ordinary(), failure.refuses_streaming());
-            assert_eq!(found, (relist, ordinary, streaming), "{failure:?}");
+        for (failure, relist, ordinary, says_no) in cases {
+            let found = (failure.relist(), failure.is_ordinary(), failure.says_no());
+            assert_eq!(found, (relist, ordinary, says_no), "{failure:?}");
         }
+        assert!(!enough_refusals(2) && enough_refusals(3));
         assert!(goes_back("10", "9") && !goes_back("9", "10") && !goes_back("9", "9") && !goes_back("x", "9"));
+    }
+
+    #[test]
+    fn what_follows_a_streamed_list_that_failed() {
+        use Instead::{Nothing, Pages, PagesForAWhile};
+        // (failure, the first time, the third time in a row)
+        let cases = [
+            // client-go asks again.
+            (Failure::NoAnswer(String::new()), Nothing, Nothing),
+            (Failure::GivenUp, Nothing, Nothing),
+            (refused(429), Nothing, Nothing),
+            (Failure::Expired, Nothing, Pages),
+            (Failure::TooLarge(String::new()), Nothing, Pages),
+            // Cut off, a gap, no end: no refusal.
+            (Failure::Broken(String::new()), Nothing, Pages),
+            (Failure::Ended, Pages, Pages),
+            (Failure::Stalled { seconds: 30 }, Pages, Pages),
+            (Failure::NoInitialEvents, Pages, Pages),
+            (Failure::TooSlow { seconds: 60 }, Pages, Pages),
+            // Everything else that a server may say.
+            (Failure::Undecodable { line: 1, column: 1 }, PagesForAWhile, PagesForAWhile),
+            (refused(400), PagesForAWhile, PagesForAWhile),
+            (refused(401), PagesForAWhile, PagesForAWhile),
+            (refused(403), PagesForAWhile, PagesForAWhile),
+            (refused(404), PagesForAWhile, PagesForAWhile),
+            (refused(405), PagesForAWhile, PagesForAWhile),
+            (refused(415), PagesForAWhile, PagesForAWhile),
+            (refused(422), PagesForAWhile, PagesForAWhile),
+            (refused(500), PagesForAWhile, PagesForAWhile),
+            (refused(501), PagesForAWhile, PagesForAWhile),
+            (refused(503), PagesForAWhile, PagesForAWhile),
+            (refused(504), PagesForAWhile, PagesForAWhile),
+        ];
+        for (failure, first, third) in cases {
+            let found = (failure.instead_of_a_stream(0), failure.instead_of_a_stream(2));
+            assert_eq!(found, (first, third), "{failure:?}");
+            assert_eq!(failure.instead_of_a_stream(1), first, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_status_says() {
+        let of = |value: serde_json::Value| Failure::of_status(&serde_json::from_value(value).unwrap());
+        let timeout = |message: &str, details: serde_json::Value| {
+            serde_json::json!({"status": "Failure", "code": 504, "reason": "Timeout", "message": message,
+                "details": details})
+        };
+        let too_large = |failure: Failure| matches!(failure, Failure::TooLarge(_));
+        assert_eq!(of(serde_json::json!({"code": 410, "reason": "Gone"})), Failure::Expired);
+        let causes = serde_json::json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "m"}]});
+        assert!(too_large(of(timeout("Too large resource version: 9, current: 5", causes))));
+        let causes = serde_json::json!({"causes": [{"message": "Too large resource version"}]});
+        assert!(too_large(of(timeout("Timeout: ...", causes))), "1.17");
+        assert!(!too_large(of(timeout("Timeout: request did not complete", serde_json::json!(null)))));
     }
 
     #[tokio::test(start_paused = true)]

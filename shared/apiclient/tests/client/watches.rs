@@ -122,11 +122,138 @@ async fn a_server_that_streams_no_lists_is_asked_for_pages() {
         assert!(seen.query().contains("&resourceVersion=9&"));
         events.send(event("ADDED", pod("c", 10))).unwrap();
         assert_eq!(show(&next(&mut watch).await), "applied c@10");
-        // The next watch of the same client knows.
+        // The next watch of the same client knows what the server said; that one stream was cut off says nothing.
         let mut other = pods(&api);
-        let (first, seen) = tokio::join!(next(&mut other), dialogue.reply(list(11, &[], "")));
-        assert_eq!((show(&first).as_str(), seen.is_watch()), ("all ", false));
+        if streams_badly {
+            begin(&mut dialogue, &mut other).await;
+        } else {
+            let (first, seen) = tokio::join!(next(&mut other), dialogue.reply(list(11, &[], "")));
+            assert_eq!((show(&first).as_str(), seen.is_watch()), ("all ", false));
+        }
     }
+}
+
+/// What kube-apiserver answers to a streamed list when its etcd cannot report progress: HTTP 200, then this.
+fn no_progress_requests() -> String {
+    let message = "a watch stream was requested by the client but the required storage feature RequestWatchProgress is \
+                   disabled";
+    event(
+        "ERROR",
+        serde_json::json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": message, "reason": "InternalError", "code": 500}),
+    )
+}
+
+#[tokio::test]
+async fn a_storage_that_cannot_stream_lists_is_asked_for_pages_for_a_while() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let (first, seen) = tokio::join!(next(&mut watch), async {
+        let (seen, events) = dialogue.stream().await;
+        assert!(seen.query().contains("sendInitialEvents=true"), "{seen:?}");
+        events.send(no_progress_requests()).unwrap();
+        dialogue.reply(list(9, &[pod("a", 5)], "")).await
+    });
+    assert_eq!(show(&first), "all a@5", "within the same attempt");
+    assert!(!seen.is_watch());
+    drop(watch);
+    let mut second = pods(&api);
+    let (first, seen) = tokio::join!(next(&mut second), dialogue.reply(list(11, &[], "")));
+    assert_eq!((show(&first).as_str(), seen.is_watch()), ("all ", false), "remembered");
+    drop(second);
+    // Another server may be behind that name by now.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(121)).await;
+    tokio::time::resume();
+    begin(&mut dialogue, &mut pods(&api)).await;
+}
+
+#[tokio::test]
+async fn what_refuses_pages_as_well_is_not_remembered() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let unwell = || answer(500, status(500, "InternalError").to_string());
+    let (change, seen) = tokio::join!(next(&mut watch), async {
+        (dialogue.reply(unwell()).await.is_watch(), dialogue.reply(unwell()).await.is_watch())
+    });
+    assert!(show(&change).starts_with("failed the server answered 500 InternalError"), "{change:?}");
+    assert_eq!(seen, (true, false));
+    begin(&mut dialogue, &mut watch).await;
+}
+
+#[tokio::test]
+async fn what_only_asks_to_come_again_brings_no_pages() {
+    // Too many requests, and a version that the server has not reached.
+    let large = serde_json::json!({"status": "Failure", "code": 504, "reason": "Timeout", "message": "Timeout",
+        "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]}});
+    for (code, status) in [(429, status(429, "TooManyRequests")), (504, large)] {
+        let mut dialogue = Dialogue::start().await;
+        let api = dialogue.client();
+        let mut watch = pods(&api);
+        let (change, _) = tokio::join!(next(&mut watch), dialogue.reply(answer(code, status.to_string())));
+        assert!(show(&change).starts_with("failed "), "{change:?}");
+        begin(&mut dialogue, &mut watch).await;
+    }
+}
+
+#[tokio::test]
+async fn a_version_that_the_server_has_not_reached_is_not_asked_for_for_ever() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let events = begin(&mut dialogue, &mut watch).await;
+    let large = serde_json::json!({"status": "Failure", "code": 504, "reason": "Timeout", "message": "Timeout",
+        "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]}});
+    events.send(event("ERROR", large)).unwrap();
+    assert!(show(&next(&mut watch).await).contains("has not come as far"));
+    drop(events);
+    begin(&mut dialogue, &mut watch).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_is_refused_again_and_again_is_listed_anew() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let events = begin(&mut dialogue, &mut watch).await;
+    events.send(event("ERROR", status(500, "InternalError"))).unwrap();
+    assert!(show(&next(&mut watch).await).starts_with("failed "));
+    for _ in 0..2 {
+        let refusal = answer(500, status(500, "InternalError").to_string());
+        let (change, seen) = tokio::join!(next(&mut watch), dialogue.reply(refusal));
+        assert!(show(&change).starts_with("failed "));
+        assert!(seen.query().contains("&resourceVersion=5&"), "{seen:?}");
+    }
+    begin(&mut dialogue, &mut watch).await;
+}
+
+#[tokio::test]
+async fn a_streamed_list_that_never_ends_is_given_up() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    // Without the test's own time limits: the clock runs ahead of them.
+    let (first, seen) = tokio::join!(async { watch.next().await.unwrap() }, async {
+        let (_, events) = dialogue.stream().await;
+        tokio::time::pause();
+        // Something comes often enough, but never the end.
+        let ticking = tokio::spawn(async move {
+            while events.send(bookmark(5, false)).is_ok() {
+                tokio::time::sleep(Duration::from_secs(20)).await;
+            }
+        });
+        let (seen, reply) = dialogue.next_however_late().await;
+        tokio::time::resume();
+        ticking.abort();
+        let _ = reply.send(list(9, &[pod("a", 5)], ""));
+        seen
+    });
+    assert_eq!(show(&first), "all a@5");
+    assert!(!seen.is_watch());
+    // It was slow, which is no refusal.
+    begin(&mut dialogue, &mut pods(&api)).await;
 }
 
 #[tokio::test]
@@ -199,7 +326,8 @@ async fn a_server_that_is_back_is_asked_by_all_watches_at_once() {
         );
     let asked = async {
         let mut seen = std::collections::BTreeMap::new();
-        while seen.get("/api/v1/pods") != Some(&3) {
+        // A list that is not streamed is asked for in pages at once.
+        while seen.get("/api/v1/pods") != Some(&6) {
             let refusal = answer(403, status(403, "Forbidden").to_string());
             let at = dialogue.reply(refusal).await.uri.path().to_owned();
             *seen.entry(at).or_insert(0) += 1;
@@ -218,9 +346,16 @@ async fn refusals_are_told_and_survived() {
     let mut dialogue = Dialogue::start().await;
     let api = dialogue.client();
     let mut watch = pods(&api);
-    let (change, _) = tokio::join!(next(&mut watch), dialogue.reply(answer(403, status(403, "Forbidden").to_string())));
+    let forbidden = || answer(403, status(403, "Forbidden").to_string());
+    let (change, _) = tokio::join!(next(&mut watch), async {
+        dialogue.reply(forbidden()).await;
+        dialogue.reply(forbidden()).await
+    });
     assert_eq!(show(&change), "failed the server answered 403 Forbidden: made up: Forbidden");
-    let (change, _) = tokio::join!(next(&mut watch), dialogue.reply(answer(502, "<html>bad gateway</html>")));
+    let (change, _) = tokio::join!(next(&mut watch), async {
+        dialogue.reply(answer(502, "<html>bad gateway</html>")).await;
+        dialogue.reply(answer(502, "<html>bad gateway</html>")).await
+    });
     assert_eq!(show(&change), "failed the server answered 502 : <html>bad gateway</html>");
     begin(&mut dialogue, &mut watch).await;
 }

@@ -15,6 +15,8 @@ use super::request_log::KIT_AGENT;
 pub enum Action {
     /// This HTTP code with the real server's Status; 429 says when to come back.
     Answer { code: u16, retry_after_seconds: Option<u32> },
+    /// Code 200, then one ERROR event with such a Status, and the end: how a watch is refused once it was granted.
+    ErrorEvent { code: u16, reason: &'static str, message: String },
     /// The optimistic lock fails.
     Conflict,
     /// Answered this much later.
@@ -37,6 +39,7 @@ pub struct Rule {
     name: Option<String>,
     user: Option<String>,
     agent: Option<String>,
+    streamed_list: bool,
     left: Option<u32>,
 }
 
@@ -50,8 +53,17 @@ impl Rule {
             name: None,
             user: None,
             agent: None,
+            streamed_list: false,
             left: None,
         }
+    }
+
+    /// As a server answers whose etcd cannot report a watch's progress (before 3.4.31 and 3.5.13, kine): no list is streamed.
+    pub fn no_streamed_lists() -> Self {
+        let message = "a watch stream was requested by the client but the required storage feature \
+                       RequestWatchProgress is disabled";
+        let action = Action::ErrorEvent { code: 500, reason: "InternalError", message: message.to_owned() };
+        Self { streamed_list: true, ..Self::new(action) }.verb("watch")
     }
 
     /// Only this verb (`get`, `list`, `watch`, `create`, `update`, `patch`, `delete`); may be given several times.
@@ -99,6 +111,7 @@ impl Rule {
             && is(&self.name, &request.name)
             && is(&self.user, user)
             && self.agent.as_deref().is_none_or(|prefix| agent.starts_with(prefix))
+            && (!self.streamed_list || request.query.flag("sendInitialEvents"))
     }
 }
 
@@ -248,5 +261,12 @@ mod tests {
         assert!(faults.in_force(id));
         faults.remove(id);
         assert!(!faults.in_force(id));
+        faults.add(Rule::no_streamed_lists().resource("pods"));
+        let watch = |query: &str| {
+            let request = Request::parse("GET", "/api/v1/pods", query).unwrap();
+            faults.meet(&request, "system:node:x", "a").is_some()
+        };
+        assert!(watch("watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"));
+        assert!(!watch("watch=true&resourceVersion=5") && !watch("limit=500"));
     }
 }

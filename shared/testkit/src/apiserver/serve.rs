@@ -199,6 +199,11 @@ async fn answer(
             shared.log.end(number, error.code, None);
             return refusal(&error);
         }
+        Some((_, Action::ErrorEvent { code, reason, message })) => {
+            shared.log.end(number, 200, None);
+            let event = serde_json::json!({"type": "ERROR", "object": ApiError::of(code, reason, message).status()});
+            return response(200, "application/json", Body::Full(Some(format!("{event}\n").into())), None);
+        }
         Some((_, Action::Answer { code, retry_after_seconds })) => {
             let mut error = ApiError::injected(code);
             if let Some(seconds) = retry_after_seconds {

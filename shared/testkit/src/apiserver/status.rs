@@ -202,6 +202,11 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", format!("Request entity too large: limit is {limit}"))
     }
 
+    /// Whatever a fault asks for.
+    pub fn of(code: u16, reason: &'static str, message: String) -> Self {
+        Self::new(code, reason, message)
+    }
+
     /// Something that went wrong on the way to another server, in its own words.
     pub fn plain(message: String) -> Self {
         Self::new(500, "", message)
