@@ -71,6 +71,17 @@ impl ProbeSpec {
     }
 }
 
+impl Action {
+    /// Nothing can be asked before the pod's address is known.
+    pub fn needs_ip(&self) -> bool {
+        match self {
+            Action::Http { host, .. } | Action::Tcp { host, .. } => host.is_none(),
+            Action::Grpc { .. } => true,
+            Action::Exec { .. } | Action::None => false,
+        }
+    }
+}
+
 fn action(container: &Container, probe: &Probe) -> Action {
     let host = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
     // An error is told at each try.
@@ -132,6 +143,23 @@ mod tests {
         assert_eq!((odd.period, odd.timeout), (Duration::from_secs(1), Duration::from_secs(7)));
         let rules = Rules { initial_delay: Duration::from_secs(2), success_threshold: 2, failure_threshold: 1 };
         assert_eq!(odd.rules, rules);
+    }
+
+    #[test]
+    fn who_needs_the_pods_address() {
+        let cases = [
+            (serde_json::json!({"exec": {"command": ["a"]}}), false),
+            (serde_json::json!({"httpGet": {"port": 80}}), true),
+            (serde_json::json!({"httpGet": {"port": 80, "host": ""}}), true),
+            (serde_json::json!({"httpGet": {"port": 80, "host": "127.0.0.1"}}), false),
+            (serde_json::json!({"tcpSocket": {"port": 80}}), true),
+            (serde_json::json!({"tcpSocket": {"port": 80, "host": "10.0.0.1"}}), false),
+            (serde_json::json!({"grpc": {"port": 80}}), true),
+            (serde_json::json!({}), false),
+        ];
+        for (probe, expected) in cases {
+            assert_eq!(spec(probe.clone()).action.needs_ip(), expected, "{probe}");
+        }
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl Table {
             self.news.unsaved.insert(slot.uid.clone());
         }
         match tick {
-            Tick::Probe if !seen.ip.is_empty() => {
+            Tick::Probe if !(seen.ip.is_empty() && slot.spec.action.needs_ip()) => {
                 let container = sight.target?.id.clone();
                 return Some(Attempt {
                     pod: slot.uid.clone(),

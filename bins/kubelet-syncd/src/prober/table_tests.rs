@@ -104,6 +104,28 @@ fn startup_then_readiness_at_once() {
 }
 
 #[test]
+fn only_a_probe_of_the_pods_address_waits_for_it() {
+    let mut world = World::new(Restored::default());
+    let exec = json!({"exec": {"command": ["true"]}});
+    let elsewhere = json!({"httpGet": {"port": 80, "host": "127.0.0.1"}});
+    let pod =
+        pod(json!({"containers": [{"name": "c", "livenessProbe": exec, "readinessProbe": elsewhere}, {"name": "d",
+        "readinessProbe": probe()}]}));
+    let mut seen = status("Running", &[running("c", "a", true), running("d", "b", true)], &[]);
+    seen.pod_ip = None;
+    seen.pod_ips = None;
+    world.table.add(&uid(), &pod, world.start, || 0.0);
+    world.table.observe(&uid(), &pod, &seen, world.start);
+    let due = world.due(1);
+    let probed: Vec<_> = due.iter().map(|(_, attempt)| attempt.container.as_str().to_owned()).collect();
+    assert_eq!(probed, ["a", "a"], "{due:?}");
+    seen.pod_ip = Some("10.0.0.9".to_owned());
+    world.table.observe(&uid(), &pod, &seen, world.start + SECOND);
+    let later = world.due(3);
+    assert!(later.iter().any(|(_, attempt)| attempt.container.as_str() == "b"), "{later:?}");
+}
+
+#[test]
 fn liveness_fails_once_for_an_instance() {
     let mut world = World::new(Restored::default());
     let pod = pod(json!({"containers": [{"name": "c", "livenessProbe": probe()}]}));
