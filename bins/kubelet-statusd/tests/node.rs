@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::StateDir;
 use bulkhead_daemon::progress::{Beat, Progress};
 use bulkhead_ipc::syncd::NodeState;
 use http_body_util::BodyExt as _;
@@ -18,6 +19,7 @@ use kubelet_statusd::node::Start;
 use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
 use kubelet_statusd::node::server::Server;
+use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -188,6 +190,16 @@ fn facts() -> Facts {
 }
 
 fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<NodeState>) -> Node {
+    start_again(world, configure, state, Starts::default())
+}
+
+/// The same by a process that may have been there before.
+fn start_again(
+    world: World,
+    configure: impl FnOnce(&mut NodeConfig),
+    state: Option<NodeState>,
+    starts: Starts,
+) -> Node {
     let mut config = NodeConfig::for_tests(Path::new("/nowhere"));
     // Detection would ask the real resolver.
     config.flags.cloud_provider = "external".into();
@@ -230,6 +242,7 @@ fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<No
         view: receiver,
         addresses: tokio::sync::watch::Sender::new(Vec::new()),
         progress: progress.clone(),
+        starts,
     };
     let wedge = Arc::<AtomicBool>::default();
     let task = tokio::spawn(unless(wedge.clone(), kubelet_statusd::node::keep(start, clock)));
@@ -437,6 +450,37 @@ async fn a_node_that_stands_is_put_right_and_stays_ready() {
             "Rebooted"
         ]
     );
+}
+
+/// What an administrator offers on the Node is taken away by a start of the kubelet and not by one of this process alone.
+#[tokio::test(start_paused = true)]
+async fn extended_resources_are_put_to_zero_once_per_start_of_the_kubelet() {
+    let folder = tempfile::tempdir().unwrap();
+    // (the start's id, what the administrator's resource is after it)
+    let mut world = World::default();
+    for (id, expected) in [("1", "0"), ("1", "2"), ("1", "2"), ("2", "0")] {
+        let state = StateDir::lock(std::fs::File::open(folder.path()).unwrap().into()).unwrap();
+        if let Some(node) = &mut world.node {
+            node["status"]["capacity"]["vendor.com/gpu"] = json!("2");
+            node["status"]["allocatable"]["vendor.com/gpu"] = json!("2");
+        } else {
+            let stands = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "test-node"},
+                "status": {"capacity": {"vendor.com/gpu": "2"}, "allocatable": {"vendor.com/gpu": "2"}}});
+            world.node = Some(world.stamp(stands, "node-uid"));
+        }
+        let starts = Starts::load(Arc::new(state), id);
+        let node = start_again(std::mem::take(&mut world), |_| {}, Some(well()), starts);
+        node.pass(Duration::from_secs(5)).await;
+        world = std::mem::take(&mut *node.world.lock().unwrap());
+        world.requests.clear();
+        let status = &world.node.as_ref().unwrap()["status"];
+        for list in ["capacity", "allocatable"] {
+            assert_eq!(status[list]["vendor.com/gpu"], expected, "start {id}: {status}");
+        }
+        // The folder is held until the tasks are gone, which the drop only asks for.
+        drop(node);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

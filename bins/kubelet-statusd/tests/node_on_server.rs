@@ -18,6 +18,7 @@ use kubelet_statusd::node::Start;
 use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
 use kubelet_statusd::node::server::Server;
+use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -90,6 +91,7 @@ fn start() -> Cluster {
         view: receiver,
         addresses: watch::Sender::new(Vec::new()),
         progress: Progress::default(),
+        starts: Starts::default(),
     };
     let task = tokio::spawn(async move {
         api.ready().await;

@@ -38,6 +38,11 @@ pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
+/// A name for this start that none before it had; empty where the kernel makes none.
+pub fn start_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
+}
+
 /// The kernel's host name.
 pub fn hostname() -> Result<String, MachineError> {
     let path = "/proc/sys/kernel/hostname";

@@ -107,6 +107,7 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     config.check_serving()?;
     config.credential_providers = providers;
     config.boot_id = machine::boot_id();
+    config.start_id = machine::start_id();
     let supervisor = units::supervisor()?;
     if supervisor == Supervisor::Units {
         units::prepare(&mut config)?;

@@ -109,6 +109,10 @@ pub struct NodeConfig {
     /// container with one of its own (systemd-nspawn) is that of the machine outside. Empty: it looks itself.
     #[serde(default)]
     pub boot_id: String,
+    /// This start of the kubelet, of all its processes: another one whenever the launcher begins. A daemon that is restarted
+    /// alone finds the one that it had. Empty: written by a launcher that names none.
+    #[serde(default)]
+    pub start_id: String,
     /// Fields set by the operator whose feature this version does not have.
     pub not_yet: Vec<String>,
     /// Programs that give credentials for image pulls.
@@ -239,6 +243,7 @@ impl NodeConfig {
             kubeconfig_runs_program: false,
             bootstrap_runs_program: false,
             boot_id: String::new(),
+            start_id: String::new(),
             not_yet,
             credential_providers: None,
         };
@@ -286,6 +291,7 @@ impl NodeConfig {
             kubeconfig_runs_program: false,
             bootstrap_runs_program: false,
             boot_id: String::new(),
+            start_id: String::new(),
             not_yet: Vec::new(),
             credential_providers: None,
         }

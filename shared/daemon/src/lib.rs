@@ -13,6 +13,7 @@
 //!
 //! Nothing here knows what a pod is.
 
+pub mod addresses;
 mod arguments;
 mod exit;
 pub mod kept;

@@ -1,10 +1,10 @@
-//! Which addresses the node has. Pure: what the machine and the resolver say is passed in.
+//! Which addresses the Node is given. Pure: what the machine and the resolver say is passed in.
 //!
 //! The rules are upstream's (`nodestatus/setters.go`, NodeAddress; `kubelet_node_status.go`, validateNodeIP).
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use bulkhead_daemon::addresses::{InvalidIp, Probed};
 use k8s_openapi::api::core::v1::NodeAddress;
 
 /// Annotation that tells an external cloud provider of `--node-ip`.
@@ -18,18 +18,6 @@ pub struct Wanted<'a> {
     /// Name of the node, which is its Hostname too.
     pub name: &'a str,
     pub external_cloud_provider: bool,
-}
-
-/// What was found out.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Probed {
-    /// Of the addresses in question, those that the machine has.
-    pub local: BTreeSet<IpAddr>,
-    /// Addresses of the node's name, as the resolver gave them.
-    pub resolved: Vec<IpAddr>,
-    /// The addresses from which the machine speaks by its default routes, if it has any.
-    pub default_v4: Option<IpAddr>,
-    pub default_v6: Option<IpAddr>,
 }
 
 /// What to do with the node's addresses.
@@ -52,21 +40,6 @@ pub enum AddressError {
     None { name: String },
 }
 
-/// Why an address cannot be the node's.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidIp {
-    #[error("nodeIP can't be loopback address")]
-    Loopback,
-    #[error("nodeIP can't be a multicast address")]
-    Multicast,
-    #[error("nodeIP can't be a link-local unicast address")]
-    LinkLocal,
-    #[error("nodeIP can't be an all zeros address")]
-    Unspecified,
-    #[error("node IP: \"{0}\" not found in the host's network interfaces")]
-    NotHere(IpAddr),
-}
-
 /// Whether the name has to be resolved and the default route looked at, for there is nothing better.
 pub fn has_to_detect(wanted: &Wanted<'_>, has_addresses: bool) -> bool {
     let specified = wanted.node_ips.first().is_some_and(|ip| !ip.is_unspecified());
@@ -81,10 +54,10 @@ pub fn has_to_detect(wanted: &Wanted<'_>, has_addresses: bool) -> bool {
 pub fn decide(wanted: &Wanted<'_>, has_addresses: bool, probed: &Probed) -> Result<Decision, AddressError> {
     let specified: Vec<IpAddr> = wanted.node_ips.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     if let Some(first) = specified.first() {
-        check(*first, probed).map_err(AddressError::NodeIp)?;
+        probed.check(*first).map_err(AddressError::NodeIp)?;
     }
     if let Some(second) = specified.get(1) {
-        check(*second, probed).map_err(AddressError::SecondaryNodeIp)?;
+        probed.check(*second).map_err(AddressError::SecondaryNodeIp)?;
     }
     let provided = (wanted.external_cloud_provider && !specified.is_empty())
         .then(|| specified.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(","));
@@ -108,12 +81,7 @@ pub fn decide(wanted: &Wanted<'_>, has_addresses: bool, probed: &Probed) -> Resu
     if let Ok(ip) = wanted.name.parse() {
         return set(&[ip]);
     }
-    let prefer_v4 = wanted.node_ips.first().is_none_or(IpAddr::is_ipv4);
-    let usable: Vec<IpAddr> = probed.resolved.iter().copied().filter(|ip| check(*ip, probed).is_ok()).collect();
-    let resolved = usable.iter().find(|ip| ip.is_ipv4() == prefer_v4).or(usable.first()).copied();
-    let routed =
-        if prefer_v4 { probed.default_v4.or(probed.default_v6) } else { probed.default_v6.or(probed.default_v4) };
-    match resolved.or(routed) {
+    match probed.detected(wanted.node_ips) {
         Some(ip) => set(&[ip]),
         None => Err(AddressError::None { name: wanted.name.to_owned() }),
     }
@@ -121,33 +89,6 @@ pub fn decide(wanted: &Wanted<'_>, has_addresses: bool, probed: &Probed) -> Resu
 
 fn address(kind: &str, address: &str) -> NodeAddress {
     NodeAddress { type_: kind.to_owned(), address: address.to_owned() }
-}
-
-/// Whether an address can be the node's, the interfaces aside.
-///
-/// # Errors
-/// It cannot, and why.
-pub fn usable(ip: IpAddr) -> Result<(), InvalidIp> {
-    let link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    if ip.is_loopback() {
-        Err(InvalidIp::Loopback)
-    } else if ip.is_multicast() {
-        Err(InvalidIp::Multicast)
-    } else if link_local {
-        Err(InvalidIp::LinkLocal)
-    } else if ip.is_unspecified() {
-        Err(InvalidIp::Unspecified)
-    } else {
-        Ok(())
-    }
-}
-
-fn check(ip: IpAddr, probed: &Probed) -> Result<(), InvalidIp> {
-    usable(ip)?;
-    if probed.local.contains(&ip) { Ok(()) } else { Err(InvalidIp::NotHere(ip)) }
 }
 
 #[cfg(test)]

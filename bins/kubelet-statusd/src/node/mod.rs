@@ -5,8 +5,9 @@
 //! | `object` | what a new Node has beside its status, and what is put right on one that stands |
 //! | `status`, `conditions`, `ready`, `addresses`, `declared` | what the status says |
 //! | `patch`, `cadence` | what is sent of it, and when |
+//! | `starts` | what is done once per start of the kubelet |
 //! | `lease`, `csinode` | the two objects beside it |
-//! | `syncd_view`, `facts`, `probe` | what is known: of the pods' side, the machine, its network |
+//! | `syncd_view`, `facts` | what is known: of the pods' side, the machine (its network: `bulkhead_daemon::addresses`) |
 //! | `server`, `reporter`, `metrics` | the shells |
 
 pub mod addresses;
@@ -19,10 +20,10 @@ pub mod lease;
 pub mod metrics;
 pub mod object;
 pub mod patch;
-pub mod probe;
 pub mod ready;
 pub mod reporter;
 pub mod server;
+pub mod starts;
 pub mod status;
 pub mod syncd_view;
 
@@ -41,6 +42,7 @@ use facts::Facts;
 use metrics::Metrics;
 use reporter::{Clock, Reporter};
 use server::Server;
+use starts::Starts;
 use status::Fixed;
 use syncd_view::View;
 
@@ -65,7 +67,8 @@ pub async fn run(outward: Outward, view: watch::Receiver<View>, addresses: watch
         let server = Server::new(&outward.config, &outward.api);
         let (config, events) = (outward.config.clone(), outward.events.clone());
         let progress = outward.progress.clone();
-        let start = Start { config, server, facts, metrics, events, view, addresses, progress };
+        let starts = Starts::load(outward.state.clone(), &config.start_id);
+        let start = Start { config, server, facts, metrics, events, view, addresses, progress, starts };
         keep(start, Timestamp::now).await;
     };
     tokio::select! {
@@ -87,11 +90,13 @@ pub struct Start {
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     /// Where each task makes its promise to the watchdog.
     pub progress: progress::Progress,
+    /// What this start of the kubelet has done before.
+    pub starts: Starts,
 }
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view, addresses, progress } = start;
+    let Start { config, server, facts, metrics, events, view, addresses, progress, starts } = start;
     let promising = |name| server.promising(progress.promise(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
@@ -118,7 +123,8 @@ pub async fn keep(start: Start, clock: Clock) {
     let leaser = lease::Leaser::new(&config, promising("lease"), metrics.clone(), node_uid.clone(), clock);
     let csi_node = first_csi_node(promising("csinode"), metrics.clone(), node_uid, stands);
     let (node_uid, server) = (uid_sender, promising("node"));
-    let reporter = Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid };
+    let reporter =
+        Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid, starts };
     tokio::join!(reporter.run(), leaser.run(), csi_node);
 }
 

@@ -85,8 +85,9 @@ pub fn is_external(config: &NodeConfig) -> bool {
     config.flags.cloud_provider == "external"
 }
 
-/// The Node that stands on the API server, as it has to be by what a new one would be.
-pub fn reconciled(existing: &Node, initial: &Node) -> Node {
+/// The Node that stands on the API server, as it has to be by what a new one would be. `first`: this start of the kubelet
+/// has not put it right before.
+pub fn reconciled(existing: &Node, initial: &Node, first: bool) -> Node {
     let mut node = existing.clone();
     let wanted = initial.metadata.annotations.as_ref().and_then(|map| map.get(CONTROLLER_ATTACHES));
     set_or_remove(&mut node.metadata.annotations, CONTROLLER_ATTACHES, wanted.map(String::as_str));
@@ -99,8 +100,9 @@ pub fn reconciled(existing: &Node, initial: &Node) -> Node {
     let status = node.status.get_or_insert_with(NodeStatus::default);
     let capacity = status.capacity.get_or_insert_with(|| new.capacity.clone().unwrap_or_default());
     let allocatable = status.allocatable.get_or_insert_with(|| new.allocatable.clone().unwrap_or_default());
-    // There are no device plugins yet: what an earlier kubelet offered of them is not to be had.
-    for (name, amount) in capacity.iter_mut().filter(|(name, _)| is_extended(name)) {
+    // There are no device plugins yet: what an earlier kubelet offered of them is not to be had. What an administrator
+    // offers after the kubelet has started stays until it starts again, as with upstream's.
+    for (name, amount) in capacity.iter_mut().filter(|(name, _)| first && is_extended(name)) {
         *amount = ApiQuantity("0".to_owned());
         allocatable.insert(name.clone(), ApiQuantity("0".to_owned()));
     }
@@ -257,7 +259,7 @@ mod tests {
                 "allocatable": {"cpu": "2", "hugepages-1Gi": "1Gi", "vendor.com/gpu": "2"},
             },
         }));
-        let got = reconciled(&old, &new);
+        let got = reconciled(&old, &new, true);
         assert_eq!(
             serde_json::to_value(&got).unwrap(),
             json!({
@@ -274,13 +276,17 @@ mod tests {
                 },
             })
         );
-        assert_eq!(reconciled(&got, &new), got);
+        assert_eq!(reconciled(&got, &new, true), got);
+        let again = reconciled(&old, &new, false).status.unwrap();
+        for list in [again.capacity, again.allocatable] {
+            assert_eq!(list.unwrap()["vendor.com/gpu"].0, "2", "a restart of this process alone takes nothing away");
+        }
     }
 
     #[test]
     fn attaching_by_the_kubelet_takes_the_annotation_away() {
         let old = node(json!({"metadata": {"annotations": {CONTROLLER_ATTACHES: "true", "a": "b"}}}));
-        let got = reconciled(&old, &node(json!({"metadata": {}})));
+        let got = reconciled(&old, &node(json!({"metadata": {}})), true);
         assert_eq!(got.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["a"]);
     }
 

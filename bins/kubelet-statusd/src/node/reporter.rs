@@ -9,19 +9,20 @@ use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::addresses::Prober;
 use bulkhead_ipc::syncd::NodeState;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::addresses::{Decision, Wanted, decide};
+use super::addresses::{Decision, Wanted, decide, has_to_detect};
 use super::cadence::{Cadence, jittered};
 use super::conditions::{Pressure, Told};
 use super::csinode::Progress;
 use super::metrics::Metrics;
-use super::probe::Prober;
 use super::server::{RequestError, Server};
+use super::starts::Starts;
 use super::status::{self, Change, Fixed, Now};
 use super::syncd_view::{GRACE, View};
 use super::{object, patch};
@@ -56,6 +57,8 @@ pub struct Reporter {
     pub clock: Clock,
     /// Tells the others that the Node stands.
     pub node_uid: watch::Sender<Option<String>>,
+    /// What this start of the kubelet has done before.
+    pub starts: Starts,
 }
 
 /// Why a status was not written.
@@ -146,6 +149,7 @@ impl Reporter {
             match self.try_register(&initial).await {
                 Ok(node) => {
                     tracing::info!(node = self.server.name(), "the Node stands");
+                    self.starts.registered();
                     self.tell_uid(&node);
                     memory.node = Some(node);
                     return;
@@ -170,7 +174,7 @@ impl Reporter {
             return Err(refused.into());
         }
         let existing = self.server.get_node().await?;
-        let wanted = object::reconciled(&existing, initial);
+        let wanted = object::reconciled(&existing, initial, self.starts.is_first());
         match patch::node_patch(&existing, &wanted)? {
             None => Ok(existing),
             Some(patch) => {
@@ -294,7 +298,8 @@ impl Reporter {
         };
         let addresses = old.status.as_ref().and_then(|status| status.addresses.as_ref());
         let has_addresses = addresses.is_some_and(|list| !list.is_empty());
-        let probed = memory.prober.probe(&wanted, has_addresses).await;
+        let detect = has_to_detect(&wanted, has_addresses);
+        let probed = memory.prober.probe(wanted.node_ips, wanted.name, detect).await;
         memory.addresses = match decide(&wanted, has_addresses, &probed) {
             Ok(decision) => Some(decision),
             Err(error) => {

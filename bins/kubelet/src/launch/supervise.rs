@@ -146,11 +146,18 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     outcome
 }
 
+/// A daemon that takes longer to become ready is named in the log, again and again.
+const READY_SLOW: Duration = Duration::from_secs(60);
+
 /// READY=1 once all four are ready, and our own supervisor's watchdog while they are.
 async fn report_readiness(mut states: Vec<(Process, watch::Receiver<State>)>) {
     for (process, state) in &mut states {
-        if state.wait_for(|state| state.ready).await.is_err() {
-            return std::future::pending().await;
+        loop {
+            match tokio::time::timeout(READY_SLOW, state.wait_for(|state| state.ready)).await {
+                Ok(Ok(_)) => break,
+                Ok(Err(_)) => return std::future::pending().await,
+                Err(_) => tracing::warn!(process = process.name(), "still waiting for this daemon to become ready"),
+            }
         }
         tracing::debug!(process = process.name(), "ready");
     }
