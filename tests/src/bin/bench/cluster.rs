@@ -1,11 +1,11 @@
-//! The node as a member of a cluster: pods come from an API server and their states go back to it. The server is the
-//! stand-in in a thread of this program, so what it computes counts for nobody; what it logged tells who asked for what.
+//! The node as a member of a cluster: pods come from an API server and their states go back to it. With `KUBEBUILDER_ASSETS`
+//! that is a real one. Else it is the stand-in in a thread of this program, so what it computes counts for nobody, and what it
+//! logged tells who asked for what.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::cluster::client::Events;
 use bulkhead_testkit::floor::Floor;
@@ -39,20 +39,47 @@ pub type Requests = BTreeMap<(String, String), u64>;
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
     pub pss_empty_kib: BTreeMap<String, u64>,
-    pub one_pod: Requests,
+    /// Nothing where the server is a real one.
+    pub requests: Option<AllRequests>,
     pub start_many: measure::Pair,
     pub start_many_use: BTreeMap<String, Usage>,
-    pub start_many_requests: Requests,
     pub floor_in_flight: usize,
     pub idle: BTreeMap<String, Usage>,
     pub idle_seconds: f64,
-    pub idle_requests: Requests,
     pub pss_full_kib: BTreeMap<String, u64>,
-    /// Each killed container, from the signal to the arrival of the request that tells of it.
+    /// Each killed container, from the signal to the arrival of the request that tells of it, or to the event of a watch.
     pub exit_to_patch: Vec<Duration>,
     /// The last object's end; the floor's, the last sandbox's.
     pub delete_many: measure::Pair,
-    pub delete_many_requests: Requests,
+}
+
+/// The requests of each part.
+#[derive(Debug, Clone, Default)]
+pub struct AllRequests {
+    pub one_pod: Requests,
+    pub start_many: Requests,
+    pub idle: Requests,
+    pub delete_many: Requests,
+}
+
+impl Figures {
+    /// Takes what the server was asked since `mark`.
+    fn count(
+        &mut self,
+        cluster: &Cluster,
+        mark: Option<u64>,
+        into: fn(&mut AllRequests) -> &mut Requests,
+    ) -> Result<()> {
+        if let (Some(mark), Some(requests)) = (mark, &mut self.requests) {
+            *into(requests) = count(&cluster.log()?.after(mark));
+        }
+        Ok(())
+    }
+}
+
+/// Where the log of requests ends now; nothing where the server is a real one.
+fn mark(cluster: &Cluster) -> Result<Option<u64>> {
+    if cluster.is_stand_in() { Ok(Some(cluster.log()?.mark())) } else { Ok(None) }
 }
 
 /// Runs everything.
@@ -62,9 +89,10 @@ pub struct Figures {
 pub fn run(plan: &Plan) -> Result<Figures> {
     let mut figures = Figures::default();
     progress("a runtime for the floor, another one with the node, an API server");
-    let lab = Lab::start()?;
+    let lab = Lab::start_alone()?;
     let floor = Floor::new(Lab::start_beside()?)?;
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
+    figures.requests = cluster.is_stand_in().then(AllRequests::default);
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     // Twice, so that what only the start needed has been given back.
@@ -129,15 +157,17 @@ fn one_pod(cluster: &Cluster, figures: &mut Figures) -> Result<()> {
     let mut source = serde_json::Map::new();
     source.insert("configMap".to_owned(), json!({"name": "cm"}));
     let one = Pod::idle("one").spec("nodeName", json!(NODE)).volume("cm", source, "/cm");
-    let mark = cluster.log()?.mark();
+    let mark = mark(cluster)?;
     cluster.create(one.value())?;
     cluster.wait_for("pods", NAMESPACE, "one", "it is ready", |pod| condition(pod, "Ready"))?;
     std::thread::sleep(QUIET);
     cluster.delete("pods", NAMESPACE, "one", None)?;
     cluster.wait_gone("pods", NAMESPACE, "one")?;
     std::thread::sleep(QUIET);
-    let records = cluster.log()?.after(mark);
-    figures.one_pod = count(records.iter().filter(|record| !is_about_node(record)));
+    if let (Some(mark), Some(requests)) = (mark, &mut figures.requests) {
+        let records = cluster.log()?.after(mark);
+        requests.one_pod = count(records.iter().filter(|record| !is_about_node(record)));
+    }
     Ok(())
 }
 
@@ -165,7 +195,7 @@ fn until_each(
 fn start_many(cluster: &Cluster, node: &Node, names: &[String], figures: &mut Figures) -> Result<()> {
     progress(&format!("{} pods at once", names.len()));
     let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
-    let (mark, before) = (cluster.log()?.mark(), usage(node)?);
+    let (mark, before) = (mark(cluster)?, usage(node)?);
     let begin = Instant::now();
     let (created, times) = std::thread::scope(|scope| {
         let creator = scope.spawn(|| names.iter().try_for_each(|name| cluster.create(&pod(name)).map(drop)));
@@ -177,18 +207,17 @@ fn start_many(cluster: &Cluster, node: &Node, names: &[String], figures: &mut Fi
     created.map_err(|_| anyhow::anyhow!("creating pods panicked"))??;
     figures.start_many.node = times?;
     figures.start_many_use = measure::since(&before, &usage(node)?);
-    figures.start_many_requests = count(&cluster.log()?.after(mark));
-    Ok(())
+    figures.count(cluster, mark, |requests| &mut requests.start_many)
 }
 
 fn idle(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> Result<()> {
     progress(&format!("idle for {} s", plan.idle.as_secs()));
     std::thread::sleep(SETTLE);
-    let (mark, before, begin) = (cluster.log()?.mark(), usage(node)?, Instant::now());
+    let (mark, before, begin) = (mark(cluster)?, usage(node)?, Instant::now());
     std::thread::sleep(plan.idle);
     figures.idle = measure::since(&before, &usage(node)?);
     figures.idle_seconds = begin.elapsed().as_secs_f64();
-    figures.idle_requests = count(&cluster.log()?.after(mark));
+    figures.count(cluster, mark, |requests| &mut requests.idle)?;
     figures.pss_full_kib = pss(node)?;
     Ok(())
 }
@@ -204,17 +233,8 @@ fn exits(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> 
         .map(|container| Ok((container.pod.clone(), cri.pid(&container.id)?)))
         .collect::<Result<_>>()?;
     progress(&format!("{} exits", victims.len()));
-    let log = cluster.log()?;
     for (pod, pid) in victims {
-        let mark = log.mark();
-        let begin = SystemTime::now();
-        processes::signal(pid, Signal::SIGKILL);
-        let told = eventually("the API server is told of the exit", LONG, || {
-            let records = log.after(mark);
-            let told = records.iter().find(|record| record.name == pod && is_told(record));
-            told.map(|record| SystemTime::from(record.time)).context("nothing was told")
-        })?;
-        figures.exit_to_patch.push(told.duration_since(begin).unwrap_or_default());
+        figures.exit_to_patch.push(exit(cluster, &pod, pid)?);
         // The restart must be over before the next one is killed.
         cluster.wait_for("pods", NAMESPACE, &pod, "it runs again", |pod| {
             pod["status"]["containerStatuses"][0]["restartCount"] == 1 && condition(pod, "Ready")
@@ -223,18 +243,44 @@ fn exits(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> 
     Ok(())
 }
 
+/// Kills a container; the time until the server knows.
+fn exit(cluster: &Cluster, pod: &str, pid: i32) -> Result<Duration> {
+    if !cluster.is_stand_in() {
+        let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
+        let begin = Instant::now();
+        processes::signal(pid, Signal::SIGKILL);
+        let times =
+            until_each(&mut events, &[pod.to_owned()], begin, "the API server is told of the exit", |_, pod| {
+                has_ended_once(pod)
+            })?;
+        return times.into_iter().next().context("nothing was told");
+    }
+    let log = cluster.log()?;
+    let mark = log.mark();
+    let begin = SystemTime::now();
+    processes::signal(pid, Signal::SIGKILL);
+    let told = eventually("the API server is told of the exit", LONG, || {
+        let records = log.after(mark);
+        let told = records.iter().find(|record| record.name == pod && is_told(record));
+        told.map(|record| SystemTime::from(record.time)).context("nothing was told")
+    })?;
+    Ok(told.duration_since(begin).unwrap_or_default())
+}
+
 fn is_told(record: &Record) -> bool {
-    let statuses = record.body.as_ref().and_then(|body| body["status"]["containerStatuses"].as_array());
-    record.what() == "patch pods/status"
-        && statuses.into_iter().flatten().any(|one| {
-            ["state", "lastState"].iter().any(|state| one[state].get("terminated").is_some_and(|it| !it.is_null()))
-        })
+    record.what() == "patch pods/status" && record.body.as_ref().is_some_and(has_ended_once)
+}
+
+fn has_ended_once(pod: &Value) -> bool {
+    pod["status"]["containerStatuses"].as_array().into_iter().flatten().any(|one| {
+        ["state", "lastState"].iter().any(|state| one[state].get("terminated").is_some_and(|it| !it.is_null()))
+    })
 }
 
 fn delete_many(cluster: &Cluster, names: &[String], figures: &mut Figures) -> Result<()> {
     progress(&format!("deletion of {} pods", names.len()));
     let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
-    let mark = cluster.log()?.mark();
+    let mark = mark(cluster)?;
     let begin = Instant::now();
     let (asked, times) = std::thread::scope(|scope| {
         let asker = scope.spawn(|| names.iter().try_for_each(|name| cluster.delete("pods", NAMESPACE, name, None)));
@@ -243,8 +289,7 @@ fn delete_many(cluster: &Cluster, names: &[String], figures: &mut Figures) -> Re
     });
     asked.map_err(|_| anyhow::anyhow!("deleting pods panicked"))??;
     figures.delete_many.node = vec![times?.into_iter().max().unwrap_or_default()];
-    figures.delete_many_requests = count(&cluster.log()?.after(mark));
-    Ok(())
+    figures.count(cluster, mark, |requests| &mut requests.delete_many)
 }
 
 /// Whether a request changes something on the server.

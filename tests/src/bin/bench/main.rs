@@ -1,6 +1,7 @@
 //! What the node costs: each figure beside the same work done straight over CRI in the same run on the same machine,
 //! because only the ratio of the two means anything elsewhere. Run it as `cargo xtask bench`.
 
+mod against;
 mod cluster;
 mod filters;
 mod measure;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bulkhead_testkit::build;
 use clap::{Arg, ArgAction};
 
 use measure::Plan;
@@ -62,11 +64,23 @@ fn run() -> Result<()> {
                 .action(ArgAction::SetTrue)
                 .help("A smoke run: few of everything, no budget"),
         )
+        .arg(
+            Arg::new("before")
+                .long("before")
+                .value_name("DIR")
+                .value_parser(clap::value_parser!(std::path::PathBuf))
+                .help("Programs of another version, measured in turn with those under test: ratios of the two"),
+        )
+        .arg(number("rounds", "3", "How often each of two versions is measured; with --quick, 2"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of the table"))
         .get_matches();
     let count = |name: &str| matches.get_one::<u32>(name).copied().context("a number is missing");
     let quick = matches.get_flag("quick");
     let few = |name: &str, few: usize| if quick { Ok(few) } else { count(name).map(|count| count as usize) };
+    if let Some(before) = matches.get_one::<std::path::PathBuf>("before") {
+        let (rounds, options) = (few("rounds", 2)?, options_of_one(std::env::args()));
+        return against::run(before, &build::bin_dir()?, rounds, &options, matches.get_flag("json"));
+    }
     let idle = Duration::from_secs(few("idle", 5)? as u64);
     let in_flight = match count("in-flight")? {
         0 if quick => vec![4],
@@ -115,4 +129,32 @@ fn run() -> Result<()> {
         sections.iter().for_each(|section| print!("{}", section.table()));
     }
     Ok(())
+}
+
+/// What is left for the measurement of one version.
+fn options_of_one(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut options = Vec::new();
+    let mut arguments = arguments.skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--before" | "--rounds" => drop(arguments.next()),
+            "--json" => {}
+            other if other.starts_with("--before=") || other.starts_with("--rounds=") => {}
+            _ => options.push(argument),
+        }
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::options_of_one;
+
+    #[test]
+    fn one_measurement_gets_the_other_options() {
+        let given =
+            ["bench", "--before", "/p", "--quick", "--rounds=4", "--part", "cluster", "--json", "--rounds", "2"];
+        let options = options_of_one(given.into_iter().map(str::to_owned));
+        assert_eq!(options, ["--quick", "--part", "cluster"]);
+    }
 }

@@ -90,7 +90,7 @@ pub const MANY: Duration = Duration::from_secs(300);
 pub fn run(plan: &Plan) -> Result<Figures> {
     let mut figures = Figures::default();
     progress("a runtime for the floor, another one with the node");
-    let node_lab = Lab::start()?;
+    let node_lab = Lab::start_alone()?;
     let floor = Floor::new(Lab::start_beside()?)?;
     let node = node_lab.node("bench").start()?;
     std::thread::sleep(SETTLE);

@@ -44,7 +44,7 @@ pub struct Figures {
 /// # Errors
 /// A pod did not start, or a process ended meanwhile.
 pub fn run(plan: &Plan) -> Result<Figures> {
-    let lab = Lab::start()?;
+    let lab = Lab::start_alone()?;
     // The node has a network of its own, in which its loopback is another one.
     let at = lab.netns().gateway();
     let node = lab.node("bench").start()?;

@@ -192,11 +192,17 @@ impl Section {
 
     /// For programs.
     fn json(&self) -> Value {
+        // What is indented is a part of the row above.
+        let mut whole = "";
         let rows: Vec<Value> = self
             .rows
             .iter()
             .map(|row| {
+                if !row.what.starts_with(' ') {
+                    whole = &row.what;
+                }
                 json!({
+                    "of": row.what.starts_with(' ').then_some(whole),
                     "what": row.what.trim(),
                     "floor": row.floor,
                     "node": row.node,

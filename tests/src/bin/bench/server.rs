@@ -67,7 +67,7 @@ pub struct Figures {
 /// # Errors
 /// Anything that keeps a figure from being one.
 pub fn run(plan: &Plan) -> Result<Figures> {
-    let lab = Lab::start()?;
+    let lab = Lab::start_alone()?;
     let node = lab
         .node("bench")
         .config("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}))

@@ -23,10 +23,15 @@ pub fn section(plan: &Plan, figures: &Figures) -> Section {
     }
     let note = format!(
         "{} exits; floor of many: {} in flight; idle over {:.0} s. Times of pods are those at which the API server shows it. \
-         Upstream's kubelet makes {UPSTREAM_REQUESTS} requests for the life of that pod.",
+         {}",
         figures.exit_to_patch.len(),
         figures.floor_in_flight,
-        figures.idle_seconds
+        figures.idle_seconds,
+        if figures.requests.is_some() {
+            format!("Upstream's kubelet makes {UPSTREAM_REQUESTS} requests for the life of that pod.")
+        } else {
+            "A real control plane: requests are not counted, and exits are told when a watch shows them.".to_owned()
+        }
     );
     let facts = [
         ("pods", json!(plan.pods)),
@@ -53,18 +58,22 @@ fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
         plain(format!("CPU of the agent for {pods} starts"), used.cpu_ns as f64 / 1e9, "s"),
     ];
     rows.extend(of_processes(&figures.start_many_use, |used| used.cpu_ns as f64 / 1e9, "s"));
-    rows.push(plain(format!("requests for {pods} starts"), all(&figures.start_many_requests), ""));
-    rows.extend(of_requests(&figures.start_many_requests));
-    rows.push(plain("requests for the life of one pod".to_owned(), all(&figures.one_pod), "").budget(REQUESTS));
-    rows.extend(of_requests(&figures.one_pod));
+    if let Some(requests) = &figures.requests {
+        rows.push(plain(format!("requests for {pods} starts"), all(&requests.start_many), ""));
+        rows.extend(of_requests(&requests.start_many));
+        rows.push(plain("requests for the life of one pod".to_owned(), all(&requests.one_pod), "").budget(REQUESTS));
+        rows.extend(of_requests(&requests.one_pod));
+    }
     for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
         let row =
             plain(format!("container exit to status PATCH, {name}"), quantile(&figures.exit_to_patch, share), "s");
         rows.push(if name == "p99" { row.budget(EXIT_SECONDS) } else { row });
     }
-    let writes = writes_per_minute(&figures.idle_requests, seconds);
-    rows.push(plain(format!("idle with {pods} pods, writes to the API"), writes, "per min"));
-    rows.extend(of_requests(&figures.idle_requests));
+    if let Some(requests) = &figures.requests {
+        let writes = writes_per_minute(&requests.idle, seconds);
+        rows.push(plain(format!("idle with {pods} pods, writes to the API"), writes, "per min"));
+        rows.extend(of_requests(&requests.idle));
+    }
     rows.push(
         plain(format!("idle with {pods} pods, CPU"), idle.cpu_ns as f64 / 1e7 / seconds, "% of a core")
             .budget(IDLE_CPU_PERCENT),
@@ -78,8 +87,10 @@ fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
     rows.push(plain(format!("PSS of all processes, {pods} pods"), total(&figures.pss_full_kib), "MiB").budget(PSS_MIB));
     rows.extend(of_processes(&figures.pss_full_kib, |kib| *kib as f64 / 1024.0, "MiB"));
     rows.push(pair(&format!("delete {pods} at once, last object gone"), &figures.delete_many, 1.0));
-    rows.push(plain(format!("requests for {pods} deletions"), all(&figures.delete_many_requests), ""));
-    rows.extend(of_requests(&figures.delete_many_requests));
+    if let Some(requests) = &figures.requests {
+        rows.push(plain(format!("requests for {pods} deletions"), all(&requests.delete_many), ""));
+        rows.extend(of_requests(&requests.delete_many));
+    }
     rows
 }
 
@@ -102,13 +113,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::cluster::AllRequests;
 
     #[test]
     fn requests_are_judged_by_their_sum_and_writes_by_the_minute() {
         let of = |what: &str, count| (("kubelet-statusd".to_owned(), what.to_owned()), count);
         let one_pod: Requests = [of("patch pods/status", 12), of("get pods", 7)].into();
-        let idle_requests: Requests = [of("update leases", 3), of("watch pods", 5)].into();
-        let figures = Figures { one_pod, idle_requests, idle_seconds: 30.0, ..Figures::default() };
+        let idle: Requests = [of("update leases", 3), of("watch pods", 5)].into();
+        let requests = Some(AllRequests { one_pod, idle, ..AllRequests::default() });
+        let figures = Figures { requests, idle_seconds: 30.0, ..Figures::default() };
         let mut plan = Plan { judged: true, pods: 2, exits: 1, idle: Duration::ZERO, in_flight: vec![2] };
         let within = |plan: &Plan, what: &str| {
             let section = section(plan, &figures);
@@ -119,5 +132,9 @@ mod tests {
         assert_eq!(within(&plan, "writes to the API"), (6.0, None));
         plan.judged = false;
         assert_eq!(within(&plan, "life of one pod"), (19.0, None));
+        let real = Figures { idle_seconds: 30.0, ..Figures::default() };
+        assert!(
+            !section(&plan, &real).rows.iter().any(|row| row.what.contains("requests") || row.what.contains("writes"))
+        );
     }
 }
