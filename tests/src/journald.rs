@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::processes::status_line;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, eventually};
 
 const JOURNALD: &str = "/lib/systemd/systemd-journald";
@@ -63,7 +64,7 @@ pub fn write(lines: &[&str]) -> Result<Option<Journal>> {
         || machine.is_empty()
         || !HIERARCHIES.iter().all(there)
     {
-        eprintln!("\n!!! SKIPPED: lines of the journal; there is no journald here that could be run !!!\n");
+        skip_this_test(Lack::Journald)?;
         return Ok(None);
     }
     let name = format!("bulkhead-{}", std::process::id());

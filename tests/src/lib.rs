@@ -23,6 +23,7 @@ pub mod upstream;
 pub mod websocket;
 
 use anyhow::Result;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::systemd::MachineBuilder;
 use bulkhead_testkit::{Lab, machine};
 
@@ -31,25 +32,39 @@ use bulkhead_testkit::{Lab, machine};
 /// # Errors
 /// We are root and the lab could not be built: that is a failure, never a reason to skip.
 pub fn lab() -> Result<Option<Lab>> {
+    lab_by(Lab::start)
+}
+
+/// The same for a test that measures, or that takes so much of the machine that others would miss their limits: no other has
+/// a lab meanwhile.
+///
+/// # Errors
+/// As [`lab`].
+pub fn lab_alone() -> Result<Option<Lab>> {
+    lab_by(Lab::start_alone)
+}
+
+fn lab_by(start: fn() -> Result<Lab>) -> Result<Option<Lab>> {
     if !machine::is_root() {
-        eprintln!("\n!!! SKIPPED: this test needs root (network namespaces, cgroups, containerd) !!!\n");
+        skip_this_test(Lack::Root)?;
         return Ok(None);
     }
     // For whoever works on one test while others run: it does not wait for them, and its timings mean nothing.
-    if std::env::var_os("BULKHEAD_BESIDE").is_some() {
-        return Lab::start_beside().map(Some);
-    }
-    Lab::start().map(Some)
+    let start = if std::env::var_os("BULKHEAD_BESIDE").is_some() { Lab::start_beside } else { start };
+    start().map(Some)
 }
 
 /// A machine with systemd to be described and booted, or nothing (said loudly) where there is no root to boot one.
-pub fn systemd_machine() -> Option<MachineBuilder> {
+///
+/// # Errors
+/// There is no root under `CI=true`.
+pub fn systemd_machine() -> Result<Option<MachineBuilder>> {
     if !machine::is_root() {
-        eprintln!("\n!!! SKIPPED: this test needs root (systemd-nspawn, network namespaces, cgroups) !!!\n");
-        return None;
+        skip_this_test(Lack::Root)?;
+        return Ok(None);
     }
     let builder = MachineBuilder::new();
-    Some(if std::env::var_os("BULKHEAD_BESIDE").is_some() { builder.beside() } else { builder })
+    Ok(Some(if std::env::var_os("BULKHEAD_BESIDE").is_some() { builder.beside() } else { builder }))
 }
 
 /// Repeatable randomness: a small linear generator, its seed from `$BULKHEAD_SEED` or the clock.

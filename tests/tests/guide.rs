@@ -24,7 +24,7 @@ const OF_THIS_MACHINE: &str = "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet
 
 #[test]
 fn the_guide_is_right_word_by_word() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     cluster::ensure_kubectl(&|line| eprintln!("{line}"))?;
     let kubectl = cluster::kubectl().context("there is no kubectl")?.canonicalize()?;
     let machine = Machine::boot(builder.bind_read_only(&kubectl, "/usr/bin/kubectl"))?;

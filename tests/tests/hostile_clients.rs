@@ -17,7 +17,7 @@ use bulkhead_testkit::processes::status_line;
 use bulkhead_testkit::{LONG, Node, cgroups, eventually, mounts};
 use bulkhead_tests::hostile::{self, broker, dressed, floods, messages};
 use bulkhead_tests::joined::Member;
-use bulkhead_tests::{Dice, lab};
+use bulkhead_tests::{Dice, lab_alone};
 use prost_reflect::DescriptorPool;
 use serde_json::json;
 use tonic::Code;
@@ -109,7 +109,7 @@ fn surroundings(node: &Node) -> Result<Vec<String>> {
 
 #[test]
 fn attacks_on_every_socket_harm_nobody() -> Result<()> {
-    let Some(lab) = lab()? else { return Ok(()) };
+    let Some(lab) = lab_alone()? else { return Ok(()) };
     let member = Member::start(&lab, &[], |node| node)?;
     member.create("first", &json!({}))?;
     let first = member.wait_ready("first")?;
@@ -229,7 +229,7 @@ fn attacks_on_every_socket_harm_nobody() -> Result<()> {
 
 #[test]
 fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
-    let Some(lab) = lab()? else { return Ok(()) };
+    let Some(lab) = lab_alone()? else { return Ok(()) };
     let member = Member::start(&lab, &[], |node| node)?;
     member.create("first", &json!({}))?;
     let pod = member.wait_ready("first")?;

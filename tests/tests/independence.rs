@@ -252,7 +252,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let frozen = standstill::Frozen::make()?;
     let mut dice = Dice::from_environment();
     println!("seed {} (set BULKHEAD_SEED to repeat)", dice.seed());

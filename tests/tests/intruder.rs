@@ -292,7 +292,7 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
 /// work needs is still there.
 #[test]
 fn with_a_unit_s_privileges_no_more_can_be_had() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
     machine.install_programs(&build::bin_dir()?)?;
     machine.install_program(Path::new(INTRUDER))?;

@@ -20,7 +20,7 @@ use steps::{init, join, reset};
 
 #[test]
 fn a_node_from_init_to_reset_and_join() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
     let cluster = machine.stand_in(Config::default())?;
     let mut list = Checklist::default();

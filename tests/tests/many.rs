@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bulkhead_testkit::{Pod, eventually};
-use bulkhead_tests::lab;
+use bulkhead_tests::lab_alone;
 
 const PODS: usize = 60;
 
 #[test]
 fn sixty_static_pods_at_once_all_run() -> Result<()> {
-    let Some(lab) = lab()? else { return Ok(()) };
+    let Some(lab) = lab_alone()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
     for index in 0..PODS {
         node.write(&Pod::idle(&format!("pod-{index}")))?;

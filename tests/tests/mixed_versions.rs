@@ -166,7 +166,7 @@ impl World {
 
 #[test]
 fn one_process_of_another_version_and_back() -> Result<()> {
-    let Some(previous) = mixed::previous() else { return Ok(()) };
+    let Some(previous) = mixed::previous()? else { return Ok(()) };
     let Some(lab) = lab()? else { return Ok(()) };
     let mut world = World::start(&lab, &previous, Age::New)?;
     world.one_by_one(Age::New)?;
@@ -185,7 +185,7 @@ fn one_process_of_another_version_and_back() -> Result<()> {
 /// What a newer version wrote is no reason for an older one to lose anything, while nobody runs in between.
 #[test]
 fn a_node_that_is_stopped_changes_its_version_as_a_whole() -> Result<()> {
-    let Some(previous) = mixed::previous() else { return Ok(()) };
+    let Some(previous) = mixed::previous()? else { return Ok(()) };
     let Some(lab) = lab()? else { return Ok(()) };
     let mut world = World::start(&lab, &previous, Age::Old)?;
     for age in [Age::New, Age::Old, Age::New] {
@@ -208,8 +208,8 @@ const VERSION_BEFORE: &str = "[Service]\nSystemCallFilter=capset\nFileDescriptor
 /// this one.
 #[test]
 fn one_unit_of_another_version_and_back() -> Result<()> {
-    let Some(previous) = mixed::previous() else { return Ok(()) };
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(previous) = mixed::previous()? else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
     let cluster = machine.stand_in(Config::default())?;
     machine.install_programs(&build::bin_dir()?)?;

@@ -23,7 +23,7 @@ const OTHER_UNIT: &str = "[Unit]\nDescription=another kubelet\n[Service]\nExecSt
 
 #[test]
 fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
     let package = installed::package(&machine)?;
     let before = files(&machine)?;

@@ -8,7 +8,7 @@ use bulkhead_tests::systemd_machine;
 
 #[test]
 fn systemd_and_containerd_run_in_a_machine_of_their_own() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let mut machine = Machine::boot(builder)?;
     ensure!(machine.check(&["cat", "/proc/1/comm"])?.trim() == "systemd");
     ensure!(machine.check(&["hostname"])?.trim() == machine.hostname());

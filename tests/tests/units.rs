@@ -159,7 +159,7 @@ fn analyze(root: &Path, arguments: &[&str]) -> (bool, String) {
 
 #[test]
 fn systemd_understands_every_line() {
-    bulkhead_testkit::machine::ensure_installed_for_systemd(&|_: &str| ()).unwrap();
+    bulkhead_testkit::machine::ensure_installed_for_tests(&|_: &str| ()).unwrap();
     let root = installed();
     let system = root.path().join("usr/lib/systemd/system");
     let paths: Vec<String> = units().into_iter().map(|(name, _)| system.join(name).display().to_string()).collect();
@@ -171,7 +171,7 @@ fn systemd_understands_every_line() {
 
 #[test]
 fn no_process_is_more_exposed_than_promised() {
-    bulkhead_testkit::machine::ensure_installed_for_systemd(&|_: &str| ()).unwrap();
+    bulkhead_testkit::machine::ensure_installed_for_tests(&|_: &str| ()).unwrap();
     let root = installed();
     for (service, _, tenths) in SERVICES {
         let threshold = format!("--threshold={tenths}");

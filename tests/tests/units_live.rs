@@ -29,7 +29,7 @@ const SOCKETS: [&str; 6] = [
 
 #[test]
 fn the_units_come_up_stay_and_go_as_one_kubelet() -> Result<()> {
-    let Some(builder) = systemd_machine() else { return Ok(()) };
+    let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
     machine.install_programs(&build::bin_dir()?)?;
     machine.install_units(&build::workspace_root())?;

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::vm::{self, Disk, Vm};
 use bulkhead_testkit::{Cluster, machine};
 
@@ -30,9 +31,15 @@ use node::{World, config, kubeconfig, manifests, wanted};
 #[test]
 fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
     let say = |text: &str| eprintln!("{text}");
-    if !machine::is_root() || !vm::ensure_installed(&say) {
-        eprintln!("\n!!! SKIPPED: this test needs root, qemu, mmdebstrap and Debian's cloud kernel !!!\n");
-        return Ok(());
+    let lack = if !machine::is_root() {
+        Some(Lack::Root)
+    } else if cfg!(not(target_arch = "x86_64")) {
+        Some(Lack::Architecture)
+    } else {
+        (!vm::ensure_installed(&say)).then_some(Lack::Program("qemu, mmdebstrap or Debian's cloud kernel"))
+    };
+    if let Some(lack) = lack {
+        return skip_this_test(lack);
     }
     // Two machines at once would be too slow for their own watchdogs.
     let _alone =

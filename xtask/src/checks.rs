@@ -1,11 +1,16 @@
 //! Format, lints, dependencies, tests. The tests come last, so that the runner's own summary is the end of the output.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use bulkhead_testkit::{build, machine, previous};
+use bulkhead_testkit::skip::{self, Lack, skip_into};
+use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous};
 
-use crate::versions;
+use crate::outcome::Outcome;
+use crate::phases::Phases;
+use crate::{runner, versions};
 
 /// The cargo that runs us.
 pub fn cargo_program() -> std::ffi::OsString {
@@ -42,23 +47,26 @@ fn has(tool: &str) -> bool {
 ///
 /// # Errors
 /// The first check that fails.
-pub fn check() -> Result<()> {
+pub fn check(phases: &mut Phases, skips: Option<&Path>) -> Result<()> {
     if has("fmt") {
         cargo(&["fmt", "--all", "--check"])?;
     } else {
-        eprintln!("\n!!! SKIPPED: format (rustfmt is not installed) !!!");
+        skip_into(skips, "the format of the sources", Lack::Program("rustfmt"))?;
     }
+    phases.end("format");
     if has("clippy") {
         cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
     } else {
-        eprintln!("\n!!! SKIPPED: lints (clippy is not installed) !!!");
+        skip_into(skips, "lints", Lack::Program("clippy"))?;
     }
+    phases.end("lints");
     if has("deny") {
         // The advisory data base is fetched by cargo-deny itself: offline it may be missing, and that is no fault of the change.
         cargo(&["deny", "--offline", "check", "licenses", "bans", "sources"])?;
     } else {
-        eprintln!("\nskipped: licences, sources and bans (cargo-deny is not installed)");
+        skip_into(skips, "licences, sources and bans of dependencies", Lack::CargoDeny)?;
     }
+    phases.end("dependencies");
     Ok(())
 }
 
@@ -67,26 +75,66 @@ pub fn check() -> Result<()> {
 /// # Errors
 /// The first step that fails.
 pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
-    if machine::is_root() {
-        machine::ensure_installed_for_systemd(&|line| eprintln!("{line}"))?;
-    } else {
-        eprintln!("!!! Not root: the tests with a real containerd will be skipped !!!");
+    let mut phases = Phases::default();
+    let skips = build::target_dir().join(format!("skips.{}", std::process::id()));
+    std::fs::create_dir_all(build::target_dir())?;
+    let done = steps(no_checks, rest, &skips, &mut phases);
+    if done.is_err() && !phases.has("tests") {
+        eprint!("\nwhere the time went:\n{}", phases.lines());
     }
+    let _ = std::fs::remove_file(&skips);
+    done
+}
+
+fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) -> Result<()> {
+    if machine::is_root() {
+        machine::ensure_installed_for_tests(&|line| eprintln!("{line}"))?;
+    } else {
+        skip_into(Some(skips), "all tests with a node", Lack::Root)?;
+    }
+    phases.end("packages");
     if !no_checks {
-        check()?;
+        check(phases, Some(skips))?;
     }
     // One build of programs and tests together: apart, cargo would build the libraries twice, with other features.
     cargo(&["build", "--workspace", "--all-targets", "--locked"])?;
+    phases.end("build");
     let programs = build::target_dir().join("debug");
-    let mut environment = vec![("BULKHEAD_BIN_DIR", programs.as_os_str())];
+    let mut environment = vec![("BULKHEAD_BIN_DIR", programs.as_os_str()), (skip::VARIABLE, skips.as_os_str())];
     // Nodes need root. After the build of now, which has made what both versions are made of.
     let before = if machine::is_root() { versions::programs_for_tests()? } else { None };
     environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
-    let mut arguments = if has("nextest") {
-        vec!["nextest", "run", "--workspace", "--locked"]
-    } else {
-        vec!["test", "--workspace", "--locked", "--no-fail-fast"]
-    };
+    phases.end("the version before");
+    // Who names tests wants those, and at once.
+    if machine::is_root() && rest.is_empty() {
+        first_node(&programs)?;
+        phases.end("a first node");
+    }
+    if has("nextest") {
+        return runner::run(rest, &environment, skips, phases);
+    }
+    let mut arguments = vec!["test", "--workspace", "--locked", "--no-fail-fast"];
     arguments.extend(rest.iter().map(String::as_str));
-    cargo_with(&arguments, &environment)
+    let done = cargo_with(&arguments, &environment);
+    phases.end("tests");
+    eprint!("{}", runner::report(&Outcome::default(), &BTreeSet::new(), &runner::skipped_in(skips), phases));
+    done
+}
+
+/// One node that runs one pod. Where that cannot be, every test with a node would wait in vain for the same thing.
+fn first_node(programs: &Path) -> Result<()> {
+    eprintln!("\n+ a first node");
+    build::use_programs(programs)?;
+    // A container runtime now and then fails a call for reasons of its own; a broken node fails twice.
+    let Err(first) = one_node() else { return Ok(()) };
+    eprintln!("{first:#}\nonce more");
+    one_node().context("no test with a node can pass: a first node did not run a pod, twice")
+}
+
+fn one_node() -> Result<()> {
+    let lab = Lab::start_beside()?;
+    let node = lab.node("first").start()?;
+    node.write(&Pod::busybox("first", &format!("echo it runs; {IDLE}")))?;
+    node.wait_for_log("first", "main", "it runs")?;
+    node.finish()
 }

@@ -5,7 +5,11 @@ mod checks;
 mod cluster_demo;
 mod demo;
 mod interrupt;
+mod outcome;
 mod package;
+mod phases;
+mod retries;
+mod runner;
 mod versions;
 
 use std::process::{Command, ExitCode};
@@ -26,9 +30,15 @@ fn main() -> ExitCode {
         }
         Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
         Some(("ci", _)) => checks::test(false, &[]),
-        Some(("check", _)) => checks::check(),
+        Some(("check", _)) => checks::check(&mut phases::Phases::default(), None),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
-        Some(("bench", options)) => bench(&text(options, "profile"), &rest(options)),
+        Some(("bench", options)) => {
+            let mut rest = rest(options);
+            let given = options.get_one::<String>("against").cloned();
+            // Behind an option of the benchmark's it is taken for one of those.
+            take_option(&mut rest, "--against")
+                .and_then(|later| bench(&text(options, "profile"), given.or(later).as_deref(), &rest))
+        }
         Some(("fuzz", options)) => fuzz(&rest(options)),
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
@@ -95,6 +105,12 @@ fn command_line() -> clap::Command {
             clap::Command::new("bench")
                 .about("Measures the node beside the bare runtime in the same run, and prints a table of ratios (needs root)")
                 .arg(profile("release"))
+                .arg(
+                    Arg::new("against")
+                        .long("against")
+                        .value_name("REVISION")
+                        .help("Measures that revision too, in turn with this tree, and prints ratios with their spread"),
+                )
                 .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
         )
         .subcommand(
@@ -133,6 +149,20 @@ fn rest(options: &ArgMatches) -> Vec<String> {
     options.get_many::<String>("rest").map(|values| values.cloned().collect()).unwrap_or_default()
 }
 
+/// Takes an option with its value out of others.
+fn take_option(options: &mut Vec<String>, name: &str) -> Result<Option<String>> {
+    let with_value = format!("{name}=");
+    let Some(at) = options.iter().position(|one| one == name || one.starts_with(&with_value)) else { return Ok(None) };
+    let option = options.remove(at);
+    if let Some(value) = option.strip_prefix(&with_value) {
+        return Ok(Some(value.to_owned()));
+    }
+    if at == options.len() {
+        bail!("{name} needs a value");
+    }
+    Ok(Some(options.remove(at)))
+}
+
 #[cfg(feature = "cluster")]
 fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
     demo::run(profile, once, cluster_demo::show)
@@ -164,7 +194,7 @@ fn fuzz(options: &[String]) -> Result<()> {
 }
 
 /// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.
-fn bench(profile: &str, options: &[String]) -> Result<()> {
+fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()> {
     use bulkhead_testkit::{build, machine};
     if !machine::is_root() {
         bail!("the benchmark needs root: it makes network namespaces, cgroups and mounts");
@@ -172,6 +202,7 @@ fn bench(profile: &str, options: &[String]) -> Result<()> {
     machine::ensure_installed(&|line| eprintln!("{line}"))?;
     eprintln!("building the node ({profile} profile)");
     let programs = build::programs(profile)?;
+    let before = against.map(|revision| versions::programs_to_measure(revision, profile)).transpose()?;
     // The measuring side waits for milliseconds and computes for microseconds: the development build will do, and is
     // there already when the tests have run.
     let mut command = Command::new(checks::cargo_program());
@@ -189,10 +220,28 @@ fn bench(profile: &str, options: &[String]) -> Result<()> {
             "bench",
             "--",
         ])
+        .args(before.iter().flat_map(|folder| ["--before".as_ref(), folder.as_os_str()]))
         .args(options)
         .env("BULKHEAD_BIN_DIR", programs);
     if !command.status()?.success() {
         bail!("the benchmark failed");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::take_option;
+
+    #[test]
+    fn an_option_is_taken_from_among_others() {
+        let options = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for text in ["--quick --against v1 --json", "--quick --against=v1 --json"] {
+            let mut all = options(text);
+            assert_eq!(take_option(&mut all, "--against").unwrap().as_deref(), Some("v1"));
+            assert_eq!(all, ["--quick", "--json"]);
+        }
+        assert_eq!(take_option(&mut options("--quick"), "--against").unwrap(), None);
+        assert!(take_option(&mut options("--quick --against"), "--against").is_err());
+    }
 }

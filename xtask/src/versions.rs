@@ -80,15 +80,39 @@ fn programs_if_known(revision: &str) -> Option<PathBuf> {
         return Some(folder);
     }
     if let Err(error) = previous::resolve(revision) {
-        eprintln!(
-            "\n!!! SKIPPED: processes of two versions beside each other, as the version before is not there: {error:#} !!!"
-        );
+        // Told by each test that is skipped for it.
+        eprintln!("\nthe version before is not there: {error:#}");
         return None;
     }
     if let Err(error) = programs_of(revision) {
         eprintln!("\nthe version before could not be built: {error:#}");
     }
     Some(folder)
+}
+
+/// The programs of a revision as they are built to be measured, with the same profile as those of now. What is intermediate
+/// goes to a folder of its own, where libraries are found again by the next revision; it is not shared with that of now, as
+/// [`build_programs`] shares it, because that takes another number of units, and here both are to be built the same.
+///
+/// # Errors
+/// There is no such revision in this history, or it does not build.
+pub fn programs_to_measure(revision: &str, profile: &str) -> Result<PathBuf> {
+    let revision = previous::resolve(revision)?;
+    let folder = previous::folder(&format!("{revision}.{profile}"));
+    if !previous::is_complete(&folder) {
+        eprintln!("building {revision} ({profile} profile)");
+        let sources = Sources::of(&revision, &[])?;
+        let target = previous::folder("measured");
+        let mut command = Command::new(cargo_program());
+        command.current_dir(&sources.0).args(["build", "--locked", "--workspace", "--profile", profile]);
+        command.args(previous::programs().flat_map(|program| ["--bin", program]));
+        command.env("CARGO_TARGET_DIR", &target);
+        build::forget_own_package(&mut command);
+        ensure!(command.status().context("starting cargo")?.success(), "{revision} does not build");
+        let built = target.join(if profile == "dev" { "debug" } else { profile });
+        put_in_place(&built, &sources.0, &folder)?;
+    }
+    Ok(folder)
 }
 
 /// The programs of a revision, which are built once and then kept.
@@ -128,10 +152,15 @@ fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
         command.env("CARGO_BUILD_BUILD_DIR", build::target_dir());
     }
     ensure!(command.status().context("starting cargo")?.success(), "cargo failed");
+    put_in_place(&target.join("debug"), sources, folder)
+}
+
+/// Copies the programs from where they were built to `folder`, where they appear all at once.
+fn put_in_place(built: &Path, sources: &Path, folder: &Path) -> Result<()> {
     let complete = sources.join("programs");
     std::fs::create_dir(&complete)?;
     for program in previous::programs() {
-        let built = target.join("debug").join(program);
+        let built = built.join(program);
         std::fs::copy(&built, complete.join(program)).with_context(|| built.display().to_string())?;
     }
     if folder.exists() {

@@ -56,6 +56,16 @@ fn complete(directory: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
+/// What cargo tells a test or an xtask about its own package must not reach the build of another one.
+pub fn forget_own_package(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+}
+
 /// Builds all programs with a cargo profile, cargo's progress going to this process's standard error.
 ///
 /// # Errors
@@ -67,13 +77,7 @@ pub fn programs(profile: &str) -> Result<PathBuf> {
     for program in PROGRAMS {
         command.args(["--package", program]);
     }
-    // What cargo tells a test or an xtask about its own package must not reach the build of another one.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
-    }
+    forget_own_package(&mut command);
     if !command.status().context("starting cargo")?.success() {
         bail!("cargo could not build the programs of the node");
     }

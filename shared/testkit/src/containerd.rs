@@ -198,10 +198,7 @@ impl Containerd {
     }
 
     fn import_images(&self) -> Result<()> {
-        let archive = self.folder.join("images.tar");
-        image::write_archive(&archive)?;
-        self.import(&archive, &image::names().collect::<Vec<_>>())?;
-        std::fs::remove_file(&archive).context("removing the image archive")
+        self.import(&image::archive()?, &image::names().collect::<Vec<_>>())
     }
 
     /// Imports an archive and waits until CRI knows these images of it.

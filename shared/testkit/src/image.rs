@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bulkhead_types::go_arch;
@@ -24,6 +26,11 @@ pub const PAUSE: &str = "bulkhead.test/pause:1";
 /// Names under which the busybox layer is imported, and the program that runs when a pod names none.
 const IMAGES: &[(&str, &[&str])] =
     &[(BUSYBOX, &["/bin/sh"]), (LOCAL_BUSYBOX, &["/bin/sh"]), (PAUSE, &["/bin/busybox", "sleep", "2147483647"])];
+
+/// The folder of what is made once for many labs, and how the archives in it begin.
+const CACHE: &str = "/var/cache/bulkhead-lab";
+const ARCHIVE: &str = "images-";
+const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// All names of the archive.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -44,11 +51,41 @@ pub(crate) struct Image<'a> {
     pub user: &'a str,
 }
 
-/// Writes the archive with all images of this module.
+/// The archive with all images of this module: written once for the same busybox and the same code, and kept.
 ///
 /// # Errors
 /// No static busybox on this machine, or the file cannot be written.
-pub fn write_archive(path: &Path) -> Result<()> {
+pub fn archive() -> Result<PathBuf> {
+    let busybox = static_busybox()?;
+    let facts = std::fs::metadata(&busybox).with_context(|| busybox.display().to_string())?;
+    // Any change of what is written here gives another name.
+    let made_of = format!("{} {} {}", busybox.display(), facts.len(), facts.mtime());
+    let digest = hex(&Sha256::digest([include_str!("image.rs"), &made_of].concat()));
+    let path = Path::new(CACHE).join(format!("{ARCHIVE}{}.tar", &digest[..16]));
+    if path.exists() {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(CACHE).with_context(|| format!("creating {CACHE}"))?;
+    remove_old_archives();
+    // Tests beside each other may both write it; whole it appears, and the same each time.
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    write_archive(&part)?;
+    std::fs::rename(&part, &path).with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+/// Those of other versions that nobody has written for a day; best effort, as it is a cache.
+fn remove_old_archives() {
+    let Ok(entries) = std::fs::read_dir(CACHE) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(ARCHIVE)) {
+        let age = entry.metadata().and_then(|facts| facts.modified()).ok().and_then(|written| written.elapsed().ok());
+        if age.is_some_and(|age| age > KEPT) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn write_archive(path: &Path) -> Result<()> {
     let layer = busybox_layer()?;
     let layers = [layer.as_slice()];
     let of = |(name, command): &(&'static str, &'static [&'static str])| Image {
@@ -164,10 +201,14 @@ pub(crate) fn write_images(path: &Path, images: &[Image<'_>]) -> Result<()> {
 /// # Errors
 /// No static busybox on this machine.
 pub(crate) fn busybox_layer() -> Result<Vec<u8>> {
-    let busybox = machine::static_busybox().context("there is no static busybox (package busybox-static)")?;
+    let busybox = static_busybox()?;
     let program = std::fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
     let applets = machine::run(&busybox.to_string_lossy(), &["--list"])?;
     layer(&program, &applets)
+}
+
+fn static_busybox() -> Result<PathBuf> {
+    machine::static_busybox().context("there is no static busybox (package busybox-static)")
 }
 
 fn layer(busybox: &[u8], applets: &str) -> Result<Vec<u8>> {

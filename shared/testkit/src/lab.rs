@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -17,7 +18,13 @@ use crate::node::{self, NodeBuilder};
 use crate::{cgroups, containerd, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
-const EXCLUSIVE: &str = "exclusive";
+/// As many labs of tests at once as the smallest machine has cores: a test of a node waits more than it computes, and two
+/// leave each other enough to come within their limits.
+const PLACES: [&str; 2] = ["place-1", "place-2"];
+/// Held by whoever is next to get a place, or all of them.
+const TURN: &str = "turn";
+/// Between two looks for a free place: small against a lab's start.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 const MACHINE: &str = "machine";
 /// Below /var/lib rather than /tmp: the node refuses configuration that lies in folders which others may write.
 const FOLDERS: &str = "/var/lib/bulkhead-lab";
@@ -49,17 +56,25 @@ struct Inner {
     // Order of fields is order of drop: the number is given back last.
     containerd: Containerd,
     netns: NetNs,
-    _exclusive: Option<Claim>,
+    _places: Vec<Claim>,
     _claim: Claim,
 }
 
 impl Lab {
-    /// A lab for a test: waits until no other test has one, because timings on a small machine mean nothing otherwise.
+    /// A lab for a test, which waits until one of the places for labs is free.
     ///
     /// # Errors
     /// Not root, something cannot be installed, or containerd did not come up.
     pub fn start() -> Result<Self> {
-        Self::start_with(Some(exclusive()?))
+        Self::start_with(vec![one_place(&PLACES, TURN)?])
+    }
+
+    /// A lab for what measures: waits until no other test has one, because timings mean nothing otherwise.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub fn start_alone() -> Result<Self> {
+        Self::start_with(all_places(&PLACES, TURN)?)
     }
 
     /// A lab beside others: a second node of the same test, the demo.
@@ -67,10 +82,10 @@ impl Lab {
     /// # Errors
     /// As [`Lab::start`].
     pub fn start_beside() -> Result<Self> {
-        Self::start_with(None)
+        Self::start_with(Vec::new())
     }
 
-    fn start_with(exclusive: Option<Claim>) -> Result<Self> {
+    fn start_with(places: Vec<Claim>) -> Result<Self> {
         if !machine::is_root() {
             bail!("a lab needs root: it makes network namespaces, cgroups and mounts");
         }
@@ -78,7 +93,7 @@ impl Lab {
         let (number, claim) = claim_number()?;
         match build(number) {
             Ok((netns, containerd)) => {
-                Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _exclusive: exclusive, _claim: claim }) })
+                Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _places: places, _claim: claim }) })
             }
             Err(error) => {
                 tear_down(number);
@@ -119,12 +134,30 @@ impl Drop for Inner {
     }
 }
 
-/// Waits until this is the only test with a lab.
+/// Waits for one of these places. Whoever has the turn is served before those who come later, so that one who wants all
+/// places gets them.
 ///
 /// # Errors
-/// The lock file cannot be made.
-fn exclusive() -> Result<Claim> {
-    lock(EXCLUSIVE, FlockArg::LockExclusive)?.context("the lock was not given")
+/// A lock file cannot be made.
+fn one_place(places: &[&str], turn: &str) -> Result<Claim> {
+    let _turn = lock(turn, FlockArg::LockExclusive)?.context("the turn was not given")?;
+    loop {
+        for place in places {
+            if let Some(claim) = lock(place, FlockArg::LockExclusiveNonblock)? {
+                return Ok(claim);
+            }
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits for all of these places.
+///
+/// # Errors
+/// A lock file cannot be made.
+fn all_places(places: &[&str], turn: &str) -> Result<Vec<Claim>> {
+    let _turn = lock(turn, FlockArg::LockExclusive)?.context("the turn was not given")?;
+    places.iter().map(|place| lock(place, FlockArg::LockExclusive)?.context("the place was not given")).collect()
 }
 
 /// Waits until this is the only test with a machine of its own: a container with systemd, a virtual machine. They stand
@@ -237,4 +270,63 @@ pub(crate) fn tear_down(number: u8) {
     }
     // Succeeds for the last lab of the machine.
     let _ = std::fs::remove_dir(FOLDERS);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{TryRecvError, channel};
+
+    use super::*;
+
+    /// Locks below /run are root's.
+    fn names(test: &str) -> Option<(Vec<String>, String)> {
+        let name = |what: &str| format!("{test}-{}-{what}", std::process::id());
+        machine::is_root().then(|| (vec![name("1"), name("2")], name("turn")))
+    }
+
+    #[test]
+    fn two_have_a_place_and_the_third_waits() {
+        let Some((places, turn)) = names("two") else { return };
+        let places: Vec<&str> = places.iter().map(String::as_str).collect();
+        let first = one_place(&places, &turn).unwrap();
+        let second = one_place(&places, &turn).unwrap();
+        assert_ne!(first.path, second.path);
+        std::thread::scope(|scope| {
+            let (sender, receiver) = channel();
+            let (places, turn) = (&places, &turn);
+            scope.spawn(move || sender.send(one_place(places, turn).unwrap()));
+            // It has the turn, so it has looked, and goes on looking.
+            while lock(turn, FlockArg::LockExclusiveNonblock).unwrap().is_some() {}
+            assert!(matches!(receiver.try_recv(), Err(TryRecvError::Empty)));
+            let freed = first.path.clone();
+            drop(first);
+            assert_eq!(receiver.recv().unwrap().path, freed);
+        });
+    }
+
+    #[test]
+    fn who_wants_all_places_is_not_passed() {
+        let Some((places, turn)) = names("all") else { return };
+        let places: Vec<&str> = places.iter().map(String::as_str).collect();
+        let first = one_place(&places, &turn).unwrap();
+        std::thread::scope(|scope| {
+            let (sender, receiver) = channel();
+            let (places, turn) = (&places, &turn);
+            let all = sender.clone();
+            scope.spawn(move || {
+                let claims = all_places(places, turn).unwrap();
+                all.send("all").unwrap();
+                drop(claims);
+            });
+            while lock(turn, FlockArg::LockExclusiveNonblock).unwrap().is_some() {}
+            scope.spawn(move || {
+                let _claim = one_place(places, turn).unwrap();
+                sender.send("one").unwrap();
+            });
+            // A place is free, and yet nobody gets it.
+            assert!(matches!(receiver.try_recv(), Err(TryRecvError::Empty)));
+            drop(first);
+            assert_eq!(receiver.iter().collect::<Vec<_>>(), ["all", "one"]);
+        });
+    }
 }

@@ -44,6 +44,7 @@ pub mod package;
 mod pod;
 pub mod previous;
 pub mod processes;
+pub mod skip;
 pub mod systemd;
 #[cfg(feature = "vm")]
 pub mod vm;

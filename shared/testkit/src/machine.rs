@@ -17,9 +17,12 @@ const NEEDED: &[(&str, &[&str])] = &[
     ("util-linux", &["/usr/bin/nsenter"]),
 ];
 
-/// What a machine with systemd needs besides ([`crate::systemd`]). Tests have one, the demo and the benchmark do not.
-const NEEDED_FOR_SYSTEMD: &[(&str, &[&str])] =
-    &[("mmdebstrap", &["/usr/bin/mmdebstrap"]), ("systemd-container", &["/usr/bin/systemd-nspawn"])];
+/// What tests need besides: a machine with systemd ([`crate::systemd`]) and kubectl. The demo and the benchmark do not.
+const NEEDED_FOR_TESTS: &[(&str, &[&str])] = &[
+    ("mmdebstrap", &["/usr/bin/mmdebstrap"]),
+    ("systemd-container", &["/usr/bin/systemd-nspawn"]),
+    ("kubernetes-client", &["/usr/bin/kubectl", "/usr/local/bin/kubectl"]),
+];
 
 /// Whether this process may build namespaces and mounts at all.
 pub fn is_root() -> bool {
@@ -75,13 +78,13 @@ pub fn ensure_installed(say: &dyn Fn(&str)) -> Result<()> {
     ensure(NEEDED, say)
 }
 
-/// The same for labs and machines with systemd.
+/// The same for all that tests run: machines with systemd and kubectl too.
 ///
 /// # Errors
 /// As [`ensure_installed`].
-pub fn ensure_installed_for_systemd(say: &dyn Fn(&str)) -> Result<()> {
+pub fn ensure_installed_for_tests(say: &dyn Fn(&str)) -> Result<()> {
     ensure(NEEDED, say)?;
-    ensure(NEEDED_FOR_SYSTEMD, say)
+    ensure(NEEDED_FOR_TESTS, say)
 }
 
 fn ensure(needed: &[(&'static str, &[&str])], say: &dyn Fn(&str)) -> Result<()> {

@@ -59,6 +59,13 @@ pub fn signal(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
+/// Ctrl-C for a child of ours.
+pub fn interrupt(child: &std::process::Child) {
+    if let Ok(pid) = i32::try_from(child.id()) {
+        signal(pid, Signal::SIGINT);
+    }
+}
+
 /// Whether the process still runs (a zombie does not).
 pub fn is_alive(pid: i32) -> bool {
     stat(pid).is_ok_and(|stat| stat.state != 'Z' && stat.state != 'X')

@@ -230,8 +230,7 @@ fn many_pods_and_their_watchers() {
 #[test]
 fn kubectl_is_understood() {
     if kubectl().is_none() {
-        eprintln!("skipped: there is no kubectl");
-        return;
+        return crate::skip::skip_this_test(crate::skip::Lack::Program("kubectl")).unwrap();
     }
     let place = place(Config::default());
     let cluster = &place.cluster;

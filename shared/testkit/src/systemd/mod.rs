@@ -167,7 +167,7 @@ impl Machine {
             bail!("a machine needs root: it makes network namespaces, cgroups and mounts");
         }
         let say = |line: &str| eprintln!("{line}");
-        machine::ensure_installed_for_systemd(&say)?;
+        machine::ensure_installed_for_tests(&say)?;
         let cached = root::cached(&builder.packages, &say)?;
         let exclusive = if builder.beside { None } else { Some(lab::only_machine()?) };
         let (number, claim) = lab::claim_number()?;

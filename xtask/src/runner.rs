@@ -1,0 +1,217 @@
+//! Runs the tests with nextest, passes on what it says, and puts what a reader wants to know of the whole run before its
+//! summary, which stays the end of the output: tests that needed another try, what was skipped, where the time went. Ends the
+//! run where going on tells nothing.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bulkhead_testkit::{build, processes};
+
+use crate::checks::cargo_program;
+use crate::outcome::{Outcome, plain};
+use crate::phases::{Phases, minutes};
+use crate::{interrupt, retries};
+
+/// As many as are worth a look.
+const SLOWEST: usize = 12;
+const BINARIES: usize = 8;
+/// Two tests on each core's turn: one that waits and one that computes; three are two labs and a machine.
+const LEAST_THREADS: usize = 3;
+
+/// Runs `cargo nextest run` with these arguments.
+///
+/// # Errors
+/// A test failed; one needed another try for the second time in a row; all failed in the same way.
+pub fn run(rest: &[String], environment: &[(&str, &OsStr)], skips: &Path, phases: &mut Phases) -> Result<()> {
+    // Ctrl-C reaches the runner too, which ends its tests and says what came of them; we wait for that.
+    let _signals = interrupt::listen()?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.max(LEAST_THREADS).to_string();
+    let mut arguments = vec!["nextest", "run", "--workspace", "--locked"];
+    if !rest.iter().any(|one| one.starts_with("--test-threads") || one.starts_with("-j") || one == "--no-capture") {
+        arguments.extend(["--test-threads", &threads]);
+    }
+    arguments.extend(rest.iter().map(String::as_str));
+    eprintln!("\n+ cargo {}", arguments.join(" "));
+    let mut command = Command::new(cargo_program());
+    if std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        command.args(["--color", "always"]);
+    }
+    command.current_dir(build::workspace_root()).args(&arguments).envs(environment.iter().copied());
+    let mut child = command.stderr(Stdio::piped()).spawn().context("starting cargo")?;
+    let mut said = BufReader::new(child.stderr.take().context("cargo has no output")?);
+
+    let (mut outcome, mut end, mut broken) = (Outcome::default(), End::default(), None);
+    let mut line = Vec::new();
+    while said.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if let Some(now) = end.take(&text) {
+            std::io::stderr().write_all(now.as_bytes())?;
+            outcome.line(now.lines().last().unwrap_or_default());
+        }
+        if broken.is_none()
+            && let Some(reason) = outcome.broken()
+        {
+            broken = Some(reason.to_owned());
+            eprintln!("\nxtask: tests fail in the same way one after the other: the run ends here");
+            processes::interrupt(&child);
+        }
+        line.clear();
+    }
+    let status = child.wait().context("waiting for cargo")?;
+    phases.end("tests");
+
+    let retried = outcome.retried();
+    let twice = retries::twice(
+        &build::target_dir().join("tests-that-needed-another-try"),
+        &outcome.names(),
+        &retried.keys().cloned().collect(),
+    )?;
+    let report = report(&outcome, &twice, &skipped_in(skips), phases);
+    eprint!("{report}{}", end.held);
+
+    if let Some(reason) = broken {
+        bail!("the node, or this machine, is broken: tests one after the other failed with \"{reason}\"");
+    }
+    if !status.success() {
+        bail!("cargo nextest run failed ({status})");
+    }
+    if !twice.is_empty() {
+        bail!(
+            "needed another try twice in a row, which is a bug: {}",
+            twice.into_iter().collect::<Vec<_>>().join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Where the runner's summary begins, which is a line of dashes and one that says so.
+#[derive(Debug, Default)]
+struct End {
+    begun: bool,
+    held: String,
+}
+
+impl End {
+    /// Gives what is to be printed now, or nothing where that is to wait.
+    fn take(&mut self, line: &str) -> Option<String> {
+        let plain = plain(line);
+        let text = plain.trim();
+        if !self.begun && text.starts_with("Summary [") {
+            self.begun = true;
+        }
+        if self.begun {
+            self.held.push_str(line);
+            return None;
+        }
+        let before = std::mem::take(&mut self.held);
+        if !text.is_empty() && text.chars().all(|one| one == '─') {
+            line.clone_into(&mut self.held);
+            return (!before.is_empty()).then_some(before);
+        }
+        Some(before + line)
+    }
+}
+
+/// Each once, in order.
+pub fn skipped_in(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
+/// What is told before the end.
+pub fn report(outcome: &Outcome, twice: &BTreeSet<String>, skipped: &[String], phases: &Phases) -> String {
+    let seconds = |seconds: f64| minutes(Duration::from_secs_f64(seconds));
+    let mut text = format!("\nwhere the time went:\n{}", phases.lines());
+    if !outcome.names().is_empty() {
+        let (with, without) = outcome.with_and_without_a_node();
+        let (with, without) = (seconds(with), seconds(without));
+        let _ = writeln!(text, "  the tests one by one: {with} with a node or a machine, {without} without");
+        let _ = writeln!(text, "by test binary, its tests one by one:");
+        for (name, sum, tests) in outcome.binaries().into_iter().take(BINARIES) {
+            let _ = writeln!(text, "  {:>6}  {name} ({tests})", seconds(sum));
+        }
+        let _ = writeln!(text, "the slowest tests:");
+        for (name, sum) in outcome.slowest(SLOWEST) {
+            let _ = writeln!(text, "  {:>6}  {name}", seconds(sum));
+        }
+    }
+    let _ = writeln!(text, "skipped: {}", skipped.len());
+    for line in skipped {
+        let _ = writeln!(text, "  {line}");
+    }
+    let retried = outcome.retried();
+    let _ = writeln!(text, "needed another try: {}", retried.len());
+    for (name, reasons) in retried {
+        let again = if twice.contains(&name) { " - as in the run before: a bug" } else { "" };
+        let _ = writeln!(text, "  {name}{again}");
+        reasons.iter().filter(|reason| !reason.is_empty()).for_each(|reason| {
+            let _ = writeln!(text, "      {reason}");
+        });
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runner_s_summary_waits_for_ours() {
+        let mut end = End::default();
+        let printed: String = [
+            "────────────\n",
+            " Nextest run ID 1\n",
+            "        PASS [   0.034s] (1/1) d good\n",
+            "────────────\n",
+            "\u{1b}[32m     Summary\u{1b}[0m [   4.696s] 5 tests run: 2 passed (1 flaky)\n",
+            "   FLAKY 2/2 [   0.027s] (3/5) d flaky\n",
+        ]
+        .into_iter()
+        .filter_map(|line| end.take(line))
+        .collect();
+        assert_eq!(printed, "────────────\n Nextest run ID 1\n        PASS [   0.034s] (1/1) d good\n");
+        assert!(end.held.starts_with("────────────\n") && end.held.ends_with("d flaky\n"), "{:?}", end.held);
+    }
+
+    #[test]
+    fn what_is_held_back_is_given_where_no_summary_comes() {
+        let mut end = End::default();
+        assert_eq!(end.take("────\n"), None);
+        assert_eq!(end.take("────\n").as_deref(), Some("────\n"));
+        assert_eq!(end.take("error: it does not build\n").as_deref(), Some("────\nerror: it does not build\n"));
+        assert_eq!(end.held, "");
+    }
+
+    #[test]
+    fn the_report_names_retries_skips_and_times() {
+        let mut outcome = Outcome::default();
+        for line in [
+            "  TRY 1 FAIL [  61.000s] (───) bulkhead-tests::cluster cluster_life::flaky",
+            "    Error: pod a is ready: not within 20 s; last seen: Pending",
+            "  TRY 2 PASS [   2.000s] (2/5) bulkhead-tests::cluster cluster_life::flaky",
+        ] {
+            outcome.line(line);
+        }
+        let twice = std::iter::once("bulkhead-tests::cluster cluster_life::flaky".to_owned()).collect();
+        let text = report(&outcome, &twice, &["lines: no journald".to_owned()], &Phases::default());
+        for told in [
+            "needed another try: 1\n  bulkhead-tests::cluster cluster_life::flaky - as in the run before: a bug\n",
+            "skipped: 1\n  lines: no journald\n",
+            "    1:03  bulkhead-tests::cluster (1)\n",
+            "    1:03  bulkhead-tests::cluster cluster_life::flaky\n",
+        ] {
+            assert!(text.contains(told), "{text}");
+        }
+    }
+}
