@@ -42,6 +42,12 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         }
     }
 
+    pub fn remove(&mut self, key: &K) {
+        if let Some((used, _)) = self.entries.remove(key) {
+            self.by_use.remove(&used);
+        }
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {
@@ -63,5 +69,7 @@ mod tests {
         assert_eq!((lru.get(&1).copied(), lru.get(&2).copied(), lru.get(&3).copied()), (Some("a"), None, Some("c")));
         lru.put(3, "d");
         assert_eq!((lru.entries.len(), lru.get(&3).copied()), (2, Some("d")));
+        lru.remove(&3);
+        assert_eq!((lru.len(), lru.by_use.len(), lru.get(&3)), (1, 1, None));
     }
 }

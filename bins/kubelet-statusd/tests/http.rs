@@ -343,6 +343,41 @@ async fn hostile_clients_are_bounded() {
     assert_eq!(get(lab.healthz, "/healthz").await.0, 200);
 }
 
+/// Asks again and again in one go, and reads nothing, until nothing more is taken from it.
+async fn never_reading(address: std::net::SocketAddr) -> tokio::net::TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let requests = b"GET /healthz/ping HTTP/1.1\r\nHost: n\r\n\r\n".repeat(100);
+    while let Ok(Ok(())) = tokio::time::timeout(Duration::from_millis(500), stream.write_all(&requests)).await {}
+    stream
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_keep_nobody_out() {
+    let lab = lab().await;
+    let serve = async |limits: Limits| {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Inherited by what it accepts: little is in the kernel's buffers.
+        rustix::net::sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve_http(listener, Surface::Healthz, lab.app.clone(), limits));
+        address
+    };
+    let crowded = serve(Limits { connections: 8, ..Limits::default() }).await;
+    let mut held = futures_util::future::join_all((0..8).map(|_| never_reading(crowded))).await;
+    for _ in 0..10 {
+        assert_eq!(get(crowded, "/healthz").await, (200, "ok".into()));
+        held.push(never_reading(crowded).await);
+    }
+    drop(held);
+    // Without any pressure they are left after a while.
+    let short = serve(Limits { stall_time: Duration::from_millis(600), ..Limits::default() }).await;
+    let mut left = never_reading(short).await;
+    let closed = async { while left.write_all(b"GET /healthz/ping HTTP/1.1\r\nHost: n\r\n\r\n").await.is_ok() {} };
+    tokio::time::timeout(Duration::from_secs(30), closed).await.expect("it is closed");
+}
+
 #[tokio::test]
 async fn an_api_server_that_is_away_is_told_of_and_makes_nobody_ill() {
     let since = tokio::time::Instant::now();

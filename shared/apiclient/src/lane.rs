@@ -18,19 +18,26 @@ pub enum Lane {
     Heartbeat,
     /// A limiter of its own: eventRecordQPS and eventBurst, 50 in a second and 100 at once by default.
     Events,
-    /// Who somebody is and what they may do: kubeAPIQPS and kubeAPIBurst once more, so that strangers who send tokens
-    /// hold up no other request.
-    Reviews,
+    /// Whose a token is that nobody has vouched for yet: kubeAPIQPS and kubeAPIBurst once more, so that strangers who send
+    /// tokens hold up no other request.
+    TokenReviews,
+    /// Whose a token is that was good before: as many again, so that strangers do not hold up those who are known.
+    KnownTokenReviews,
+    /// What somebody may do, once it is known who it is: as many again.
+    AccessReviews,
 }
 
 impl Lane {
-    pub const ALL: [Lane; 4] = [Lane::Main, Lane::Heartbeat, Lane::Events, Lane::Reviews];
+    pub const ALL: [Lane; 6] =
+        [Lane::Main, Lane::Heartbeat, Lane::Events, Lane::TokenReviews, Lane::KnownTokenReviews, Lane::AccessReviews];
 
     /// The lane's rate limit; None: none (upstream's heartbeat client has QPS -1).
     pub(crate) fn bucket(self, config: &NodeConfig) -> Option<Bucket> {
         let kubelet = &config.kubelet;
         match self {
-            Lane::Main | Lane::Reviews => Some(Bucket::new(kubelet.kube_api_qps(), kubelet.kube_api_burst)),
+            Lane::Main | Lane::TokenReviews | Lane::KnownTokenReviews | Lane::AccessReviews => {
+                Some(Bucket::new(kubelet.kube_api_qps(), kubelet.kube_api_burst))
+            }
             Lane::Heartbeat => None,
             Lane::Events => Some(Bucket::new(kubelet.event_record_qps(), kubelet.event_burst)),
         }
@@ -40,7 +47,9 @@ impl Lane {
     /// lease's duration, whichever is less (upstream `cmd/kubelet/app/server.go`).
     pub(crate) fn timeout(self, config: &NodeConfig) -> Duration {
         match self {
-            Lane::Main | Lane::Events | Lane::Reviews => CALL_TIMEOUT,
+            Lane::Main | Lane::Events | Lane::TokenReviews | Lane::KnownTokenReviews | Lane::AccessReviews => {
+                CALL_TIMEOUT
+            }
             Lane::Heartbeat => {
                 let lease = u64::try_from(config.kubelet.node_lease_duration_seconds).unwrap_or(0);
                 let status = config.kubelet.node_status_update_frequency.to_std();

@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use super::activity::{Activity, Phase};
 use super::answer::{self, Answer};
-use super::connections::{Activity, Phase, Slot};
+use super::connections::Slot;
 use super::limits::Limits;
+use super::sending::Sending;
 use super::served_body::ServedBody;
 use super::tls::Serving;
 use super::wire::Watched;
@@ -27,6 +29,11 @@ use crate::routes::Surface;
 
 /// Go's server allows so many requests at once on a connection (`net/http`, defaultMaxStreams).
 const STREAMS: u32 = 250;
+/// Who has shown no certificate that counts has so many: enough for a scraper with a token, and a stranger's streams, whose
+/// answers are held for as long as they are not taken, are few.
+const STREAMS_UNPROVEN: u32 = 32;
+/// How many times within the time that a client may take nothing its connection is looked at.
+const LOOKS: u32 = 3;
 /// What waits to be sent on one stream of HTTP/2, and in TLS on one connection: a client that does not read costs no more.
 const SEND_BUFFER: usize = 16 << 10;
 /// Headers of a request of HTTP/2, bytes; more is answered 431. Less than HTTP/1.1 has: each connection may hold them.
@@ -44,10 +51,10 @@ pub struct Endpoint {
     pub tls: Option<Serving>,
 }
 
-/// Who is at the other end: `from`, where it is known, becomes an extension of each request as a `SocketAddr`.
+/// Who is at the other end: `from` becomes an extension of each request as a `SocketAddr`.
 #[derive(Debug, Clone)]
 struct Client {
-    from: Option<SocketAddr>,
+    from: SocketAddr,
     certificates: Option<PeerCertificates>,
 }
 
@@ -56,25 +63,26 @@ struct Client {
 pub struct PeerCertificates(pub Arc<[CertificateDer<'static>]>);
 
 /// Serves the connection to its end. `slot` is given back when the last of it is gone, streams included.
-pub async fn serve(stream: TcpStream, slot: Slot, endpoint: Arc<Endpoint>) {
+pub async fn serve(stream: TcpStream, from: SocketAddr, slot: Slot, endpoint: Arc<Endpoint>) {
     let activity = slot.activity().clone();
     let served = async {
         match &endpoint.tls {
             None => {
-                let client = Client { from: stream.peer_addr().ok(), certificates: None };
+                let client = Client { from, certificates: None };
+                let stream = Sending::new(stream, slot.activity().clone());
                 http1(Watched::new(stream, slot, true), client, &endpoint).await;
             }
-            Some(tls) => https(stream, slot, tls, &endpoint).await,
+            Some(tls) => https(stream, from, slot, tls, &endpoint).await,
         }
     };
     let mut served = pin!(served);
     tokio::select! {
         () = &mut served => {}
-        () = activity.evicted() => tracing::debug!("an idle connection makes room for another"),
+        () = activity.evicted() => tracing::debug!("a connection makes room for another"),
     }
 }
 
-async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint) {
+async fn https(stream: TcpStream, from: SocketAddr, slot: Slot, tls: &Serving, endpoint: &Endpoint) {
     let handshake = async {
         // No record of TLS begins with a letter.
         let mut first = [0];
@@ -85,7 +93,9 @@ async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint
         // Right after the start there may be none yet.
         let config = tls.config().await;
         let accept = tokio_rustls::TlsAcceptor::from(config)
-            .accept_with(stream, |connection| connection.set_buffer_limit(Some(SEND_BUFFER)));
+            .accept_with(Sending::new(stream, slot.activity().clone()), |connection| {
+                connection.set_buffer_limit(Some(SEND_BUFFER))
+            });
         accept.await.map(Some)
     };
     let stream = match tokio::time::timeout(endpoint.limits.handshake_time, handshake).await {
@@ -98,7 +108,13 @@ async fn https(stream: TcpStream, slot: Slot, tls: &Serving, endpoint: &Endpoint
     let certificates = connection.peer_certificates().unwrap_or_default();
     let certificates: Arc<[_]> = certificates.iter().map(|one| one.clone().into_owned()).collect();
     let certificates = (!certificates.is_empty()).then_some(PeerCertificates(certificates));
-    let client = Client { from: stream.get_ref().0.peer_addr().ok(), certificates };
+    // Each request is asked anew; that somebody has a certificate of ours is known already.
+    let authority = tls.authority();
+    let proves = |shown: &PeerCertificates| authority?.identify(&shown.0).ok()?;
+    if certificates.as_ref().and_then(proves).is_some() {
+        slot.activity().prove();
+    }
+    let client = Client { from, certificates };
     if connection.alpn_protocol() == Some(b"h2") {
         http2(Watched::new(stream, slot, false), client, endpoint).await;
     } else {
@@ -140,9 +156,10 @@ where
 {
     let activity = io.activity().clone();
     let service = service(activity.clone(), client, endpoint);
-    let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+    let streams = if activity.is_proven() { STREAMS } else { STREAMS_UNPROVEN };
+    let served = hyper::server::conn::http2::Builder::new(StreamTasks { life: endpoint.limits.answer_life })
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(streams)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(HEADER_LIST.min(u32::try_from(endpoint.limits.head_bytes).unwrap_or(u32::MAX)))
         .serve_connection(TokioIo::new(io), hyper::service::service_fn(service));
@@ -172,9 +189,8 @@ fn service(
         if let Some(certificates) = &client.certificates {
             request.extensions_mut().insert(certificates.clone());
         }
-        if let Some(from) = client.from {
-            request.extensions_mut().insert(from);
-        }
+        request.extensions_mut().insert(client.from);
+        request.extensions_mut().insert(activity.clone());
         let (endpoint, activity) = (endpoint.clone(), activity.clone());
         Box::pin(async move {
             let answer = answer(&endpoint, request).await;
@@ -208,7 +224,23 @@ fn announced(request: &Request<Incoming>) -> Option<u64> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// A served connection, dropped when it has been idle, or at one request's headers, for too long.
+/// Streams of HTTP/2 as tasks, each for no longer than an answer may take: one whose body is not asked for anything, because
+/// its client takes nothing, does not see its own deadline.
+#[derive(Debug, Clone, Copy)]
+struct StreamTasks {
+    life: Duration,
+}
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for StreamTasks {
+    fn execute(&self, stream: F) {
+        let limited = tokio::time::timeout(self.life, stream);
+        tokio::spawn(async move {
+            let _ = limited.await;
+        });
+    }
+}
+
+/// A served connection, dropped when it has been idle, at one request's headers, or has taken nothing for too long.
 struct InTime<F> {
     served: Pin<Box<F>>,
     activity: Arc<Activity>,
@@ -221,9 +253,26 @@ impl<F> InTime<F> {
         InTime { served: Box::pin(served), activity, limits, timer: Box::pin(tokio::time::sleep(limits.idle_time)) }
     }
 
-    fn next_look(&self) -> Instant {
-        let now = Instant::now();
-        if self.timer.deadline() > now { self.timer.deadline() } else { now + self.limits.idle_time }
+    /// When its time is up if nothing changes. None: never.
+    fn end(&self) -> Option<Instant> {
+        let phase = match self.activity.phase() {
+            Phase::Busy => None,
+            Phase::Idle(since) => Some(since + self.limits.idle_time),
+            Phase::Head(since) => Some(since + self.limits.head_time),
+        };
+        let patience = if self.activity.is_proven() { self.limits.answer_life } else { self.limits.stall_time };
+        let stall = self.activity.stalled().map(|since| since + patience);
+        phase.into_iter().chain(stall).min()
+    }
+
+    /// Requests of HTTP/2 are tasks of their own: that one ends or stalls wakes nobody here. So one looks in a while.
+    fn look(&self, now: Instant) -> Option<Instant> {
+        if self.activity.phase() != Phase::Busy {
+            return None;
+        }
+        let pause = if self.activity.is_proven() { self.limits.idle_time } else { self.limits.stall_time / LOOKS };
+        let planned = self.timer.deadline();
+        Some(if planned > now && planned <= now + pause { planned } else { now + pause })
     }
 }
 
@@ -236,21 +285,120 @@ impl<F: Future<Output = hyper::Result<()>>> Future for InTime<F> {
         if let Poll::Ready(outcome) = this.served.as_mut().poll(cx) {
             return Poll::Ready(Some(outcome));
         }
-        let deadline = match this.activity.phase() {
-            // The end of a request of HTTP/2 wakes nobody here: one look in a while.
-            Phase::Busy => this.next_look(),
-            Phase::Idle(since) => since + this.limits.idle_time,
-            Phase::Head(since) => since + this.limits.head_time,
+        loop {
+            let (now, end) = (Instant::now(), this.end());
+            if end.is_some_and(|end| end <= now) {
+                return Poll::Ready(None);
+            }
+            // One of them there is: without an end it is busy.
+            let next = end.into_iter().chain(this.look(now)).min().unwrap_or(now + this.limits.idle_time);
+            if this.timer.deadline() != next {
+                this.timer.as_mut().reset(next);
+            }
+            std::task::ready!(this.timer.as_mut().poll(cx));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connections::Connections;
+    use super::super::source::Source;
+    use super::*;
+
+    type Forever = std::future::Pending<hyper::Result<()>>;
+
+    /// A connection at one request, on which nothing happens but what the test does.
+    fn at_work() -> (Slot, Limits, InTime<Forever>) {
+        let limits = Limits::main(4096);
+        let slot = Connections::new(1, limits.stall_time).admit(Source::UNKNOWN).unwrap();
+        let served = InTime::new(std::future::pending(), slot.activity().clone(), limits);
+        (slot, limits, served)
+    }
+
+    async fn lasts(served: &mut InTime<Forever>, time: Duration) -> bool {
+        tokio::time::timeout(time, served).await.is_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_of_a_body_is_left_after_a_while() {
+        let (slot, limits, mut served) = at_work();
+        let mut work = slot.activity().begin();
+        assert!(lasts(&mut served, Duration::from_secs(3 * 3600)).await, "a body that waits for us is no stall");
+        work.gave();
+        let given = Instant::now();
+        // Whoever takes something now and then goes on.
+        for _ in 0..10 {
+            assert!(lasts(&mut served, limits.stall_time - Duration::from_secs(1)).await);
+            work.asked();
+            work.gave();
+        }
+        let last = Instant::now();
+        assert!(last > given + 5 * limits.stall_time && (&mut served).await.is_none());
+        assert_eq!(last.elapsed(), limits.stall_time);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_that_wakes_nobody_is_seen_all_the_same() {
+        let (slot, limits, mut served) = at_work();
+        let mut work = slot.activity().begin();
+        let given = async {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            work.gave();
+            let given = Instant::now();
+            // Not dropped: the request stays in work.
+            (given, work)
         };
-        if this.timer.deadline() != deadline {
-            this.timer.as_mut().reset(deadline);
-        }
-        std::task::ready!(this.timer.as_mut().poll(cx));
-        if this.activity.phase() == Phase::Busy {
-            // Only the look was due, at this very moment.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        Poll::Ready(None)
+        let (ended, (given, _work)) = tokio::join!(async { ((&mut served).await.is_none(), Instant::now()) }, given);
+        let took = ended.1 - given;
+        assert!(
+            ended.0 && took >= limits.stall_time && took <= limits.stall_time + limits.stall_time / LOOKS,
+            "{took:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_takes_nothing_ends_also_what_is_idle_to_us() {
+        let (slot, limits, mut served) = at_work();
+        let begun = Instant::now();
+        slot.activity().blocked(true);
+        assert!((&mut served).await.is_none());
+        assert_eq!(begun.elapsed(), limits.stall_time);
+        let (_slot, limits, served) = at_work();
+        let begun = Instant::now();
+        assert!(served.await.is_none());
+        assert_eq!(begun.elapsed(), limits.idle_time);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn somebody_known_may_read_page_by_page() {
+        let (slot, limits, mut served) = at_work();
+        let mut work = slot.activity().begin();
+        slot.activity().prove();
+        work.gave();
+        let given = Instant::now();
+        assert!((&mut served).await.is_none());
+        assert_eq!(given.elapsed(), limits.answer_life);
+        // What has left HTTP has limits of its own.
+        let (slot, limits, mut served) = at_work();
+        let _work = slot.activity().begin();
+        slot.activity().switch();
+        slot.activity().blocked(true);
+        assert!(lasts(&mut served, limits.answer_life * 2).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_no_answer_may_go_on() {
+        use hyper::rt::Executor as _;
+        let held = Arc::new(());
+        let stream = held.clone();
+        StreamTasks { life: Duration::from_secs(10) }.execute(async move {
+            let _stream = stream;
+            std::future::pending::<()>().await;
+        });
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert_eq!(Arc::strong_count(&held), 2);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 }

@@ -1,16 +1,18 @@
 //! Who is let through to what, before anything of a request is looked at: authentication, then authorisation, with
 //! upstream's answers for those who are not (`pkg/kubelet/server/server.go`, InstallAuthFilter).
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode, header};
 use prometheus::Registry;
 
+use super::activity::Activity;
 use super::answer::{self, Answer};
 use super::authn::Authenticator;
-use super::authn::identity::Identity;
+use super::authn::identity::{ANONYMOUS, Identity};
 use super::authn::tokens::Tokens;
 use super::authz::attributes::{StreamRule, attributes};
 use super::authz::cache::AccessCache;
@@ -18,6 +20,7 @@ use super::authz::{Authorizer, Unauthorised, Webhook};
 use super::connection::PeerCertificates;
 use super::review_metrics::ReviewMetrics;
 use super::reviews::Reviews;
+use super::source::Source;
 use super::tls::Serving;
 use crate::routes;
 
@@ -90,8 +93,13 @@ impl Gate {
         let (mut head, body) = request.into_parts();
         let certificates = head.extensions.get::<PeerCertificates>().cloned();
         let certificates = certificates.as_ref().map_or(&[][..], |PeerCertificates(all)| all);
-        let who = match self.authenticator.authenticate(&mut head.headers, certificates).await {
+        let source = head.extensions.get::<SocketAddr>().map_or(Source::UNKNOWN, |from| Source::from(*from));
+        let who = match self.authenticator.authenticate(&mut head.headers, certificates, source).await {
             Ok(who) => who,
+            Err(error) if error.is_busy() => {
+                tracing::debug!("too many tokens are being asked about");
+                return Err(come_again());
+            }
             Err(error) => {
                 tracing::debug!(
                     error = bulkhead_types::chain(&error),
@@ -100,6 +108,11 @@ impl Gate {
                 return Err(answer::text(StatusCode::UNAUTHORIZED, "Unauthorized"));
             }
         };
+        if who.name != ANONYMOUS
+            && let Some(connection) = head.extensions.get::<Arc<Activity>>()
+        {
+            connection.prove();
+        }
         // A path that cannot be decoded is no path of ours: as good as any unknown one.
         let path = routes::decode_path(head.uri.path()).unwrap_or_default();
         let what = attributes(self.rule, head.method.as_str(), &path);
@@ -111,6 +124,13 @@ impl Gate {
             Err(refusal) => Err(refused(&who, what.verb, what.subresources, refusal)),
         }
     }
+}
+
+/// In upstream's words for it (`apiserver/pkg/server/filters`, tooManyRequests).
+fn come_again() -> Answer {
+    let mut answer = answer::text(StatusCode::TOO_MANY_REQUESTS, "Too many requests, please try again later.\n");
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    answer
 }
 
 fn refused(who: &Identity, verb: &str, subresources: &[&str], refusal: Unauthorised) -> Answer {

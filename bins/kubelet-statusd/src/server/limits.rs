@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Bounds of one server.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections at once. One more takes the place of the one that has been idle for longest; when all are busy it is
-    /// refused.
+    /// Connections at once. One more takes the place of another ([`super::connections`]); when all have proved who they are
+    /// and are busy it is refused.
     pub connections: usize,
     /// From the connection to the end of TLS' handshake.
     pub handshake_time: Duration,
@@ -18,12 +18,17 @@ pub struct Limits {
     pub head_time: Duration,
     /// Without a request.
     pub idle_time: Duration,
+    /// How long a client that has not proved who it is may take nothing of what it is sent. One that has may do so for as
+    /// long as an answer may take: somebody reads it page by page.
+    pub stall_time: Duration,
     /// Until an answer begins. None: whoever answers has limits of its own.
     pub answer_time: Option<Duration>,
     /// From the end of the headers to the end of the answer.
     pub answer_life: Duration,
 }
 
+/// More than a network is away without losing its connections, less than it takes to fill a server by hand.
+const STALL: Duration = Duration::from_secs(30);
 /// Go's server takes so much more than it is told (`net/http`, initialReadLimitSize).
 const SLACK: usize = 4096;
 
@@ -38,6 +43,7 @@ impl Limits {
             body_bytes: 1 << 20,
             head_time: Duration::from_secs(30),
             idle_time: Duration::from_secs(90),
+            stall_time: STALL,
             answer_time: None,
             answer_life: Duration::from_secs(4 * 3600),
         }
@@ -54,6 +60,7 @@ impl Default for Limits {
             body_bytes: 1 << 20,
             head_time: Duration::from_secs(10),
             idle_time: Duration::from_secs(90),
+            stall_time: STALL,
             answer_time: Some(Duration::from_secs(15)),
             answer_life: Duration::from_secs(90),
         }

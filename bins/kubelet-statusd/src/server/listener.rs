@@ -48,7 +48,7 @@ pub async fn serve_http(listener: TcpListener, surface: Surface, app: Arc<App>, 
 
 /// Accepts for ever; connections end with this future.
 pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
-    let connections = Connections::new(endpoint.limits.connections);
+    let connections = Connections::new(endpoint.limits.connections, endpoint.limits.stall_time);
     let mut tasks = JoinSet::new();
     let (mut exhausted, mut full) = (false, false);
     let turn = endpoint.app.progress.promise("accepting", LOOP_BOUND);
@@ -58,10 +58,10 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             () = turn.asked() => continue,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => {
+        let (stream, from) = match accepted {
+            Ok(accepted) => {
                 exhausted = false;
-                stream
+                accepted
             }
             // The client was gone before we looked: nothing is wrong with the listener.
             Err(error) if is_of_the_client(&error) => continue,
@@ -74,7 +74,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
                 continue;
             }
         };
-        let Some(slot) = connections.admit() else {
+        let Some(slot) = connections.admit(from.into()) else {
             if !std::mem::replace(&mut full, true) {
                 let connections = connections.count();
                 tracing::warn!(connections, surface = ?endpoint.surface, "every connection is at work, refusing more");
@@ -86,7 +86,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             tracing::debug!(%error, "a connection ended at once");
             continue;
         }
-        tasks.spawn(connection::serve(stream, slot, endpoint.clone()));
+        tasks.spawn(connection::serve(stream, from, slot, endpoint.clone()));
     }
 }
 

@@ -172,10 +172,12 @@ pub struct AccessStatus {
     pub denied: bool,
 }
 
-/// Asks.
+/// Asks. Each kind of question has a lane of its own.
 #[derive(Clone)]
 pub struct Reviews {
-    client: kube::Client,
+    tokens: kube::Client,
+    known_tokens: kube::Client,
+    access: kube::Client,
     metrics: ReviewMetrics,
 }
 
@@ -187,15 +189,21 @@ impl std::fmt::Debug for Reviews {
 
 impl Reviews {
     pub fn new(api: &ApiClient, metrics: ReviewMetrics) -> Self {
-        Reviews { client: api.client(Lane::Reviews), metrics }
+        Reviews {
+            tokens: api.client(Lane::TokenReviews),
+            known_tokens: api.client(Lane::KnownTokenReviews),
+            access: api.client(Lane::AccessReviews),
+            metrics,
+        }
     }
 
-    /// Whose token it is.
+    /// Whose token it is. `known`: it was somebody's before.
     ///
     /// # Errors
     /// It is not known.
-    pub async fn token(&self, token: &Token) -> Result<TokenAnswer, ReviewError> {
-        let status: TokenStatus = self.ask(Question::Token, &TokenSpec { token: &token.0 }).await?;
+    pub async fn token(&self, token: &Token, known: bool) -> Result<TokenAnswer, ReviewError> {
+        let client = if known { &self.known_tokens } else { &self.tokens };
+        let status: TokenStatus = self.ask(client, Question::Token, &TokenSpec { token: &token.0 }).await?;
         if !status.authenticated {
             return Ok(if status.error.is_empty() { TokenAnswer::Unknown } else { TokenAnswer::Error(status.error) });
         }
@@ -213,11 +221,12 @@ impl Reviews {
     /// # Errors
     /// It is not known.
     pub async fn access(&self, spec: &AccessSpec) -> Result<AccessStatus, ReviewError> {
-        self.ask(Question::Access, spec).await
+        self.ask(&self.access, Question::Access, spec).await
     }
 
     async fn ask<S: Serialize, T: for<'de> Deserialize<'de>>(
         &self,
+        client: &kube::Client,
         question: Question,
         spec: &S,
     ) -> Result<T, ReviewError> {
@@ -227,7 +236,7 @@ impl Reviews {
         let tries = async {
             let mut pause = PAUSE;
             for left in (0..TRIES).rev() {
-                match self.try_once(question, body.clone()).await {
+                match self.try_once(client, question, body.clone()).await {
                     Err(error) if error.is_passing() && left > 0 => {
                         tracing::debug!(%error, kind, "asking the API server again");
                         tokio::time::sleep(pause.mul_f64(1.0 + JITTER * random_fraction())).await;
@@ -243,6 +252,7 @@ impl Reviews {
 
     async fn try_once<T: for<'de> Deserialize<'de>>(
         &self,
+        client: &kube::Client,
         question: Question,
         body: Vec<u8>,
     ) -> Result<T, ReviewError> {
@@ -253,7 +263,7 @@ impl Reviews {
             .header(header::CONTENT_TYPE, "application/json")
             .body(kube::client::Body::from(body))
             .map_err(|_| ReviewError::Unreadable)?;
-        let (status, outcome) = match self.client.send(request).await {
+        let (status, outcome) = match client.send(request).await {
             Err(error) => (None, Err(ReviewError::NoAnswer(bulkhead_types::chain(&error)))),
             Ok(response) => {
                 let (head, body) = response.into_parts();

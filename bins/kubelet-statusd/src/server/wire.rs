@@ -10,7 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
-use super::connections::{Activity, Slot};
+use super::activity::Activity;
+use super::connections::Slot;
 
 /// What a client may still send after our last word, so that it reads that word before it learns of the end: bytes, and
 /// how long (Go's `net/http` waits for half a second, too).
@@ -148,14 +149,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    use super::super::connections::{Connections, Phase};
+    use super::super::activity::Phase;
+    use super::super::connections::Connections;
+    use super::super::source::Source;
     use super::*;
+
+    fn places(limit: usize) -> Arc<Connections> {
+        Connections::new(limit, Duration::MAX)
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_still_under_way_is_taken_before_the_end() {
-        let connections = Connections::new(1);
+        let connections = places(1);
         let (client, server) = tokio::io::duplex(1024);
-        let mut server = Watched::new(server, connections.admit().unwrap(), true);
+        let mut server = Watched::new(server, connections.admit(Source::UNKNOWN).unwrap(), true);
         let (mut read, mut write) = tokio::io::split(client);
         write.write_all(&[b'x'; 1000]).await.unwrap();
         let ending = tokio::spawn(async move {
@@ -173,9 +180,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_never_stops_is_left_after_a_while() {
-        let connections = Connections::new(1);
+        let connections = places(1);
         let (client, server) = tokio::io::duplex(1024);
-        let mut server = Watched::new(server, connections.admit().unwrap(), true);
+        let mut server = Watched::new(server, connections.admit(Source::UNKNOWN).unwrap(), true);
         let begun = tokio::time::Instant::now();
         server.shutdown().await.unwrap();
         assert_eq!(begun.elapsed(), LINGER_TIME);
@@ -186,7 +193,7 @@ mod tests {
     async fn bytes_begin_a_request_where_they_can_be_nothing_else() {
         for (heads, expected) in [(true, true), (false, false)] {
             let (mut client, server) = tokio::io::duplex(1024);
-            let mut server = Watched::new(server, Connections::new(1).admit().unwrap(), heads);
+            let mut server = Watched::new(server, places(1).admit(Source::UNKNOWN).unwrap(), heads);
             client.write_all(b"G").await.unwrap();
             server.read_u8().await.unwrap();
             assert_eq!(matches!(server.activity().phase(), Phase::Head(_)), expected);
@@ -195,11 +202,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn few_have_long_headers_at_a_time() {
-        let connections = Connections::new(1000);
+        let connections = places(1000);
         let mut held = Vec::new();
         let refused = loop {
             let (mut client, server) = tokio::io::duplex(1 << 16);
-            let mut server = Watched::new(server, connections.admit().unwrap(), true);
+            let mut server = Watched::new(server, connections.admit(Source::UNKNOWN).unwrap(), true);
             client.write_all(&[b'x'; 20_000]).await.unwrap();
             match server.read_exact(&mut [0; 20_000]).await {
                 Ok(_) => held.push((client, server)),
@@ -209,6 +216,6 @@ mod tests {
         assert!(refused.to_string().contains("long headers") && held.len() == 64, "{refused} {}", held.len());
         // One that is answered makes room.
         held[0].1.write_all(b"yes").await.unwrap();
-        assert!(connections.admit().unwrap().long_head().is_some());
+        assert!(connections.admit(Source::UNKNOWN).unwrap().long_head().is_some());
     }
 }

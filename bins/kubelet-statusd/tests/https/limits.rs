@@ -131,3 +131,98 @@ fn many_idle_connections_keep_nobody_out() {
     }
     drop((idle, silent));
 }
+
+/// Frames' types and flags (RFC 9113).
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const WHOLE: u8 = 5;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// HTTP/2 whose client lets nothing be sent to it: an initial window of zero, and then one request.
+fn without_window() -> Vec<u8> {
+    let settings = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    // GET https://n/
+    let request = frame(HEADERS, WHOLE, 1, &[0x82, 0x87, 0x84, 0x41, 1, b'n']);
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings.as_slice(), request.as_slice()].concat()
+}
+
+/// The next frame: its type and what it carries.
+fn next_frame(connection: &mut Connection) -> std::io::Result<(u8, Vec<u8>)> {
+    let mut head = [0; 9];
+    connection.read_exact(&mut head)?;
+    let mut payload = vec![0; usize::try_from(u32::from_be_bytes([0, head[0], head[1], head[2]])).unwrap()];
+    connection.read_exact(&mut payload)?;
+    Ok((head[3], payload))
+}
+
+/// Holds one such connection, whose answer has begun and cannot go on.
+fn hold(world: &World) -> Connection {
+    let mut held = world.with(&Credential::Nothing).over_http2().connect().unwrap();
+    held.write_all(&without_window()).unwrap();
+    while next_frame(&mut held).unwrap().0 != HEADERS {}
+    held
+}
+
+#[test]
+fn strangers_that_take_nothing_keep_nobody_out() {
+    let (world, admin) = limited(|limits| limits.connections = 64);
+    let mut known = open(&world, &admin);
+    let ask = |known: &mut Connection| {
+        known.write_all(b"GET /healthz/ping HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+        let mut answer = vec![0; 4096];
+        let read = known.read(&mut answer).unwrap();
+        assert!(String::from_utf8_lossy(&answer[..read]).starts_with("HTTP/1.1 200"));
+    };
+    ask(&mut known);
+    let mut held = Vec::new();
+    for _ in 0..30 {
+        held.extend((0..10).map(|_| hold(&world)));
+        assert_eq!(said(&world.with(&admin).get("/healthz/ping").unwrap()), (200, "ok".to_owned()));
+    }
+    ask(&mut known);
+    let first = rest(&mut held[0]);
+    assert_eq!(first, "", "it had to make room");
+    assert_eq!(held.len(), 300);
+}
+
+#[test]
+fn a_stranger_that_takes_nothing_is_left_and_somebody_known_is_not() {
+    let (world, admin) = limited(|limits| limits.stall_time = Duration::from_millis(600));
+    let mut paging = world.with(&admin).over_http2().connect().unwrap();
+    paging.write_all(&without_window()).unwrap();
+    let mut stalled = hold(&world);
+    rest(&mut stalled);
+    // Requests without end over HTTP/1.1, whose answers nobody reads.
+    let mut pushing = open(&world, &Credential::Nothing);
+    let requests = b"GET /x HTTP/1.1\r\nHost: n\r\n\r\n".repeat(1000);
+    while pushing.write_all(&requests).is_ok() {}
+    // A window for the answer, and it comes.
+    paging.write_all(&frame(8, 0, 1, &[0, 0, 0x10, 0])).unwrap();
+    loop {
+        let (kind, payload) = next_frame(&mut paging).unwrap();
+        if kind == 0 {
+            assert_eq!(payload, b"404 page not found\n");
+            break;
+        }
+    }
+}
+
+#[test]
+fn few_streams_before_somebody_is_known() {
+    let (world, admin) = limited(|_| {});
+    let streams = |who: &Credential| {
+        let mut connection = world.with(who).over_http2().connect().unwrap();
+        connection.write_all(&without_window()).unwrap();
+        let (kind, payload) = next_frame(&mut connection).unwrap();
+        assert_eq!(kind, SETTINGS);
+        let most = payload.chunks(6).find(|setting| setting[..2] == [0, 3]).unwrap();
+        u32::from_be_bytes(most[2..].try_into().unwrap())
+    };
+    assert_eq!(streams(&admin), 250);
+    assert_eq!(streams(&Credential::Nothing), 32);
+    assert_eq!(streams(&crate::world::Ca::new().client("admin")), 32, "anybody can have a certificate");
+}

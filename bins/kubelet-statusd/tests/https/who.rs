@@ -1,13 +1,18 @@
 //! Authentication.
 
+use std::collections::VecDeque;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bulkhead_apiclient::CredentialFile;
 use bulkhead_testkit::apiserver::StaticToken;
+use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::apiserver::identity::{MASTERS, User};
 use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_types::GoDuration;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
 
 use crate::world::{Ca, Plan, eventually, said, start, token};
@@ -164,4 +169,62 @@ fn without_a_gate_nobody_is_let_in() {
             assert!(refused(&world.get(&who, path)), "{path}");
         }
     }
+}
+
+/// One connection's worth of requests over HTTP/2, each with a token of its own that nobody knows.
+fn strange_tokens(round: usize) -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    for stream in 0_u8..32 {
+        let token = format!("Bearer stranger-{round:06}-{stream:02}");
+        // GET https://n/, and `authorization` by its number.
+        let mut block = vec![0x82, 0x87, 0x84, 0x41, 1, b'n', 0x0f, 8, u8::try_from(token.len()).unwrap()];
+        block.extend(token.bytes());
+        bytes.extend([0, 0, u8::try_from(block.len()).unwrap(), 1, 5, 0, 0, 0, 2 * stream + 1]);
+        bytes.extend(block);
+    }
+    bytes
+}
+
+#[test]
+fn a_flood_of_tokens_keeps_nobody_out_who_is_known() {
+    let mut plan = with_tokens();
+    plan.api.tokens.push(StaticToken { token: "unheard".into(), user: User::new("admin", &[MASTERS]) });
+    let world = start(plan, |config| {
+        // Each use is asked about.
+        config.kubelet.authentication.webhook.cache_ttl = GoDuration::from_millis(1);
+    });
+    assert_eq!(world.get(&token("good"), "/x").0, 404);
+    let faults = world.api.as_ref().unwrap().faults();
+    let slow = faults.add(Rule::new(Action::Delay(Duration::from_secs(1))).resource("tokenreviews"));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flooding = scope.spawn(|| {
+            let mut held = VecDeque::new();
+            for round in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let mut connection = world.with(&Credential::Nothing).over_http2().connect().unwrap();
+                connection.write_all(&strange_tokens(round)).unwrap();
+                held.push_back(connection);
+                if held.len() > 40 {
+                    held.pop_front();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let asked = || world.metric("authentication_token_cache_active_fetch_count", &[("status", "in_flight")]);
+        eventually("the API server is asked about many", || asked() >= 20.0);
+        for _ in 0..4 {
+            assert_eq!(world.get(&token("good"), "/x").0, 404, "somebody known");
+        }
+        // Whoever is not known is told to come again, and is no stranger for it.
+        let answer = world.with(&token("unheard")).get("/x").unwrap();
+        assert_eq!(said(&answer), (429, "Too many requests, please try again later.\n".to_owned()));
+        assert_eq!(answer.headers["retry-after"], "1");
+        stop.store(true, Ordering::Relaxed);
+        flooding.join().unwrap();
+        faults.remove(slow);
+    });
+    eventually("and is let in then", || world.get(&token("unheard"), "/x").0 == 404);
 }

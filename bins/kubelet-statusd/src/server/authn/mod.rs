@@ -5,6 +5,7 @@
 
 pub mod identity;
 pub mod presented;
+pub mod shares;
 pub mod token_cache;
 pub mod tokens;
 pub mod x509;
@@ -17,6 +18,7 @@ use self::presented::{ProtocolError, Token};
 use self::tokens::{TokenError, Tokens};
 use self::x509::CertificateError;
 use super::review_metrics::ReviewMetrics;
+use super::source::Source;
 use super::tls::Serving;
 
 /// Why nobody was recognised. For our log; the client is told nothing.
@@ -34,6 +36,13 @@ pub enum Unauthenticated {
     Nothing,
 }
 
+impl Unauthenticated {
+    /// Nobody was asked, because too many are being asked about.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Unauthenticated::Review(TokenError::Busy))
+    }
+}
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct Authenticator {
@@ -49,18 +58,20 @@ impl Authenticator {
     /// Who it is. Whatever was shown is taken out of the headers.
     ///
     /// # Errors
-    /// See [`Unauthenticated`]; of several reasons the first.
+    /// See [`Unauthenticated`]; of several reasons the first, but for a token that nobody could be asked about: to come
+    /// again helps.
     pub async fn authenticate(
         &self,
         headers: &mut HeaderMap,
         certificates: &[CertificateDer<'_>],
+        source: Source,
     ) -> Result<Identity, Unauthenticated> {
         let mut problem = None;
         let found = match self.certificate(certificates) {
             Ok(Some(identity)) => Some(identity),
             other => {
                 problem = other.err();
-                self.token(headers, &mut problem).await
+                self.token(headers, source, &mut problem).await
             }
         };
         let identity = match (found, problem) {
@@ -80,24 +91,30 @@ impl Authenticator {
         Ok(authority.identify(chain)?)
     }
 
-    async fn token(&self, headers: &HeaderMap, problem: &mut Option<Unauthenticated>) -> Option<Identity> {
+    async fn token(
+        &self,
+        headers: &HeaderMap,
+        source: Source,
+        problem: &mut Option<Unauthenticated>,
+    ) -> Option<Identity> {
         let tokens = self.tokens.as_ref()?;
         let from_protocol = presented::sub_protocol(headers);
         for token in [Ok(presented::bearer(headers)), from_protocol] {
             let outcome = match token {
                 Ok(None) => continue,
-                Ok(Some(token)) => self.review(tokens, &token).await,
+                Ok(Some(token)) => self.review(tokens, &token, source).await,
                 Err(error) => Err(error.into()),
             };
             match outcome {
                 Ok(identity) => return Some(identity),
+                Err(error) if error.is_busy() => *problem = Some(error),
                 Err(error) => *problem = problem.take().or(Some(error)),
             }
         }
         None
     }
 
-    async fn review(&self, tokens: &Tokens, token: &Token) -> Result<Identity, Unauthenticated> {
-        tokens.identify(token).await?.ok_or(Unauthenticated::Token)
+    async fn review(&self, tokens: &Tokens, token: &Token, source: Source) -> Result<Identity, Unauthenticated> {
+        tokens.identify(token, source).await?.ok_or(Unauthenticated::Token)
     }
 }

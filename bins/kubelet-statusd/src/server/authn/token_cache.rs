@@ -9,9 +9,10 @@ use super::identity::Identity;
 use super::presented::Token;
 use crate::lru::Lru;
 
-/// Entries; upstream keeps some tens of thousands. Whoever sends more tokens than this pushes out others' answers, which
-/// costs a question each.
-const CAPACITY: usize = 8192;
+/// Entries of good tokens; upstream keeps some tens of thousands of both kinds.
+const GOOD: usize = 8192;
+/// Entries of tokens that are nobody's. Strangers fill them as they like, and push out nothing but one another's.
+const REFUSED: usize = 1024;
 /// SHA-256 works on blocks of so many bytes.
 const BLOCK: usize = 64;
 
@@ -26,15 +27,17 @@ pub type Verdict = Option<Identity>;
 #[derive(Debug)]
 pub struct TokenCache {
     secret: [u8; 32],
-    /// Of good and of bad tokens alike; zero: nothing is kept.
+    /// Of good and of bad tokens alike; zero: each is asked about each time.
     lifetime: Duration,
-    entries: Lru<Key, (Instant, Verdict)>,
+    /// Also those whose time is over: they were good before.
+    good: Lru<Key, (Instant, Identity)>,
+    refused: Lru<Key, Instant>,
 }
 
 impl TokenCache {
     /// `secret`: random.
     pub fn new(secret: [u8; 32], lifetime: Duration) -> Self {
-        TokenCache { secret, lifetime, entries: Lru::new(CAPACITY) }
+        TokenCache { secret, lifetime, good: Lru::new(GOOD), refused: Lru::new(REFUSED) }
     }
 
     pub fn key(&self, token: &Token) -> Key {
@@ -42,13 +45,30 @@ impl TokenCache {
     }
 
     pub fn get(&mut self, key: Key, now: Instant) -> Option<Verdict> {
-        let (until, verdict) = self.entries.get(&key)?;
-        (now < *until).then(|| verdict.clone())
+        if let Some((until, who)) = self.good.get(&key) {
+            return (now < *until).then(|| Some(who.clone()));
+        }
+        let until = self.refused.get(&key)?;
+        (now < *until).then_some(None)
+    }
+
+    /// Whether the token has been good, however long ago; not if the API server has said since that it is nobody's. That it
+    /// could not say (as it also words what it refuses) changes nothing: known clients matter most when it is in trouble.
+    pub fn was_good(&mut self, key: Key) -> bool {
+        self.good.get(&key).is_some()
     }
 
     pub fn put(&mut self, key: Key, verdict: Verdict, now: Instant) {
-        if !self.lifetime.is_zero() {
-            self.entries.put(key, (now + self.lifetime, verdict));
+        let until = now + self.lifetime;
+        match verdict {
+            Some(who) => {
+                self.refused.remove(&key);
+                self.good.put(key, (until, who));
+            }
+            None => {
+                self.good.remove(&key);
+                self.refused.put(key, until);
+            }
         }
     }
 }
@@ -87,10 +107,19 @@ mod tests {
         assert_eq!(cache.get(good, later), Some(Some(Identity::anonymous())));
         assert_eq!(cache.get(bad, later), Some(None), "a refusal is kept, too");
         assert_eq!(cache.get(good, now + Duration::from_secs(120)), None);
+        assert!(cache.was_good(good) && !cache.was_good(bad), "it is known longer than it is believed");
+        // Strangers push out one another's, and what was good is forgotten once it is not.
+        for number in 0..REFUSED + 10 {
+            let key = cache.key(&Token(number.to_string()));
+            cache.put(key, None, now);
+        }
+        assert_eq!((cache.get(good, later), cache.get(bad, later)), (Some(Some(Identity::anonymous())), None));
+        cache.put(good, None, now);
+        assert!(!cache.was_good(good) && cache.get(good, now) == Some(None));
         assert_eq!(cache.get(cache.key(&Token("new".into())), now), None);
         let mut none = TokenCache::new([7; 32], Duration::ZERO);
-        none.put(good, None, now);
-        assert_eq!(none.get(good, now), None);
+        none.put(good, Some(Identity::anonymous()), now);
+        assert!(none.get(good, now).is_none() && none.was_good(good));
         assert_ne!(TokenCache::new([8; 32], Duration::ZERO).key(&Token("good".into())), good, "another secret");
     }
 }

@@ -5,15 +5,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::presented::Token;
+use super::shares::{Share, Shares};
 use super::token_cache::{Key, TokenCache, Verdict};
 use crate::server::review_metrics::ReviewMetrics;
 use crate::server::reviews::{ReviewError, Reviews, TokenAnswer};
+use crate::server::source::Source;
 
-/// Different tokens that are asked about at once; whoever sends more has to come again.
-const AT_ONCE: usize = 256;
+/// Different tokens that are asked about at once; whoever sends more has to come again. With the known ones fewer than an
+/// HTTP/2 connection has streams where a load balancer allows least (100).
+const AT_ONCE: usize = 64;
+/// The same for tokens that were good before, which strangers cannot take.
+const KNOWN_AT_ONCE: usize = 32;
 
 /// Why it is not known whose a token is. Not remembered.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -34,7 +39,8 @@ pub struct Tokens {
     metrics: ReviewMetrics,
     cache: Arc<Mutex<TokenCache>>,
     asking: Arc<Mutex<HashMap<Key, Waiting>>>,
-    slots: Arc<Semaphore>,
+    unknown: Shares,
+    known: Shares,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,14 +51,15 @@ impl Tokens {
     /// `secret`: random; `lifetime`: of what is remembered.
     pub fn new(reviews: Reviews, metrics: ReviewMetrics, secret: [u8; 32], lifetime: Duration) -> Self {
         let cache = Arc::new(Mutex::new(TokenCache::new(secret, lifetime)));
-        Tokens { reviews, metrics, cache, asking: Arc::default(), slots: Arc::new(Semaphore::new(AT_ONCE)) }
+        let (unknown, known) = (Shares::new(AT_ONCE), Shares::new(KNOWN_AT_ONCE));
+        Tokens { reviews, metrics, cache, asking: Arc::default(), unknown, known }
     }
 
-    /// Whose token it is; None: nobody's.
+    /// Whose token it is that came from there; None: nobody's.
     ///
     /// # Errors
     /// It is not known.
-    pub async fn identify(&self, token: &Token) -> Outcome {
+    pub async fn identify(&self, token: &Token, source: Source) -> Outcome {
         let begun = Instant::now();
         let key = lock(&self.cache).key(token);
         if let Some(verdict) = lock(&self.cache).get(key, begun) {
@@ -60,7 +67,7 @@ impl Tokens {
             return Ok(verdict);
         }
         let blocked = self.metrics.active("blocked");
-        let mut waiting = self.ask(key, token)?;
+        let mut waiting = self.ask(key, token, source)?;
         let outcome = match waiting.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or(Err(TokenError::Busy)),
             // Whoever asked is gone without an answer, which only the end of the process does.
@@ -72,18 +79,18 @@ impl Tokens {
     }
 
     /// Joins those who wait for this token's answer, or begins to ask.
-    fn ask(&self, key: Key, token: &Token) -> Result<Waiting, TokenError> {
+    fn ask(&self, key: Key, token: &Token, source: Source) -> Result<Waiting, TokenError> {
         let mut asking = lock(&self.asking);
         if let Some(waiting) = asking.get(&key) {
             return Ok(waiting.clone());
         }
-        let slot = self.slots.clone().try_acquire_owned().map_err(|_| TokenError::Busy)?;
+        let (known, share) = self.share(key, source).ok_or(TokenError::Busy)?;
         let (sender, waiting) = watch::channel(None);
         asking.insert(key, waiting.clone());
         let (this, token) = (self.clone(), token.clone());
         tokio::spawn(async move {
             let in_flight = this.metrics.active("in_flight");
-            let outcome = verdict(this.reviews.token(&token).await);
+            let outcome = verdict(this.reviews.token(&token, known).await);
             drop(in_flight);
             this.metrics.fetched(outcome.is_ok());
             if let Ok(verdict) = &outcome {
@@ -92,9 +99,15 @@ impl Tokens {
             // In this order: who comes in between finds the answer, or asks again.
             lock(&this.asking).remove(&key);
             sender.send_replace(Some(outcome));
-            drop(slot);
+            drop(share);
         });
         Ok(waiting)
+    }
+
+    /// A share of those for tokens that were good before, where this is one and there is room, else of the others'.
+    fn share(&self, key: Key, source: Source) -> Option<(bool, Share)> {
+        let known = lock(&self.cache).was_good(key).then(|| self.known.take(source)).flatten();
+        known.map(|share| (true, share)).or_else(|| Some((false, self.unknown.take(source)?)))
     }
 }
 
