@@ -25,14 +25,23 @@ pub mod websocket;
 use anyhow::Result;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::systemd::MachineBuilder;
-use bulkhead_testkit::{Lab, machine};
+use bulkhead_testkit::{Lab, Release, machine};
 
-/// A lab of this test's own, or nothing (said loudly) where there is no root to build one.
+/// A lab of this test's own, or nothing (said loudly) where there is no root to build one. `$BULKHEAD_RUNTIME` chooses
+/// its containerd.
 ///
 /// # Errors
 /// We are root and the lab could not be built: that is a failure, never a reason to skip.
 pub fn lab() -> Result<Option<Lab>> {
-    lab_by(Lab::start)
+    lab_by(Lab::start, Lab::start_beside)
+}
+
+/// The same with a certain containerd, for what not all of them can do.
+///
+/// # Errors
+/// As [`lab`].
+pub fn lab_on(release: Release) -> Result<Option<Lab>> {
+    lab_by(|| Lab::start_on(release), || Lab::start_beside_on(release))
 }
 
 /// The same for a test that measures, or that takes so much of the machine that others would miss their limits: no other has
@@ -41,16 +50,18 @@ pub fn lab() -> Result<Option<Lab>> {
 /// # Errors
 /// As [`lab`].
 pub fn lab_alone() -> Result<Option<Lab>> {
-    lab_by(Lab::start_alone)
+    lab_by(Lab::start_alone, Lab::start_beside)
 }
 
-fn lab_by(start: fn() -> Result<Lab>) -> Result<Option<Lab>> {
+fn lab_by(start: impl FnOnce() -> Result<Lab>, start_beside: impl FnOnce() -> Result<Lab>) -> Result<Option<Lab>> {
     if !machine::is_root() {
         skip_this_test(Lack::Root)?;
         return Ok(None);
     }
     // For whoever works on one test while others run: it does not wait for them, and its timings mean nothing.
-    let start = if std::env::var_os("BULKHEAD_BESIDE").is_some() { Lab::start_beside } else { start };
+    if std::env::var_os("BULKHEAD_BESIDE").is_some() {
+        return start_beside().map(Some);
+    }
     start().map(Some)
 }
 

@@ -92,7 +92,8 @@ impl Registry {
         // It is ctr that talks to the registry here: so it has to be where the registry is.
         let output = Command::new("nsenter")
             .arg(format!("--net={}", self.lab.netns().path().display()))
-            .args(["ctr", "--namespace", "k8s.io", "--address"])
+            .arg(containerd.programs().program("ctr"))
+            .args(["--namespace", "k8s.io", "--address"])
             .arg(containerd.socket())
             .args(["images", "push", "--plain-http", "--user", &login, image])
             .output()?;

@@ -12,6 +12,7 @@ mod pod_files;
 mod probes;
 mod resize;
 mod restarts_of_containers;
+mod runtimes;
 mod security_context;
 mod termination;
 mod volumes;

@@ -10,7 +10,7 @@ use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous};
 
 use crate::outcome::Outcome;
 use crate::phases::Phases;
-use crate::{runner, versions};
+use crate::{runner, runtimes, versions};
 
 /// The cargo that runs us.
 pub fn cargo_program() -> std::ffi::OsString {
@@ -111,7 +111,13 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
         phases.end("a first node");
     }
     if has("nextest") {
-        return runner::run(rest, &environment, skips, phases);
+        // Who names tests wants those and no lanes. All tests run whatever became of the lanes.
+        let lanes = match rest.is_empty() && machine::is_root() {
+            true => runtimes::lanes(&environment, cargo_with),
+            false => Ok(()),
+        };
+        phases.end("newer runtimes");
+        return runner::run(rest, &environment, skips, phases).and(lanes);
     }
     let mut arguments = vec!["test", "--workspace", "--locked", "--no-fail-fast"];
     arguments.extend(rest.iter().map(String::as_str));

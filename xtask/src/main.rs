@@ -10,6 +10,7 @@ mod package;
 mod phases;
 mod retries;
 mod runner;
+mod runtimes;
 mod versions;
 
 use std::process::{Command, ExitCode};

@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use sha2::{Digest, Sha256};
 
 use crate::netns::NetNs;
+use crate::release::Programs;
 use crate::wait::{SHORT, eventually};
 use crate::{image, machine, mounts, processes};
 
@@ -21,6 +22,7 @@ use crate::{image, machine, mounts, processes};
 pub struct Containerd {
     folder: PathBuf,
     netns: PathBuf,
+    programs: Programs,
     child: Mutex<Option<Child>>,
 }
 
@@ -29,10 +31,10 @@ impl Containerd {
     ///
     /// # Errors
     /// containerd did not come up: the end of its log is in the message.
-    pub(crate) fn start(folder: PathBuf, netns: &NetNs) -> Result<Self> {
+    pub(crate) fn start(folder: PathBuf, netns: &NetNs, programs: Programs) -> Result<Self> {
         std::fs::create_dir_all(&folder)?;
         netns.write_cni_config(&folder.join("cni"), &folder.join("ipam"))?;
-        let containerd = Self { folder, netns: netns.path(), child: Mutex::new(None) };
+        let containerd = Self { folder, netns: netns.path(), programs, child: Mutex::new(None) };
         std::fs::write(containerd.folder.join("config.toml"), containerd.config())?;
         match containerd.spawn().and_then(|()| containerd.import_images()) {
             Ok(()) => Ok(containerd),
@@ -41,6 +43,11 @@ impl Containerd {
                 Err(error)
             }
         }
+    }
+
+    /// What it is made of, with the versions.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// The CRI socket.
@@ -167,7 +174,8 @@ impl Containerd {
     /// It did not answer in time: the end of its log is in the message.
     pub fn spawn(&self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log()).context("opening containerd's log")?;
-        let child = in_namespace(&self.netns, Path::new("containerd"))
+        let child = in_namespace(&self.netns, &self.programs.program("containerd"))
+            .env("PATH", self.programs.path())
             .arg("--config")
             .arg(self.folder.join("config.toml"))
             .stdin(Stdio::null())
@@ -194,7 +202,7 @@ impl Containerd {
         let socket = socket.to_string_lossy();
         let mut all = vec!["--address", &*socket, "--namespace", "k8s.io"];
         all.extend(arguments);
-        machine::run("ctr", &all)
+        machine::run(&self.programs.program("ctr").to_string_lossy(), &all)
     }
 
     fn import_images(&self) -> Result<()> {
@@ -243,7 +251,8 @@ impl Containerd {
             cni_conf: &at("cni"),
             overlay: machine::overlay_possible(&self.folder),
         };
-        layout.config()
+        let crun = self.programs.crun();
+        if self.programs.is_2() { layout.config_of_2(crun.as_deref()) } else { layout.config() }
     }
 }
 
@@ -294,6 +303,60 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
       runtime_type = "io.containerd.runc.v2"
 "#,
             pause = image::PAUSE,
+        )
+    }
+
+    /// The same for 2.x, in version 3. `crun`: a second OCI runtime, for pods whose runtime class names it.
+    pub(crate) fn config_of_2(&self, crun: Option<&Path>) -> String {
+        let Self { root, state, socket, opt, cni_bin, cni_conf, overlay } = self;
+        let snapshotter = if *overlay { "overlayfs" } else { "native" };
+        let crun = crun.map(|program| {
+            format!(
+                r#"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.crun]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.crun.options]
+      BinaryName = "{}"
+"#,
+                program.display()
+            )
+        });
+        format!(
+            r#"version = 3
+root = "{root}"
+state = "{state}"
+# NRI's socket has a fixed place: it is the machine's, not a lab's.
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.nri.v1.nri"]
+
+[grpc]
+  address = "{socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{opt}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "{snapshotter}"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{pause}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+  # Where CAP_SYS_RESOURCE is withheld, runc cannot lower oom_score_adj and every sandbox would fail.
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{cni_bin}"]
+    conf_dir = "{cni_conf}"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+{crun}"#,
+            pause = image::PAUSE,
+            crun = crun.unwrap_or_default(),
         )
     }
 }

@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use crate::containerd::Containerd;
 use crate::netns::{self, NetNs};
 use crate::node::{self, NodeBuilder};
+use crate::release::{Programs, Release};
 use crate::{cgroups, containerd, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
@@ -61,12 +62,21 @@ struct Inner {
 }
 
 impl Lab {
-    /// A lab for a test, which waits until one of the places for labs is free.
+    /// A lab for a test, which waits until one of the places for labs is free. Its containerd is that which the environment
+    /// names ([`Release::from_environment`]).
     ///
     /// # Errors
     /// Not root, something cannot be installed, or containerd did not come up.
     pub fn start() -> Result<Self> {
-        Self::start_with(vec![one_place(&PLACES, TURN)?])
+        Self::start_on(Release::from_environment()?)
+    }
+
+    /// The same with a certain containerd, for what not all of them can do.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub fn start_on(release: Release) -> Result<Self> {
+        Self::start_with(vec![one_place(&PLACES, TURN)?], release)
     }
 
     /// A lab for what measures: waits until no other test has one, because timings mean nothing otherwise.
@@ -74,7 +84,7 @@ impl Lab {
     /// # Errors
     /// As [`Lab::start`].
     pub fn start_alone() -> Result<Self> {
-        Self::start_with(all_places(&PLACES, TURN)?)
+        Self::start_with(all_places(&PLACES, TURN)?, Release::from_environment()?)
     }
 
     /// A lab beside others: a second node of the same test, the demo.
@@ -82,16 +92,27 @@ impl Lab {
     /// # Errors
     /// As [`Lab::start`].
     pub fn start_beside() -> Result<Self> {
-        Self::start_with(Vec::new())
+        Self::start_beside_on(Release::from_environment()?)
     }
 
-    fn start_with(places: Vec<Claim>) -> Result<Self> {
+    /// The same with a certain containerd.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub fn start_beside_on(release: Release) -> Result<Self> {
+        Self::start_with(Vec::new(), release)
+    }
+
+    fn start_with(places: Vec<Claim>, release: Release) -> Result<Self> {
         if !machine::is_root() {
             bail!("a lab needs root: it makes network namespaces, cgroups and mounts");
         }
-        machine::ensure_installed(&|line| eprintln!("{line}"))?;
+        let say = |line: &str| eprintln!("{line}");
+        machine::ensure_installed(&say)?;
+        let programs = release.programs(&say)?;
+        eprintln!("runtime of this lab: {}", programs.versions());
         let (number, claim) = claim_number()?;
-        match build(number) {
+        match build(number, programs) {
             Ok((netns, containerd)) => {
                 Ok(Self { inner: Arc::new(Inner { number, containerd, netns, _places: places, _claim: claim }) })
             }
@@ -228,12 +249,12 @@ pub(crate) fn cgroup(number: u8) -> String {
     format!("/bulkhead-lab-{number}")
 }
 
-fn build(number: u8) -> Result<(NetNs, Containerd)> {
+fn build(number: u8, programs: Programs) -> Result<(NetNs, Containerd)> {
     let folder = folder(number);
     std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     cgroups::create(&cgroup(number))?;
     let netns = NetNs::create(number)?;
-    let containerd = Containerd::start(folder.join("containerd"), &netns)?;
+    let containerd = Containerd::start(folder.join("containerd"), &netns, programs)?;
     Ok((netns, containerd))
 }
 

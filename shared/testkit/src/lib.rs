@@ -29,6 +29,7 @@ pub mod cluster;
 pub mod containerd;
 #[cfg(feature = "grpc")]
 pub mod cri;
+mod debian;
 #[cfg(feature = "grpc")]
 pub mod floor;
 #[cfg(feature = "apiserver")]
@@ -44,6 +45,7 @@ pub mod package;
 mod pod;
 pub mod previous;
 pub mod processes;
+pub mod release;
 pub mod skip;
 pub mod systemd;
 #[cfg(feature = "vm")]
@@ -55,4 +57,5 @@ pub use cluster::Cluster;
 pub use lab::{Claim, Lab, only_machine};
 pub use node::{Node, NodeBuilder};
 pub use pod::{IDLE, Pod};
+pub use release::Release;
 pub use wait::{LONG, SHORT, eventually};

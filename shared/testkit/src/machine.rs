@@ -24,6 +24,10 @@ const NEEDED_FOR_TESTS: &[(&str, &[&str])] = &[
     ("kubernetes-client", &["/usr/bin/kubectl", "/usr/local/bin/kubectl"]),
 ];
 
+/// What containerd of a newer Debian needs besides ([`crate::release`]): to be fetched, and to find its libraries.
+const NEEDED_FOR_RELEASES: &[(&str, &[&str])] =
+    &[("mmdebstrap", &["/usr/bin/mmdebstrap"]), ("patchelf", &["/usr/bin/patchelf"])];
+
 /// Whether this process may build namespaces and mounts at all.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
@@ -85,6 +89,15 @@ pub fn ensure_installed(say: &dyn Fn(&str)) -> Result<()> {
 pub fn ensure_installed_for_tests(say: &dyn Fn(&str)) -> Result<()> {
     ensure(NEEDED, say)?;
     ensure(NEEDED_FOR_TESTS, say)
+}
+
+/// The same for labs on a containerd of a newer Debian.
+///
+/// # Errors
+/// As [`ensure_installed`].
+pub fn ensure_installed_for_releases(say: &dyn Fn(&str)) -> Result<()> {
+    ensure(NEEDED, say)?;
+    ensure(NEEDED_FOR_RELEASES, say)
 }
 
 fn ensure(needed: &[(&'static str, &[&str])], say: &dyn Fn(&str)) -> Result<()> {

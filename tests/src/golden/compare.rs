@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::Release;
 use serde_json::Value;
 
 use super::brief;
@@ -44,8 +45,25 @@ pub struct Meant {
 /// # Errors
 /// It cannot be read, or names a line that docs/differences.md does not have.
 pub fn meant() -> Result<Vec<Meant>> {
+    read("meant.json")
+}
+
+/// What a runtime does otherwise than the one of the recordings, or can do and that one could not:
+/// `golden/runtime-<release>.json`, in the same form.
+///
+/// # Errors
+/// As [`meant`].
+pub fn meant_on(release: Release) -> Result<Vec<Meant>> {
+    match release {
+        Release::V2_1 => read("runtime-2.1.json"),
+        // 1.7 differs from 1.6 in nothing that the recordings have.
+        Release::Installed | Release::V1_7 => Ok(Vec::new()),
+    }
+}
+
+fn read(file: &str) -> Result<Vec<Meant>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let list: Value = serde_json::from_slice(&std::fs::read(here.join("golden/meant.json"))?)?;
+    let list: Value = serde_json::from_slice(&std::fs::read(here.join("golden").join(file))?)?;
     let document = std::fs::read_to_string(here.join("../docs/differences.md"))?;
     let text = |value: &Value, key: &str| Ok::<_, anyhow::Error>(value[key].as_str().context("no text")?.to_owned());
     let list = list.as_array().context("no list")?;
@@ -61,6 +79,11 @@ pub fn meant() -> Result<Vec<Meant>> {
 }
 
 impl Meant {
+    /// Whether it says of a pod that nothing of its life is as recorded.
+    pub fn is_all_of(&self, pod: &str) -> bool {
+        self.pod == pod && self.place == "*" && self.text.is_none()
+    }
+
     /// Whether this is that difference.
     pub fn covers(&self, difference: &Difference) -> bool {
         let mut parts = difference.place.split('/');

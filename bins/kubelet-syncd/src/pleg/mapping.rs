@@ -6,7 +6,7 @@ use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
 use crate::runtime::container_config::absolute;
-use crate::runtime::model::{ContainerStatus, RunState, RuntimeResources, SandboxState, SandboxStatus};
+use crate::runtime::model::{ContainerStatus, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus};
 use crate::runtime::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
 
 /// Labels that tie a container to its pod (upstream `staging/src/k8s.io/kubelet/pkg/types/labels.go`).
@@ -73,7 +73,6 @@ pub fn sandbox(status: &v1::PodSandboxStatus) -> Option<SandboxStatus> {
 pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<ContainerStatus> {
     let note = |key: &str| status.annotations.get(key).map(String::as_str);
     let name = status.labels.get(LABEL_CONTAINER_NAME).or(status.metadata.as_ref().map(|m| &m.name));
-    let image = status.image.as_ref();
     let message_path = note(ANNOTATION_MESSAGE_PATH).unwrap_or_default();
     let mounted_at = absolute(message_path);
     let message_mount = status.mounts.iter().find(|m| !message_path.is_empty() && m.container_path == mounted_at);
@@ -88,9 +87,7 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
         exit_code: status.exit_code,
         reason: status.reason.clone(),
         message: status.message.clone(),
-        image: image
-            .map(|i| if i.user_specified_image.is_empty() { i.image.clone() } else { i.user_specified_image.clone() })
-            .unwrap_or_default(),
+        image: status.image.as_ref().map(|image| image.image.clone()).unwrap_or_default(),
         image_ref: status.image_ref.clone(),
         restart_count: note(ANNOTATION_RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
         hash: note(ANNOTATION_HASH).and_then(|h| u32::from_str_radix(h, 16).ok()).unwrap_or(0),
@@ -98,6 +95,7 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
         termination_message_path: message_path.to_owned(),
         termination_message_policy: note(ANNOTATION_MESSAGE_POLICY).unwrap_or_default().to_owned(),
         resources: resources(status),
+        user: status.user.as_ref().and_then(|user| user.linux.as_ref()).map(user),
         termination_message_host_path: message_mount.map(|m| m.host_path.clone()).filter(|p| !p.is_empty()),
         pod_termination_grace: note(ANNOTATION_TERMINATION_GRACE).and_then(|n| n.parse().ok()),
         pod_deletion_grace: note(ANNOTATION_DELETION_GRACE).and_then(|n| n.parse().ok()),
@@ -116,6 +114,10 @@ fn resources(status: &v1::ContainerStatus) -> RuntimeResources {
         cpu_limit: quota_to_milli_cpu(linux.cpu_quota, linux.cpu_period),
         memory_limit: Some(linux.memory_limit_in_bytes).filter(|bytes| *bytes > 0),
     }
+}
+
+fn user(user: &v1::LinuxContainerUser) -> LinuxUser {
+    LinuxUser { uid: user.uid, gid: user.gid, supplemental_groups: user.supplemental_groups.clone() }
 }
 
 /// CRI's nanoseconds since 1970; 0 (and less) means that it has not happened.
@@ -142,7 +144,7 @@ mod tests {
             finished_at: 0,
             exit_code: 137,
             image: Some(v1::ImageSpec {
-                image: "sha256:1".into(),
+                image: "docker.io/library/busybox:1".into(),
                 user_specified_image: "busybox:1".into(),
                 ..Default::default()
             }),
@@ -167,11 +169,15 @@ mod tests {
                     ..Default::default()
                 }),
             }),
+            user: Some(v1::ContainerUser {
+                linux: Some(v1::LinuxContainerUser { uid: 1000, gid: 0, supplemental_groups: vec![0, 7] }),
+            }),
             ..Default::default()
         };
         let mapped = container(&status, "s1").unwrap();
         assert_eq!((mapped.name.as_str(), mapped.state, mapped.hash), ("main", RunState::Exited, 0xc0_ffee));
-        assert_eq!((mapped.restart_count, mapped.image.as_str()), (4, "busybox:1"));
+        assert_eq!((mapped.restart_count, mapped.image.as_str()), (4, "docker.io/library/busybox:1"));
+        assert_eq!(mapped.user, Some(LinuxUser { uid: 1000, gid: 0, supplemental_groups: vec![0, 7] }));
         assert_eq!(mapped.started_at, Some(UNIX_EPOCH + Duration::from_nanos(2)));
         assert_eq!(mapped.finished_at, None);
         assert_eq!(mapped.termination_message_host_path.as_deref(), Some("/h/13d0088e"));

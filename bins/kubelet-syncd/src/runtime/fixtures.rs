@@ -73,6 +73,7 @@ pub fn container_status(name: &str, state: RunState, exit_code: i32) -> Containe
         termination_message_host_path: None,
         pod_termination_grace: None,
         pod_deletion_grace: None,
+        user: None,
         stop_signal: 0,
     }
 }

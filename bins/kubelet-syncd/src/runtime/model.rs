@@ -47,6 +47,15 @@ pub struct RuntimeResources {
     pub memory_limit: Option<i64>,
 }
 
+/// Who a container's first process is, as the runtime found out (CRI `ContainerStatus.user.linux`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LinuxUser {
+    pub uid: i64,
+    pub gid: i64,
+    /// In the runtime's order.
+    pub supplemental_groups: Vec<i64>,
+}
+
 /// One instance of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerStatus {
@@ -61,7 +70,7 @@ pub struct ContainerStatus {
     pub reason: String,
     /// CRI's message; the termination message file is joined to it by whoever builds the API status.
     pub message: String,
-    /// `image.user_specified_image`, else `image.image`.
+    /// CRI `image.image`, as upstream: containerd says the first tag of the image there, its id where it has none.
     pub image: String,
     /// CRI `image_ref`.
     pub image_ref: String,
@@ -75,6 +84,8 @@ pub struct ContainerStatus {
     pub termination_message_policy: String,
     /// What the runtime says that the container has; runtimes that say nothing leave it empty.
     pub resources: RuntimeResources,
+    /// None: the runtime does not say.
+    pub user: Option<LinuxUser>,
     /// Host path that is mounted at the termination message path, from the runtime's mount list.
     pub termination_message_host_path: Option<String>,
     /// From annotation `io.kubernetes.pod.terminationGracePeriod`, seconds.

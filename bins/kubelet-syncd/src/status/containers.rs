@@ -8,7 +8,7 @@ use bulkhead_types::ContainerId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    Pod, VolumeMountStatus,
+    ContainerUser, LinuxContainerUser, Pod, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -18,7 +18,7 @@ use super::termination::join;
 use crate::allocation::PodResources;
 use crate::runtime::actions::{ProbeResult, ProbeResults, has_any_regular_container_created};
 use crate::runtime::container_config::recursive_read_only;
-use crate::runtime::model::{ContainerStatus as Instance, RunState, RuntimePod};
+use crate::runtime::model::{ContainerStatus as Instance, LinuxUser, RunState, RuntimePod};
 use crate::runtime::podspec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
 use crate::runtime::restart::should_start;
 use crate::runtime::stop_signal;
@@ -134,6 +134,7 @@ fn convert(
         restart_count: i32::try_from(instance.restart_count).unwrap_or(i32::MAX),
         last_state: Some(ContainerState::default()),
         volume_mounts: mount_statuses(container, inputs.recursive_read_only),
+        user: instance.user.as_ref().map(user),
         stop_signal: stop_signal::shown(instance.stop_signal).filter(|_| inputs.stop_signals),
         resources: Some(resources::of_container(
             container,
@@ -191,6 +192,12 @@ fn convert(
         RunState::Created | RunState::Unknown => waiting("", ""),
     });
     status
+}
+
+/// No groups at all are no field, as with upstream.
+fn user(user: &LinuxUser) -> ContainerUser {
+    let supplemental_groups = Some(user.supplemental_groups.clone()).filter(|groups| !groups.is_empty());
+    ContainerUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) }
 }
 
 /// What a status says of the end of the container `id`.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::runtime::fixtures::{container_status, pod, sandbox_status};
-use crate::runtime::model::{RunState, SandboxState};
+use crate::runtime::model::{LinuxUser, RunState, SandboxState};
 use crate::runtime::node_facts::HostFacts;
 use crate::status::terminate::terminate;
 
@@ -92,6 +92,28 @@ const CONTAINERS_UNREADY: &str = "ContainersReady=False/ContainersNotReady/conta
 
 fn simple(policy: &str) -> serde_json::Value {
     serde_json::json!({"restartPolicy": policy, "containers": [{"name": "main", "image": "i"}]})
+}
+
+#[test]
+fn who_a_container_runs_as_is_told_where_the_runtime_says_it() {
+    let mut w = world(serde_json::json!({"initContainers": [{"name": "first", "image": "i"}],
+        "containers": [{"name": "main", "image": "i"}], "ephemeralContainers": [{"name": "debug", "image": "i"}]}));
+    w.sandbox();
+    w.container("first", RunState::Exited, 0);
+    w.container("main", RunState::Running, 0);
+    w.container("debug", RunState::Running, 0);
+    let users = |s: &PodStatus| {
+        let lists = [&s.init_container_statuses, &s.container_statuses, &s.ephemeral_container_statuses];
+        lists.map(|list| serde_json::to_value(&list.as_ref().unwrap()[0].user).unwrap())
+    };
+    assert_eq!(users(&w.step()), [const { serde_json::Value::Null }; 3]);
+    for container in &mut w.runtime.containers {
+        let supplemental_groups = if container.name == "main" { vec![2, 7] } else { Vec::new() };
+        container.user = Some(LinuxUser { uid: 1, gid: 2, supplemental_groups });
+    }
+    let plain = serde_json::json!({"linux": {"uid": 1, "gid": 2}});
+    let groups = serde_json::json!({"linux": {"uid": 1, "gid": 2, "supplementalGroups": [2, 7]}});
+    assert_eq!(users(&w.step()), [plain.clone(), groups, plain]);
 }
 
 #[test]
