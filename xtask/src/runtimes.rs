@@ -6,8 +6,9 @@ use std::ffi::OsStr;
 use anyhow::{Result, bail};
 use bulkhead_testkit::{Release, release};
 
-/// Whole lives of pods: what is asked of the runtime, what it answers, what is told of it, and what is left behind.
-const LANE: &str = "package(bulkhead-tests) and (test(/(^|::)(golden|cluster_life|runtime)::/) or test(=runtimes::the_node_takes_what_its_runtime_offers))";
+/// A pod's life straight over CRI, what is left behind, and what the node makes of what the runtime says of itself.
+const LANE: &str =
+    "package(bulkhead-tests) and (test(/^runtime::/) or test(=runtimes::the_node_takes_what_its_runtime_offers))";
 
 /// Runs the lanes, before all tests, so that theirs is the last summary. Whoever has chosen a runtime gets that alone.
 /// `run`: the test runner.
