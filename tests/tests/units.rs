@@ -232,6 +232,36 @@ fn units_and_privilege_map_say_the_same() {
     }
 }
 
+/// systemd's sizes: `768M`, `2G`.
+fn bytes(size: &str) -> u64 {
+    let (digits, unit) = size.split_at(size.len() - 1);
+    digits.parse::<u64>().unwrap() << if unit == "G" { 30 } else { 20 }
+}
+
+#[test]
+fn every_unit_has_its_bound_of_memory_and_dies_before_pods_do_for_it() {
+    let services = SERVICES.iter().map(|(service, program, _)| (*service, *program));
+    for (service, program) in services.chain([("kubelet", Program::Launcher)]) {
+        let text = unit(&format!("{service}.service"));
+        let most = values(&text, "MemoryMax");
+        assert_eq!(most.iter().map(|size| bytes(size)).collect::<Vec<_>>(), [program.row().memory_bytes], "{service}");
+        // On cgroup v1 systemd ignores it, and the kernel has nothing like it.
+        let high = bytes(values(&text, "MemoryHigh")[0]);
+        assert!(high < program.row().memory_bytes && high > program.row().memory_bytes / 2, "{service}");
+        if program == Program::Launcher {
+            continue;
+        }
+        assert_eq!(values(&text, "LimitNPROC"), ["infinity"], "{service}: its user may be a pod's too");
+        assert_eq!(values(&text, "TasksMax").len(), 1, "{service}");
+        let score = match program {
+            Program::Journal => None,
+            _ => Some(program.row().oom_score_adj.unwrap_or(-999).to_string()),
+        };
+        assert_eq!(values(&text, "OOMScoreAdjust").first().copied(), score.as_deref(), "{service}");
+    }
+    assert_eq!(values(&unit("kubelet-volnetd.service"), "FileDescriptorStoreMax"), ["1"], "its inotify instance");
+}
+
 #[test]
 fn nothing_comes_between_kubelet_volnetd_and_the_mounts_of_the_machine() {
     let text = unit("kubelet-volnetd.service");

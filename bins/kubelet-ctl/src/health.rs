@@ -43,6 +43,9 @@ struct ProcessHealth {
     epoch: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     problem: String,
+    /// What it does with less than it should have; no matter of the node's health.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    degraded: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
@@ -98,6 +101,7 @@ pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Resu
                 row.version = connected.hello.version;
                 row.epoch = format!("{:016x}", connected.hello.epoch);
                 row.problem = connected.hello.not_ready_reason;
+                row.degraded = connected.hello.degraded;
                 match process {
                     Process::Statusd => statusd = Some(connected.channel),
                     Process::Syncd => syncd = Some(connected.channel),
@@ -194,6 +198,11 @@ fn text(health: &Health) -> String {
         processes.row(cells);
     }
     out.push_str(&processes.render(0));
+    for process in &health.processes {
+        for sentence in &process.degraded {
+            let _ = writeln!(out, "\nDegraded:  {}: {}", process.process, printable(sentence));
+        }
+    }
     if !health.checks.is_empty() {
         let mut checks = Table::new(&["CHECK", "OK", "MESSAGE"]);
         for check in &health.checks {
@@ -253,6 +262,7 @@ mod tests {
                     version: "0.1.0".into(),
                     epoch: "00000000000000aa".into(),
                     problem: String::new(),
+                    degraded: Vec::new(),
                 })
                 .collect(),
             checks: vec![Check { name: "ping".into(), ok: true, ..Default::default() }],
@@ -313,6 +323,10 @@ Listening: http://127.0.0.1:10248
         health.checks.push(Check { name: "apiserver".into(), informative: true, ..Default::default() });
         assert_eq!(judge(&mut health), Exit::Success, "a node without its API server is well");
         assert!(text(&health).contains("apiserver   no"));
+        let mut health = well();
+        health.processes[0].degraded = vec!["no inotify instance".to_owned()];
+        assert_eq!(judge(&mut health), Exit::Success, "what is degraded works");
+        assert!(text(&health).contains("\nDegraded:  kubelet-volnetd: no inotify instance\n"));
         let mut health = well();
         health.processes[2].answers = false;
         assert_eq!(judge(&mut health), Exit::NotFound);

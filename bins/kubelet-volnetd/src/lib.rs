@@ -56,7 +56,7 @@ pub mod volumes;
 pub mod watch;
 
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,6 +64,7 @@ use bulkhead_daemon::progress::LOOP_BOUND;
 use bulkhead_daemon::{Daemon, RunError, StateError};
 use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
+use bulkhead_sys::inotify::Inotify;
 use bulkhead_types::Epoch;
 
 use crate::node::{Node, Settings};
@@ -77,7 +78,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_waiting("setting up the node's directories");
     let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
     let settings = &node.settings;
-    let watches = watch::start(followed(settings), daemon.progress.promise("changes", LOOP_BOUND))?;
+    let watches = watches(&daemon, settings);
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
     // Polled with the loop that accepts, which so keeps its promise.
     let turn = daemon.progress.promise("broker", LOOP_BOUND);
@@ -87,6 +88,29 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_ready().await;
     tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;
     Ok(())
+}
+
+/// Name of the inotify instance among what the supervisor keeps over restarts.
+const KEPT_INSTANCE: &str = "inotify";
+
+/// Watches what is followed: with the instance that an earlier start had, so that a restart never depends on there being one
+/// to be had, or with one of the kernel's.
+fn watches(daemon: &Arc<Daemon>, settings: &Settings) -> watch::Watches {
+    let mut earlier = daemon.take_listener(KEPT_INSTANCE);
+    let open = move || {
+        if let Some(fd) = earlier.take() {
+            match Inotify::adopt(fd) {
+                Ok(instance) => return Ok(instance),
+                Err(error) => tracing::warn!(%error, "what was kept as the inotify instance is not taken up"),
+            }
+        }
+        let instance = Inotify::new()?;
+        bulkhead_daemon::kept::keep(KEPT_INSTANCE, instance.as_fd());
+        Ok(instance)
+    };
+    let health = daemon.clone();
+    let told = move |text: Option<String>| health.set_degraded("changes of files", text);
+    watch::start(followed(settings), daemon.progress.promise("changes", LOOP_BOUND), Box::new(open), Box::new(told))
 }
 
 /// What changes are told of.

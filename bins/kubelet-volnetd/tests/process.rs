@@ -388,6 +388,147 @@ async fn killed_while_it_writes() {
     program.stop().await;
 }
 
+/// A user namespace in which every user is who it is outside, and with a limit of inotify instances of its own. What the
+/// kernel refuses in it, it refuses as it does to all of root's processes when a pod has used theirs up.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Self {
+        let mut holder = std::process::Command::new("unshare")
+            .args(["--user", "sh", "-c", "echo; exec sleep 600"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0];
+        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut line).unwrap();
+        for map in ["uid_map", "gid_map"] {
+            std::fs::write(format!("/proc/{}/{map}", holder.id()), "0 0 4294967295").unwrap();
+        }
+        Namespace(holder)
+    }
+
+    fn allow_instances(&self, most: u32) {
+        let script = format!("echo {most} > /proc/sys/user/max_inotify_instances");
+        let status = std::process::Command::new("nsenter")
+            .args(["--user", "--target", &self.0.id().to_string(), "sh", "-c", &script])
+            .status()
+            .unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// volnetd as a supervisor starts it that keeps descriptors.
+struct Supervised<'a> {
+    program: &'a mut Program,
+    namespace: &'a Namespace,
+    notify: tokio::net::UnixDatagram,
+    notify_path: std::path::PathBuf,
+}
+
+impl Supervised<'_> {
+    /// With what was kept, if anything.
+    fn start(&mut self, kept: Option<OwnedFd>) {
+        let run_dir = self.program.remote.dir.join("run");
+        // The mounts of a user namespace are its own; nsenter and unshare become the program.
+        let mut spec = Spec::new("/usr/bin/nsenter");
+        let target = self.namespace.0.id().to_string();
+        let before = ["--user", "--target", &target, "unshare", "--mount", env!("CARGO_BIN_EXE_kubelet-volnetd")];
+        spec.args = before.iter().map(Into::into).chain(["--run-dir".into(), run_dir.into()]).collect();
+        spec.env.push(("PATH".into(), "/usr/sbin:/usr/bin:/sbin:/bin".into()));
+        spec.env.push(("NOTIFY_SOCKET".into(), self.notify_path.clone().into()));
+        for (name, fd) in [("grpc", &self.program.grpc), ("broker", &self.program.broker)] {
+            spec.fds.push((name.to_owned(), fd.try_clone().unwrap()));
+        }
+        spec.fds.extend(kept.map(|fd| ("inotify".to_owned(), fd)));
+        self.program.child = spec.spawn().unwrap();
+        self.program.cleaner.pid.set(self.program.child.id());
+    }
+
+    /// The next descriptor that it wants kept.
+    async fn kept(&self) -> OwnedFd {
+        let mut buffer = [0; 4096];
+        loop {
+            let receive = || bulkhead_sys::scm::recv(&self.notify, &mut buffer);
+            let mut datagram = self.notify.async_io(tokio::io::Interest::READABLE, receive).await.unwrap();
+            let text = String::from_utf8_lossy(&buffer[..datagram.len]).into_owned();
+            if text.contains("FDSTORE=1") {
+                assert!(text.contains("FDNAME=inotify"), "{text}");
+                return datagram.fds.remove(0);
+            }
+        }
+    }
+}
+
+async fn degraded(remote: &Remote) -> Vec<String> {
+    let mut process = ProcessClient::new(remote.channel(SYNCD).await);
+    process.hello(HelloRequest::default()).await.unwrap().into_inner().degraded
+}
+
+async fn manifests(remote: &Remote) -> tonic::Streaming<WatchEvent> {
+    let mut watches = watches_client::WatchesClient::new(remote.channel(SYNCD).await);
+    let request = WatchRequest { kind: WatchKind::Manifests.into() };
+    watches.watch(request).await.unwrap().into_inner()
+}
+
+/// Writes the file whenever everything is to be looked at, until it is named: only a watch gives names, and the last thing
+/// before a folder is watched is such a look.
+async fn until_named(changes: &mut tonic::Streaming<WatchEvent>, file: &Path) {
+    loop {
+        let event = changes.message().await.unwrap().unwrap();
+        match event.change() {
+            watch_event::Change::Rescan => std::fs::write(file, "x").unwrap(),
+            _ => return assert_eq!(Some(event.name.as_ref()), file.file_name()),
+        }
+    }
+}
+
+/// Whatever runs as root may use up the inotify instances of root, a pod too. volnetd starts without one, has everything
+/// looked at now and then and says so; it watches as soon as there is one, and its next start needs no other.
+#[tokio::test(flavor = "current_thread")]
+async fn inotify_instances_are_used_up() {
+    let Some(mut program) = Program::new("instances") else { return };
+    ready(&program.remote).await;
+    program.kill();
+    let namespace = Namespace::new();
+    namespace.allow_instances(0);
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let notify_path = remote.dir.join("run/notify");
+    let notify = tokio::net::UnixDatagram::bind(&notify_path).unwrap();
+    let mut supervised = Supervised { program: &mut program, namespace: &namespace, notify, notify_path };
+    supervised.start(None);
+    let first = ready(&remote).await;
+    let said = degraded(&remote).await;
+    assert!(said.len() == 1 && said[0].contains("max_user_instances"), "{said:?}");
+    let mut changes = manifests(&remote).await;
+    for _ in 0..3 {
+        let event = changes.message().await.unwrap().unwrap();
+        assert_eq!(event.change(), watch_event::Change::Rescan, "again and again, so nothing is missed for long");
+    }
+
+    namespace.allow_instances(1);
+    let kept = supervised.kept().await;
+    until_named(&mut changes, &remote.dir.join("manifests/a.yaml")).await;
+    assert!(degraded(&remote).await.is_empty());
+
+    // Used up again, and killed: its next start has the instance that it had, and no watch of the former one.
+    namespace.allow_instances(0);
+    supervised.program.kill();
+    std::fs::write(remote.dir.join("manifests/b.yaml"), "x").unwrap();
+    supervised.start(Some(kept));
+    assert_ne!(ready(&remote).await, first);
+    assert!(degraded(&remote).await.is_empty());
+    let mut changes = manifests(&remote).await;
+    until_named(&mut changes, &remote.dir.join("manifests/c.yaml")).await;
+    program.stop().await;
+}
+
 /// Leaves nothing behind, whatever happened.
 struct Cleaner {
     dir: std::path::PathBuf,

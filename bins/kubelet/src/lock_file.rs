@@ -4,13 +4,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::inotify;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The lock was not had, or cannot be watched.
+/// The lock was not had, or nobody could watch it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} the lock file {path:?} of --lock-file")]
 pub struct LockError {
@@ -30,7 +31,7 @@ pub struct LockFile {
 pub fn acquire(path: &Path, make_way: bool) -> Result<LockFile, LockError> {
     let file = lock(path, None)?;
     if make_way {
-        watch(path).map_err(|source| LockError { doing: "watch", path: path.to_owned(), source })?;
+        watch(path, &file).map_err(|source| LockError { doing: "watch", path: path.to_owned(), source })?;
     }
     Ok(LockFile { _file: file })
 }
@@ -56,14 +57,23 @@ pub fn lock(path: &Path, earlier: Option<File>) -> Result<File, LockError> {
 }
 
 fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
     let (Ok(ours), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
     (ours.dev(), ours.ino()) == (there.dev(), there.ino())
 }
 
-fn watch(path: &Path) -> io::Result<()> {
-    let notifier = inotify::init(inotify::CreateFlags::CLOEXEC)?;
-    inotify::add_watch(&notifier, path, inotify::WatchFlags::OPEN | inotify::WatchFlags::DELETE_SELF)?;
+/// How often is looked where nothing is watched, and how often the kernel is asked for an instance.
+const AUDIT: Duration = Duration::from_secs(5);
+
+/// Gives a watch of the file.
+type Opener = Box<dyn FnMut() -> io::Result<OwnedFd> + Send>;
+
+fn watch(path: &Path, file: &File) -> io::Result<()> {
+    let (contended, watched) = (Contended::of(path, file)?, path.to_owned());
+    let open: Opener = Box::new(move || {
+        let notifier = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+        inotify::add_watch(&notifier, &watched, inotify::WatchFlags::OPEN | inotify::WatchFlags::DELETE_SELF)?;
+        Ok(notifier)
+    });
     // A thread, because everything else here waits in a runtime that starts later. It gives up all capabilities first:
     // they belong to each thread, and those that the main thread drops would live on here.
     std::thread::Builder::new().name("lock-file".into()).spawn(move || {
@@ -71,7 +81,7 @@ fn watch(path: &Path) -> io::Result<()> {
             tracing::error!(error = &error as &dyn std::error::Error, "the lock file is not watched");
             return;
         }
-        wait_for_contention(&notifier);
+        wait_for_contention(open, &contended, AUDIT);
         tracing::info!("somebody else wants the lock file, stopping");
         if let Err(error) = kill_process(getpid(), Signal::TERM) {
             tracing::error!(%error, "could not stop for the lock file");
@@ -80,7 +90,27 @@ fn watch(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_for_contention(notifier: &OwnedFd) {
+/// The kernel gives root's processes so many inotify instances together, and pods of root's may have used them up: then
+/// whoever *waits* for the lock is found by looking, and the kernel is asked again.
+fn wait_for_contention(mut open: Opener, contended: &Contended, audit: Duration) {
+    let mut complained = false;
+    loop {
+        let error = match open() {
+            Ok(notifier) => return wait_for_event(&notifier),
+            Err(error) => error,
+        };
+        // Also when it cannot be looked for: better to make way than to hold what others wait for.
+        if contended.now().unwrap_or(true) {
+            return;
+        }
+        if !std::mem::replace(&mut complained, true) {
+            tracing::warn!(%error, every = ?audit, "the lock file cannot be watched, it is looked at instead");
+        }
+        std::thread::sleep(audit);
+    }
+}
+
+fn wait_for_event(notifier: &OwnedFd) {
     let mut buffer = [MaybeUninit::uninit(); 1024];
     let mut reader = inotify::Reader::new(notifier, &mut buffer);
     loop {
@@ -90,6 +120,44 @@ fn wait_for_contention(notifier: &OwnedFd) {
             Ok(_) | Err(_) => return,
         }
     }
+}
+
+/// Tells by a look whether somebody else wants the file: waits for its lock, or has deleted it.
+#[derive(Debug)]
+struct Contended {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl Contended {
+    fn of(path: &Path, file: &File) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        Ok(Contended { path: path.to_owned(), file: (meta.dev(), meta.ino()) })
+    }
+
+    fn now(&self) -> io::Result<bool> {
+        let still = std::fs::metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.file);
+        Ok(!still || is_waited_for(&std::fs::read_to_string("/proc/locks")?, std::process::id(), self.file.1))
+    }
+}
+
+/// Whether /proc/locks has somebody wait for the lock that this process holds on the inode (proc_locks(5)): a line
+/// `1: FLOCK  ADVISORY  WRITE 10 08:01:42 0 EOF` with `1: -> FLOCK  ADVISORY  WRITE 11 08:01:42 0 EOF` after it. The device is
+/// not compared: overlays and btrfs show another one here than stat(2) does.
+fn is_waited_for(locks: &str, holder: u32, inode: u64) -> bool {
+    let (holder, inode) = (holder.to_string(), format!(":{inode}"));
+    let mut ours = false;
+    for line in locks.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [_, "->", ..] if ours => return true,
+            [_, "->", ..] => {}
+            [_, kind, _, _, pid, file, ..] => ours = kind == "FLOCK" && pid == holder && file.ends_with(&inode),
+            _ => ours = false,
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -111,5 +179,73 @@ mod tests {
         assert!(is_at(&lock(&path, Some(second)).unwrap(), &path));
         let missing = acquire(&folder.path().join("no/lock"), false).unwrap_err();
         assert!(missing.to_string().contains("--lock-file"));
+    }
+
+    /// As when a pod of root's has taken all inotify instances. Nothing here waits for a time: each state is an event.
+    #[test]
+    fn without_an_inotify_instance_who_waits_is_found_by_looking() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = acquire(&path, false).unwrap();
+        let contended = Contended::of(&path, &held._file).unwrap();
+        assert!(!contended.now().unwrap(), "nobody wants it");
+        let (looks, looked) = std::sync::mpsc::channel();
+        let none: Opener = Box::new(move || {
+            let _ = looks.send(());
+            Err(rustix::io::Errno::MFILE.into())
+        });
+        let watcher = std::thread::spawn(move || wait_for_contention(none, &contended, Duration::from_millis(10)));
+        for _ in 0..3 {
+            looked.recv().unwrap();
+        }
+        assert!(!watcher.is_finished());
+        // flock(1) of util-linux waits for it as another kubelet does.
+        let mut rival = std::process::Command::new("flock").arg(&path).arg("true").spawn().unwrap();
+        watcher.join().unwrap();
+        drop(held);
+        assert!(rival.wait().unwrap().success(), "it was the rival that waited");
+
+        let held = acquire(&path, false).unwrap();
+        let contended = Contended::of(&path, &held._file).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(contended.now().unwrap(), "deleted");
+    }
+
+    /// The kernel gives an instance later: from then on an open is enough, as it is from the start otherwise.
+    #[test]
+    fn the_watch_returns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = acquire(&path, false).unwrap();
+        let contended = Contended::of(&path, &held._file).unwrap();
+        let (watched, is_watched) = std::sync::mpsc::channel();
+        let (mut refusals, file) = (2, path.clone());
+        let open: Opener = Box::new(move || {
+            if refusals > 0 {
+                refusals -= 1;
+                return Err(rustix::io::Errno::MFILE.into());
+            }
+            let notifier = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+            inotify::add_watch(&notifier, &file, inotify::WatchFlags::OPEN)?;
+            let _ = watched.send(());
+            Ok(notifier)
+        });
+        let watcher = std::thread::spawn(move || wait_for_contention(open, &contended, Duration::from_millis(10)));
+        is_watched.recv().unwrap();
+        drop(File::open(&path).unwrap());
+        watcher.join().unwrap();
+    }
+
+    #[test]
+    fn who_waits_in_proc_locks() {
+        let line = |id: u32, waits: &str, pid: u32, inode: u32| {
+            format!("{id}: {waits}FLOCK  ADVISORY  WRITE {pid} 08:01:{inode} 0 EOF\n")
+        };
+        let waits = [line(1, "", 10, 42), line(1, "-> ", 11, 42), line(2, "", 10, 142)].concat();
+        assert!(is_waited_for(&waits, 10, 42));
+        assert!(!is_waited_for(&waits, 10, 142), "nobody waits for that one");
+        assert!(!is_waited_for(&waits, 10, 2), "42 ends in 2, and is another file");
+        assert!(!is_waited_for(&waits, 11, 42), "somebody else's");
+        assert!(!is_waited_for("", 10, 42) && !is_waited_for("nonsense\n", 10, 42));
     }
 }

@@ -1,5 +1,6 @@
 //! `kubelet.common.v1.Process`, the same in every daemon: Hello, privileges, metrics.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,15 @@ use crate::privileges::Applied;
 /// Whether the daemon can do its job; `Err` says what it waits for.
 pub(crate) type Readiness = Arc<Mutex<Result<(), String>>>;
 
+/// What is done with less than there should be: each subject with its sentence.
+pub(crate) type Degraded = Arc<Mutex<BTreeMap<&'static str, String>>>;
+
 #[derive(Debug)]
 pub(crate) struct ProcessService {
     pub(crate) process: Process,
     pub(crate) epoch: Epoch,
     pub(crate) readiness: Readiness,
+    pub(crate) degraded: Degraded,
     pub(crate) registry: prometheus::Registry,
     pub(crate) probes: prometheus::Registry,
     /// What was put in force at the start.
@@ -77,6 +82,7 @@ impl ProcessApi for ProcessService {
             epoch: self.epoch.get(),
             ready: not_ready_reason.is_empty(),
             not_ready_reason,
+            degraded: self.degraded.lock().map_or_else(|_| Vec::new(), |all| all.values().cloned().collect()),
         }))
     }
 

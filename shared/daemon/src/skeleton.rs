@@ -31,7 +31,7 @@ use crate::metrics::Tasks;
 use crate::peer_metrics::PeerMetrics;
 use crate::pool;
 use crate::privileges::{self, Applied, Program};
-use crate::process_service::{LoggingService, ProcessService, Readiness};
+use crate::process_service::{Degraded, LoggingService, ProcessService, Readiness};
 use crate::progress::{LOOP_BOUND, Progress};
 use crate::state_dir::{StateDir, StateError};
 use crate::supervisor;
@@ -74,6 +74,7 @@ pub struct Daemon {
     pub stop: CancellationToken,
     listeners: Mutex<Listeners>,
     readiness: Readiness,
+    degraded: Degraded,
     privileges: Arc<Applied>,
     /// Spans that have ended; `None` where the configuration names no tracing.
     pub traces: Option<Recorder>,
@@ -143,6 +144,7 @@ impl Daemon {
             process: self.process,
             epoch: self.epoch,
             readiness: self.readiness.clone(),
+            degraded: self.degraded.clone(),
             registry: self.registry.clone(),
             probes: self.probes.clone(),
             privileges: self.privileges.clone(),
@@ -204,6 +206,18 @@ impl Daemon {
             *readiness = Err(reason.to_owned());
         }
         supervisor::notify(&[sd_notify::NotifyState::Status(reason)]);
+    }
+
+    /// What the daemon does with less than it should have, for Hello and the supervisor's status line; `None`: no longer. It
+    /// stays ready: what is degraded works, later or at more cost.
+    pub fn set_degraded(&self, subject: &'static str, sentence: Option<String>) {
+        let Ok(mut degraded) = self.degraded.lock() else { return };
+        match sentence {
+            Some(sentence) => degraded.insert(subject, sentence),
+            None => degraded.remove(subject),
+        };
+        let all: Vec<&str> = degraded.values().map(String::as_str).collect();
+        supervisor::notify(&[sd_notify::NotifyState::Status(&all.join("; "))]);
     }
 
     fn tell_of_pool(&self, trouble: Option<String>) {
@@ -289,6 +303,7 @@ where
         stop: CancellationToken::new(),
         listeners: Mutex::new(listeners),
         readiness: Arc::new(Mutex::new(Err("starting".into()))),
+        degraded: Degraded::default(),
         privileges: Arc::new(privileges),
         traces,
         health: Mutex::new(None),

@@ -77,7 +77,15 @@ pub struct Row {
     denied: &'static [Deny],
     pub runs_programs: RunsPrograms,
     pub serves: &'static [Serves],
+    /// The most memory, bytes: `MemoryMax=` of its unit, RLIMIT_DATA where the launcher starts it (decision 53). What it is
+    /// made of stands in SPECIFICATION.md.
+    pub memory_bytes: u64,
+    /// Its own oom_score_adj, where oomScoreAdj of the configuration would protect it better: what may go without harm goes
+    /// before the pods.
+    pub oom_score_adj: Option<i32>,
 }
+
+const MIB: u64 = 1 << 20;
 
 /// Hard limit of core files in bytes, for every process.
 pub const CORE_LIMIT: u64 = 0;
@@ -118,6 +126,8 @@ const LAUNCHER: Row = Row {
     denied: ALL_BUT_MOUNTS,
     runs_programs: RunsPrograms::Always,
     serves: &[],
+    memory_bytes: 512 * MIB,
+    oom_score_adj: None,
 };
 
 const VOLNETD: Row = Row {
@@ -142,6 +152,8 @@ const VOLNETD: Row = Row {
         Serves { socket: "kubelet-volnetd.sock", peers: &["kubelet-syncd", "kubelet-statusd", "operator"] },
         Serves { socket: "kubelet-volnetd.fd.sock", peers: &["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"] },
     ],
+    memory_bytes: 2048 * MIB,
+    oom_score_adj: None,
 };
 
 const SYNCD: Row = Row {
@@ -156,6 +168,8 @@ const SYNCD: Row = Row {
     denied: EVERYTHING,
     runs_programs: RunsPrograms::ForTheApiServerOrImages,
     serves: &[Serves { socket: "kubelet-syncd.sock", peers: &["kubelet-evictiond", "kubelet-statusd", "operator"] }],
+    memory_bytes: 1536 * MIB,
+    oom_score_adj: None,
 };
 
 const EVICTIOND: Row = Row {
@@ -172,6 +186,8 @@ const EVICTIOND: Row = Row {
     denied: EVERYTHING,
     runs_programs: RunsPrograms::Never,
     serves: &[Serves { socket: "kubelet-evictiond.sock", peers: &["kubelet-statusd", "operator"] }],
+    memory_bytes: 256 * MIB,
+    oom_score_adj: None,
 };
 
 const STATUSD: Row = Row {
@@ -189,6 +205,9 @@ const STATUSD: Row = Row {
         Serves { socket: "kubelet-statusd.sock", peers: &["operator"] },
         Serves { socket: "HTTPS, healthz, the read-only port", peers: &["the network"] },
     ],
+    memory_bytes: 1024 * MIB,
+    // Strangers reach it, and a restart of it is noticed by no pod.
+    oom_score_adj: Some(0),
 };
 
 const JOURNAL: Row = Row {
@@ -203,6 +222,8 @@ const JOURNAL: Row = Row {
     denied: EVERYTHING,
     runs_programs: RunsPrograms::Always,
     serves: &[Serves { socket: "questions", peers: &["kubelet-statusd"] }],
+    memory_bytes: 256 * MIB,
+    oom_score_adj: None,
 };
 
 impl Program {

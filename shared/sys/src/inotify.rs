@@ -1,4 +1,5 @@
-//! The one inotify instance. The kernel allows 128 for each user, and all of root's processes share them.
+//! The one inotify instance. The kernel allows 128 for each user, and all of root's processes share them: there may be
+//! none to be had, so one that an earlier start had can be taken up.
 
 use std::ffi::OsString;
 use std::io;
@@ -49,6 +50,27 @@ impl Inotify {
         Ok(Inotify { fd: rustix::fs::inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)? })
     }
 
+    /// Takes up an instance that a supervisor kept, without the watches that it had. Events of those may still be read; they
+    /// are nobody's.
+    ///
+    /// # Errors
+    /// It is something else, or the kernel does not tell what it watches.
+    pub fn adopt(fd: OwnedFd) -> io::Result<Self> {
+        let number = fd.as_raw_fd();
+        let what = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
+        if what.as_os_str() != "anon_inode:inotify" {
+            let text = format!("it is {}, no inotify instance", what.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let inotify = Inotify { fd };
+        for watch in watches(&std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?) {
+            inotify.unwatch(watch);
+        }
+        Ok(inotify)
+    }
+
     /// Watches a directory's entries, and the directory for going away. A second watch of the same directory is the
     /// same watch.
     pub fn watch_dir(&self, path: &Path) -> io::Result<WatchId> {
@@ -96,6 +118,15 @@ impl Inotify {
             }
         }
     }
+}
+
+/// Watches of an instance as proc_pid_fdinfo(5) lists them: `inotify wd:1f ino:2 ...`, in hexadecimal digits.
+fn watches(fdinfo: &str) -> Vec<WatchId> {
+    let number = |line: &str| {
+        let digits = line.strip_prefix("inotify wd:")?.split(' ').next()?;
+        i32::from_str_radix(digits, 16).ok().map(WatchId)
+    };
+    fdinfo.lines().filter_map(number).collect()
 }
 
 fn change(flags: ReadFlags) -> Option<Change> {
@@ -148,5 +179,28 @@ mod tests {
         drop(dir);
         assert!(inotify.read().unwrap().iter().any(|e| e.change == SelfGone));
         inotify.unwatch(watch);
+    }
+
+    #[test]
+    fn what_an_earlier_start_had_is_taken_up_without_its_watches() {
+        let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let earlier = Inotify::new().unwrap();
+        // More than ten, so that hexadecimal digits matter.
+        for n in 0..20 {
+            let dir = old.path().join(n.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            earlier.watch_dir(&dir).unwrap();
+        }
+        let inotify = Inotify::adopt(earlier.fd.try_clone().unwrap()).unwrap();
+        let fdinfo = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", inotify.as_raw_fd())).unwrap();
+        assert_eq!(watches(&fdinfo), [], "{fdinfo}");
+        while !inotify.read().unwrap().is_empty() {}
+        let watch = inotify.watch_dir(new.path()).unwrap();
+        std::fs::write(old.path().join("19/a"), "x").unwrap();
+        std::fs::create_dir(new.path().join("b")).unwrap();
+        let events = inotify.read().unwrap();
+        assert_eq!(events, [Event { watch: Some(watch), change: Change::Added, name: "b".into() }]);
+        let refused = Inotify::adopt(std::fs::File::open("/dev/null").unwrap().into()).unwrap_err();
+        assert_eq!(refused.to_string(), "it is /dev/null, no inotify instance");
     }
 }

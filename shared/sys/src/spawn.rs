@@ -44,6 +44,10 @@ pub struct Spec {
     pub own_process_group: bool,
     /// RLIMIT_NOFILE, soft and hard.
     pub max_open_files: Option<u64>,
+    /// RLIMIT_DATA, soft and hard: bytes of private memory that is written, more of which is not given.
+    pub max_data_bytes: Option<u64>,
+    /// Set where the parent's is lower; a parent that is no better protected passes its own on.
+    pub oom_score_adj: Option<i32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +82,8 @@ impl Spec {
             die_with_parent: false,
             own_process_group: false,
             max_open_files: None,
+            max_data_bytes: None,
+            oom_score_adj: None,
         }
     }
 
@@ -114,6 +120,8 @@ impl Spec {
             lock_securebits: self.lock_securebits,
             parent: self.die_with_parent.then(rustix::process::getpid),
             max_open_files: self.max_open_files,
+            max_data_bytes: self.max_data_bytes,
+            oom_score_adj: self.oom_score_adj.filter(|score| own_oom_score().is_none_or(|own| own < *score)).map(text),
         };
         // SAFETY: between fork and exec of a possibly multi-threaded process only async-signal-safe work is allowed.
         // `ChildSteps::apply` makes raw system calls on data that was allocated before the fork; it neither allocates,
@@ -156,6 +164,15 @@ fn occupy_below(end: RawFd) -> io::Result<Vec<OwnedFd>> {
     }
 }
 
+/// Of this process.
+fn own_oom_score() -> Option<i32> {
+    std::fs::read_to_string("/proc/self/oom_score_adj").ok()?.trim().parse().ok()
+}
+
+fn text(score: i32) -> Vec<u8> {
+    score.to_string().into_bytes()
+}
+
 fn mask(caps: &[Capability]) -> u64 {
     caps.iter().fold(0, |mask, cap| mask | cap.bitmask())
 }
@@ -171,15 +188,26 @@ struct ChildSteps {
     lock_securebits: bool,
     parent: Option<rustix::process::Pid>,
     max_open_files: Option<u64>,
+    max_data_bytes: Option<u64>,
+    oom_score_adj: Option<Vec<u8>>,
 }
 
 impl ChildSteps {
     fn apply(&self) -> io::Result<()> {
         self.place_descriptors()?;
-        if let Some(max) = self.max_open_files {
+        for (resource, max) in [(libc::RLIMIT_NOFILE, self.max_open_files), (libc::RLIMIT_DATA, self.max_data_bytes)] {
+            let Some(max) = max else { continue };
             let limit = libc::rlimit { rlim_cur: max, rlim_max: max };
             // SAFETY: `limit` is a valid rlimit for the duration of the call.
-            check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+            check(unsafe { libc::setrlimit(resource, &raw const limit) })?;
+        }
+        if let Some(score) = &self.oom_score_adj {
+            // Raising it takes no privilege; where there is no /proc the parent's stays.
+            if let Ok(file) =
+                rustix::fs::open(c"/proc/self/oom_score_adj", rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty())
+            {
+                let _ = rustix::io::write(&file, score);
+            }
         }
         if let Some(keep) = self.bounding {
             for cap in 0..64 {
@@ -357,6 +385,23 @@ mod tests {
         ] {
             assert!(status.contains(line), "{line} in {status}");
         }
+    }
+
+    #[test]
+    fn a_child_has_its_memory_and_its_own_oom_score() {
+        let mut spec = shell(
+            "ulimit -d; ulimit -Hd; cat /proc/self/oom_score_adj; dd if=/dev/zero of=/dev/null bs=1M count=1 && echo some",
+        );
+        spec.max_data_bytes = Some(64 << 20);
+        spec.oom_score_adj = Some(900);
+        assert_eq!(output(spec), "65536\n65536\n900\nsome\n");
+        // It tries to have more.
+        let mut spec = shell("dd if=/dev/zero of=/dev/null bs=256M count=1 || echo refused");
+        spec.max_data_bytes = Some(64 << 20);
+        assert_eq!(output(spec), "refused\n");
+        let mut spec = shell("cat /proc/self/oom_score_adj");
+        spec.oom_score_adj = Some(-1000);
+        assert_eq!(output(spec).trim().parse().ok(), own_oom_score(), "never lower than the parent's");
     }
 
     #[test]

@@ -275,6 +275,8 @@ fn dumpable(row: &Row, kernel: Option<&PrivilegeReport>, says: Option<&Privilege
 fn oom_score(context: &Context, program: Program, kernel: Option<&PrivilegeReport>) -> Fact {
     let configured = context.config.as_ref().and_then(|config| config.kubelet.oom_score_adj);
     let map = if context.by_launcher { configured.unwrap_or(OOM_SCORE) } else { OOM_SCORE };
+    // Its own, where the configuration would protect it better.
+    let map = program.row().oom_score_adj.map_or(map, |own| map.max(own));
     let seen = kernel.and_then(|kernel| kernel.oom_score_adj);
     if program == Program::Journal {
         // It may go first: only a query waits for it.

@@ -41,7 +41,7 @@ fn as_mapped(context: &Context, daemon: Daemon) -> seen::Process {
         seccomp_mode: 2,
         seccomp_filters: Some(2),
         core_limit: Some(0),
-        oom_score_adj: Some(-999),
+        oom_score_adj: Some(row.oom_score_adj.unwrap_or(-999)),
         sockets: Some(sockets.clone()),
         kept_over_exec: Some(Vec::new()),
         dumpable: (row.user != User::Root).then_some(false),

@@ -206,11 +206,7 @@ mod tests {
 
     fn watch(subject: Subject) -> super::super::Watches {
         let Subject { kubeconfigs, files: serving, .. } = subject;
-        super::super::start(
-            super::super::Followed { kubeconfigs, serving, ..Default::default() },
-            super::super::tests::turn(),
-        )
-        .unwrap()
+        super::super::tests::start(super::super::Followed { kubeconfigs, serving, ..Default::default() })
     }
 
     async fn changed(receiver: &mut broadcast::Receiver<()>) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::inotify::{Change, Event, WatchId};
 use tokio::sync::broadcast;
 
-use super::{Follower, RETRY};
+use super::{Follower, NotWatched, RETRY};
 
 /// A change for subscribers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,16 +56,23 @@ fn target_now(path: &Path) -> Target {
 }
 
 pub async fn follow(mut follower: Follower, path: PathBuf, sender: broadcast::Sender<ManifestChange>) {
+    let mut complained = false;
     loop {
         let aim = target(&path).await;
         let watch = match follower.watch_dir(&aim.dir).await {
             Ok(watch) => watch,
             Err(error) => {
-                tracing::warn!(path = %aim.dir.display(), %error, "cannot watch for manifests, trying again");
-                tokio::time::sleep(RETRY).await;
+                if matches!(error, NotWatched::Refused(_)) && !complained {
+                    complained = true;
+                    tracing::warn!(path = %aim.dir.display(), %error, "cannot watch for manifests, looking now and then");
+                }
+                // Nothing tells what changes meanwhile.
+                let _ = sender.send(ManifestChange::Rescan);
+                follower.pause().await;
                 continue;
             }
         };
+        complained = false;
         // It may have changed between the look and the watch.
         if target(&path).await == aim {
             let _ = sender.send(ManifestChange::Rescan);
@@ -145,11 +152,8 @@ mod tests {
     async fn a_folder_that_comes_goes_and_comes_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/manifests");
-        let watches = super::super::start(
-            super::super::Followed { manifests: Some(path.clone()), ..Default::default() },
-            super::super::tests::turn(),
-        )
-        .unwrap();
+        let followed = super::super::Followed { manifests: Some(path.clone()), ..Default::default() };
+        let watches = super::super::tests::start(followed);
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         for _ in 0..2 {
@@ -178,11 +182,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pod.yaml");
         std::fs::write(&path, "x").unwrap();
-        let watches = super::super::start(
-            super::super::Followed { manifests: Some(path.clone()), ..Default::default() },
-            super::super::tests::turn(),
-        )
-        .unwrap();
+        let followed = super::super::Followed { manifests: Some(path.clone()), ..Default::default() };
+        let watches = super::super::tests::start(followed);
         let mut changes = watches.manifests();
         assert_eq!(next(&mut changes).await, ManifestChange::Rescan);
         std::fs::write(dir.path().join("other"), "x").unwrap();

@@ -158,6 +158,10 @@ fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Resul
     spec.lock_securebits = true;
     spec.die_with_parent = true;
     spec.max_open_files = shared.max_open_files;
+    // Not a cgroup: whose cgroup this is (a unit's without Delegate=, a container's) is for its owner to divide (decision 53).
+    let row = bulkhead_daemon::privileges::Program::Daemon(process).row();
+    spec.max_data_bytes = Some(row.memory_bytes);
+    spec.oom_score_adj = row.oom_score_adj;
     let (command, slots) = spec.prepare()?.into_parts();
     let child = tokio::process::Command::from(command).spawn();
     drop(slots);
@@ -186,8 +190,8 @@ async fn watch_one(
             received = receive(notifications, &mut buffer) => {
                 let Ok(datagram) = received else { continue };
                 let said = notify::parse(&buffer[..datagram.len]);
-                // The others have no port to lose, and whatever they send is closed here.
-                if process == Process::Statusd {
+                // The others have nothing to lose, and whatever they send is closed here.
+                if matches!(process, Process::Statusd | Process::Volnetd) {
                     store.heed(&said, datagram.fds);
                 }
                 if said.ready {

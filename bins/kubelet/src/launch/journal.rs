@@ -93,6 +93,7 @@ impl Reader {
         spec.no_new_privs = true;
         spec.lock_securebits = true;
         spec.die_with_parent = true;
+        spec.max_data_bytes = Some(bulkhead_daemon::privileges::Program::Journal.row().memory_bytes);
         let (command, slots) = spec.prepare()?.into_parts();
         let child = tokio::process::Command::from(command).spawn();
         drop(slots);

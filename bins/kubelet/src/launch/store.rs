@@ -1,12 +1,13 @@
-//! What kubelet-statusd has the launcher keep for it over its restarts: its listening ports, so that a client that connects
-//! in between waits instead of being refused. The protocol is that of systemd's file descriptor store (sd_notify(3)).
+//! What a daemon has the launcher keep for it over its restarts: kubelet-statusd its listening ports, so that a client that
+//! connects in between waits instead of being refused; kubelet-volnetd its inotify instance, because there may be no other to
+//! be had. The protocol is that of systemd's file descriptor store (sd_notify(3)).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use super::notify::Notification;
 
-/// More than it has ports; as in its unit (`FileDescriptorStoreMax=`).
+/// More than statusd has ports; as in its unit (`FileDescriptorStoreMax=`).
 const MAX: usize = 8;
 /// A name as systemd takes it, and none that the launcher gives itself.
 const NAME_MAX: usize = 64;

@@ -55,6 +55,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     warn_of_withheld(&granted);
     protect_from_oom(config.kubelet.oom_score_adj.unwrap_or(-999));
     let max_open_files = open_files_limit(config.kubelet.max_open_files);
+    lift_processes_limit();
 
     folder::prepare(config)?;
     let sockets = Sockets::bind(config)?;
@@ -201,6 +202,24 @@ fn protect_from_oom(score: i32) {
     }
 }
 
+/// Inherited by the daemons. The kernel counts the processes and threads of a user over the whole machine, and a pod may run
+/// as the user of a daemon: with its processes there the daemon could not be started, nor start a thread. What bounds the
+/// daemons is the number of their own (pools), and under systemd the units' `TasksMax=`.
+fn lift_processes_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if setrlimit(Resource::Nproc, Rlimit { current: None, maximum: None }).is_ok() {
+        return;
+    }
+    // Raising the hard limit takes CAP_SYS_RESOURCE, which a machine may withhold.
+    let hard = getrlimit(Resource::Nproc).maximum;
+    if let Err(error) = setrlimit(Resource::Nproc, Rlimit { current: hard, maximum: hard }) {
+        tracing::warn!(%error, "could not lift the limit of processes (RLIMIT_NPROC)");
+    }
+    if let Some(limit) = hard {
+        tracing::debug!(limit, "RLIMIT_NPROC stays limited: this machine allows no more");
+    }
+}
+
 /// The limit that children get; the hard limit can only be raised with CAP_SYS_RESOURCE.
 fn open_files_limit(wanted: i64) -> Option<u64> {
     let wanted = u64::try_from(wanted).ok().filter(|wanted| *wanted > 0)?;
@@ -217,5 +236,21 @@ fn open_files_limit(wanted: i64) -> Option<u64> {
             }
         }
         _ => Some(wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    #[test]
+    fn the_limit_of_processes_is_lifted_as_far_as_it_goes() {
+        let hard = getrlimit(Resource::Nproc).maximum;
+        setrlimit(Resource::Nproc, Rlimit { current: Some(5000), maximum: hard }).unwrap();
+        lift_processes_limit();
+        let now = getrlimit(Resource::Nproc);
+        assert_eq!(now.current, now.maximum);
+        assert!(now.maximum == hard || now.maximum.is_none(), "{now:?}");
     }
 }
