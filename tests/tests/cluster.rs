@@ -7,6 +7,7 @@ mod cluster_chaos;
 mod cluster_credentials;
 mod cluster_faults;
 mod cluster_life;
+mod cluster_lists;
 mod cluster_node;
 mod cluster_pods;
 mod cluster_refusals;

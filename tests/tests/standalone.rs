@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{IDLE, LONG, Lab, Pod, eventually, leaks, netns, processes};
+use bulkhead_testkit::{IDLE, LONG, Lab, Pod, eventually, leaks, machine, netns, processes};
 use bulkhead_tests::lab;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -279,6 +279,36 @@ fn what_pods_left_that_were_removed_while_the_agent_was_down_goes() -> Result<()
     node.wait_healthy()?;
     // The last sandbox goes in the second pass of garbage collection.
     leaks::wait_no_pods(&node, Duration::from_secs(90))?;
+    node.finish()
+}
+
+/// The cable is put in late: nothing but what needs an address waits for it, and nobody has to restart anything.
+#[test]
+fn a_node_without_a_route_runs_pods_and_notices_the_route() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let netns = lab.netns().name();
+    machine::run("ip", &["-n", &netns, "route", "del", "default"])?;
+    let node = lab.node("alpha").start()?;
+    let exec = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    node.write(&Pod::idle("host").host_network().container_field("startupProbe", exec))?;
+    let name = node.pod_name("host");
+    let seen = || -> Result<Value> {
+        let all: Value = serde_json::from_str(&node.ctl(&["pods", "-o", "json"])?)?;
+        let pod = all.as_array().into_iter().flatten().find(|pod| pod["name"] == name.as_str());
+        pod.cloned().context("no such pod")
+    };
+    eventually("the probe has passed without an address", LONG, || {
+        let pod = seen()?;
+        ensure!(pod["containers"][0]["ready"] == true && pod["ips"] == json!([]), "{pod}");
+        Ok(())
+    })?;
+    machine::run("ip", &["-n", &netns, "route", "add", "default", "via", &lab.netns().gateway().to_string()])?;
+    let address = lab.netns().address().to_string();
+    eventually("the pod has the node's address", LONG, || {
+        let pod = seen()?;
+        ensure!(pod["ips"] == json!([address]), "{pod}");
+        Ok(())
+    })?;
     node.finish()
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use bulkhead_ipc::statusd::GetStatusRequest;
 use bulkhead_ipc::statusd::status_client::StatusClient;
 use bulkhead_ipc::syncd::node_client::NodeClient;
-use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, SourceState};
 use bulkhead_types::Process;
 use serde::Serialize;
 use tonic::transport::Channel;
@@ -86,6 +86,27 @@ struct Source {
     seen: bool,
     pods: u32,
     errors: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silent_seconds: Option<f64>,
+    /// It has delivered nothing for longer than a start takes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    silent: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    waits_for: String,
+}
+
+impl Source {
+    fn of(source: SourceState) -> Self {
+        Source {
+            name: source.name,
+            silent_seconds: (!source.seen).then_some(source.silent_seconds),
+            seen: source.seen,
+            pods: source.pods,
+            errors: source.errors,
+            silent: source.silent,
+            waits_for: source.waits_for,
+        }
+    }
 }
 
 /// `health`.
@@ -157,21 +178,23 @@ fn node(state: NodeState) -> NodeHealth {
         events_received: state.events_received,
         events_missed: state.events_missed,
         sources_ready: state.sources_ready,
-        sources: state
-            .sources
-            .into_iter()
-            .map(|source| Source { name: source.name, seen: source.seen, pods: source.pods, errors: source.errors })
-            .collect(),
+        sources: state.sources.into_iter().map(Source::of).collect(),
         problems: state.problems,
     }
 }
 
-/// Decides on `healthy` and the exit code. A refused manifest is a matter of its author and not of the node's health.
+/// Decides on `healthy` and the exit code. A refused manifest is a matter of its author and not of the node's health. Nor
+/// is an API server that does not answer; one that answers and yet brings no pods is.
 fn judge(health: &mut Health) -> Exit {
+    let answered = health.checks.iter().all(|check| check.name != "apiserver" || check.ok);
+    let silent = |source: &Source| source.silent && (source.name != "api" || answered);
     let answering = health.processes.iter().filter(|process| process.answers).count();
     health.healthy = health.processes.iter().all(|process| process.answers && process.ready)
         && health.checks.iter().all(|check| check.ok || check.informative)
-        && health.node.as_ref().is_some_and(|node| node.runtime_ready && node.network_ready);
+        && health
+            .node
+            .as_ref()
+            .is_some_and(|node| node.runtime_ready && node.network_ready && !node.sources.iter().any(silent));
     match (health.healthy, answering) {
         (true, _) => Exit::Success,
         (false, 0) => Exit::Unreachable,
@@ -230,10 +253,19 @@ fn text(health: &Health) -> String {
             node.relist_age_seconds.map_or("no relist yet".to_owned(), |age| format!("last relist {age:.0}s ago"))
         );
         for source in &node.sources {
-            let seen = if source.seen { format!("{} pods", source.pods) } else { "not heard of yet".to_owned() };
+            let seen = match (source.silent_seconds, &*source.waits_for) {
+                (None, _) => format!("{} pods", source.pods),
+                (Some(_), "") => "not heard of yet".to_owned(),
+                (Some(seconds), waits_for) => {
+                    let how = if source.silent { "SILENT" } else { "not heard of" };
+                    format!("{how} for {seconds:.0}s, waits for {}", printable(waits_for))
+                }
+            };
             let _ = writeln!(out, "Source:    {}, {seen}", printable(&source.name));
+            // The API server's are failed attempts to hear of it; the others' are manifests.
+            let what = if source.name == "api" { "failed" } else { "refused" };
             for error in &source.errors {
-                let _ = writeln!(out, "           refused: {}", printable(error));
+                let _ = writeln!(out, "           {what}: {}", printable(error));
             }
         }
         for problem in &node.problems {
@@ -279,6 +311,7 @@ mod tests {
                     seen: true,
                     pods: 2,
                     errors: vec!["a.yaml: no name".into()],
+                    ..Default::default()
                 }],
                 ..Default::default()
             }),
@@ -338,5 +371,32 @@ Listening: http://127.0.0.1:10248
             process.answers = false;
         }
         assert_eq!(judge(&mut health), Exit::Unreachable);
+    }
+
+    #[test]
+    fn a_silent_source_is_named() {
+        let silent = |silent: bool| {
+            let mut health = well();
+            let source = SourceState {
+                name: "api".into(),
+                silent_seconds: 75.4,
+                silent,
+                waits_for: "the API server's list of the pods of this node".into(),
+                errors: vec!["the server answered 500".into()],
+                ..Default::default()
+            };
+            health.node.as_mut().unwrap().sources.push(Source::of(source));
+            health
+        };
+        let mut health = silent(true);
+        assert_eq!(judge(&mut health), Exit::NotFound);
+        let text = text(&health);
+        let line = "Source:    api, SILENT for 75s, waits for the API server's list of the pods of this node\n";
+        assert!(text.contains(&format!("{line}           failed: the server answered 500\n")), "{text}");
+        assert_eq!(judge(&mut silent(false)), Exit::Success, "a start takes a while");
+        // Nobody is there to deliver.
+        let mut health = silent(true);
+        health.checks.push(Check { name: "apiserver".into(), informative: true, ..Default::default() });
+        assert_eq!(judge(&mut health), Exit::Success);
     }
 }

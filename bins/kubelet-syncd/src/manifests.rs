@@ -20,6 +20,8 @@ use crate::sources::file::{Change, Content, Entry, EntryKind, Listing, ManifestS
 
 /// Pause before a broken watch is opened again.
 const REOPEN: Duration = Duration::from_millis(200);
+/// How long kubelet-volnetd may take to begin a stream.
+const START: Duration = Duration::from_secs(5);
 /// Entries of one folder that are looked at; more cannot be meant.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -123,14 +125,15 @@ impl ManifestStore for BrokerManifests {
             }
             self.link.ready().await;
             let request = CallContext::new().streaming_request(WatchRequest { kind: WatchKind::Manifests.into() });
-            match WatchesClient::new(self.link.channel()).watch(request).await {
+            let begun = tokio::time::timeout(START, WatchesClient::new(self.link.channel()).watch(request)).await;
+            match begun.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("the stream did not start"))) {
                 Ok(stream) => {
                     self.watch = Some(stream.into_inner());
                     // What changed while nobody watched.
                     return Change::Rescan;
                 }
                 Err(status) => {
-                    tracing::debug!(code = ?status.code(), "manifests cannot be watched now: {}", status.message());
+                    tracing::warn!(code = ?status.code(), "manifests cannot be watched now: {}", status.message());
                     tokio::time::sleep(REOPEN * 5).await;
                 }
             }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Lane, Reachability};
+use bulkhead_config::NodeConfig;
 use bulkhead_cri::{CriClient, v1};
+use bulkhead_daemon::addresses::{Prober, RESOLVE_DEADLINE};
 use bulkhead_types::NodeName;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -18,6 +20,13 @@ use crate::runtime::node_facts::SharedFacts;
 
 /// Pause before the runtime is told again after a failure; upstream tries with each node status.
 const RETRY: Duration = Duration::from_secs(10);
+/// How often the host is asked for its addresses while nobody else names them: while it has none, and after.
+const ASK_SOON: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// So long pods wait for the watch of our Node while the API server answers. Upstream has no limit there; but whatever
+/// keeps that one watch from beginning (a role that lost `nodes`, a proxy) is no reason to start no pod at all. Only a pod
+/// that does not fit the labels known from the command line goes on waiting for it.
+const LATE: Duration = Duration::from_secs(30);
 
 /// What the watch has seen.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +43,35 @@ pub struct NodeSeen {
 pub fn changes(client: &ApiClient, name: &NodeName) -> BoxStream<'static, Change<Node>> {
     let scope = Scope { field_selector: format!("metadata.name={name}"), ..Scope::default() };
     watch(client, Lane::Main, scope)
+}
+
+/// Waits until the Node is known, or is late. False: nobody follows it any more.
+pub async fn known_or_late(
+    mut node: watch::Receiver<NodeSeen>,
+    mut reachability: watch::Receiver<Reachability>,
+) -> bool {
+    let late = async {
+        // While the server does not answer, its pods are not to be had either, and the Node comes first when it is back.
+        if reachability.wait_for(Reachability::is_reachable).await.is_err() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(LATE).await;
+    };
+    if !node.borrow().synced {
+        tracing::info!("waiting for the API server's word on our Node before its pods are asked for");
+    }
+    tokio::select! {
+        biased;
+        known = node.wait_for(|node| node.synced) => known.is_ok(),
+        () = late => {
+            tracing::warn!(
+                seconds = LATE.as_secs(),
+                "the API server answers, but has not said what it has of our Node: its pods are asked for without, and go \
+                 by the labels of the command line"
+            );
+            true
+        }
+    }
 }
 
 /// Follows the Node for ever. `current` is `initial` while the server says that it has none.
@@ -100,15 +138,32 @@ pub fn pod_cidrs(node: &Node) -> String {
     all.map_or_else(|| spec.and_then(|s| s.pod_cidr.clone()).unwrap_or_default(), |cidrs| cidrs.join(","))
 }
 
-/// Keeps the node's addresses as the API server has them. Until it names some, what was found on the host counts.
-pub async fn keep_addresses(mut seen: watch::Receiver<NodeSeen>, facts: SharedFacts) {
+/// Keeps the node's addresses as the API server has them. While it names none, and where there is no API server, the host is
+/// asked again and again: upstream asks it at each use, and a cable that is put in late is noticed without a restart.
+pub async fn keep_addresses(
+    mut seen: watch::Receiver<NodeSeen>,
+    config: Arc<NodeConfig>,
+    mut detection: Prober,
+    facts: SharedFacts,
+) {
+    let mut followed = true;
     loop {
-        let ips = seen.borrow_and_update().node.as_deref().map(host_ips).unwrap_or_default();
+        let mut ips = seen.borrow_and_update().node.as_deref().map(host_ips).unwrap_or_default();
+        let named = !ips.is_empty();
+        if !named {
+            ips = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_DEADLINE).await;
+        }
+        // That there is no route at this moment takes no address away from pods that run.
         if !ips.is_empty() && facts.set_host_ips(ips.clone()) {
             tracing::info!(addresses = ?ips, "addresses of the node");
         }
-        if seen.changed().await.is_err() {
+        let again = if ips.is_empty() { ASK_SOON } else { ASK_AGAIN };
+        if named && !followed {
             return;
+        }
+        tokio::select! {
+            changed = seen.changed(), if followed => followed = changed.is_ok(),
+            () = tokio::time::sleep(again), if !named => {}
         }
     }
 }
@@ -209,5 +264,59 @@ mod tests {
         sender.send(Change::Deleted(named(json!({})))).unwrap();
         seen.wait_for(|seen| seen.node.is_none()).await.unwrap();
         assert_eq!(label(), "flags");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_host_is_asked_while_nobody_else_names_its_addresses() {
+        use crate::runtime::node_facts::{HostFacts, NodeFacts};
+        let mut config = NodeConfig::for_tests(std::path::Path::new("/nowhere"));
+        // A name that is an address needs no resolver.
+        config.node_name = NodeName::parse("192.0.2.9").unwrap();
+        let ip = |text: &str| vec![text.parse::<IpAddr>().unwrap()];
+        let start = |seen| {
+            let facts = SharedFacts::new(NodeFacts::new(HostFacts::default()));
+            tokio::spawn(keep_addresses(seen, Arc::new(config.clone()), Prober::default(), facts.clone()));
+            facts
+        };
+        // Without an API server nobody ever tells.
+        let (_, nothing) = watch::channel(NodeSeen::default());
+        let facts = start(nothing);
+        facts.watch().wait_for(|facts| facts.host_ips == ip("192.0.2.9")).await.unwrap();
+        facts.set_host_ips(ip("10.0.0.1"));
+        facts.watch().wait_for(|facts| facts.host_ips == ip("192.0.2.9")).await.unwrap();
+
+        let (sender, seen) = watch::channel(NodeSeen::default());
+        let facts = start(seen);
+        facts.watch().wait_for(|facts| facts.host_ips == ip("192.0.2.9")).await.unwrap();
+        let named =
+            node(json!({"metadata": {}, "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}}));
+        sender.send_replace(NodeSeen { synced: true, node: Some(Arc::new(named)), ..NodeSeen::default() });
+        facts.watch().wait_for(|facts| facts.host_ips == ip("10.0.0.2")).await.unwrap();
+        sender.send_replace(NodeSeen { synced: true, ..NodeSeen::default() });
+        facts.watch().wait_for(|facts| facts.host_ips == ip("192.0.2.9")).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_wait_for_the_node_as_long_as_that_makes_sense() {
+        use tokio::time::Instant;
+        let (seen, node) = watch::channel(NodeSeen::default());
+        let (server, reachability) = watch::channel(Reachability::Unknown);
+        let waiting = tokio::spawn(known_or_late(node.clone(), reachability.clone()));
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert!(!waiting.is_finished(), "the server's silence is not the Node's");
+        let began = Instant::now();
+        server.send_replace(Reachability::Reachable { since: began });
+        assert!(waiting.await.unwrap());
+        assert_eq!(began.elapsed(), LATE);
+
+        let began = Instant::now();
+        let waiting = tokio::spawn(known_or_late(node.clone(), reachability.clone()));
+        seen.send_replace(NodeSeen { synced: true, ..NodeSeen::default() });
+        assert!(waiting.await.unwrap());
+        assert_eq!(began.elapsed(), Duration::ZERO);
+
+        let (gone, node) = watch::channel(NodeSeen::default());
+        drop(gone);
+        assert!(!known_or_late(node, reachability).await);
     }
 }

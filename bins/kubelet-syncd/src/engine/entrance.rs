@@ -21,6 +21,8 @@ use crate::pod_workers::{Kill, Lifecycle, Seen, UpdateType};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::podspec::PodIdentity;
 use crate::runtime::resources::Amounts;
+use crate::sources::SourceKind;
+use crate::sources::static_pod::CONFIG_SOURCE;
 use crate::status::pod_status::{self, Verdict};
 
 /// A pod that only the node's labels keep out waits so long for their newest state: the pod and the node come by two
@@ -89,6 +91,11 @@ impl Entrance {
     }
 }
 
+fn is_api(pod: &Pod) -> bool {
+    let source = pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CONFIG_SOURCE));
+    source.is_none_or(|source| source == SourceKind::Api.as_str())
+}
+
 impl Engine {
     /// A pod that a source has added: it gets in, or waits, or is refused.
     pub(super) fn let_in(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
@@ -111,8 +118,12 @@ impl Engine {
             Decision::RejectByLabels(rejection) => {
                 let wait = match (self.node.config.is_standalone(), self.entrance.waiting.get(uid)) {
                     (true, _) => now,
+                    // A refusal is for good, and cannot be based on labels that nobody has seen. A static pod names
+                    // what its own manifest knows.
+                    (false, waits) if self.node_labels.borrow().is_none() && (waits.is_none() || is_api(pod)) => {
+                        now + LABELS_UNKNOWN
+                    }
                     (false, Some(waits)) => waits.until(),
-                    (false, None) if self.node_labels.borrow().is_none() => now + LABELS_UNKNOWN,
                     (false, None) => now + LABELS,
                 };
                 if wait <= now {

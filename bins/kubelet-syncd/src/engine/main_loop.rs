@@ -1,6 +1,7 @@
 //! The loop itself. Every branch is short and none waits: what takes time is a task, what is due later is a time.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
 use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
+use crate::runtime::node_facts::NodeFacts;
 use crate::sources::{PodOp, PodUpdate, Sources};
 use crate::stages;
 use crate::status::pod_status::seconds_to_deadline;
@@ -59,6 +61,9 @@ pub struct Engine {
     peer: watch::Receiver<PeerState>,
     /// Our Node as the API server has it.
     pub(super) node_labels: watch::Receiver<Option<Arc<Node>>>,
+    /// What is known of this machine, and the addresses of it that pods were told.
+    facts: watch::Receiver<Arc<NodeFacts>>,
+    host_ips: Vec<IpAddr>,
     /// Pods of which something that they name has changed. None: nobody tells any more.
     object_changes: Option<broadcast::Receiver<PodUid>>,
     pub(super) entrance: Entrance,
@@ -92,6 +97,8 @@ impl Engine {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
             node_labels: node.objects.node(),
+            facts: node.watch_facts(),
+            host_ips: node.facts().host_ips.clone(),
             object_changes: Some(node.objects.changes()),
             entrance: Entrance::new(Settings::of(&node.config)),
             resizes: Resizes::new(now),
@@ -146,6 +153,7 @@ impl Engine {
                 Ok(()) = self.health.changed() => self.on_health(),
                 Ok(()) = self.peer.changed() => self.on_peer(),
                 Ok(()) = self.node_labels.changed() => self.on_node(),
+                Ok(()) = self.facts.changed() => self.on_facts(),
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
                 () = self.node.prober.changed() => self.on_probes(),
                 () = self.node.ownership.learned() => self.housekeeping_at = Instant::now(),
@@ -230,6 +238,20 @@ impl Engine {
         self.workers.replace_pod(&uid, &pod, says_the_same);
         self.node.replace_pod(&uid, &pod);
         if desired::gates_differ(&before, &pod) {
+            self.update_worker(&uid, pod, UpdateType::Sync, now);
+        }
+    }
+
+    /// Pods of the host's network have its addresses in their status, and all pods its `hostIP`.
+    fn on_facts(&mut self) {
+        let facts = self.facts.borrow_and_update().clone();
+        if facts.host_ips == self.host_ips {
+            return;
+        }
+        self.host_ips.clone_from(&facts.host_ips);
+        let now = Instant::now();
+        let all: Vec<_> = self.desired.iter().map(|(uid, desired)| (uid.clone(), desired.pod.clone())).collect();
+        for (uid, pod) in all {
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }
     }

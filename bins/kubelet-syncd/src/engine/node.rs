@@ -171,6 +171,11 @@ impl NodeContext {
         self.facts.get()
     }
 
+    /// Sees each change of them.
+    pub fn watch_facts(&self) -> watch::Receiver<Arc<NodeFacts>> {
+        self.facts.watch()
+    }
+
     /// The last computed status.
     pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
         self.shared().statuses.get(uid).cloned()

@@ -20,6 +20,7 @@ pub fn node_facts(
     resources: &NodeResources,
     version: &v1::VersionResponse,
     health: &RuntimeHealth,
+    host_ips: Vec<IpAddr>,
 ) -> NodeFacts {
     let kubelet = &config.kubelet;
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -47,7 +48,7 @@ pub fn node_facts(
         env_files: config.feature_gates().enabled("EnvFiles"),
         stop_signals: config.feature_gates().enabled("ContainerStopSignals"),
         allocatable: resources.allocatable.clone(),
-        host_ips: host_ips(&config.node_ips),
+        host_ips,
         handlers: health.handler_features(),
         ..NodeFacts::new(host)
     }
@@ -67,26 +68,4 @@ fn memory_qos(config: &NodeConfig, host: &HostFacts, resources: &NodeResources) 
         allocatable: of(&resources.capacity).saturating_sub(of(&kept)).max(0),
         page_size: i64::try_from(bulkhead_sys::page::size()).unwrap_or(4096),
     })
-}
-
-/// Addresses of the node, primary first: those of `--node-ip`, else the ones that traffic by the default route leaves
-/// with (upstream takes the first global address of that route's interface).
-fn host_ips(configured: &[IpAddr]) -> Vec<IpAddr> {
-    let given: Vec<IpAddr> = configured.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
-    if !given.is_empty() {
-        return given;
-    }
-    // Connecting a datagram socket sends nothing; it only looks the route up. The targets are documentation addresses.
-    let leaves_with = |own: &str, target: &str| {
-        let socket = std::net::UdpSocket::bind((own, 0)).ok()?;
-        socket.connect((target, 9)).ok()?;
-        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
-    };
-    let v4 = leaves_with("0.0.0.0", "192.0.2.1");
-    let v6 = leaves_with("::", "2001:db8::1");
-    let v6_first = configured.first().is_some_and(IpAddr::is_ipv6);
-    let order = if v6_first { [v6, v4] } else { [v4, v6] };
-    // One family unless the operator named one of each.
-    let count = configured.len().max(1);
-    order.into_iter().flatten().take(count).collect()
 }

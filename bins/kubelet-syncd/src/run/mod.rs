@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::addresses::Prober as AddressProber;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
@@ -55,7 +56,7 @@ use crate::runtime::request_check;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::stats::StatsApi;
 use crate::service::streams::{StreamParts, StreamsApi};
-use crate::service::{EventRing, PodHub, api::SyncdApi, rules};
+use crate::service::{EventRing, PodHub, api::SyncdApi, rules, silence};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
@@ -70,6 +71,9 @@ const MAX_IMAGES: i32 = 50;
 
 /// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
 const FINISH: Duration = Duration::from_secs(4);
+
+/// A start does not wait longer for the resolver; what it says later is taken then.
+const RESOLVE_AT_START: Duration = Duration::from_millis(250);
 
 /// The daemon's work, from the first socket to the last.
 ///
@@ -210,15 +214,17 @@ async fn work(
         let running = adoption::not_foreign(running, &ownership, &pleg.cache(), started).await;
         (version, driver, running)
     };
-    let (version, cgroup_driver, running) = tokio::select! {
-        known = known => known,
+    let mut detection = AddressProber::default();
+    let found = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_AT_START);
+    let ((version, cgroup_driver, running), host_ips) = tokio::select! {
+        known = async { tokio::join!(known, found) } => known,
         () = daemon.stop.cancelled() => return Ok(()),
     };
     view.set_runtime(version.clone());
 
-    let facts = SharedFacts::new(facts::node_facts(&config, host, &resources, &version, &health.borrow()));
+    let facts = SharedFacts::new(facts::node_facts(&config, host, &resources, &version, &health.borrow(), host_ips));
     tokio::spawn(runtime_health::keep_handlers(health.clone(), facts.clone()));
-    tokio::spawn(api_node::keep_addresses(node_seen.clone(), facts.clone()));
+    tokio::spawn(api_node::keep_addresses(node_seen.clone(), config.clone(), detection, facts.clone()));
     tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen.clone(), cri.clone()));
     let starts = StartTimes::register(&daemon.registry)?;
     hooks::metrics::register(&daemon.registry)?;
@@ -285,6 +291,7 @@ async fn work(
     );
     let sources = Arc::new(sources);
     view.set_engine(node.clone(), sources.clone());
+    tokio::spawn(silence::tell(view.clone(), reporter.clone(), silence::register(&daemon.registry)?));
     let calls = cri.clone();
     runtime_apis.streams.set(StreamParts {
         cri,
@@ -333,8 +340,8 @@ async fn work(
 
 /// Pods of the API server are asked for once it has said what it has of our Node, as upstream does it: a pod is admitted
 /// by the Node's labels and taints.
-async fn watch_pods(client: ApiClient, source: PodSource, mut node: watch::Receiver<api_node::NodeSeen>) {
-    if node.wait_for(|node| node.synced).await.is_ok() {
+async fn watch_pods(client: ApiClient, source: PodSource, node: watch::Receiver<api_node::NodeSeen>) {
+    if api_node::known_or_late(node, client.reachability()).await {
         let changes = api_pods::changes(&client, &source.node);
         source.run(changes).await;
     }

@@ -6,6 +6,7 @@ pub mod hub;
 pub mod node_view;
 pub mod ring;
 pub mod rules;
+pub mod silence;
 pub mod stats;
 pub mod streams;
 mod views;

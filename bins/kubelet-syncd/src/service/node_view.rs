@@ -17,8 +17,8 @@ use crate::engine::NodeContext;
 use crate::engine::runtime_health::{Handler, RuntimeHealth};
 use crate::node_resources::{NodeResources, texts};
 use crate::pleg::{EventSource, Pleg};
-use crate::service::PodHub;
-use crate::sources::{SourceState, Sources};
+use crate::service::{PodHub, silence};
+use crate::sources::{SourceKind, SourceState, Sources};
 use crate::volnetd::Authority;
 
 /// Changes are gathered for so long before watchers are told.
@@ -143,6 +143,11 @@ impl NodeView {
         Watcher { view: self.clone(), changed, told: None }
     }
 
+    /// How each source of pods is; none before they have begun.
+    pub fn source_states(&self) -> Vec<api::SourceState> {
+        sources(&self.parts())
+    }
+
     /// Everything as it is now.
     pub fn state(&self) -> api::NodeState {
         let parts = self.parts();
@@ -175,7 +180,7 @@ impl NodeView {
             events_received: stats.runtime_events,
             events_missed: stats.events_missed,
             sources_ready,
-            sources: parts.sources.as_ref().map(|s| s.states().into_iter().map(source).collect()).unwrap_or_default(),
+            sources: sources(&parts),
             generation: first.authority.generation(),
             sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_age().as_secs_f64()),
             image_fs_mountpoint: first.image_fs.borrow().clone(),
@@ -237,12 +242,27 @@ fn handler(handler: Handler) -> api::RuntimeHandler {
     }
 }
 
-fn source(state: SourceState) -> api::SourceState {
+fn sources(parts: &Parts) -> Vec<api::SourceState> {
+    let states = parts.sources.as_ref().map(|sources| sources.states()).unwrap_or_default();
+    states.into_iter().map(|state| source(state, parts.api.as_ref())).collect()
+}
+
+fn source(state: SourceState, api: Option<&ApiParts>) -> api::SourceState {
+    let waits_for = match api {
+        _ if state.seen => String::new(),
+        Some(api) if state.name == SourceKind::Api.as_str() => {
+            silence::api_waits_for(&api.reachability.borrow(), api.node.borrow().synced)
+        }
+        _ => silence::static_waits_for(state.name).to_owned(),
+    };
     api::SourceState {
         name: state.name.to_owned(),
         seen: state.seen,
         pods: u32::try_from(state.pods).unwrap_or(u32::MAX),
         errors: state.errors,
+        silent_seconds: state.silent.as_secs_f64(),
+        silent: state.silent >= silence::SILENT_AFTER,
+        waits_for,
     }
 }
 
@@ -311,6 +331,7 @@ fn without_ages(state: api::NodeState) -> api::NodeState {
         events_received: 0,
         events_missed: 0,
         generation: 0,
+        sources: state.sources.into_iter().map(|source| api::SourceState { silent_seconds: 0.0, ..source }).collect(),
         ..state
     }
 }

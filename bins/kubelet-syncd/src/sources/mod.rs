@@ -26,11 +26,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 pub use file::{FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
@@ -64,6 +66,8 @@ pub struct SourceState {
     pub pods: usize,
     /// What was refused and why.
     pub errors: Vec<String>,
+    /// For how long it has delivered nothing; zero once it has.
+    pub silent: Duration,
 }
 
 /// Told of pods that were dropped, to record an event on them.
@@ -83,6 +87,7 @@ pub struct Sources {
     changes: mpsc::Sender<(SourceKind, SourceChange)>,
     statics: watch::Sender<Arc<[StaticName]>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
+    started: Instant,
 }
 
 /// What a source tells of its pods.
@@ -154,8 +159,14 @@ impl Sources {
         let statics = watch::Sender::new(Arc::default());
         let (updates, outgoing) = mpsc::channel(UPDATES_WAITING);
         let uids = Arc::new(Mutex::new(Uids::new(uid_store, config.running)));
-        let mut sources =
-            Sources { shared: shared.clone(), kinds: Vec::new(), changes, statics: statics.clone(), tasks: Vec::new() };
+        let mut sources = Sources {
+            shared: shared.clone(),
+            kinds: Vec::new(),
+            changes,
+            statics: statics.clone(),
+            tasks: Vec::new(),
+            started: Instant::now(),
+        };
         sources.tasks.push(tokio::spawn(merge_changes(incoming, updates, shared, statics, dropped)));
         if let Some(file) = config.file {
             let sender = sources.register(SourceKind::File);
@@ -213,11 +224,15 @@ impl Sources {
 
     pub fn states(&self) -> Vec<SourceState> {
         let shared = self.shared();
-        let state = |kind: &SourceKind| SourceState {
-            name: kind.as_str(),
-            seen: shared.merge.delivered(*kind),
-            pods: shared.merge.count(*kind),
-            errors: shared.errors.get(kind).cloned().unwrap_or_default(),
+        let state = |kind: &SourceKind| {
+            let seen = shared.merge.delivered(*kind);
+            SourceState {
+                name: kind.as_str(),
+                seen,
+                pods: shared.merge.count(*kind),
+                errors: shared.errors.get(kind).cloned().unwrap_or_default(),
+                silent: if seen { Duration::ZERO } else { self.started.elapsed() },
+            }
         };
         self.kinds.iter().map(state).collect()
     }
