@@ -1,10 +1,14 @@
 //! From outside: clients that mean harm on every socket of a node that works. The daemons live, hold little, give back
-//! what they were given, and their own peers go on: pods that come meanwhile become ready.
+//! what they were given, and their own peers go on: pods that come meanwhile become ready, and a normal request on every
+//! socket is answered while the hostile connections are held.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,10 +16,13 @@ use bulkhead_ipc::common::logging_client::LoggingClient;
 use bulkhead_ipc::common::{DestructiveGuard, SetVerbosityRequest};
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::{PruneRequest, TearDownPodRequest};
+use bulkhead_testkit::apiserver::authority::Authority;
+use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_testkit::https::{Connection, Https};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::processes::status_line;
-use bulkhead_testkit::{LONG, Node, cgroups, eventually, mounts};
-use bulkhead_tests::hostile::{self, broker, dressed, floods, messages};
+use bulkhead_testkit::{LONG, Lab, Node, cgroups, eventually, mounts, netns};
+use bulkhead_tests::hostile::{self, broker, dressed, floods, frames, messages};
 use bulkhead_tests::joined::Member;
 use bulkhead_tests::{Dice, lab_alone};
 use prost_reflect::DescriptorPool;
@@ -28,6 +35,8 @@ const GROWTH_MAX: u64 = 64 * 1024 * 1024;
 /// Descriptors that may be open more than before: peers that are connected again, a pod that came.
 const DESCRIPTORS_MAX: usize = 24;
 const NOBODY: u32 = 65_534;
+const HOUR: Duration = Duration::from_secs(3600);
+const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
 /// Methods whose numbers are for the peer to choose, for the whole node or a pod of its own.
 const NODE_WIDE: [&str; 4] = ["/EnsureNode", "/SetQos", "/EnsurePod", "/SetVerbosity"];
 
@@ -198,25 +207,33 @@ fn attacks_on_every_socket_harm_nobody() -> Result<()> {
         ensure!(refusals(node, victim, &["stranger"])? > 0, "{victim} counted no stranger");
     }
 
-    // Ten thousand connections, held; everybody else is served, and they are given back.
+    // Ten thousand connections, held; everybody else is served meanwhile, and they are given back.
+    let admin = member.cluster.client_certificate("kubernetes-admin", "system:masters", HOUR)?;
+    let admin = Credential::Certificate(admin);
     for (attacker, victim) in ATTACKS {
         let (path, uid) = (socket(victim), users[attacker]);
         let number = if victim == "kubelet-volnetd" { connections } else { connections / 5 };
-        dressed(uid, gid, || {
-            let mut told = Ok(());
-            let held = floods::hold_connections(&path, number, || {
-                told = std::thread::scope(|scope| {
-                    // As root, which this thread is no more.
-                    scope.spawn(|| node.agent().and_then(|agent| agent.hello(victim))).join()
+        let (hold, held) = mpsc::channel();
+        let (let_go, wait) = mpsc::channel::<()>();
+        let (number, asked) = std::thread::scope(|scope| {
+            let path = &path;
+            let attacker = scope.spawn(move || {
+                dressed(uid, gid, move || {
+                    floods::hold_connections(path, number, move || {
+                        let _ = hold.send(());
+                        // Until the other end is dropped.
+                        let _ = wait.recv();
+                    })
                 })
-                .map_err(|_| anyhow::anyhow!("the operator panicked"))
-                .and_then(|answer| answer.map(|_| ()));
-            })?;
-            ensure!(held > 64, "{held} connections to {victim}");
-            Ok(told)
-        })?
-        .or_else(|_| node.agent()?.hello(victim).map(|_| ()))
-        .with_context(|| format!("the operator's Hello to {victim} while its connections are used up"))?;
+            });
+            // As root: a thread that the attacker started would be the attacker, too. An error is that nothing is held.
+            let asked = held.recv().map(|()| every_socket_answers(&lab, node, &admin));
+            drop(let_go);
+            (attacker.join(), asked)
+        });
+        let number = number.map_err(|_| anyhow::anyhow!("the attacker panicked"))??;
+        ensure!(number > 64, "{number} connections to {victim}");
+        asked.context("nothing was held")?.with_context(|| format!("while the connections of {victim} are used up"))?;
         ensure!(refusals(node, victim, &["connections"])? > 0, "{victim} refused no connection");
     }
     unharmed(node, &before)?;
@@ -225,6 +242,112 @@ fn attacks_on_every_socket_harm_nobody() -> Result<()> {
         ensure!(again["status"][field] == first["status"][field], "{field}: {again}");
     }
     member.node.finish()
+}
+
+/// A normal request on each: the operator's Hello to every daemon, and the two ports.
+fn every_socket_answers(lab: &Lab, node: &Node, admin: &Credential) -> Result<()> {
+    for daemon in DAEMONS {
+        eventually(&format!("{daemon} answers the operator"), LONG, || node.agent()?.hello(daemon).map(|_| ()))?;
+    }
+    ports_answer(lab, admin)
+}
+
+/// At the first try.
+fn ports_answer(lab: &Lab, admin: &Credential) -> Result<()> {
+    for client in [https(lab, admin), healthz(lab)] {
+        let answer = client.get("/healthz/ping")?;
+        ensure!(answer.status == 200, "{}: {answer:?}", client.address());
+    }
+    Ok(())
+}
+
+fn https(lab: &Lab, who: &Credential) -> Https {
+    Https::new(SocketAddr::new(IpAddr::V4(lab.netns().address()), 10250), who)
+}
+
+fn healthz(lab: &Lab) -> Https {
+    Https::plain(HEALTHZ).within(&lab.netns().path())
+}
+
+/// HTTP/2 that lets nothing be sent to it, and asks for something: the refusal can never be written.
+fn without_window(lab: &Lab) -> Result<Connection> {
+    let mut stranger = https(lab, &Credential::Nothing).over_http2().connect()?;
+    stranger.write_all(&frames::without_window("/pods"))?;
+    Ok(stranger)
+}
+
+/// HTTP/1.1 that asks again and again and reads nothing. Small segments and a small buffer: little of it is in the kernel.
+fn never_reading(lab: &Lab) -> Result<TcpStream> {
+    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, setsockopt, sockopt};
+    netns::run_in(&lab.netns().path(), || {
+        let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        setsockopt(&socket, sockopt::TcpMaxSeg, &536)?;
+        setsockopt(&socket, sockopt::RcvBuf, &4096)?;
+        let SocketAddr::V4(address) = HEALTHZ else { anyhow::bail!("{HEALTHZ} is not IPv4") };
+        socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrIn::from(address))?;
+        let mut stream = TcpStream::from(socket);
+        stream.set_write_timeout(Some(Duration::from_millis(300)))?;
+        let requests = b"GET /healthz/ping HTTP/1.1\r\nHost: n\r\n\r\n".repeat(100);
+        // Until nothing more is taken; the bound is far above.
+        for _ in 0..1000 {
+            if stream.write_all(&requests).is_err() {
+                break;
+            }
+        }
+        Ok(stream)
+    })
+}
+
+/// Opens `number` of something, by several threads at a time, and keeps them.
+fn many<T: Send>(number: usize, open: impl Fn() -> Result<T> + Sync) -> Result<Vec<T>> {
+    const THREADS: usize = 8;
+    std::thread::scope(|scope| {
+        let each = || (0..number.div_ceil(THREADS)).map(|_| open()).collect::<Result<Vec<T>>>();
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(each)).collect();
+        let mut all = Vec::new();
+        for thread in threads {
+            all.extend(thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
+        }
+        Ok(all)
+    })
+}
+
+#[test]
+fn strangers_that_take_nothing_keep_nobody_out_of_the_ports() -> Result<()> {
+    let Some(lab) = lab_alone()? else { return Ok(()) };
+    let clients = Authority::new()?;
+    let ca = lab.folder().join("clients.crt");
+    std::fs::write(&ca, clients.pem())?;
+    let who = json!({"x509": {"clientCAFile": ca}, "webhook": {"enabled": false}, "anonymous": {"enabled": false}});
+    // So many files are 2048 connections: the limit is reached sooner than at 8192.
+    let node = lab
+        .node("alpha")
+        .config("authentication", who)
+        .config("authorization", json!({"mode": "AlwaysAllow"}))
+        .config("maxOpenFiles", json!(4352))
+        .start()?;
+    let admin = Credential::Certificate(clients.client("admin", "system:masters", HOUR)?);
+    eventually("the ports are served", LONG, || ports_answer(&lab, &admin))?;
+    let before = holds(&node)?;
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit, limit)?;
+    let number = usize::try_from(seconds("BULKHEAD_STRANGERS", 2400))?;
+    let mut held = Vec::new();
+    // They come from the same address as who is let in.
+    while held.len() < number {
+        held.extend(many(240, || without_window(&lab))?);
+        ports_answer(&lab, &admin).with_context(|| format!("with {} connections held", held.len()))?;
+    }
+    // More than the port takes (64).
+    let unread = many(96, || never_reading(&lab))?;
+    let begun = Instant::now();
+    for _ in 0..10 {
+        ports_answer(&lab, &admin).with_context(|| format!("with {} unread connections held", unread.len()))?;
+    }
+    eprintln!("{} and {} held, an answer of each port takes {:?}", held.len(), unread.len(), begun.elapsed() / 10);
+    drop((held, unread));
+    unharmed(&node, &before)?;
+    node.finish()
 }
 
 #[test]

@@ -55,3 +55,11 @@ pub fn padding(bytes: usize) -> Vec<u8> {
 pub fn empty_call(method: &str, stream: u32) -> Vec<u8> {
     [frame(HEADERS, END_HEADERS, stream, &call(method)), frame(DATA, END_STREAM, stream, &[0; 5])].concat()
 }
+
+/// A client of HTTP/2 that lets nothing be sent to it (an initial window of zero), and a GET.
+pub fn without_window(path: &str) -> Vec<u8> {
+    let settings = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let fields = block(&[(":method", "GET"), (":scheme", "https"), (":path", path), (":authority", "node")]);
+    let preface = PREFACE.get(..24).unwrap_or_default();
+    [preface, &settings, &frame(HEADERS, END_HEADERS | END_STREAM, 1, &fields)].concat()
+}
