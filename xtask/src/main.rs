@@ -3,6 +3,8 @@
 mod checks;
 #[cfg(feature = "cluster")]
 mod cluster_demo;
+#[cfg(feature = "cluster")]
+mod conformance;
 mod demo;
 mod interrupt;
 mod outcome;
@@ -17,6 +19,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
+
+/// What upstream's kubelet passes, below the workspace.
+const CONFORMANCE_LIST: &str = "tests/conformance/kubernetes-1.36.txt";
 
 fn main() -> ExitCode {
     let matches = command_line().get_matches();
@@ -40,6 +45,7 @@ fn main() -> ExitCode {
             take_option(&mut rest, "--against")
                 .and_then(|later| bench(&text(options, "profile"), given.or(later).as_deref(), &rest))
         }
+        Some(("conformance", options)) => conformance(options),
         Some(("fuzz", options)) => fuzz(&rest(options)),
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
@@ -114,6 +120,7 @@ fn command_line() -> clap::Command {
                 )
                 .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
         )
+        .subcommand(conformance_command(profile("dev")))
         .subcommand(
             clap::Command::new("package")
                 .about("Builds the Debian package and prints what is in it and where it is")
@@ -140,6 +147,55 @@ fn command_line() -> clap::Command {
                 .about("Feeds what reads strangers' bytes - log lines, queries, upgrades, frames - with anything")
                 .arg(rest("Passed on: --seconds N for each target, --input FILE, names of targets; --help names them")),
         )
+}
+
+fn conformance_command(profile: Arg) -> clap::Command {
+    let value = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    clap::Command::new("conformance")
+        .about("Runs upstream's end-to-end specs against the node, and says which fail that upstream's kubelet passes (needs root)")
+        .after_help(format!(
+            "Needs upstream's programs in a folder that KUBEBUILDER_ASSETS names: etcd, kube-apiserver, kube-controller-manager,\n\
+             kube-scheduler, kube-proxy, e2e.test, ginkgo. They bring up a cluster of one node, in a network namespace with a containerd\n\
+             of its own; all of it is gone again afterwards. Exit code 0: whatever the list has of what ran passes here.\n\n\
+             The specs want images by upstream's names. They are pulled where their registry can be reached, else given by --images.\n\n\
+             Examples:\n  \
+             cargo xtask conformance\n  \
+             cargo xtask conformance --focus 'Probing container' --images ./images\n  \
+             cargo xtask conformance --kubelet /usr/bin/kubelet --record        # writes {CONFORMANCE_LIST}"
+        ))
+        .arg(value("focus", "REGEX", "Specs that run").default_value(r"\[NodeConformance\]"))
+        .arg(
+            value("skip", "REGEX", "Of these, specs that do not run")
+                .default_value(r"\[Serial\]|\[Disruptive\]|\[Flaky\]|\[Slow\]"),
+        )
+        .arg(value("kubelet", "PATH", "Another kubelet than this project's, for example upstream's"))
+        .arg(profile.conflicts_with("kubelet"))
+        .arg(
+            // With one, ginkgo writes in another way.
+            value("procs", "N", "Specs at a time, 2 to 64")
+                .value_parser(clap::value_parser!(u16).range(2..=64))
+                .default_value("8"),
+        )
+        .arg(
+            value("images", "PATH", "OCI archive, or folder of such (*.tar), to import first; may be repeated")
+                .action(ArgAction::Append),
+        )
+        .arg(value(
+            "images-command",
+            "COMMAND",
+            "Shell command that imports images into the containerd at $CONTAINERD_ADDRESS, namespace $CONTAINERD_NAMESPACE",
+        ))
+        .arg(
+            Arg::new("record")
+                .long("record")
+                .action(ArgAction::SetTrue)
+                .requires("kubelet")
+                .help("Writes the list from what passes, instead of comparing with it; for runs with upstream's kubelet"),
+        )
+        .arg(value("list", "FILE", "The list, if not the repository's own"))
+        .arg(value("output", "DIR", "Folder for logs and reports, if not target/conformance"))
 }
 
 fn text(options: &ArgMatches, name: &str) -> String {
@@ -169,19 +225,34 @@ fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
     demo::run(profile, once, cluster_demo::show)
 }
 
-/// Does it again with the API server built in.
 #[cfg(not(feature = "cluster"))]
-fn in_a_cluster(profile: &str, once: bool) -> Result<()> {
-    use std::os::unix::process::CommandExt as _;
+fn in_a_cluster(_profile: &str, _once: bool) -> Result<()> {
     eprintln!("building the demo's API server");
+    again_with_cluster()
+}
+
+#[cfg(feature = "cluster")]
+fn conformance(options: &ArgMatches) -> Result<()> {
+    conformance::run(&conformance::Options::of(options)?)
+}
+
+#[cfg(not(feature = "cluster"))]
+fn conformance(_options: &ArgMatches) -> Result<()> {
+    eprintln!("building what starts a control plane");
+    again_with_cluster()
+}
+
+/// Does what was asked for again with what clusters need built in.
+#[cfg(not(feature = "cluster"))]
+fn again_with_cluster() -> Result<()> {
+    use std::os::unix::process::CommandExt as _;
+    let manifest = bulkhead_testkit::build::workspace_root().join("Cargo.toml");
     let mut command = Command::new(checks::cargo_program());
     command
-        .current_dir(bulkhead_testkit::build::workspace_root())
-        .args(["run", "--locked", "--quiet", "--package", "xtask", "--features", "cluster", "--"])
-        .args(["demo", "--cluster", "--profile", profile]);
-    if once {
-        command.arg("--once");
-    }
+        .args(["run", "--locked", "--quiet", "--package", "xtask", "--features", "cluster", "--manifest-path"])
+        .arg(manifest)
+        .arg("--")
+        .args(std::env::args_os().skip(1));
     // In place of this process: signals then reach the one that has something to take down.
     Err(command.exec().into())
 }

@@ -26,6 +26,7 @@ pub mod build;
 pub mod cgroups;
 #[cfg(feature = "apiserver")]
 pub mod cluster;
+pub mod conformance;
 pub mod containerd;
 #[cfg(feature = "grpc")]
 pub mod cri;

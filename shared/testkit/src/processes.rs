@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 /// A process, told apart from a later one with the same number by its start time.
@@ -64,6 +64,11 @@ pub fn interrupt(child: &std::process::Child) {
     if let Ok(pid) = i32::try_from(child.id()) {
         signal(pid, Signal::SIGINT);
     }
+}
+
+/// SIGKILL to a whole process group, by its leader.
+pub fn kill_group(leader: i32) {
+    let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
 }
 
 /// Whether the process still runs (a zombie does not).
