@@ -49,13 +49,13 @@ pub fn meant() -> Result<Vec<Meant>> {
 }
 
 /// What a runtime does otherwise than the one of the recordings, or can do and that one could not:
-/// `golden/runtime-<release>.json`, in the same form.
+/// `golden/runtimes/<release>.json`, in the same form.
 ///
 /// # Errors
 /// As [`meant`].
 pub fn meant_on(release: Release) -> Result<Vec<Meant>> {
     match release {
-        Release::V2_1 => read("runtime-2.1.json"),
+        Release::V2_1 => read("runtimes/2.1.json"),
         // 1.7 differs from 1.6 in nothing that the recordings have.
         Release::Installed | Release::V1_7 => Ok(Vec::new()),
     }
