@@ -13,7 +13,7 @@ fn a_pod_reads_of_itself_and_shares_parts_of_a_volume_by_its_group() -> Result<(
     let script = format!(
         "cat /info/labels; echo; cat /info/notes; echo; echo cpu $(cat /info/deep/cpu); stat -Lc 'info %a %g' /info/labels; \
          stat -c 'data %a %u %g' /data; touch /info/new 2>/dev/null || echo read-only; \
-         echo mine > /part/file; echo in $(cat /data/of/self/file); stat -c 'part %g' /data/of/self; \
+         echo mine > /part/file; echo in $(cat /data/of/self/file); stat -c '%n %A %u %g' /data/of /data/of/self /mem /mem/a /mem/a/b /mem/a/b/c /deep; \
          echo kept > /info/inner/x && echo inner; echo name $NAME; {IDLE}"
     );
     let pod = json!({
@@ -35,10 +35,13 @@ fn a_pod_reads_of_itself_and_shares_parts_of_a_volume_by_its_group() -> Result<(
                     {"name": "data", "mountPath": "/info/inner", "subPath": "below"},
                     {"name": "data", "mountPath": "/data"},
                     {"name": "data", "mountPath": "/part", "subPathExpr": "of/$(PART)"},
+                    {"name": "memory", "mountPath": "/mem"},
+                    {"name": "memory", "mountPath": "/deep", "subPath": "a/b/c"},
                 ],
             }],
             "volumes": [
                 {"name": "data", "emptyDir": {}},
+                {"name": "memory", "emptyDir": {"medium": "Memory"}},
                 {"name": "info", "downwardAPI": {"defaultMode": 256, "items": [
                     {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
                     {"path": "notes", "fieldRef": {"fieldPath": "metadata.annotations"}},
@@ -58,7 +61,13 @@ fn a_pod_reads_of_itself_and_shares_parts_of_a_volume_by_its_group() -> Result<(
     said("data 2777 0 3003")?;
     said("read-only")?;
     said("in mine")?;
-    said("part 3003")?;
+    // Each directory that was missing is as the volume's root: a tmpfs has the sticky bit, too.
+    for path in ["/data/of", "/data/of/self"] {
+        said(&format!("{path} drwxrwsrwx 0 3003\n"))?;
+    }
+    for path in ["/mem", "/mem/a", "/mem/a/b", "/mem/a/b/c", "/deep"] {
+        said(&format!("{path} drwxrwsrwt 0 3003\n"))?;
+    }
     said("inner")?;
 
     // Another instance of the container is given the same parts again.

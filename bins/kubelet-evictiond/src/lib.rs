@@ -134,10 +134,12 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Cgroups of the system by upstream's names: those that the configuration names, and our own for the agent's.
+/// Cgroups of the system by upstream's names: those that the configuration names, and for the agent the one that all its
+/// processes are in.
 fn system_cgroups(config: &NodeConfig) -> Vec<(&'static str, String)> {
     let named = |name: &str| (name.starts_with('/') && name != "/").then(|| name.to_owned());
-    let own = || cgroup::of_process(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default());
+    let own =
+        || cgroup::of_process(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()).map(cgroup::of_agent);
     [
         ("kubelet", named(&config.kubelet.kubelet_cgroups).or_else(own)),
         ("runtime", named(&config.flags.runtime_cgroups)),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use bulkhead_config::NodeConfig;
 use bulkhead_types::Quantity;
 
 use crate::cgroups::{Capacity, Reserved};
@@ -38,6 +39,19 @@ fn signed(n: u64) -> i64 {
 fn less(from: Quantity, amount: Quantity) -> Quantity {
     let rest = from - amount;
     if rest.is_negative() { Quantity::ZERO } else { rest }
+}
+
+/// What the machine has and the configuration leaves of it. `reserved`: `kubeReserved` and `systemReserved` together.
+pub fn of_node(config: &NodeConfig, machine: &Capacity, reserved: &Reserved) -> NodeResources {
+    // A node that does not isolate local storage offers none (upstream GetCapacity).
+    let offers_storage = config.kubelet.local_storage_capacity_isolation.unwrap_or(true);
+    let storage = file_system_size(&config.paths.root_dir).filter(|_| offers_storage);
+    let no_thresholds = BTreeMap::new();
+    let eviction_hard = match config.flags.experimental_allocatable_ignore_eviction {
+        true => &no_thresholds,
+        false => &config.kubelet.eviction_hard,
+    };
+    of(machine, storage, config.pod_capacity(machine.cpus), reserved, eviction_hard)
 }
 
 /// `ephemeral_storage`: bytes of the root directory's file system. `pods`: `maxPods` and `podsPerCore` put together.
@@ -135,6 +149,26 @@ mod tests {
             "cpu=2 ephemeral-storage=267847642337 hugepages-1Gi=0 hugepages-2Mi=0 memory=24581692Ki pods=250"
         );
         assert_eq!(node.allocatable_memory(), 24_581_692 * 1024);
+    }
+
+    #[test]
+    fn what_the_configuration_leaves_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = NodeConfig::for_tests(folder.path());
+        std::fs::create_dir_all(&config.paths.root_dir).unwrap();
+        config.kubelet.eviction_hard = map(&[("memory.available", "1Gi")]);
+        let machine = Capacity { cpus: 2, memory: 4 << 30, ..Capacity::default() };
+        let of_node = |config: &NodeConfig| of_node(config, &machine, &Reserved::new());
+        let node = of_node(&config);
+        assert!(node.capacity.contains_key("ephemeral-storage") && node.allocatable.contains_key("ephemeral-storage"));
+        assert_eq!(node.allocatable_memory(), 3 << 30);
+        config.kubelet.local_storage_capacity_isolation = Some(false);
+        config.flags.experimental_allocatable_ignore_eviction = true;
+        let node = of_node(&config);
+        assert!(
+            !node.capacity.contains_key("ephemeral-storage") && !node.allocatable.contains_key("ephemeral-storage")
+        );
+        assert_eq!(node.allocatable_memory(), 4 << 30);
     }
 
     #[test]

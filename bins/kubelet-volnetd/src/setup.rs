@@ -1,12 +1,13 @@
 //! Once at start: the node's directories, the shared mount, the kernel's tunables (upstream `setupDataDirs` and
 //! `setupKernelTunables`).
 //!
-//! Not here: device-plugins and its sockets (with the device plugin server), the certificate directory (statusd's).
+//! Not here: sockets in device-plugins (with the device plugin server), the certificate directory (statusd's).
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount::{self, MountError};
+use rustix::fs::XattrFlags;
 
 use crate::node::Settings;
 
@@ -36,9 +37,8 @@ pub fn directories(settings: &Settings) -> Result<(), SetupError> {
     let root = &settings.paths.root_dir;
     create(root, 0o750)?;
     create(&settings.paths.pod_logs_dir, 0o750)?;
-    for name in ["pods", "plugins", "plugins_registry", "pod-resources"] {
-        create(&root.join(name), 0o750)?;
-    }
+    folders(root)?;
+    label_plugin_folders(Path::new("/sys/fs/selinux"), root);
     // Upstream makes it with the gate ContainerCheckpoint alone; an empty folder harms nobody.
     create(&settings.paths.checkpoints(), 0o700)?;
     create(&settings.container_links_dir, 0o755)?;
@@ -46,6 +46,31 @@ pub fn directories(settings: &Settings) -> Result<(), SetupError> {
         tracing::info!(path = %root.display(), "made the root directory a shared mount");
     }
     Ok(())
+}
+
+/// The last is nobody's yet, but a DaemonSet may mount it with hostPath `type: Directory`.
+fn folders(root: &Path) -> Result<(), SetupError> {
+    ["pods", "plugins", "plugins_registry", "pod-resources", "device-plugins"]
+        .into_iter()
+        .try_for_each(|name| create(&root.join(name), 0o750))
+}
+
+/// Where sockets of plugins are, and the label with which an unprivileged container may put one there (upstream
+/// `KubeletPluginsDirSELinuxLabel`).
+const PLUGIN_FOLDERS: [&str; 3] = ["plugins", "plugins_registry", "device-plugins"];
+const PLUGIN_LABEL: &[u8] = b"system_u:object_r:container_file_t:s0";
+
+/// Where the kernel has SELinux. A label that cannot be set is a warning: plugins of the host need none.
+fn label_plugin_folders(selinuxfs: &Path, root: &Path) {
+    if !selinuxfs.join("enforce").exists() {
+        return;
+    }
+    for path in PLUGIN_FOLDERS.map(|name| root.join(name)) {
+        let set = rustix::fs::setxattr(&path, "security.selinux", PLUGIN_LABEL, XattrFlags::empty());
+        if let Err(error) = set {
+            tracing::warn!(path = %path.display(), %error, "cannot set the SELinux label: plugins in unprivileged containers may not work");
+        }
+    }
 }
 
 /// An existing directory keeps its mode, as upstream has it.
@@ -88,6 +113,32 @@ pub fn kernel_tunables(proc_sys: &Path, protect: bool) -> Result<(), SetupError>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_of_plugins_and_their_label() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, selinuxfs) = (dir.path().join("root"), dir.path().join("selinux"));
+        folders(&root).unwrap();
+        assert!(root.join("device-plugins").is_dir());
+        let label = |name: &str| {
+            let mut value = [0; 64];
+            let length = rustix::fs::getxattr(root.join(name), "security.selinux", &mut value).ok()?;
+            String::from_utf8(value[..length].to_vec()).ok()
+        };
+        let before = label("plugins");
+        label_plugin_folders(&selinuxfs, &root);
+        assert_eq!(label("plugins"), before, "no SELinux, no label");
+        std::fs::create_dir(&selinuxfs).unwrap();
+        std::fs::write(selinuxfs.join("enforce"), "1").unwrap();
+        label_plugin_folders(&selinuxfs, &root);
+        // To set one takes root and a file system that keeps it.
+        if rustix::fs::setxattr(dir.path(), "security.selinux", PLUGIN_LABEL, XattrFlags::empty()).is_ok() {
+            for name in PLUGIN_FOLDERS {
+                assert_eq!(label(name).unwrap().as_bytes(), PLUGIN_LABEL, "{name}");
+            }
+        }
+        assert_eq!(label("pods"), before, "none of theirs");
+    }
 
     #[test]
     fn protected_tunables_are_named_and_others_written() {

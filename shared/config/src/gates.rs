@@ -1,7 +1,7 @@
 //! Feature gates of the node at 1.36: names, stage, default, and which can no longer be changed.
 //!
-//! The table is the node's part of upstream's (`pkg/features/kube_features.go`). Upstream's kubelet also knows the gates
-//! of the other components, for one registry serves all: those are accepted here and change nothing.
+//! The first table is the node's part of upstream's (`pkg/features/kube_features.go`). Upstream's kubelet also knows the
+//! gates of the other components and of its libraries, for one registry serves all: those are the second table.
 
 use std::collections::BTreeMap;
 
@@ -164,120 +164,200 @@ pub const GATES: &[Gate] = &[
     locked("UserNamespacesSupport", Stage::Ga, true),
 ];
 
-/// Gates that only other components look at (1.36). Setting one is no error on a node, and no act either.
-const GATES_OF_OTHER_COMPONENTS: &[&str] = &[
-    "APIResponseCompression",
-    "APIServerIdentity",
-    "APIServerTracing",
-    "APIServingWithRoutine",
-    "AggregatedDiscoveryRemoveBetaType",
-    "AllowParsingUserUIDFromCertAuth",
-    "AllowUnsafeMalformedObjectDeletion",
-    "AnonymousAuthConfigurableEndpoints",
-    "AnyVolumeDataSource",
-    "AuthorizeNodeWithSelectors",
-    "AuthorizeWithSelectors",
-    "BtreeWatchCache",
-    "CBORServingAndStorage",
-    "CRDValidationRatcheting",
-    "CSIMigrationPortworx",
-    "CSIVolumeHealthMonitor",
-    "ClientsAllowCBOR",
-    "ClientsPreferCBOR",
-    "CloudControllerManagerWatchBasedRoutesReconciliation",
-    "ConcurrentWatchObjectDecode",
-    "ConsistentListFromCache",
-    "ConstrainedImpersonation",
-    "CoordinatedLeaderElection",
-    "CrossNamespaceVolumeDataSource",
-    "DeclarativeValidation",
-    "DeclarativeValidationTakeover",
-    "DeploymentReplicaSetTerminatingReplicas",
-    "DetectCacheInconsistency",
-    "ExternalServiceAccountTokenSigner",
-    "GangScheduling",
-    "GenericWorkload",
-    "HPAConfigurableTolerance",
-    "HPAScaleToZero",
-    "InOrderInformers",
-    "InformerResourceVersion",
-    "JobBackoffLimitPerIndex",
-    "JobManagedBy",
-    "JobPodReplacementPolicy",
-    "JobSuccessPolicy",
-    "KMSv1",
-    "ListFromCacheSnapshot",
-    "MatchLabelKeysInPodAffinity",
-    "MatchLabelKeysInPodTopologySpread",
-    "MaxUnavailableStatefulSet",
-    "MultiCIDRServiceAllocator",
-    "MutablePVNodeAffinity",
-    "MutatingAdmissionPolicy",
-    "NFTablesProxyMode",
-    "NodeInclusionPolicyInPodTopologySpread",
-    "NominatedNodeNameForExpectation",
-    "OpenAPIEnums",
-    "OpportunisticBatching",
-    "OrderedNamespaceDeletion",
-    "PersistentVolumeClaimUnusedSinceTime",
-    "PodDeletionCost",
-    "PodTopologyLabelsAdmission",
-    "PreferSameTrafficDistribution",
-    "RelaxedServiceNameValidation",
-    "RemoteRequestHeaderUID",
-    "ResilientWatchCacheInitialization",
-    "RetryGenerateName",
-    "SELinuxMountReadWriteOncePodOnly",
-    "SchedulerAsyncAPICalls",
-    "SchedulerAsyncPreemption",
-    "SchedulerPopFromBackoffQ",
-    "SchedulerQueueingHints",
-    "SeparateCacheWatchRPC",
-    "ServiceAccountNodeAudienceRestriction",
-    "ServiceTrafficDistribution",
-    "SizeBasedListCostEstimate",
-    "StatefulSetSemanticRevisionComparison",
-    "StorageCapacityScoring",
-    "StorageVersionAPI",
-    "StorageVersionHash",
-    "StorageVersionMigrator",
-    "StreamingCollectionEncodingToJSON",
-    "StreamingCollectionEncodingToProtobuf",
-    "StrictCostEnforcementForVAP",
-    "StrictCostEnforcementForWebhooks",
-    "StrictIPCIDRValidation",
-    "StructuredAuthenticationConfiguration",
-    "StructuredAuthenticationConfigurationEgressSelector",
-    "StructuredAuthenticationConfigurationJWKSMetrics",
-    "StructuredAuthorizationConfiguration",
-    "TokenRequestServiceAccountUIDValidation",
-    "TopologyAwareHints",
-    "UnauthenticatedHTTP2DOSMitigation",
-    "UnknownVersionInteroperabilityProxy",
-    "VolumeAttributesClass",
-    "WatchCacheInitializationPostStartHook",
-    "WatchFromStorageWithoutResourceVersion",
-    "WatchList",
-    "WatchListClient",
-    "WinDSR",
-    "WinOverlay",
-    "WindowsCPUAndMemoryAffinity",
-    "WindowsGracefulNodeShutdown",
-    "WindowsHostNetwork",
+/// Gates that only other components look at (1.36), sorted by name. A cluster has one list of gates for all components:
+/// setting one is no error on a node and no act either, but what they depend on is checked here as everywhere.
+const GATES_OF_OTHER_COMPONENTS: &[Gate] = &[
+    gate("APIResponseCompression", Stage::Beta, true),
+    gate("APIServerIdentity", Stage::Beta, true),
+    locked("APIServerTracing", Stage::Ga, true),
+    gate("APIServingWithRoutine", Stage::Alpha, false),
+    locked("AggregatedDiscoveryRemoveBetaType", Stage::Deprecated, true),
+    gate("AllowParsingUserUIDFromCertAuth", Stage::Beta, true),
+    gate("AllowServiceExternalIPs", Stage::Ga, true),
+    gate("AllowUnsafeMalformedObjectDeletion", Stage::Alpha, false),
+    locked("AnonymousAuthConfigurableEndpoints", Stage::Ga, true),
+    locked("AnyVolumeDataSource", Stage::Ga, true),
+    gate("AtomicFIFO", Stage::Beta, true),
+    locked("AuthorizeNodeWithSelectors", Stage::Ga, true),
+    gate("AuthorizePodWebsocketUpgradeCreatePermission", Stage::Beta, true),
+    locked("AuthorizeWithSelectors", Stage::Ga, true),
+    locked("BtreeWatchCache", Stage::Ga, true),
+    gate("CBORServingAndStorage", Stage::Alpha, false),
+    gate("CRDObservedGenerationTracking", Stage::Beta, true),
+    locked("CRDValidationRatcheting", Stage::Ga, true),
+    gate("ClearingNominatedNodeNameAfterBinding", Stage::Beta, true),
+    gate("ClientsAllowCARotation", Stage::Beta, true),
+    gate("ClientsAllowCBOR", Stage::Alpha, false),
+    gate("ClientsAllowTLSCacheGC", Stage::Beta, true),
+    gate("ClientsPreferCBOR", Stage::Alpha, false),
+    gate("CloudControllerManagerWatchBasedRoutesReconciliation", Stage::Alpha, false),
+    gate("CloudControllerManagerWebhook", Stage::Alpha, false),
+    gate("ConcurrentWatchObjectDecode", Stage::Beta, false),
+    locked("ConsistentListFromCache", Stage::Ga, true),
+    gate("ConstrainedImpersonation", Stage::Beta, true),
+    gate("ControllerManagerReleaseLeaderElectionLockOnExit", Stage::Alpha, false),
+    gate("CoordinatedLeaderElection", Stage::Beta, false),
+    gate("CrossNamespaceVolumeDataSource", Stage::Alpha, false),
+    locked("CustomResourceFieldSelectors", Stage::Ga, true),
+    gate("DRASchedulerFilterTimeout", Stage::Beta, true),
+    locked("DeclarativeValidation", Stage::Ga, true),
+    gate("DeclarativeValidationBeta", Stage::Beta, true),
+    gate("DeclarativeValidationTakeover", Stage::Deprecated, false),
+    gate("DeploymentReplicaSetTerminatingReplicas", Stage::Beta, true),
+    gate("DetectCacheInconsistency", Stage::Beta, true),
+    locked("DisableAllocatorDualWrite", Stage::Ga, true),
+    locked("ExternalServiceAccountTokenSigner", Stage::Ga, true),
+    gate("GangScheduling", Stage::Alpha, false),
+    gate("GenericWorkload", Stage::Alpha, false),
+    gate("HPAConfigurableTolerance", Stage::Beta, true),
+    gate("HPAScaleToZero", Stage::Alpha, false),
+    locked("InOrderInformers", Stage::Ga, true),
+    gate("InOrderInformersBatchProcess", Stage::Beta, true),
+    gate("InformerResourceVersion", Stage::Ga, true),
+    locked("JobBackoffLimitPerIndex", Stage::Ga, true),
+    locked("JobManagedBy", Stage::Ga, true),
+    locked("JobPodReplacementPolicy", Stage::Ga, true),
+    locked("JobSuccessPolicy", Stage::Ga, true),
+    gate("KMSv1", Stage::Deprecated, false),
+    gate("ListFromCacheSnapshot", Stage::Beta, true),
+    locked("LogarithmicScaleDown", Stage::Ga, true),
+    gate("ManifestBasedAdmissionControlConfig", Stage::Alpha, false),
+    locked("MatchLabelKeysInPodAffinity", Stage::Ga, true),
+    gate("MatchLabelKeysInPodTopologySpread", Stage::Beta, true),
+    gate("MatchLabelKeysInPodTopologySpreadSelectorMerge", Stage::Beta, true),
+    gate("MaxUnavailableStatefulSet", Stage::Beta, false),
+    locked("MultiCIDRServiceAllocator", Stage::Ga, true),
+    gate("MutablePVNodeAffinity", Stage::Alpha, false),
+    gate("MutablePodResourcesForSuspendedJobs", Stage::Beta, true),
+    gate("MutableSchedulingDirectivesForSuspendedJobs", Stage::Beta, true),
+    gate("MutatingAdmissionPolicy", Stage::Ga, true),
+    locked("NFTablesProxyMode", Stage::Ga, true),
+    locked("NodeInclusionPolicyInPodTopologySpread", Stage::Ga, true),
+    gate("NominatedNodeNameForExpectation", Stage::Beta, true),
+    gate("OpenAPIEnums", Stage::Beta, true),
+    gate("OpportunisticBatching", Stage::Beta, true),
+    locked("OrderedNamespaceDeletion", Stage::Ga, true),
+    gate("PersistentVolumeClaimUnusedSinceTime", Stage::Alpha, false),
+    gate("PodDeletionCost", Stage::Beta, true),
+    locked("PodSchedulingReadiness", Stage::Ga, true),
+    gate("PodTopologyLabelsAdmission", Stage::Beta, true),
+    locked("PreferSameTrafficDistribution", Stage::Ga, true),
+    gate("RelaxedServiceNameValidation", Stage::Beta, true),
+    gate("RemoteRequestHeaderUID", Stage::Beta, true),
+    locked("ResilientWatchCacheInitialization", Stage::Ga, true),
+    locked("RetryGenerateName", Stage::Ga, true),
+    gate("SchedulerAsyncAPICalls", Stage::Beta, false),
+    gate("SchedulerAsyncPreemption", Stage::Beta, true),
+    gate("SchedulerPopFromBackoffQ", Stage::Beta, true),
+    locked("SchedulerQueueingHints", Stage::Ga, true),
+    locked("SeparateCacheWatchRPC", Stage::Deprecated, false),
+    locked("SeparateTaintEvictionController", Stage::Ga, true),
+    gate("ServiceAccountNodeAudienceRestriction", Stage::Beta, true),
+    locked("ServiceAccountTokenNodeBindingValidation", Stage::Ga, true),
+    gate("ServiceCIDRStatusFieldWiping", Stage::Deprecated, true),
+    gate("ShardedListAndWatch", Stage::Alpha, false),
+    gate("SizeBasedListCostEstimate", Stage::Beta, true),
+    gate("StaleControllerConsistencyDaemonSet", Stage::Beta, true),
+    gate("StaleControllerConsistencyJob", Stage::Beta, true),
+    gate("StaleControllerConsistencyReplicaSet", Stage::Beta, true),
+    gate("StaleControllerConsistencyStatefulSet", Stage::Beta, true),
+    gate("StatefulSetSemanticRevisionComparison", Stage::Beta, true),
+    gate("StorageCapacityScoring", Stage::Alpha, false),
+    gate("StorageNamespaceIndex", Stage::Deprecated, true),
+    gate("StorageVersionAPI", Stage::Alpha, false),
+    gate("StorageVersionHash", Stage::Beta, true),
+    gate("StorageVersionMigrator", Stage::Beta, false),
+    locked("StreamingCollectionEncodingToJSON", Stage::Ga, true),
+    locked("StreamingCollectionEncodingToProtobuf", Stage::Ga, true),
+    gate("StrictIPCIDRValidation", Stage::Beta, true),
+    locked("StructuredAuthenticationConfiguration", Stage::Ga, true),
+    gate("StructuredAuthenticationConfigurationEgressSelector", Stage::Beta, true),
+    gate("StructuredAuthenticationConfigurationJWKSMetrics", Stage::Beta, true),
+    gate("TokenRequestServiceAccountUIDValidation", Stage::Beta, true),
+    gate("TopologyAwareWorkloadScheduling", Stage::Alpha, false),
+    gate("UnauthenticatedHTTP2DOSMitigation", Stage::Beta, true),
+    gate("UnknownVersionInteroperabilityProxy", Stage::Beta, true),
+    gate("UnlockWhileProcessingFIFO", Stage::Beta, true),
+    locked("VolumeAttributesClass", Stage::Ga, true),
+    gate("VolumeLimitScaling", Stage::Alpha, false),
+    gate("WatchCacheInitializationPostStartHook", Stage::Beta, true),
+    gate("WatchList", Stage::Beta, true),
+    gate("WatchListClient", Stage::Beta, true),
+    locked("WinDSR", Stage::Ga, true),
+    locked("WinOverlay", Stage::Ga, true),
+    gate("WindowsCPUAndMemoryAffinity", Stage::Alpha, false),
+    gate("WindowsGracefulNodeShutdown", Stage::Beta, true),
+    gate("WindowsHostNetwork", Stage::Deprecated, false),
+    gate("WorkloadAwarePreemption", Stage::Alpha, false),
+    gate("WorkloadWithJob", Stage::Alpha, false),
 ];
 
-/// A gate that does nothing without others; asking for it while one of them is off is a contradiction.
+/// What a gate needs to be on when it is on itself, by default or because it was set (upstream
+/// `defaultKubernetesFeatureGateDependencies`). Sorted by name.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("AuthorizeNodeWithSelectors", &["AuthorizeWithSelectors"]),
+    ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
+    ("DRAAdminAccess", &["DynamicResourceAllocation"]),
+    ("DRAConsumableCapacity", &["DynamicResourceAllocation"]),
+    ("DRADeviceBindingConditions", &["DynamicResourceAllocation", "DRAResourceClaimDeviceStatus"]),
+    ("DRADeviceTaintRules", &["DRADeviceTaints"]),
+    ("DRADeviceTaints", &["DynamicResourceAllocation"]),
+    ("DRAExtendedResource", &["DynamicResourceAllocation"]),
+    ("DRAListTypeAttributes", &["DynamicResourceAllocation"]),
+    ("DRANodeAllocatableResources", &["DynamicResourceAllocation"]),
+    ("DRAPartitionableDevices", &["DynamicResourceAllocation"]),
+    ("DRAPrioritizedList", &["DynamicResourceAllocation"]),
+    ("DRAResourceClaimGranularStatusAuthorization", &["DynamicResourceAllocation", "DRAResourceClaimDeviceStatus"]),
+    ("DRAResourcePoolStatus", &["DynamicResourceAllocation"]),
+    ("DRASchedulerFilterTimeout", &["DynamicResourceAllocation"]),
+    ("DRAWorkloadResourceClaims", &["DynamicResourceAllocation", "GenericWorkload"]),
+    ("DeclarativeValidationBeta", &["DeclarativeValidation"]),
+    ("DeclarativeValidationTakeover", &["DeclarativeValidation"]),
+    ("DisableAllocatorDualWrite", &["MultiCIDRServiceAllocator"]),
+    ("ExtendWebSocketsToKubelet", &["NodeDeclaredFeatures"]),
+    ("GangScheduling", &["GenericWorkload"]),
     ("GracefulNodeShutdownBasedOnPodPriority", &["GracefulNodeShutdown"]),
     ("ImageVolumeWithDigest", &["ImageVolume"]),
-    ("InPlacePodLevelResourcesVerticalScaling", &["PodLevelResources", "InPlacePodVerticalScaling"]),
+    (
+        "InPlacePodLevelResourcesVerticalScaling",
+        &["InPlacePodVerticalScaling", "PodLevelResources", "NodeDeclaredFeatures"],
+    ),
+    ("InPlacePodVerticalScalingExclusiveCPUs", &["InPlacePodVerticalScaling"]),
+    ("InPlacePodVerticalScalingExclusiveMemory", &["InPlacePodVerticalScaling"]),
+    ("InPlacePodVerticalScalingInitContainers", &["InPlacePodVerticalScaling", "NodeDeclaredFeatures"]),
+    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", &["MatchLabelKeysInPodTopologySpread"]),
+    ("PodCertificateRequest", &["AuthorizeNodeWithSelectors"]),
     ("PodLevelResourceManagers", &["PodLevelResources"]),
-    ("RestartAllContainersOnContainerExits", &["ContainerRestartRules"]),
-    ("UserNamespacesHostNetworkSupport", &["UserNamespacesSupport"]),
+    ("PodLifecycleSleepActionAllowZero", &["PodLifecycleSleepAction"]),
+    ("ProcMountType", &["UserNamespacesSupport"]),
+    ("ResourceHealthStatus", &["DynamicResourceAllocation"]),
+    ("ResourceHealthStatusMessage", &["ResourceHealthStatus"]),
+    ("RestartAllContainersOnContainerExits", &["ContainerRestartRules", "NodeDeclaredFeatures"]),
+    ("ServiceAccountTokenNodeBinding", &["ServiceAccountTokenNodeBindingValidation"]),
+    ("StaleControllerConsistencyDaemonSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyJob", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyReplicaSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyStatefulSet", &["AtomicFIFO"]),
+    ("StorageVersionAPI", &["APIServerIdentity"]),
+    ("StructuredAuthenticationConfigurationEgressSelector", &["StructuredAuthenticationConfiguration"]),
+    ("StructuredAuthenticationConfigurationJWKSMetrics", &["StructuredAuthenticationConfiguration"]),
+    ("TopologyAwareWorkloadScheduling", &["GenericWorkload"]),
+    ("UnknownVersionInteroperabilityProxy", &["APIServerIdentity"]),
+    ("UserNamespacesHostNetworkSupport", &["UserNamespacesSupport", "NodeDeclaredFeatures"]),
+    ("WindowsGracefulNodeShutdown", &["GracefulNodeShutdown"]),
+    ("WorkloadAwarePreemption", &["GangScheduling"]),
+    ("WorkloadWithJob", &["GenericWorkload"]),
 ];
 
+/// All gates that one may set, of the node and of others.
+fn every() -> impl Iterator<Item = &'static Gate> {
+    GATES.iter().chain(GATES_OF_OTHER_COMPONENTS)
+}
+
 fn find(name: &str) -> Option<&'static Gate> {
-    GATES.binary_search_by(|gate| gate.name.cmp(name)).ok().and_then(|index| GATES.get(index))
+    [GATES, GATES_OF_OTHER_COMPONENTS]
+        .into_iter()
+        .find_map(|table| table.binary_search_by(|gate| gate.name.cmp(name)).ok().and_then(|index| table.get(index)))
 }
 
 /// Why a gate setting is refused; upstream's words (`component-base/featuregate`).
@@ -287,8 +367,8 @@ pub enum GateError {
     Unknown(String),
     #[error("cannot set feature gate {name} to {value}, feature is locked to {}", !value)]
     Locked { name: String, value: bool },
-    #[error("feature gate {name} is enabled but depends on disabled feature gate {needs}")]
-    Dependency { name: String, needs: String },
+    #[error("{name} is enabled, but depends on features that are disabled: [{}]", needs.join(" "))]
+    Dependency { name: &'static str, needs: Vec<&'static str> },
 }
 
 /// Which gates are on: the table, overlaid with what was set.
@@ -303,10 +383,11 @@ impl FeatureGates {
         FeatureGates { set: set.clone() }
     }
 
-    /// Every gate of the node with upstream's name for its stage in metrics, and whether it is on. Sorted by name.
+    /// Every gate with upstream's name for its stage in metrics, and whether it is on: those that switch all of a stage,
+    /// the node's, those of others.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, bool)> {
         let whole = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
-        let gates = whole.into_iter().chain(GATES.iter().map(|gate| (gate.name, gate.stage)));
+        let gates = whole.into_iter().chain(every().map(|gate| (gate.name, gate.stage)));
         gates.map(|(name, stage)| {
             // General availability has no name there.
             let label = if stage == Stage::Ga { "" } else { stage.as_str() };
@@ -343,9 +424,7 @@ pub fn check(set: &BTreeMap<String, bool>) -> Result<Vec<String>, Vec<GateError>
             continue;
         }
         let Some(gate) = find(name) else {
-            if GATES_OF_OTHER_COMPONENTS.binary_search(&name.as_str()).is_err() {
-                errors.push(GateError::Unknown(name.clone()));
-            }
+            errors.push(GateError::Unknown(name.clone()));
             continue;
         };
         if gate.locked && *value != gate.default {
@@ -358,27 +437,28 @@ pub fn check(set: &BTreeMap<String, bool>) -> Result<Vec<String>, Vec<GateError>
             ));
         }
     }
-    let gates = FeatureGates::from_map(set);
-    for (name, needs) in DEPENDENCIES {
-        if set.get(*name) == Some(&true) {
-            for needed in needs.iter().filter(|needed| !gates.enabled(needed)) {
-                errors.push(GateError::Dependency { name: (*name).to_owned(), needs: (*needed).to_owned() });
+    if errors.is_empty() {
+        // Only among settings that stand: a gate that may not be switched at all is one error and not five.
+        let gates = FeatureGates::from_map(set);
+        for (name, needs) in DEPENDENCIES.iter().filter(|(name, _)| gates.enabled(name)) {
+            let needs: Vec<_> = needs.iter().copied().filter(|needed| !gates.enabled(needed)).collect();
+            if !needs.is_empty() {
+                errors.push(GateError::Dependency { name, needs });
             }
         }
     }
     if errors.is_empty() { Ok(warnings) } else { Err(errors) }
 }
 
-/// Lines for `--help`: gates that can still be changed, with stage and default.
+/// Lines for `--help`: gates that can still be changed, with stage and default. Sorted by name.
 pub fn help_lines() -> Vec<String> {
-    let mut lines = vec![
-        "AllAlpha=true|false (ALPHA - default=false)".to_owned(),
-        "AllBeta=true|false (BETA - default=false)".to_owned(),
-    ];
-    let open = GATES.iter().filter(|gate| matches!(gate.stage, Stage::Alpha | Stage::Beta));
-    lines.extend(
-        open.map(|gate| format!("{}=true|false ({} - default={})", gate.name, gate.stage.as_str(), gate.default)),
-    );
+    let whole = [("AllAlpha", Stage::Alpha, false), ("AllBeta", Stage::Beta, false)];
+    let gates = whole.into_iter().chain(every().map(|gate| (gate.name, gate.stage, gate.default)));
+    let mut lines: Vec<String> = gates
+        .filter(|(_, stage, _)| matches!(stage, Stage::Alpha | Stage::Beta))
+        .map(|(name, stage, default)| format!("{name}=true|false ({} - default={default})", stage.as_str()))
+        .collect();
+    lines.sort();
     lines
 }
 
@@ -393,8 +473,10 @@ mod tests {
     #[test]
     fn tables_are_sorted_and_disjoint() {
         assert!(GATES.windows(2).all(|pair| pair[0].name < pair[1].name));
-        assert!(GATES_OF_OTHER_COMPONENTS.windows(2).all(|pair| pair[0] < pair[1]));
-        assert!(GATES_OF_OTHER_COMPONENTS.iter().all(|name| find(name).is_none()));
+        assert!(GATES_OF_OTHER_COMPONENTS.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(GATES_OF_OTHER_COMPONENTS.iter().all(|gate| !GATES.iter().any(|of_node| of_node.name == gate.name)));
+        assert_eq!(every().count(), 240, "as many as upstream's kubelet knows");
+        assert!(DEPENDENCIES.windows(2).all(|pair| pair[0].0 < pair[1].0));
         for (name, needs) in DEPENDENCIES {
             assert!(find(name).is_some() && needs.iter().all(|needed| find(needed).is_some()), "{name}");
         }
@@ -407,11 +489,58 @@ mod tests {
         let refused = check(&map(&[("NodeSwap", false)])).unwrap_err();
         assert_eq!(refused[0].to_string(), "cannot set feature gate NodeSwap to false, feature is locked to true");
         assert_eq!(check(&map(&[("NodeSwap", true)])).unwrap().len(), 1);
-        assert_eq!(check(&map(&[("APIServerTracing", true)])), Ok(vec![]));
-        assert!(
-            check(&map(&[("GracefulNodeShutdownBasedOnPodPriority", true), ("GracefulNodeShutdown", false)])).is_err()
+        assert_eq!(check(&map(&[("SchedulerAsyncAPICalls", true)])), Ok(vec![]));
+    }
+
+    #[test]
+    fn what_a_cluster_sets_for_all_its_components_is_taken() {
+        for name in ["WorkloadWithJob", "ClientsAllowCARotation", "PodSchedulingReadiness", "DRASchedulerFilterTimeout"]
+        {
+            let with_it = map(&[(name, true), ("GenericWorkload", true)]);
+            assert!(check(&with_it).is_ok(), "{name}: {:?}", check(&with_it));
+        }
+        // What 1.36 has no more, or never had.
+        for name in
+            ["TopologyAwareHints", "ServiceTrafficDistribution", "CSIMigrationPortworx", "CSIVolumeHealthMonitor"]
+        {
+            assert_eq!(check(&map(&[(name, true)])), Err(vec![GateError::Unknown(name.into())]));
+        }
+        let locked = check(&map(&[("PodSchedulingReadiness", false)])).unwrap_err();
+        assert_eq!(locked, [GateError::Locked { name: "PodSchedulingReadiness".into(), value: false }]);
+    }
+
+    #[test]
+    fn what_is_on_by_default_needs_its_gates_too() {
+        let refused = |entries: &[(&str, bool)]| -> Vec<String> {
+            check(&map(entries)).err().into_iter().flatten().map(|error| error.to_string()).collect()
+        };
+        assert_eq!(
+            refused(&[("NodeDeclaredFeatures", false)]),
+            [
+                "ExtendWebSocketsToKubelet",
+                "InPlacePodLevelResourcesVerticalScaling",
+                "InPlacePodVerticalScalingInitContainers",
+                "RestartAllContainersOnContainerExits"
+            ]
+            .map(|name| format!(
+                "{name} is enabled, but depends on features that are disabled: [NodeDeclaredFeatures]"
+            ))
         );
-        assert!(check(&map(&[("GracefulNodeShutdown", false)])).is_ok());
+        for (alone, together) in [
+            (("GracefulNodeShutdown", false), ("AllBeta", false)),
+            (("ContainerRestartRules", false), ("RestartAllContainersOnContainerExits", false)),
+            (("PodLevelResources", false), ("InPlacePodLevelResourcesVerticalScaling", false)),
+            (("ClusterTrustBundleProjection", true), ("ClusterTrustBundle", true)),
+            (("ResourceHealthStatus", false), ("ResourceHealthStatusMessage", false)),
+            (("WorkloadWithJob", true), ("GenericWorkload", true)),
+        ] {
+            assert!(!refused(&[alone]).is_empty(), "{alone:?}");
+            assert!(refused(&[alone, together]).is_empty(), "{alone:?} {:?}", refused(&[alone, together]));
+        }
+        let both = [("DRAWorkloadResourceClaims", true), ("NodeSwap", false)];
+        assert_eq!(refused(&both), ["cannot set feature gate NodeSwap to false, feature is locked to true"]);
+        assert!(refused(&[("AllAlpha", true)]).is_empty() && refused(&[("AllBeta", false)]).is_empty());
+        assert!(!refused(&[("AllAlpha", true), ("AllBeta", false)]).is_empty());
     }
 
     #[test]

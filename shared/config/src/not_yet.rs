@@ -10,7 +10,6 @@ use crate::kubelet_flags::KubeletFlags;
 #[expect(clippy::type_complexity, reason = "a table of names and predicates")]
 const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
     ("--experimental-mounter-path", |f| !f.experimental_mounter_path.is_empty()),
-    ("--experimental-allocatable-ignore-eviction", |f| f.experimental_allocatable_ignore_eviction),
     ("--housekeeping-interval", |f| f.housekeeping_interval != KubeletFlags::default().housekeeping_interval),
     ("--max-housekeeping-interval", |f| {
         f.max_housekeeping_interval != KubeletFlags::default().max_housekeeping_interval
@@ -46,7 +45,6 @@ const FIELDS: &[&str] = &[
     "topologyManagerPolicyOptions",
     "qosReserved",
     "makeIPTablesUtilChains",
-    "localStorageCapacityIsolation",
     "containerLogMaxSize",
     "containerLogMaxFiles",
     "containerLogMaxWorkers",
@@ -61,14 +59,21 @@ const FIELDS: &[&str] = &[
     "logging.options",
 ];
 
-/// Feature gates that something looks at; every other one is named when it is set to what is not its default.
+/// What the defaults already promise: every node is told at every start, whatever its configuration says.
+pub const BY_DEFAULT: &[&str] = &[
+    "eviction and limits of ephemeral storage",
+    "image garbage collection",
+    "rotation of container logs",
+    "utility chains of iptables",
+];
+
+/// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
-    "AllAlpha",
-    "AllBeta",
     "AllowDNSOnlyNodeCSR",
     "ComponentFlagz",
     "ComponentStatusz",
     "ContainerCheckpoint",
+    "ContainerStopSignals",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
@@ -105,10 +110,16 @@ pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String>
             names.push((*path).to_owned());
         }
     }
-    let defaults = FeatureGates::default();
-    for (gate, value) in &config.feature_gates {
-        if !GATES.contains(&gate.as_str()) && defaults.enabled(gate) != *value {
-            names.push(format!("featureGates[{gate}]"));
+    let enforced = config.enforce_node_allocatable.iter();
+    for part in enforced.filter(|part| !matches!(part.as_str(), "pods" | "none" | "")) {
+        names.push(format!("enforceNodeAllocatable[{part}]"));
+    }
+    let (defaults, gates) = (FeatureGates::default(), FeatureGates::from_map(&config.feature_gates));
+    for gate in crate::gates::GATES.iter().filter(|gate| !GATES.contains(&gate.name)) {
+        if gates.enabled(gate.name) != defaults.enabled(gate.name) {
+            // Nobody wrote the name of one that was switched with all of its stage.
+            let by = if config.feature_gates.contains_key(gate.name) { "" } else { " by its stage" };
+            names.push(format!("featureGates[{}]{by}", gate.name));
         }
     }
     names
@@ -136,6 +147,10 @@ mod tests {
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
+        // Works; and what another component looks at does nothing with upstream either.
+        config.feature_gates.insert("ContainerStopSignals".into(), true);
+        config.feature_gates.insert("GenericWorkload".into(), true);
+        config.enforce_node_allocatable = vec!["pods".into(), "system-reserved".into()];
         config.eviction_hard.insert("memory.available".into(), "1Gi".into());
         assert_eq!(
             named(&flags, &config),
@@ -144,8 +159,25 @@ mod tests {
                 "imageGCHighThresholdPercent",
                 "evictionHard",
                 "cpuManagerPolicy",
+                "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"
             ]
         );
+    }
+
+    #[test]
+    fn a_whole_stage_names_what_nobody_looks_at() {
+        let mut config = flag_defaults();
+        config.feature_gates.insert("AllAlpha".into(), true);
+        let named = named(&KubeletFlags::default(), &config);
+        for idle in ["CRIListStreaming", "EventedPLEG", "PodsAPI", "PodLevelResourceManagers"] {
+            assert!(named.contains(&format!("featureGates[{idle}] by its stage")), "{idle}: {named:?}");
+        }
+        for other in ["MemoryQoS", "ContainerStopSignals", "StorageVersionAPI", "AllAlpha", "ContextualLogging"] {
+            assert!(!named.iter().any(|name| name.contains(&format!("[{other}]"))), "{other}: {named:?}");
+        }
+        // A gate of the stage that is set back.
+        config.feature_gates.insert("EventedPLEG".into(), false);
+        assert!(!super::named(&KubeletFlags::default(), &config).iter().any(|name| name.contains("EventedPLEG")));
     }
 }

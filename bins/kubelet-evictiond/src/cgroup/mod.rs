@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_ipc::evictiond::{CgroupCpu, CgroupIo};
 
 pub use memory::{Memory, Swap, limit};
-pub use names::{container_candidates, of_process, pod_path, qos_levels};
+pub use names::{container_candidates, of_agent, of_process, pod_path, qos_levels};
 pub use pressure::{Line, Pressure, Psi};
 pub use v1::Mounts;
 

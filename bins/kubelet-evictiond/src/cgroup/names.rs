@@ -60,9 +60,35 @@ pub fn of_process(proc_cgroup: &str) -> Option<String> {
     (path != "/" && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then(|| path.to_owned())
 }
 
+/// The cgroup of the whole node agent, from that of this process: the launcher's, which all its daemons share, or the
+/// slice around the units, each of which is a cgroup of its own.
+pub fn of_agent(own: String) -> String {
+    match own.rsplit_once('/') {
+        Some((slice, UNIT)) if slice.ends_with(".slice") && !slice.ends_with("/system.slice") => slice.to_owned(),
+        _ => own,
+    }
+}
+
+/// This daemon's unit.
+const UNIT: &str = "kubelet-evictiond.service";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_whole_agent() {
+        for (own, agent) in [
+            ("/kubelet.slice/kubelet-evictiond.service", "/kubelet.slice"),
+            ("/system.slice/kubelet.service", "/system.slice/kubelet.service"),
+            // An operator's drop-in put the units beside all others: what the slice uses is not the agent's.
+            ("/system.slice/kubelet-evictiond.service", "/system.slice/kubelet-evictiond.service"),
+            ("/lab/node", "/lab/node"),
+            ("/kubelet-evictiond.service", "/kubelet-evictiond.service"),
+        ] {
+            assert_eq!(of_agent(own.to_owned()), agent);
+        }
+    }
     use proptest::prelude::*;
 
     #[test]

@@ -5,7 +5,8 @@ use bulkhead_config::FeatureGates;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
-use crate::runtime::podspec::{containers, host_network, init_containers};
+use crate::allocation::record::{Gates, same_level};
+use crate::runtime::podspec::{containers, host_network, init_containers, is_sidecar};
 
 /// Gates that admission asks about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,4 +56,50 @@ pub(super) fn check(pod: &Pod, features: &Features) -> Option<Rejection> {
     .collect();
     let message = || format!("Pod requires node features that are not available: {}", missing.join(", "));
     (!missing.is_empty()).then(|| Rejection::new("PodFeatureUnsupported", message()))
+}
+
+/// Features that a change of a pod needs and that this node does not declare, in the order of their names: resizes, for
+/// nothing else of a pod's features can change (upstream `InferForPodUpdate`).
+pub fn missing_for_update(before: &Pod, after: &Pod, gates: Gates) -> Vec<&'static str> {
+    let level = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.resources.clone());
+    let resizes_pod = !same_level(level(before).as_ref(), level(after).as_ref());
+    let resizes_init = init_containers(before).iter().zip(init_containers(after)).any(|(old, new)| {
+        old.name == new.name && !is_sidecar(old) && !same_level(old.resources.as_ref(), new.resources.as_ref())
+    });
+    [
+        (resizes_pod && !gates.pod_level, "InPlacePodLevelResourcesVerticalScaling"),
+        (resizes_init && !gates.init_containers, "InPlacePodVerticalScalingInitContainers"),
+    ]
+    .into_iter()
+    .filter_map(|(lacks, name)| lacks.then_some(name))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(level: &str, init: &str, sidecar: &str) -> Pod {
+        let requests = |cpu: &str| serde_json::json!({"requests": {"cpu": cpu}});
+        serde_json::from_value(serde_json::json!({"spec": {
+            "resources": requests(level),
+            "initContainers": [
+                {"name": "init", "resources": requests(init)},
+                {"name": "side", "restartPolicy": "Always", "resources": requests(sidecar)},
+            ],
+            "containers": [],
+        }}))
+        .unwrap()
+    }
+
+    #[test]
+    fn resizes_that_the_node_does_not_declare() {
+        let before = pod("1", "1", "1");
+        let (on, off) = (Gates::default(), Gates { init_containers: false, pod_level: false });
+        let both = ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+        assert_eq!(missing_for_update(&before, &pod("2", "2", "2"), off), both);
+        assert!(missing_for_update(&before, &pod("2", "2", "2"), on).is_empty());
+        assert_eq!(missing_for_update(&before, &pod("1", "2", "1"), off), both[1..]);
+        assert!(missing_for_update(&before, &pod("1000m", "1", "2"), off).is_empty(), "a sidecar, and the same amount");
+    }
 }

@@ -209,7 +209,10 @@ impl Engine {
         self.qos_soon(now);
         view::introduce(&self.node, uid, &pod, source);
         match before.filter(|_| kind != UpdateType::Create) {
-            Some(before) => self.resize_if_asked(uid, &before, now),
+            Some(before) => {
+                self.say_missing_features(&before, &pod);
+                self.resize_if_asked(uid, &before, now);
+            }
             None => self.node.allocations.take_up(uid, &pod),
         }
         // From here on it is the pod with what it was granted.

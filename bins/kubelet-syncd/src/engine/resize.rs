@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::main_loop::Engine;
 use super::node::NodeContext;
+use crate::admission::features::missing_for_update;
 use crate::admission::{self, Circumstances, Decision, Rejection};
 use crate::allocation::messages::{self, Told};
 use crate::allocation::pending::{Candidate, in_order};
@@ -117,6 +118,21 @@ impl Engine {
         }
         self.wait_for_resize(uid);
         self.retry_resizes(Trigger::PodUpdated, now);
+    }
+
+    /// A change that asks for what this node does not declare is told to whoever made it (upstream HandlePodUpdates).
+    pub(super) fn say_missing_features(&self, before: &Pod, after: &Pod) {
+        if !self.entrance.settings().features.declared {
+            return;
+        }
+        let missing = missing_for_update(before, after, self.node.allocations.gates());
+        if !missing.is_empty()
+            && let Ok(identity) = PodIdentity::of(after)
+        {
+            let message = format!("Pod requires node features that are not available: {}", missing.join(", "));
+            let reason = "FailedNodeDeclaredFeaturesCheck";
+            self.node.reporter.emit(PodEvent::pod(&identity, EventType::Warning, reason, message));
+        }
     }
 
     /// What was granted in this turn is on disk before anything comes of it.

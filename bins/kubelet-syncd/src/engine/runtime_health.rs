@@ -23,6 +23,8 @@ pub struct RuntimeHealth {
     /// It has answered at least once.
     pub known: bool,
     pub ready: bool,
+    /// It does not answer any more.
+    pub silent: bool,
     /// `<reason>: <message>` while not ready.
     pub reason: String,
     pub network_ready: bool,
@@ -84,6 +86,7 @@ impl RuntimeHealth {
         handlers.sort_by(|a, b| a.name.cmp(&b.name));
         RuntimeHealth {
             known: true,
+            silent: false,
             ready,
             reason,
             network_ready,
@@ -131,7 +134,7 @@ pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>, ans
                 if answered.borrow().is_none_or(|at| at.elapsed() > VALID) {
                     let reason = format!("container runtime status check may not have completed yet: {error}");
                     let was = health.borrow().clone();
-                    publish(&health, RuntimeHealth { ready: false, reason, ..was });
+                    publish(&health, RuntimeHealth { ready: false, silent: true, reason, ..was });
                 }
                 retry
             }

@@ -14,6 +14,7 @@ use super::{upkeep, view};
 use crate::housekeeping;
 use crate::pod_workers::UpdateType;
 use crate::pod_workers::state::Known;
+use crate::runtime::events::{EventSink as _, EventType, NodeEvent};
 
 /// Housekeeping while something is left over, and while nothing is.
 pub(super) const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
@@ -22,6 +23,16 @@ pub(super) const HOUSEKEEPING_IDLE: Duration = Duration::from_secs(60);
 pub(super) const GC_PERIOD: Duration = Duration::from_secs(60);
 /// The next one while a pod that nobody wants is about to be forgotten.
 const GC_AGAIN: Duration = Duration::from_secs(10);
+
+/// As upstream's list of errors is written.
+fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
+    let message = match errors {
+        [] => return None,
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    };
+    Some(NodeEvent { kind: EventType::Warning, reason: "ContainerGCFailed", message })
+}
 
 impl Engine {
     /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept.
@@ -182,12 +193,38 @@ impl Engine {
         });
         let (node, again) = (self.node.clone(), self.prune_again.clone());
         tokio::spawn(async move {
-            upkeep::collect_node(&node, &removable).await;
+            let health = node.health.borrow().clone();
+            let mut failed = Vec::new();
+            if health.silent {
+                // Nobody can say what is there, and nothing can be removed.
+                failed.push(health.reason);
+            } else {
+                upkeep::collect_node(&node, &removable).await;
+            }
             if let Some(known) = known
-                && !upkeep::prune_logs(&node, known).await
+                && let Err(error) = upkeep::prune_logs(&node, known).await
             {
                 again.store(true, Ordering::Relaxed);
+                failed.extend(error);
+            }
+            if let Some(event) = collection_failed(&failed) {
+                node.reporter.emit_node(event);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_event_for_all_that_failed() {
+        let of = |errors: &[&str]| {
+            collection_failed(&errors.iter().map(ToString::to_string).collect::<Vec<_>>()).map(|event| event.message)
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&["no answer"]).unwrap(), "no answer");
+        assert_eq!(of(&["no answer", "no folder"]).unwrap(), "[no answer, no folder]");
     }
 }

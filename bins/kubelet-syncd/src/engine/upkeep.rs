@@ -126,28 +126,31 @@ pub async fn prune(node: &NodeContext, keep: &HashSet<PodUid>) -> bool {
             tracing::warn!(error = &error as &dyn std::error::Error, "leftovers of pods could not be removed");
         }
     }
-    prune_logs(node, known).await && all
+    prune_logs(node, known).await.is_ok() && all
 }
 
-/// Log folders of pods that are not in `known`. False when some may be left.
-pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> bool {
+/// Log folders of pods that are not in `known`.
+///
+/// # Errors
+/// Some may be left; with a text where something is wrong, and not only somebody away.
+pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> Result<(), Option<String>> {
     let guard = match node.volnetd.guard("prune_logs") {
         Ok(guard) => guard,
         Err(error) => {
             tracing::debug!("logs stay for now: {error}");
-            return false;
+            return Err(None);
         }
     };
     let request = api::PruneLogsRequest { known_pod_uids: known, guard: Some(guard) };
     match node.volnetd.prune_logs(&CallContext::new(), request).await {
-        Ok(reply) if reply.removed.is_empty() => true,
+        Ok(reply) if reply.removed.is_empty() => Ok(()),
         Ok(reply) => {
             tracing::info!(removed = reply.removed.len(), "log folders of pods that are gone are removed");
-            true
+            Ok(())
         }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "log folders could not be removed");
-            false
+            Err((!error.is_transient()).then(|| error.to_string()))
         }
     }
 }

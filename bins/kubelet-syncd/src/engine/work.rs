@@ -19,6 +19,7 @@ use tracing::Instrument as _;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
+use crate::pleg::CacheError;
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
 use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::model::RuntimePod;
@@ -58,6 +59,17 @@ fn deadline_exceeded() -> Verdict {
 }
 
 pub(super) const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
+
+/// What is said of a pod that the runtime could not be asked about (upstream's words). None: it did not answer at all,
+/// which is no news of the pod, or this process ends.
+fn undetermined(error: &CacheError) -> Option<String> {
+    match error {
+        CacheError::Inspect { source, .. } if !source.is_unavailable() => {
+            Some(format!("error determining status: {source}"))
+        }
+        CacheError::Inspect { .. } | CacheError::Closed { .. } => None,
+    }
+}
 
 /// Does the work and says how it ended.
 ///
@@ -155,7 +167,7 @@ impl One {
     }
 
     /// A runtime that answers, and a picture of the pod that is newer than the end of the last work on it.
-    async fn runtime_pod(&self, last_sync: Option<Instant>) -> Step<Arc<RuntimePod>> {
+    async fn runtime_pod(&self, pod: Option<&Pod>, last_sync: Option<Instant>) -> Step<Arc<RuntimePod>> {
         let mut health = self.node.health.clone();
         if !health.borrow().ready {
             let reason = health.borrow().reason.clone();
@@ -174,6 +186,9 @@ impl One {
             Err(error) => {
                 self.why(format!("the runtime could not be asked about the pod, trying again: {error}"));
                 tracing::warn!(error = &error as &dyn std::error::Error, "state of the pod is not known");
+                if let (Some(pod), Some(text)) = (pod, undetermined(&error)) {
+                    self.event(pod, EventType::Warning, "FailedSync", text);
+                }
                 Err(FAILED)
             }
         }
@@ -210,7 +225,7 @@ impl One {
 
     async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
         self.node.first_seen(&self.uid);
-        let runtime = stages::during(Named::Inspect, self.runtime_pod(work.last_sync)).await?;
+        let runtime = stages::during(Named::Inspect, self.runtime_pod(Some(pod), work.last_sync)).await?;
         resize::note_progress(&self.node, &self.uid, pod, &runtime);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
@@ -263,13 +278,13 @@ impl One {
     }
 
     async fn terminating(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
-        let runtime = self.runtime_pod(work.last_sync).await?;
+        let runtime = self.runtime_pod(Some(pod), work.last_sync).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
         self.say_terminating(work.grace, &runtime);
         self.node.prober.stop_liveness_and_startup(&self.uid);
         self.kill(Some(pod), &runtime, work.grace).await?;
-        let after = self.stopped().await?;
+        let after = self.stopped(Some(pod)).await?;
         self.node.prober.remove_pod(&self.uid);
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &after, Stage::Stopped);
         view::publish(&self.node, &self.uid, pod, &after, &status, Stage::Stopped);
@@ -277,9 +292,9 @@ impl One {
     }
 
     async fn terminating_runtime(&self, grace: u64) -> Step<Outcome> {
-        let runtime = self.runtime_pod(None).await?;
+        let runtime = self.runtime_pod(None, None).await?;
         self.kill(None, &runtime, grace).await?;
-        self.stopped().await?;
+        self.stopped(None).await?;
         Ok(Outcome::Done)
     }
 
@@ -307,8 +322,8 @@ impl One {
     }
 
     /// The runtime's own word, after the kill, that nothing runs.
-    async fn stopped(&self) -> Step<Arc<RuntimePod>> {
-        let after = self.runtime_pod(Some(Instant::now())).await?;
+    async fn stopped(&self, pod: Option<&Pod>) -> Step<Arc<RuntimePod>> {
+        let after = self.runtime_pod(pod, Some(Instant::now())).await?;
         if let Some(left) = after.running().next() {
             self.why(format!("is ending: container {} still runs after it was stopped, trying again", left.name));
             tracing::warn!(container = left.name, "container still runs after it was stopped");
@@ -352,5 +367,27 @@ impl One {
             }
             Err(error) => Err(self.volnetd_failed(verb, &error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bulkhead_cri::{Code, CriError};
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_pod_that_cannot_be_inspected() {
+        let uid = PodUid::parse("u").unwrap();
+        let failed = |code| CacheError::Inspect {
+            uid: uid.clone(),
+            source: CriError { code, method: "PodSandboxStatus", message: "no such file".to_owned() },
+        };
+        assert_eq!(
+            undetermined(&failed(Code::Unknown)).unwrap(),
+            "error determining status: rpc error: code = Unknown desc = no such file"
+        );
+        assert_eq!(undetermined(&failed(Code::Unavailable)), None);
+        assert_eq!(undetermined(&CacheError::Closed { uid: uid.clone() }), None);
     }
 }

@@ -157,13 +157,7 @@ async fn work(
 
     let capacity = Capacity::read();
     let reserved = reserved(&config.kubelet.kube_reserved, &config.kubelet.system_reserved);
-    let resources = node_resources::of(
-        &capacity,
-        node_resources::file_system_size(&config.paths.root_dir),
-        config.pod_capacity(capacity.cpus),
-        &reserved,
-        &config.kubelet.eviction_hard,
-    );
+    let resources = node_resources::of_node(&config, &capacity, &reserved);
     let host = HostFacts::read(std::path::Path::new("/"));
     view.set_first(FirstParts {
         cri: cri.clone(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 
+use super::dynamic_resources;
 use super::env::{EnvError, Environment, expand_command};
 use super::image_volumes::ImageVolumes;
 use super::labels::{container_annotations, container_labels};
@@ -124,7 +125,7 @@ pub fn check(
     let mut parts = sub_paths(container, instance.environment)?;
     parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
-    mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
+    mounts(pod, container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     expand_command(container, instance.environment)?;
     security_context(pod, container, instance, facts)?;
@@ -152,7 +153,7 @@ pub fn container_config(
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: instance.environment.iter().cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
-        mounts: mounts(container, instance, facts)?,
+        mounts: mounts(pod, container, instance, facts)?,
         labels: container_labels(container, identity),
         annotations: container_annotations(container, pod, instance.restart_count),
         log_path: container_log_path(&container.name, instance.restart_count),
@@ -179,6 +180,7 @@ fn security_context(
 
 /// Volumes in the order of the spec, then the hosts file, then the termination message file.
 fn mounts(
+    pod: &Pod,
     container: &Container,
     instance: &Instance<'_>,
     facts: &NodeFacts,
@@ -189,6 +191,9 @@ fn mounts(
     }
     if container.resources.as_ref().and_then(|r| r.claims.as_ref()).is_some_and(|c| !c.is_empty()) {
         return Err(later("resources.claims (dynamic resource allocation)"));
+    }
+    if dynamic_resources::with_extended_resources(pod).contains(container.name.as_str()) {
+        return Err(later("extended resources from a ResourceClaim (dynamic resource allocation)"));
     }
     let mut mounts = Vec::new();
     let parts: BTreeMap<usize, String> =

@@ -33,6 +33,7 @@ pub mod container_config;
 mod cri_api;
 pub mod dns;
 pub mod downward;
+pub mod dynamic_resources;
 mod end;
 pub mod env;
 pub mod env_files;

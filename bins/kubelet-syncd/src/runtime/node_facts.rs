@@ -50,6 +50,8 @@ pub struct NodeFacts {
     pub env_files: bool,
     /// Gate `ContainerStopSignals`: containers may name the signal that stops them.
     pub stop_signals: bool,
+    /// Statuses say what the pod as a whole was given (gate InPlacePodLevelResourcesVerticalScaling).
+    pub pod_level_resize: bool,
     /// What a container without a limit may use (`resourceFieldRef`).
     pub allocatable: BTreeMap<String, Quantity>,
     /// Addresses of the node, primary first. Empty without an API server.
@@ -94,6 +96,7 @@ impl NodeFacts {
             hostname_override: true,
             env_files: true,
             stop_signals: false,
+            pod_level_resize: true,
             allocatable: BTreeMap::new(),
             host_ips: Vec::new(),
             handlers: BTreeMap::new(),

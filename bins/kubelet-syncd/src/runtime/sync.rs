@@ -27,6 +27,7 @@ use super::actions::{self, PodActions, ProbeResults};
 use super::backoff::{BackOffStore, CrashLoopBackOff, NoStore};
 use super::container_config::MountedVolumes;
 use super::dns::ResolvConf;
+use super::dynamic_resources;
 use super::end::primary_ip;
 use super::events::{EventSink, EventType, PodEvent};
 use super::hidden::Hidden;
@@ -234,6 +235,14 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             resize(identity, &actions.resize, sandbox, context, &mut result).await;
         }
         if !actions.create_sandbox && !actions.starts_containers() {
+            return result;
+        }
+        if actions.create_sandbox
+            && let Err(error) = dynamic_resources::prepare(pod)
+        {
+            // As upstream, no error of this sync: the pod is looked at again when its time has come.
+            let message = format!("Failed to prepare dynamic resources: prepare dynamic resources: {error}");
+            self.event(PodEvent::pod(identity, EventType::Warning, "FailedPrepareDynamicResources", message));
             return result;
         }
         let Some(plan) = self.plan_sandbox(pod, identity, actions.attempt, context, &actions, &mut result) else {

@@ -327,6 +327,30 @@ async fn garbage() {
     assert_eq!(w.fake.cri(), ["RemoveContainer a-old"]);
 }
 
+#[tokio::test]
+async fn a_pod_that_was_given_devices_is_held_back() {
+    let w = world();
+    let mut p = simple(&["a", "b"]);
+    p.status = serde_json::from_value(serde_json::json!({"extendedResourceClaimStatus": {
+        "resourceClaimName": "p-extended", "requestMappings": [
+            {"containerName": "b", "resourceName": "example.com/gpu", "requestName": "container-1-request-0"}]}}))
+    .unwrap();
+    let result = w.sync(&p, &RuntimePod::default()).await;
+    assert!(result.is_ok() && !result.did_work(), "it waits for its time, as with upstream: {result:?}");
+    assert_eq!(
+        w.fake.take(),
+        [
+            "event Warning FailedPrepareDynamicResources  Failed to prepare dynamic resources: prepare dynamic resources: \
+          claim p-extended: dynamic resource allocation is not in this version of the node yet"
+        ]
+    );
+    // Taken over from upstream with its sandbox: what needs no device runs, what needs one is not started without.
+    let result = w.sync(&p, &status(vec![])).await;
+    let errors: Vec<_> = result.actions.iter().map(|a| a.error.as_ref().map(|e| e.reason.as_str())).collect();
+    assert_eq!(errors, [None, Some("CreateContainerConfigError")]);
+    assert!(w.fake.cri().iter().all(|call| call != "CreateContainer s0 b"));
+}
+
 /// A container that needs the API server, in a pod that comes from there.
 fn named(container: serde_json::Value) -> Pod {
     let mut all = serde_json::json!({"name": "a", "image": "i"});

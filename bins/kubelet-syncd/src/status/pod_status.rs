@@ -65,10 +65,12 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         qos_class: Some(qos_class(pod).as_str().to_owned()),
         observed_generation: pod.metadata.generation.filter(|g| *g > 0),
         start_time: old.and_then(|o| o.start_time.clone()).or(Some(Time(seconds(input.now)))),
-        allocated_resources: Some(to_api(&pod_requests(pod, true))).filter(|r| !r.is_empty()),
-        resources: Some(pod_resources(input, old)),
         ..PodStatus::default()
     };
+    if input.facts.pod_level_resize {
+        status.allocated_resources = Some(to_api(&pod_requests(pod, true))).filter(|r| !r.is_empty());
+        status.resources = Some(pod_resources(input, old));
+    }
     set_container_statuses(input, old, &mut status);
     let all: Vec<ContainerStatus> =
         status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();

@@ -340,6 +340,11 @@ fn sums_of_resources() {
     let json = serde_json::to_value(&s).unwrap();
     assert_eq!(json["allocatedResources"], amounts);
     assert_eq!(json["resources"], serde_json::json!({"limits": amounts, "requests": amounts}));
+    // With gate InPlacePodLevelResourcesVerticalScaling off nothing is said of the pod as a whole.
+    w.facts.pod_level_resize = false;
+    let off = w.step();
+    assert_eq!((off.resources, off.allocated_resources), (None, None));
+    w.facts.pod_level_resize = true;
     assert_eq!(json["containerStatuses"][0]["allocatedResources"], amounts);
     assert_eq!(
         json["containerStatuses"][0]["volumeMounts"],

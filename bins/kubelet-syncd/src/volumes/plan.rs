@@ -182,7 +182,7 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 8] = [
+    let kinds: [(bool, &str); 23] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
@@ -191,6 +191,22 @@ fn kind_name(v: &Volume) -> &'static str {
         (v.fc.is_some(), "fc"),
         (v.git_repo.is_some(), "gitRepo"),
         (v.flex_volume.is_some(), "flexVolume"),
+        // Upstream hands these to a CSI driver, or has none of them any more.
+        (v.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
+        (v.azure_disk.is_some(), "azureDisk"),
+        (v.azure_file.is_some(), "azureFile"),
+        (v.cephfs.is_some(), "cephfs"),
+        (v.cinder.is_some(), "cinder"),
+        (v.flocker.is_some(), "flocker"),
+        (v.gce_persistent_disk.is_some(), "gcePersistentDisk"),
+        (v.glusterfs.is_some(), "glusterfs"),
+        (v.photon_persistent_disk.is_some(), "photonPersistentDisk"),
+        (v.portworx_volume.is_some(), "portworxVolume"),
+        (v.quobyte.is_some(), "quobyte"),
+        (v.rbd.is_some(), "rbd"),
+        (v.scale_io.is_some(), "scaleIO"),
+        (v.storageos.is_some(), "storageos"),
+        (v.vsphere_volume.is_some(), "vsphereVolume"),
     ];
     kinds.into_iter().find(|(there, _)| *there).map_or("of this kind", |(_, name)| name)
 }
@@ -236,5 +252,30 @@ mod tests {
         assert_eq!((image.name(), image.root()), ("image", VolumeRoot::Image));
         let claim = one(serde_json::json!({"persistentVolumeClaim": {"claimName": "c"}}), none);
         assert!(matches!(claim, VolumeKind::Impossible { kind: "persistentVolumeClaim", .. }), "{claim:?}");
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        for (kind, source) in [
+            ("awsElasticBlockStore", serde_json::json!({"volumeID": "v"})),
+            ("azureDisk", serde_json::json!({"diskName": "d", "diskURI": "u"})),
+            ("azureFile", serde_json::json!({"secretName": "s", "shareName": "s"})),
+            ("cephfs", serde_json::json!({"monitors": ["m"]})),
+            ("cinder", serde_json::json!({"volumeID": "v"})),
+            ("flocker", serde_json::json!({"datasetName": "d"})),
+            ("gcePersistentDisk", serde_json::json!({"pdName": "p"})),
+            ("glusterfs", serde_json::json!({"endpoints": "e", "path": "p"})),
+            ("photonPersistentDisk", serde_json::json!({"pdID": "p"})),
+            ("portworxVolume", serde_json::json!({"volumeID": "v"})),
+            ("quobyte", serde_json::json!({"registry": "r", "volume": "v"})),
+            ("rbd", serde_json::json!({"monitors": ["m"], "image": "i"})),
+            ("scaleIO", serde_json::json!({"gateway": "g", "system": "s", "secretRef": {"name": "n"}})),
+            ("storageos", serde_json::json!({"volumeName": "v"})),
+            ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
+        ] {
+            let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
+            let VolumeKind::Impossible { kind: named, why } = planned else { panic!("{kind}: {planned:?}") };
+            assert_eq!((named, why), (kind, format!("volumes of kind {kind} are not supported by this node yet")));
+        }
     }
 }

@@ -137,8 +137,9 @@ fn bind(pod_dir: BorrowedFd<'_>, volume: Volume<'_>, wanted: &SubPath) -> Result
 /// A handle to what is to be bound.
 fn resolve(volume: Volume<'_>, wanted: &SubPath) -> Result<OwnedFd, SubPathError> {
     let result = if wanted.create {
-        // As upstream: what is missing gets the permissions of the volume's root.
-        let mode = stat(volume.root)?.st_mode & 0o777;
+        // As upstream: what is missing gets the permissions of the volume's root. Its setgid bit hands the volume's group
+        // on to what is made below, and its sticky bit keeps users from each other's files.
+        let mode = stat(volume.root)?.st_mode & 0o7777;
         volume.handle_or_create(&wanted.path, mode)
     } else {
         volume.handle(Path::new(".").join(&wanted.path))

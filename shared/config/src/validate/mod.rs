@@ -111,9 +111,9 @@ impl Limits<'_> {
         if let Err(errors) = gates::check(&self.config.feature_gates) {
             for error in errors {
                 let (name, value) = match &error {
-                    gates::GateError::Unknown(name) => (name, self.config.feature_gates.get(name).copied()),
-                    gates::GateError::Locked { name, value } => (name, Some(*value)),
-                    gates::GateError::Dependency { name, .. } => (name, Some(true)),
+                    gates::GateError::Unknown(name) => (name.as_str(), self.config.feature_gates.get(name).copied()),
+                    gates::GateError::Locked { name, value } => (name.as_str(), Some(*value)),
+                    gates::GateError::Dependency { name, .. } => (*name, Some(true)),
                 };
                 let path = format!("featureGates[{name}]");
                 self.errors.push(FieldError::new(path, value.unwrap_or_default(), error.to_string()));

@@ -43,7 +43,7 @@ impl Volume<'_> {
 
     /// The same with directories made where they are missing. Links that are there already are followed as
     /// [`Volume::handle`] has it; in what is made none is, so a link that somebody puts in the way meanwhile is an error.
-    /// All are made with `mode` less the umask, and the innermost gets it exactly (upstream doSafeMakeDir).
+    /// Each that is made gets `mode` exactly, with its bits for setuid, setgid and sticky (upstream doSafeMakeDir).
     pub fn handle_or_create(&self, path: impl AsRef<Path>, mode: u32) -> Result<OwnedFd, OpenError> {
         let path = path.as_ref();
         let names: Vec<&OsStr> = path.components().map(|part| part.as_os_str()).collect();
@@ -56,15 +56,16 @@ impl Volume<'_> {
                 Err(error) => return Err(error),
             }
         };
-        for (i, name) in names.iter().enumerate().skip(exists) {
+        for name in names.iter().skip(exists) {
             let name = Path::new(name);
-            let made = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(mode)) {
+            // mkdir(2) leaves out what the umask has, and gives no setuid or setgid bit: the rest comes with chmod.
+            let made = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(mode & 0o777)) {
                 Ok(()) => true,
                 Err(Errno::EXIST) => false,
                 Err(errno) => return Err(io_error("creating the directory", path)(errno)),
             };
             here = beneath(here.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY, 0)?;
-            if made && i + 1 == names.len() {
+            if made {
                 // Through the handle: of whatever is there by now it is a directory inside the volume.
                 rustix::fs::chmod(format!("/proc/self/fd/{}", here.as_raw_fd()), Mode::from_raw_mode(mode))
                     .map_err(io_error("setting the mode of", path))?;
@@ -203,10 +204,11 @@ mod tests {
         let base = base_dir(&root).unwrap();
         let volume = volume(&base, None);
         for _ in 0..2 {
-            volume.handle_or_create("link/a/b", 0o777).unwrap();
+            volume.handle_or_create("link/a/b", 0o3777).unwrap();
         }
         let mode = |path: &str| std::fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o7777;
-        assert_eq!(mode("real/a/b"), 0o777, "past the umask");
+        assert_eq!((mode("real/a"), mode("real/a/b")), (0o3777, 0o3777), "past the umask, each");
+        assert_ne!(mode("real"), 0o3777, "what was there keeps its own");
         for same in ["", "."] {
             assert_eq!(inode(&volume.handle_or_create(same, 0o777).unwrap()), inode(&base));
         }
