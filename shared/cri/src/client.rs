@@ -17,6 +17,7 @@ use tracing::{Instrument as _, Span};
 use crate::containerd::service::events_client::EventsClient;
 use crate::containerd::tasks::tasks_client::TasksClient;
 use crate::error::CriError;
+use crate::first_output::FirstOutput;
 use crate::in_flight::InFlight;
 use crate::v1;
 use crate::v1::image_service_client::ImageServiceClient;
@@ -107,6 +108,8 @@ pub trait CallObserver: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct CriClient {
     runtime: RuntimeServiceClient<Channel>,
+    /// The same connection, for commands of whose output only the first part is wanted.
+    commands: RuntimeServiceClient<FirstOutput>,
     images: ImageServiceClient<Channel>,
     pub(crate) events: EventsClient<Channel>,
     pub(crate) tasks: TasksClient<Channel>,
@@ -141,6 +144,7 @@ impl CriClient {
         CriClient {
             events: EventsClient::new(runtime.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
             tasks: TasksClient::new(runtime.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            commands: RuntimeServiceClient::new(FirstOutput(runtime.clone())),
             runtime: RuntimeServiceClient::new(runtime).max_decoding_message_size(MESSAGE_BYTES_MAX),
             images: ImageServiceClient::new(images).max_decoding_message_size(MESSAGE_BYTES_MAX),
             deadlines,
@@ -300,9 +304,6 @@ calls! { runtime of "RuntimeService":
     /// The request's own time where it is longer than the usual deadline, as upstream.
     checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse,
         |d, r| Some(d.max(seconds(r.timeout)));
-    /// The command's own time and the usual deadline on top; a command without a limit has none here either.
-    exec_sync(ExecSyncRequest) -> ExecSyncResponse,
-        |d, r| if r.timeout == 0 { None } else { Some(d.saturating_add(seconds(r.timeout))) };
     exec(ExecRequest) -> ExecResponse, |d, _| Some(d);
     attach(AttachRequest) -> AttachResponse, |d, _| Some(d);
     port_forward(PortForwardRequest) -> PortForwardResponse, |d, _| Some(d);
@@ -310,6 +311,31 @@ calls! { runtime of "RuntimeService":
     list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse, |d, _| Some(d);
     pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, |d, _| Some(d);
     list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse, |d, _| Some(d);
+}
+
+calls! { commands of "RuntimeService":
+    /// Of each output the first [`crate::OUTPUT_BYTES_MAX`] bytes; no more of it is held at any time, however much there is.
+    /// The command's own time and the usual deadline on top; a command without a limit has none here either.
+    exec_sync(ExecSyncRequest) -> ExecSyncResponse, |d, r| exec_deadline(d, r);
+}
+
+fn exec_deadline(usual: Duration, request: &v1::ExecSyncRequest) -> Option<Duration> {
+    (request.timeout != 0).then(|| usual.saturating_add(seconds(request.timeout)))
+}
+
+impl CriClient {
+    /// As [`CriClient::exec_sync`], with the whole output: up to [`MESSAGE_BYTES_MAX`] in memory, twice while it is decoded.
+    pub async fn exec_sync_whole(&self, request: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse, CriError> {
+        let deadline = exec_deadline(self.deadlines.request, &request);
+        let mut client = self.runtime.clone();
+        let started = Instant::now();
+        let call = bounded("exec_sync", deadline, request, async |request| client.exec_sync(request).await);
+        let result = call.instrument(call_span("RuntimeService", "exec_sync")).await;
+        if let Some(observer) = &self.observer {
+            observer.call_ended("exec_sync", started.elapsed(), result.as_ref().err());
+        }
+        result
+    }
 }
 
 calls! { images of "ImageService":

@@ -6,6 +6,7 @@
 mod client;
 mod error;
 mod events;
+mod first_output;
 mod in_flight;
 mod redact;
 mod tasks;
@@ -13,6 +14,7 @@ mod tasks;
 pub use client::{CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX};
 pub use error::CriError;
 pub use events::{EventStream, ExecEnd, ExecEndStream, RuntimeEvent, RuntimeEventKind};
+pub use first_output::OUTPUT_BYTES_MAX;
 pub use tonic::Code;
 
 /// CRI `runtime.v1`: messages, clients, and servers for tests that stand in for a runtime.

@@ -49,6 +49,16 @@ impl RuntimeService for Runtime {
         Ok(Response::new(v1::ListContainersResponse { containers: vec![container; 6] }))
     }
 
+    async fn exec_sync(&self, request: Request<v1::ExecSyncRequest>) -> Result<Response<v1::ExecSyncResponse>, Status> {
+        match &request.get_ref().cmd[..] {
+            [one] if one == "fail" => Err(Status::deadline_exceeded("the command's time is up")),
+            _ => {
+                let (stdout, stderr) = (vec![b'o'; 20 << 20], vec![b'e'; 3]);
+                Ok(Response::new(v1::ExecSyncResponse { stdout, stderr, exit_code: 3 }))
+            }
+        }
+    }
+
     async fn get_container_events(
         &self,
         _: Request<v1::GetEventsRequest>,
@@ -232,4 +242,22 @@ async fn events_come_in_order_and_the_end_is_an_error() {
     assert!(refused.is_unimplemented(), "{refused:?}");
     let refused = client.containerd_events("k8s.io").next().await.unwrap().unwrap_err();
     assert!(refused.is_unimplemented(), "{refused:?}");
+}
+
+/// More than a message may have: of a command's output the first part is taken, and the rest is nobody's memory.
+#[tokio::test(flavor = "current_thread")]
+async fn of_a_command_s_output_the_first_part_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("runtime.sock");
+    let server = serve(&path, "a", None);
+    let client = CriClient::new(Arc::new(DirectConnector(path)), CriDeadlines::default());
+    let request = |command: &str| v1::ExecSyncRequest { cmd: vec![command.to_owned()], ..Default::default() };
+    let reply = client.exec_sync(request("write")).await.unwrap();
+    assert_eq!((reply.exit_code, reply.stderr.as_slice()), (3, &b"eee"[..]));
+    assert_eq!((reply.stdout.len(), reply.stdout.capacity() < 1 << 20), (bulkhead_cri::OUTPUT_BYTES_MAX, true));
+    let error = client.exec_sync(request("fail")).await.unwrap_err();
+    assert!(error.is_deadline_exceeded(), "what the runtime says of a failure comes through: {error}");
+    let whole = client.exec_sync_whole(request("write")).await.unwrap_err();
+    assert!(whole.to_string().contains("too large"), "{whole}");
+    server.abort();
 }

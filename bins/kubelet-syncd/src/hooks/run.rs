@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bulkhead_cri::OUTPUT_BYTES_MAX;
 use k8s_openapi::api::core::v1::{ExecAction, LifecycleHandler, SleepAction};
 
 use super::metrics::Sleeping;
@@ -10,9 +11,6 @@ use super::{Hook, http};
 use crate::runtime::events::EventSink;
 use crate::runtime::ports::RuntimeApi;
 use crate::sources::validation::field::quote;
-
-/// Bytes of a command's output that a failure tells of.
-const OUTPUT_BYTES_MAX: usize = 10 << 10;
 
 /// A hook that did not succeed; the text is upstream's, for the status.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

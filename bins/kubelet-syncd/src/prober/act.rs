@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::version::MINOR;
-use bulkhead_cri::{CriClient, CriError, v1};
+use bulkhead_cri::{CriClient, CriError, OUTPUT_BYTES_MAX, v1};
 use bulkhead_types::{ContainerId, GoDuration, PodUid};
 
 use tokio::time::Instant;
@@ -19,8 +19,6 @@ use crate::http_get::{self, Get, GetErrorKind};
 
 /// Tries of one probe, as long as they end in an error of the prober.
 const TRIES: usize = 3;
-/// More of a command's output is not looked at (upstream `pkg/probe/exec/exec.go`).
-const OUTPUT_BYTES_MAX: usize = 10 << 10;
 /// Beyond its own time a command gets so long from the runtime to be ended and told of.
 const EXEC_SLACK: Duration = Duration::from_secs(10);
 /// How long the runtime may take to say that it is there.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`worker`] | when one probe is made, and what its results come to |
 //! | [`schedule`] | who is due when |
+//! | [`slots`] | how many are made at a time, and whose turn it is |
 //! | [`table`] | all of them together, what of their pods they see, what has changed |
 //! | [`spec`] | what a probe of a spec asks for |
 //! | [`act`], [`grpc`] | how it is made, and in which words it fails |
@@ -23,6 +24,7 @@ pub mod journal;
 pub mod leftover;
 pub mod metrics;
 pub mod schedule;
+pub mod slots;
 pub mod spec;
 pub mod table;
 pub mod worker;
@@ -37,7 +39,7 @@ use bulkhead_types::{ContainerId, PodUid};
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -46,6 +48,7 @@ use journal::{ProbeStore, Restored};
 use leftover::Leftovers;
 use metrics::ProbeMetrics;
 use schedule::WorkerId;
+use slots::Slots;
 use table::{Began, Table};
 
 use crate::runtime::actions::ProbeResults;
@@ -53,8 +56,11 @@ use crate::runtime::events::EventSink;
 use crate::runtime::model::RuntimePod;
 use spec::Action;
 
-/// Connections of probes at a time; who comes later waits, its own time has not begun. Commands need none.
+/// Connections of probes at a time; who comes later waits, its own time has not begun.
 const CONNECTIONS: usize = 512;
+/// Commands of probes at a time: each is a process that the runtime starts. Twice the pods that a node has by default, so
+/// that one of each pod always finds room.
+const COMMANDS: usize = 256;
 /// Counts below a threshold are written at most this often.
 const COUNTS_EVERY: Duration = Duration::from_secs(1);
 /// With nothing due the task sleeps for this long.
@@ -157,11 +163,17 @@ struct Made {
     took: Duration,
 }
 
-async fn make(ports: (&CriClient, &Leftovers), connections: &Semaphore, worker: WorkerId, attempt: Attempt) -> Made {
+/// What bounds the probes that are made at a time.
+struct Bounds {
+    connections: Slots,
+    commands: Slots,
+}
+
+async fn make(ports: (&CriClient, &Leftovers), bounds: &Bounds, worker: WorkerId, attempt: Attempt) -> Made {
     let (cri, leftovers) = ports;
-    let is_command = matches!(attempt.spec.action, Action::Exec { .. });
-    // Never closed; were it, probes would go unbounded rather than stop.
-    let _connection = if is_command { None } else { connections.acquire().await.ok() };
+    let slots = if matches!(attempt.spec.action, Action::Exec { .. }) { &bounds.commands } else { &bounds.connections };
+    let _slot = slots.take(&attempt.pod).await;
+    // Waiting for its turn is no time of the probe's.
     let began = Instant::now();
     let outcome = act::probe(cri, leftovers, &attempt).await;
     Made { worker, outcome, took: began.elapsed() }
@@ -175,7 +187,7 @@ pub async fn run(
     events: Arc<dyn EventSink>,
     store: Arc<dyn ProbeStore>,
 ) {
-    let connections = Semaphore::new(CONNECTIONS);
+    let bounds = Bounds { connections: Slots::new(CONNECTIONS), commands: Slots::new(COMMANDS) };
     let mut made = FuturesUnordered::new();
     let mut saving: Option<(JoinHandle<()>, HashSet<PodUid>)> = None;
     let mut counts_at = Instant::now();
@@ -196,7 +208,7 @@ pub async fn run(
             (due, [table.next(), counts].into_iter().flatten().min().unwrap_or(now + LONG))
         };
         for (worker, attempt) in due {
-            made.push(make((&cri, &leftovers), &connections, worker, attempt));
+            made.push(make((&cri, &leftovers), &bounds, worker, attempt));
         }
         if sleep.deadline() != next {
             sleep.as_mut().reset(next);

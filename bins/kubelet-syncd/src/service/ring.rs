@@ -5,15 +5,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::syncd::Event;
+use prost::Message as _;
 use tokio::sync::watch;
 
 /// Events kept; the oldest goes first.
 const CAPACITY: usize = 1024;
+/// And so many bytes of them: most have 200, one with a command's output has 10 KiB, and a runtime's error may have more.
+const BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, Default)]
 struct Inner {
     seq: u64,
     events: VecDeque<Event>,
+    /// What they take as messages.
+    bytes: usize,
 }
 
 /// Shared by everything that has something to report.
@@ -39,10 +44,12 @@ impl EventRing {
         let mut inner = self.inner();
         inner.seq += 1;
         event.cursor = Some(Cursor { epoch: self.epoch, seq: inner.seq });
-        if inner.events.len() >= CAPACITY {
-            inner.events.pop_front();
-        }
+        inner.bytes += event.encoded_len();
         inner.events.push_back(event.clone());
+        while inner.events.len() > CAPACITY || inner.bytes > BYTES_MAX {
+            let Some(oldest) = inner.events.pop_front() else { break };
+            inner.bytes = inner.bytes.saturating_sub(oldest.encoded_len());
+        }
         let seq = inner.seq;
         drop(inner);
         self.changed.send_replace(seq);
@@ -90,5 +97,17 @@ mod tests {
         let last = all.last().unwrap().cursor.unwrap();
         assert_eq!((last.epoch, last.seq), (7, (CAPACITY + 10) as u64));
         assert!(ring.after(last.seq, 9).is_empty());
+    }
+
+    #[test]
+    fn bounded_in_bytes_too() {
+        let ring = EventRing::new(7);
+        for _ in 0..200 {
+            ring.push(Event { message: "x".repeat(100 << 10), ..Event::default() });
+        }
+        let all = ring.after(0, usize::MAX);
+        assert!(all.iter().map(|event| event.message.len()).sum::<usize>() <= BYTES_MAX);
+        assert_eq!((all.len(), all[0].dropped), (40, 160), "as many as there is room for, and honest about the others");
+        assert_eq!(all.last().unwrap().cursor.unwrap().seq, 200, "the newest are kept");
     }
 }

@@ -29,8 +29,9 @@ use crate::service::PodHub;
 use crate::sources::Sources;
 use lookup::{Candidate, Named};
 
-/// Commands of `Run` at once. Each may hold the output that the runtime answers with, up to 16 MiB.
-const RUNS: usize = 32;
+/// Commands of `Run` at once. Each may hold the output that the runtime answers with, up to 16 MiB, twice while it is decoded:
+/// the process's memory (`bulkhead_privileges`) has room for so many.
+const RUNS: usize = 8;
 /// How long a request waits for what this process has to learn after its start, and how often it looks.
 const START: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(50);
@@ -324,7 +325,7 @@ impl StreamsApi {
         let found = parts.container(request.place, RUN).await?;
         let ask = |cri: CriClient, id: ContainerId| {
             let (container_id, cmd) = (id.to_string(), request.command.clone());
-            async move { cri.exec_sync(v1::ExecSyncRequest { container_id, cmd, timeout: 0 }).await }
+            async move { cri.exec_sync_whole(v1::ExecSyncRequest { container_id, cmd, timeout: 0 }).await }
         };
         parts.call(&found, RUN, ask).await
     }
