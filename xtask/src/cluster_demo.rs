@@ -19,9 +19,11 @@ const PORT: u16 = 8080;
 /// # Errors
 /// The step that failed and why.
 pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
-    tour.step("Control plane: an API server in this process, of the kind that the tests use");
+    tour.step("Control plane: an API server of the kind that the tests use");
     cluster::ensure_kubectl(&|line| tour.say(line))?;
     let cluster = lab.cluster()?;
+    // Somebody has to bind the pod.
+    cluster.start_controllers()?;
     tour.say(&format!(
         "{} ({})",
         cluster.url(),

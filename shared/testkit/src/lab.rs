@@ -28,7 +28,7 @@ const TURN: &str = "turn";
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const MACHINE: &str = "machine";
 /// Below /var/lib rather than /tmp: the node refuses configuration that lies in folders which others may write.
-const FOLDERS: &str = "/var/lib/bulkhead-lab";
+pub(crate) const FOLDERS: &str = "/var/lib/bulkhead-lab";
 
 /// A laboratory; clones share it, the last one to go tears it down.
 #[derive(Debug, Clone)]

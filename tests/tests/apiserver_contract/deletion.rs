@@ -2,9 +2,8 @@
 
 use super::*;
 
-#[test]
-fn a_pod_ends_in_two_steps() -> Result<()> {
-    let place = Place::new("graceful")?;
+pub fn a_pod_ends_in_two_steps(server: Server) -> Result<()> {
+    let place = Place::new("graceful", server)?;
     let client = place.client();
     let created = place.create(&pod("a", "node-a"))?;
     let uid = created["metadata"]["uid"].clone();
@@ -40,9 +39,8 @@ fn a_pod_ends_in_two_steps() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_nobody_looks_after_goes_at_once_and_finalizers_hold() -> Result<()> {
-    let place = Place::new("deletion")?;
+pub fn what_nobody_looks_after_goes_at_once_and_finalizers_hold(server: Server) -> Result<()> {
+    let place = Place::new("deletion", server)?;
     let client = place.client();
     place.create(&pod("unscheduled", ""))?;
     client.request("DELETE", &format!("{PODS}/unscheduled"), &[], b"")?.success()?;

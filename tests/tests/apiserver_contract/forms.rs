@@ -2,9 +2,8 @@
 
 use super::*;
 
-#[test]
-fn only_what_both_sides_understand_is_spoken() -> Result<()> {
-    let place = Place::new("forms")?;
+pub fn only_what_both_sides_understand_is_spoken(server: Server) -> Result<()> {
+    let place = Place::new("forms", server)?;
     let client = place.client();
     place.create(&map("a", "1"))?;
     let path = format!("{MAPS}/a");

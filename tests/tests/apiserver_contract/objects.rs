@@ -2,9 +2,8 @@
 
 use super::*;
 
-#[test]
-fn a_pod_is_stored_as_the_real_server_completes_it() -> Result<()> {
-    let place = Place::new("defaults")?;
+pub fn a_pod_is_stored_as_the_real_server_completes_it(server: Server) -> Result<()> {
+    let place = Place::new("defaults", server)?;
     let mut wanted = pod("a", "node-a");
     wanted["spec"]["containers"][0]["readinessProbe"] = json!({"httpGet": {"port": 80}});
     wanted["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "0.5"}});
@@ -46,9 +45,8 @@ fn a_pod_is_stored_as_the_real_server_completes_it() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn refusals_are_worded_and_typed() -> Result<()> {
-    let place = Place::new("refusals")?;
+pub fn refusals_are_worded_and_typed(server: Server) -> Result<()> {
+    let place = Place::new("refusals", server)?;
     let client = place.client();
     let message = refused(&client.get(&format!("{PODS}/none"))?, 404, "NotFound");
     assert_eq!(message, "pods \"none\" not found");
@@ -87,9 +85,8 @@ fn refusals_are_worded_and_typed() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn writes_are_guarded_by_version_and_uid() -> Result<()> {
-    let place = Place::new("locks")?;
+pub fn writes_are_guarded_by_version_and_uid(server: Server) -> Result<()> {
+    let place = Place::new("locks", server)?;
     let client = place.client();
     let first = place.create(&map("a", "1"))?;
     let path = format!("{MAPS}/a");
@@ -124,9 +121,8 @@ fn writes_are_guarded_by_version_and_uid() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn every_patch_type() -> Result<()> {
-    let place = Place::new("patches")?;
+pub fn every_patch_type(server: Server) -> Result<()> {
+    let place = Place::new("patches", server)?;
     let client = place.client();
     place.create(&pod("a", "node-a"))?;
     let path = format!("{PODS}/a");
@@ -172,9 +168,8 @@ fn every_patch_type() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_status_and_a_specification_are_written_apart() -> Result<()> {
-    let place = Place::new("status")?;
+pub fn a_status_and_a_specification_are_written_apart(server: Server) -> Result<()> {
+    let place = Place::new("status", server)?;
     let client = place.client();
     place.create(&pod("a", "node-a"))?;
     let path = format!("{PODS}/a");
@@ -194,8 +189,9 @@ fn a_status_and_a_specification_are_written_apart() -> Result<()> {
         .patch(&format!("{path}/status"), "merge-patch", &json!({"status": {"observedGeneration": null}}))?
         .success()?;
     assert_eq!(cleared["status"]["observedGeneration"], 1, "it cannot be cleared");
-    let wrong = json!({"status": {"podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.1"}]}});
-    refused(&client.patch(&format!("{path}/status"), "merge-patch", &wrong)?, 422, "Invalid");
+    let differ = json!({"status": {"podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.1"}]}});
+    let taken = client.patch(&format!("{path}/status"), "merge-patch", &differ)?.success()?;
+    assert_eq!(taken["status"]["podIPs"], json!([{"ip": "10.0.0.2"}]), "of two that differ the single one counts");
 
     let node =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"cpu": "2"}}});
@@ -228,10 +224,10 @@ fn a_status_and_a_specification_are_written_apart() -> Result<()> {
 }
 
 /// Takes away what the server fills in by itself.
-#[test]
-fn a_resize_changes_cpu_and_memory_and_nothing_else() -> Result<()> {
-    let place = Place::new("resize")?;
+pub fn a_resize_changes_cpu_and_memory_and_nothing_else(server: Server) -> Result<()> {
+    let place = Place::new("resize", server)?;
     let client = place.client();
+    place.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}))?;
     let mut wanted = pod("a", "node-a");
     wanted["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "100m", "memory": "1Gi"}});
     let name = wanted["spec"]["containers"][0]["name"].clone();
@@ -325,9 +321,8 @@ fn without_defaults(mut spec: Value) -> Value {
     spec
 }
 
-#[test]
-fn recorded_pods_are_completed_as_the_recorded_server_did() -> Result<()> {
-    let place = Place::new("recorded")?;
+pub fn recorded_pods_are_completed_as_the_recorded_server_did(server: Server) -> Result<()> {
+    let place = Place::new("recorded", server)?;
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let mut seen = 0;
     for entry in std::fs::read_dir(&recordings).with_context(|| format!("reading {}", recordings.display()))? {
@@ -349,5 +344,93 @@ fn recorded_pods_are_completed_as_the_recorded_server_did() -> Result<()> {
         seen += 1;
     }
     ensure!(seen > 20, "only {seen} recordings");
+    Ok(())
+}
+
+pub fn bodies_are_decoded_by_their_types(server: Server) -> Result<()> {
+    let place = Place::new("typed", server)?;
+    let client = place.client();
+    let post = |path: &str, object: &Value| client.send_json("POST", path, object);
+    let mut wrong = pod("a", "node-a");
+    wrong["spec"]["containers"][0]["image"] = json!(1);
+    let message = refused(&post(PODS, &wrong)?, 400, "BadRequest");
+    assert!(message.contains("cannot unmarshal number"), "{message}");
+    let mut unknown = pod("a", "node-a");
+    unknown["spec"]["unheardOf"] = json!(true);
+    let warned = post(&format!("{PODS}?dryRun=All&fieldValidation=Warn"), &unknown)?;
+    let warning = warned.headers.get("warning").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    assert!(warned.status == 201 && warning.contains("unknown field \\\"spec.unheardOf\\\""), "{warning}");
+    let message = refused(&post(&format!("{PODS}?fieldValidation=Strict"), &unknown)?, 400, "BadRequest");
+    assert!(message.contains("strict decoding error: unknown field \"spec.unheardOf\""), "{message}");
+    let stored = post(&format!("{PODS}?fieldValidation=Ignore"), &unknown)?.success()?;
+    assert!(stored["spec"].get("unheardOf").is_none(), "what is unknown is not kept");
+    Ok(())
+}
+
+pub fn empty_fields_are_left_out_and_times_have_their_form(server: Server) -> Result<()> {
+    let place = Place::new("empty", server)?;
+    let client = place.client();
+    let mut wanted = pod("a", "node-a");
+    wanted["metadata"]["annotations"] = json!({});
+    wanted["spec"]["containers"][0]["args"] = json!([]);
+    wanted["spec"]["containers"][0]["env"] = json!([{"name": "E", "value": ""}]);
+    wanted["spec"]["nodeSelector"] = json!({});
+    wanted["spec"]["subdomain"] = json!("");
+    wanted["spec"]["hostNetwork"] = json!(false);
+    wanted["spec"]["securityContext"] = json!({});
+    let stored = place.create(&wanted)?;
+    let (spec, main) = (&stored["spec"], &stored["spec"]["containers"][0]);
+    assert!(stored["metadata"].get("annotations").is_none() && main.get("args").is_none(), "{stored}");
+    assert!(["nodeSelector", "subdomain", "hostNetwork"].iter().all(|field| spec.get(field).is_none()), "{spec}");
+    assert_eq!((&main["env"], &spec["securityContext"]), (&json!([{"name": "E"}]), &json!({})));
+    let created = stored["metadata"]["creationTimestamp"].as_str().unwrap_or_default();
+    assert_eq!(
+        (created.len(), created.ends_with('Z')),
+        ("2026-01-01T00:00:00Z".len(), true),
+        "whole seconds: {created}"
+    );
+
+    // Fractions of seconds are dropped where a time has none, and other zones become UTC.
+    let status = json!({"status": {"startTime": "2026-01-01T01:00:00.5+01:00", "conditions": [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00.999Z"}]}});
+    let path = format!("{PODS}/a/status");
+    let pod = client.patch(&path, "strategic-merge-patch", &status)?.success()?;
+    assert_eq!(pod["status"]["startTime"], "2026-01-01T00:00:00Z");
+    let ready = |pod: &Value| {
+        let all = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|one| one["type"] == "Ready").unwrap_or_default()
+    };
+    assert_eq!(ready(&pod)["lastTransitionTime"], "2026-01-01T00:00:00Z");
+    assert!(ready(&pod).get("lastProbeTime").is_some_and(Value::is_null), "a time that is never left out: {pod}");
+
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l", "namespace": "default"},
+        "spec": {"holderIdentity": "h", "renewTime": "2026-01-01T00:00:00.123456Z"}});
+    let lease = place.create(&lease)?;
+    assert_eq!(lease["spec"]["renewTime"], "2026-01-01T00:00:00.123456Z", "microseconds");
+    Ok(())
+}
+
+pub fn managers_of_fields_are_noted(server: Server) -> Result<()> {
+    let place = Place::new("managers", server)?;
+    let client = place.client();
+    let made = place.create(&map("a", "1"))?;
+    let entries = |object: &Value| object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let first = entries(&made);
+    assert_eq!(first.len(), 1, "{made}");
+    assert_eq!(
+        (first[0]["manager"].as_str(), first[0]["operation"].as_str(), first[0]["fieldsType"].as_str()),
+        (Some("bulkhead-testkit"), Some("Update"), Some("FieldsV1"))
+    );
+    assert_eq!(first[0]["apiVersion"], "v1");
+    assert!(first[0]["time"].is_string());
+    let path = format!("{MAPS}/a");
+    let changed = client.patch(&format!("{path}?fieldManager=other"), "merge-patch", &json!({"data": {"x": "1"}}))?;
+    let managers: Vec<_> = entries(&changed.success()?).iter().map(|one| one["manager"].clone()).collect();
+    assert_eq!(managers, ["bulkhead-testkit", "other"]);
+    // Given as an empty one they are forgotten.
+    let mut stripped = place.get("configmaps", "default", "a")?;
+    stripped["metadata"]["managedFields"] = json!([{}]);
+    let stripped = client.send_json("PUT", &path, &stripped)?.success()?;
+    assert!(entries(&stripped).is_empty(), "{stripped}");
     Ok(())
 }

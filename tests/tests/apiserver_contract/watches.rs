@@ -2,9 +2,8 @@
 
 use super::*;
 
-#[test]
-fn lists_select_and_page() -> Result<()> {
-    let place = Place::new("lists")?;
+pub fn lists_select_and_page(server: Server) -> Result<()> {
+    let place = Place::new("lists", server)?;
     let client = place.client();
     for (name, node) in [("a", "node-a"), ("b", "node-b"), ("c", "node-a")] {
         place.create(&pod(name, node))?;
@@ -33,9 +32,8 @@ fn lists_select_and_page() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_watch_tells_every_change_from_where_it_was_asked_to() -> Result<()> {
-    let place = Place::new("watch")?;
+pub fn a_watch_tells_every_change_from_where_it_was_asked_to(server: Server) -> Result<()> {
+    let place = Place::new("watch", server)?;
     let client = place.client();
     let first = place.create(&map("a", "1"))?;
     let mut from_there = client.watch(&format!("{MAPS}?resourceVersion={}", version(&first)))?;
@@ -62,9 +60,8 @@ fn a_watch_tells_every_change_from_where_it_was_asked_to() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_watch_follows_its_selector() -> Result<()> {
-    let place = Place::new("selector")?;
+pub fn a_watch_follows_its_selector(server: Server) -> Result<()> {
+    let place = Place::new("selector", server)?;
     let client = place.client();
     let mut mine = client.watch("/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a")?;
     place.create(&pod("other", "node-b"))?;
@@ -94,9 +91,8 @@ fn a_watch_follows_its_selector() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn initial_events_end_with_a_bookmark() -> Result<()> {
-    let place = Place::new("initial")?;
+pub fn initial_events_end_with_a_bookmark(server: Server) -> Result<()> {
+    let place = Place::new("initial", server)?;
     let client = place.client();
     let last = place.create(&map("a", "1"))?;
     let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&fieldSelector=metadata.name%3Da";
@@ -116,10 +112,10 @@ fn initial_events_end_with_a_bookmark() -> Result<()> {
 
 #[test]
 fn a_version_that_is_forgotten_is_gone_and_bookmarks_keep_watches_fresh() -> Result<()> {
-    // A real server forgets after minutes: about the stand-in alone.
+    // How much is remembered, and how often a bookmark comes, is the stand-in's alone to say.
     let config =
         Config { history: 3, bookmark_every: Duration::from_millis(50), scheduler: false, ..Config::default() };
-    let place = Place::with("gone", config, true)?;
+    let place = Place::with("gone", config, Server::StandIn)?;
     let client = place.client();
     let first = place.create(&map("a", "0"))?;
     for value in ["1", "2", "3", "4", "5"] {
@@ -154,5 +150,37 @@ fn a_version_that_is_forgotten_is_gone_and_bookmarks_keep_watches_fresh() -> Res
         let message = refused(&client.get(&format!("{MAPS}?limit=1&continue={token}"))?, 410, "Expired");
         assert!(message.starts_with("The provided continue parameter is too old"), "{message}");
     }
+    Ok(())
+}
+
+pub fn a_version_of_zero_is_whatever_is_at_hand(server: Server) -> Result<()> {
+    let place = Place::new("zero", server)?;
+    let client = place.client();
+    let made = place.create(&map("a", "1"))?;
+    let named = "fieldSelector=metadata.name%3Da";
+    // Perhaps of a moment ago.
+    let list = bulkhead_testkit::eventually("the cache has it", SHORT, || {
+        let list = client.get(&format!("{MAPS}?resourceVersion=0&{named}"))?.success()?;
+        ensure!(list["items"].as_array().is_some_and(|all| all.len() == 1), "{list}");
+        Ok(list)
+    })?;
+    assert!(version(&list) >= version(&made), "{}", list["metadata"]);
+    let one = client.get(&format!("{MAPS}/a?resourceVersion=0"))?.success()?;
+    assert_eq!(one["metadata"]["resourceVersion"], made["metadata"]["resourceVersion"]);
+    // A limit is no limit for what comes out of the cache.
+    place.create(&map("b", "1"))?;
+    bulkhead_testkit::eventually("the cache has both", SHORT, || {
+        let list = client.get(&format!("{MAPS}?resourceVersion=0&limit=1"))?.success()?;
+        let all = list["items"].as_array().map_or(0, Vec::len);
+        ensure!(all >= 2 && list["metadata"].get("continue").is_none(), "{all} and {}", list["metadata"]);
+        Ok(())
+    })?;
+    let mut events = client.watch(&format!("{MAPS}?resourceVersion=0&{named}"))?;
+    assert_eq!(events.expect(SHORT)?.kind, "ADDED", "what there is comes first");
+    let ahead = version(&made) + 1_000_000;
+    let message = refused(&client.get(&format!("{MAPS}?resourceVersion={ahead}"))?, 504, "Timeout");
+    assert!(message.contains("Too large resource version"), "{message}");
+    let exact = client.get(&format!("{MAPS}?resourceVersion=0&resourceVersionMatch=Exact"))?;
+    refused(&exact, 422, "Invalid");
     Ok(())
 }

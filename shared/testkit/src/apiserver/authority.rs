@@ -27,7 +27,8 @@ pub struct Pair {
 /// The cluster's certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    certificate: rcgen::Certificate,
+    pem: String,
+    der: CertificateDer<'static>,
 }
 
 impl std::fmt::Debug for Authority {
@@ -50,15 +51,27 @@ impl Authority {
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::CrlSign];
         valid_for(&mut params, LONG_AGO, 10 * YEAR);
         let certificate = params.self_signed(&key).context("signing the authority's certificate")?;
-        Ok(Self { issuer: Issuer::new(params, key), certificate })
+        Ok(Self { issuer: Issuer::new(params, key), pem: certificate.pem(), der: certificate.der().clone() })
+    }
+
+    /// One that was made before, by its certificate and key in PEM.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn load(pem: &str, key: &str) -> Result<Self> {
+        use rustls::pki_types::pem::PemObject as _;
+        let key = KeyPair::from_pem(key).context("reading the authority's key")?;
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).context("reading the authority's certificate")?;
+        let issuer = Issuer::from_ca_cert_pem(pem, key).context("reading the authority's certificate")?;
+        Ok(Self { issuer, pem: pem.to_owned(), der })
     }
 
     pub fn pem(&self) -> String {
-        self.certificate.pem()
+        self.pem.clone()
     }
 
     pub fn der(&self) -> CertificateDer<'static> {
-        self.certificate.der().clone()
+        self.der.clone()
     }
 
     /// The key that signs, in PEM: for a real control plane that is to use the same authority.
@@ -230,6 +243,19 @@ mod tests {
         let pair = authority.client("system:node:a", "system:nodes", YEAR).unwrap();
         let user = user(&pair.certificate);
         assert_eq!(user.as_node(), Some("a"));
+    }
+
+    #[test]
+    fn an_authority_that_is_read_again_is_the_same() {
+        let authority = Authority::new().unwrap();
+        let again = Authority::load(&authority.pem(), &authority.key_pem()).unwrap();
+        assert_eq!((again.pem(), again.der()), (authority.pem(), authority.der()));
+        let pair = again.client("system:node:a", "system:nodes", YEAR).unwrap();
+        let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+        let (_, issued) = X509Certificate::from_der(&der).unwrap();
+        let (_, own) = X509Certificate::from_der(authority.der.as_ref()).unwrap();
+        assert_eq!(issued.issuer(), own.subject());
+        assert!(Authority::load("nothing", &authority.key_pem()).is_err());
     }
 
     #[test]

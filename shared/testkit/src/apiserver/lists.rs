@@ -36,7 +36,10 @@ pub fn page(store: &Store, resource: &Resource, request: &Request) -> Result<Pag
     let token = query.get("continue");
     let number = parse_version(version)?;
     check_match(matching, version, token)?;
-    let limit = query.number("limit").filter(|limit| *limit > 0).and_then(|limit| usize::try_from(limit).ok());
+    // What comes out of the cache, whatever its version, comes as a whole.
+    let cached = version == "0" && token.is_empty();
+    let limit =
+        query.number("limit").filter(|limit| *limit > 0 && !cached).and_then(|limit| usize::try_from(limit).ok());
     let selected = |objects: &mut dyn Iterator<Item = (Key, Object)>, after: Option<&Key>| {
         objects
             .filter(|((namespace, _), _)| request.namespace.is_empty() || *namespace == request.namespace)

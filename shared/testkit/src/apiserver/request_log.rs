@@ -1,11 +1,16 @@
 //! What was asked: every request with who, what, when and the answer's code, for tests and the benchmark to count.
 
+mod audit;
+
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::Mutex;
 
+use anyhow::Result;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use self::audit::AuditLog;
 use super::request::Request;
 
 /// The user agent of the kit's own client, which faults leave alone and counts leave out.
@@ -30,11 +35,11 @@ pub struct Record {
     pub subresource: String,
     pub namespace: String,
     pub name: String,
-    /// Of the body.
+    /// Of the body; empty where a real server logged.
     pub content_type: String,
     /// 0 until there is an answer.
     pub status: u16,
-    /// HTTP version, as `HTTP/2.0`.
+    /// HTTP version, as `HTTP/2.0`; empty where a real server logged.
     pub protocol: String,
     /// The body where it was JSON and bodies are kept.
     pub body: Option<Value>,
@@ -64,16 +69,49 @@ struct Inner {
 #[derive(Debug, Default)]
 pub struct RequestLog {
     inner: Mutex<Inner>,
+    /// Where a real server writes it, which is read before each look.
+    audit: Option<Mutex<AuditLog>>,
 }
 
 impl RequestLog {
+    /// The log of a real server, from now on.
+    ///
+    /// # Errors
+    /// Its file cannot be read.
+    pub(crate) fn of_audit_log(path: &Path) -> Result<Self> {
+        Ok(Self { inner: Mutex::default(), audit: Some(Mutex::new(AuditLog::open(path)?)) })
+    }
+
+    fn audit(&self) -> Option<std::sync::MutexGuard<'_, AuditLog>> {
+        self.audit.as_ref().map(|audit| audit.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Takes over what a real server has written meanwhile.
+    pub(crate) fn read_on(&self) -> Result<()> {
+        self.audit().map_or(Ok(()), |mut audit| audit.read_on(self))
+    }
+
     fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        // What cannot be read now is read at the next look.
+        let _ = self.read_on();
+        self.unread()
+    }
+
+    fn unread(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Begins anew, with a file that grows no further than a test needs.
+    pub(crate) fn forget(&self) {
+        if let Some(mut audit) = self.audit() {
+            audit.begin_anew();
+        }
+        *self.unread() = Inner::default();
     }
 
     /// Notes a request's arrival; gives its number.
     pub(super) fn begin(&self, mut record: Record) -> u64 {
-        let mut inner = self.inner();
+        let mut inner = self.unread();
         inner.next += 1;
         record.number = inner.next;
         let key = (record.user.clone(), record.what());
@@ -87,7 +125,7 @@ impl RequestLog {
 
     /// Notes the answer.
     pub(super) fn end(&self, number: u64, status: u16, body: Option<Value>) {
-        let mut inner = self.inner();
+        let mut inner = self.unread();
         let Some(first) = inner.records.front().map(|record| record.number) else { return };
         let index = number.checked_sub(first).and_then(|index| usize::try_from(index).ok());
         if let Some(record) = index.and_then(|index| inner.records.get_mut(index)) {

@@ -65,12 +65,48 @@ impl Cluster {
     /// Writes a kubeconfig for a node that has yet to ask for its certificate, with a token of its own.
     ///
     /// # Errors
-    /// The folder cannot be written, or the control plane is a real one (whose tokens are fixed at its start).
+    /// The folder cannot be written, or the server's refusal.
     pub fn bootstrap_kubeconfig(&self, node: &str) -> Result<PathBuf> {
-        let token = format!("bootstrap-{}", uuid::Uuid::new_v4());
-        let user = User::new(&format!("system:bootstrap:{node}"), &["system:bootstrappers"]);
-        self.server()?.add_token(StaticToken { token: token.clone(), user });
+        let token = if let Ok(server) = self.server() {
+            let token = format!("bootstrap-{}", uuid::Uuid::new_v4());
+            let user = User::new(&format!("system:bootstrap:{node}"), &["system:bootstrappers"]);
+            server.add_token(StaticToken { token: token.clone(), user });
+            token
+        } else {
+            self.bootstrap_token()?
+        };
         self.write_kubeconfig(&format!("bootstrap-{node}"), "bootstrap", &Credential::Token(token))
+    }
+
+    /// A bootstrap token, with what kubeadm allows those who show one: to ask for a node's certificate.
+    fn bootstrap_token(&self) -> Result<String> {
+        let random = uuid::Uuid::new_v4().simple().to_string();
+        let (id, secret) = (&random[..6], &random[6..22]);
+        self.create(&json!({"apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+            "metadata": {"name": format!("bootstrap-token-{id}"), "namespace": "kube-system"},
+            "stringData": {"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true"}}))?;
+        for (name, role) in [
+            ("kubelet-bootstrap", "system:node-bootstrapper"),
+            ("node-autoapprove-bootstrap", "system:certificates.k8s.io:certificatesigningrequests:nodeclient"),
+        ] {
+            self.bind(name, role, "system:bootstrappers")?;
+        }
+        Ok(format!("{id}.{secret}"))
+    }
+
+    /// Gives a role to a group.
+    pub(super) fn bind(&self, name: &str, role: &str, group: &str) -> Result<()> {
+        let api = "rbac.authorization.k8s.io";
+        let binding = json!({"apiVersion": format!("{api}/v1"), "kind": "ClusterRoleBinding",
+            "metadata": {"name": format!("bulkhead:{name}")},
+            "subjects": [{"kind": "Group", "name": group, "apiGroup": api}],
+            "roleRef": {"kind": "ClusterRole", "name": role, "apiGroup": api}});
+        let answer = self.inner.client.send_json("POST", &format!("/apis/{api}/v1/clusterrolebindings"), &binding)?;
+        // It may have been given already.
+        if answer.status != 409 {
+            answer.success().with_context(|| format!("giving {role} to {group}"))?;
+        }
+        Ok(())
     }
 
     /// Somebody decides about a signing request: `Approved` or `Denied`.

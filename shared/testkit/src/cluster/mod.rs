@@ -9,7 +9,7 @@ pub mod kubeconfig;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use self::client::{Client, Credential, Event, Events};
-use self::control_plane::ControlPlane;
 pub use self::control_plane::Storage;
+use self::control_plane::{ControlPlane, Controllers, Programs};
 use crate::apiserver::authority::Authority;
 use crate::apiserver::faults::Faults;
 use crate::apiserver::identity::MASTERS;
@@ -42,6 +42,7 @@ pub struct Cluster {
 struct Inner {
     // Order of fields is order of drop: connections, servers, the runtime they ran on, then the place.
     client: Client,
+    controllers: Mutex<Option<Controllers>>,
     backend: Backend,
     runtime: Option<Runtime>,
     folder: PathBuf,
@@ -78,7 +79,7 @@ impl Lab {
     /// A server did not start.
     pub fn cluster_with(&self, mut config: Config) -> Result<Cluster> {
         config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
-        let programs = assets().map(|folder| (folder, Storage::default()));
+        let programs = assets().map(|folder| Programs { folder, storage: Storage::default() });
         Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), programs)
     }
 
@@ -87,9 +88,14 @@ impl Lab {
     /// # Errors
     /// There is none, or a server did not start.
     pub fn cluster_on(&self, storage: Storage) -> Result<Cluster> {
-        let programs = assets().with_context(|| format!("{ASSETS} names no folder of programs"))?;
+        let folder = assets().with_context(|| format!("{ASSETS} names no folder of programs"))?;
         let config = Config { listen: SocketAddr::new(IpAddr::V4(self.netns().gateway()), 0), ..Config::default() };
-        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), Some((programs, storage)))
+        Cluster::start_in(
+            &self.folder().join("cluster"),
+            config,
+            Some(self.clone()),
+            Some(Programs { folder, storage }),
+        )
     }
 
     /// The stand-in, whatever the environment says: for tests that inject faults or look behind the API.
@@ -108,7 +114,7 @@ impl Cluster {
     /// # Errors
     /// A server did not start.
     pub fn start(folder: &Path, config: Config) -> Result<Self> {
-        Self::start_in(folder, config, None, assets().map(|programs| (programs, Storage::default())))
+        Self::start_in(folder, config, None, assets().map(|folder| Programs { folder, storage: Storage::default() }))
     }
 
     /// The stand-in without a lab.
@@ -119,7 +125,7 @@ impl Cluster {
         Self::start_in(folder, config, None, None)
     }
 
-    fn start_in(folder: &Path, config: Config, lab: Option<Lab>, programs: Option<(PathBuf, Storage)>) -> Result<Self> {
+    fn start_in(folder: &Path, config: Config, lab: Option<Lab>, programs: Option<Programs>) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         // One thread is enough for a server that waits; what else runs on this machine is being measured.
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -130,63 +136,37 @@ impl Cluster {
             .context("starting the server's runtime")?;
         let backend = match programs {
             None => Backend::StandIn(Box::new(ApiServer::start(config, runtime.handle())?)),
-            Some((programs, storage)) => {
-                Backend::Real(Box::new(ControlPlane::start(&programs, folder, config.listen.ip(), storage)?))
-            }
+            Some(programs) => Backend::Real(Box::new(ControlPlane::take(&programs, config.listen.ip())?)),
         };
         let (address, authority) = match &backend {
             Backend::StandIn(server) => (server.address(), server.authority()),
             Backend::Real(plane) => (plane.address(), plane.authority()),
         };
         let admin = Credential::Certificate(authority.client("bulkhead-testkit", MASTERS, YEAR)?);
-        let client = Client::new(runtime.handle(), address, &authority.pem(), &admin)?;
-        let inner = Inner { client, backend, runtime: Some(runtime), folder: folder.to_owned(), _lab: lab };
-        let cluster = Self { inner: Arc::new(inner) };
-        cluster.wait_ready()?;
-        if !cluster.is_stand_in() {
-            for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
-                cluster.furnish(namespace)?;
+        let ca = authority.pem();
+        let client = Client::new(runtime.handle(), address, &ca, &admin)?;
+        let mut inner = Inner {
+            client: client.clone(),
+            controllers: Mutex::default(),
+            backend,
+            runtime: Some(runtime),
+            folder: folder.to_owned(),
+            _lab: lab,
+        };
+        match &mut inner.backend {
+            Backend::StandIn(_) => {
+                let account = named("serviceaccounts").path(Some("default"), Some("default"));
+                crate::wait::eventually("the API server is ready", LONG, || {
+                    client.get("/readyz")?.success()?;
+                    client.get(&account)?.success()
+                })?;
             }
+            Backend::Real(plane) => plane.settle(&client, || {
+                let namespaces = ["default", "kube-system", "kube-public", "kube-node-lease"];
+                namespaces.iter().try_for_each(|namespace| furnish(&client, &ca, namespace))
+            })?,
         }
-        Ok(cluster)
-    }
-
-    /// What controllers of a real cluster give to every namespace: the account `default` and the cluster's authority.
-    fn furnish(&self, namespace: &str) -> Result<()> {
-        let objects = [
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
-            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}}),
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ca.crt": self.ca()},
-                "metadata": {"name": "kube-root-ca.crt", "namespace": namespace}}),
-        ];
-        for object in objects {
-            let kind = object["kind"].as_str().unwrap_or_default();
-            let answer = self.inner.client.send_json("POST", &named(kind).path(Some(namespace), None), &object)?;
-            // The server makes the first namespaces itself, and controllers make the rest where they run.
-            if answer.status != 409 {
-                answer.success().with_context(|| format!("creating {kind} of namespace {namespace}"))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_ready(&self) -> Result<()> {
-        let account = named("serviceaccounts").path(Some("default"), Some("default"));
-        crate::wait::eventually("the API server is ready", LONG, || {
-            if let Backend::Real(plane) = &self.inner.backend
-                && let Err(ended) = plane.alive(&self.inner.folder)
-            {
-                return Ok(Err(ended));
-            }
-            let ready = self.inner.client.get("/readyz")?;
-            if ready.status != 200 {
-                bail!("{}: {}", ready.status, String::from_utf8_lossy(&ready.body));
-            }
-            if self.is_stand_in() {
-                self.inner.client.get(&account)?.success()?;
-            }
-            Ok(Ok(()))
-        })?
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Whether this is the stand-in, of which more can be asked than of a real server.
@@ -265,7 +245,7 @@ impl Cluster {
         let created = self.inner.client.send_json("POST", &resource.path(Some(namespace), None), object)?.success();
         let created = created.with_context(|| format!("creating {kind} {}", object["metadata"]["name"]))?;
         if kind == "Namespace" && !self.is_stand_in() {
-            self.furnish(created["metadata"]["name"].as_str().unwrap_or_default())?;
+            furnish(&self.inner.client, &self.ca(), created["metadata"]["name"].as_str().unwrap_or_default())?;
         }
         Ok(created)
     }
@@ -423,18 +403,22 @@ impl Cluster {
     /// All versions of an object that there were, oldest first; the last of a deleted one is what watchers saw.
     ///
     /// # Errors
-    /// The control plane is a real one.
+    /// The storage of a real control plane does not tell.
     pub fn history(&self, kind: &str, namespace: &str, name: &str) -> Result<Vec<Value>> {
         let resource = named(kind);
         let namespace = if resource.namespaced { namespace } else { "" };
-        let versions = self.server()?.with_store(|store| store.versions(resource, namespace, name));
+        let server = match &self.inner.backend {
+            Backend::StandIn(server) => server,
+            Backend::Real(plane) => return plane.history(resource, namespace, name),
+        };
+        let versions = server.with_store(|store| store.versions(resource, namespace, name));
         Ok(versions.into_iter().map(|(_, object)| object.value.clone()).collect())
     }
 
     /// The distinct statuses that an object had, oldest first.
     ///
     /// # Errors
-    /// The control plane is a real one.
+    /// As [`Cluster::history`].
     pub fn statuses(&self, kind: &str, namespace: &str, name: &str) -> Result<Vec<Value>> {
         let mut statuses: Vec<Value> =
             self.history(kind, namespace, name)?.into_iter().map(|mut object| object["status"].take()).collect();
@@ -442,23 +426,46 @@ impl Cluster {
         Ok(statuses)
     }
 
-    // === Looking behind, misbehaving (stand-in only) ===
-
-    /// The log of requests.
+    /// The log of requests: the stand-in's own, or the audit log of a real server.
     ///
     /// # Errors
-    /// The control plane is a real one.
+    /// The audit log cannot be read.
     pub fn log(&self) -> Result<&RequestLog> {
-        Ok(self.server()?.log())
+        let log = match &self.inner.backend {
+            Backend::StandIn(server) => server.log(),
+            Backend::Real(plane) => plane.log(),
+        };
+        log.read_on()?;
+        Ok(log)
     }
 
     /// Requests of others than the kit, oldest first.
     ///
     /// # Errors
-    /// The control plane is a real one.
+    /// As [`Cluster::log`].
     pub fn requests(&self) -> Result<Vec<Record>> {
         Ok(self.log()?.after(0))
     }
+
+    /// From now on kube-controller-manager and kube-scheduler look after a real control plane, until the cluster or the
+    /// thread that called this ends. The stand-in does what a node needs of it anyway.
+    ///
+    /// # Errors
+    /// A program is missing or did not start.
+    pub fn start_controllers(&self) -> Result<()> {
+        let mut controllers = self.inner.controllers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Backend::Real(plane) = &self.inner.backend
+            && controllers.is_none()
+        {
+            // As kubeadm has it: nodes renew their certificates without anybody's approval.
+            let role = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient";
+            self.bind("node-autoapprove-certificate-rotation", role, "system:nodes")?;
+            *controllers = Some(plane.controllers(&self.inner.folder)?);
+        }
+        Ok(())
+    }
+
+    // === Misbehaving (stand-in only) ===
 
     /// Misbehaviour on request.
     ///
@@ -519,6 +526,25 @@ impl Cluster {
             .stdin(Stdio::null());
         Ok(command)
     }
+}
+
+/// What controllers of a real cluster give to every namespace: the account `default` and the cluster's authority.
+fn furnish(client: &Client, ca: &str, namespace: &str) -> Result<()> {
+    let objects = [
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ca.crt": ca},
+            "metadata": {"name": "kube-root-ca.crt", "namespace": namespace}}),
+    ];
+    for object in objects {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let answer = client.send_json("POST", &named(kind).path(Some(namespace), None), &object)?;
+        // The server makes the first namespaces itself, and controllers make the rest where they run.
+        if answer.status != 409 {
+            answer.success().with_context(|| format!("creating {kind} of namespace {namespace}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The folder of a real control plane's programs, where the environment names one.

@@ -19,6 +19,11 @@ pub fn prepare(new: &mut Value, old: &Value) {
     if new["status"]["qosClass"].as_str().unwrap_or_default().is_empty() && !old["status"]["qosClass"].is_null() {
         new["status"]["qosClass"] = old["status"]["qosClass"].clone();
     }
+    // Of two that differ the single address counts, as clients of old know no list.
+    let single = new["status"]["podIP"].as_str().unwrap_or_default().to_owned();
+    if !single.is_empty() && new["status"]["podIPs"][0]["ip"].as_str().is_some_and(|first| first != single) {
+        new["status"]["podIPs"] = json!([{"ip": single}]);
+    }
     keep_observed_generations(new, old);
 }
 
