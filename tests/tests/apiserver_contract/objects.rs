@@ -227,7 +227,8 @@ pub fn a_status_and_a_specification_are_written_apart(server: Server) -> Result<
 pub fn a_resize_changes_cpu_and_memory_and_nothing_else(server: Server) -> Result<()> {
     let place = Place::new("resize", server)?;
     let client = place.client();
-    place.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}))?;
+    place.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+        "status": {"capacity": {"cpu": "8", "memory": "16Gi", "pods": "110"}}}))?;
     let mut wanted = pod("a", "node-a");
     wanted["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "100m", "memory": "1Gi"}});
     let name = wanted["spec"]["containers"][0]["name"].clone();
