@@ -239,7 +239,7 @@ pub fn events(
     };
     // Whether a program listens yet when it is probed first is the machine's mood.
     let is_chance =
-        |one: &Difference| one.place.starts_with("event/Unhealthy/") && one.recorded.contains("connection refused");
+        |one: &Difference| one.place.starts_with("event/Unhealthy/") && ["connection refused", "failed to connect service"].iter().any(|text| one.recorded.contains(text));
     differences.extend(only(&recorded, &ours, true).into_iter().filter(|one| !is_chance(one)));
     differences.extend(only(&ours, &recorded, false));
     differences

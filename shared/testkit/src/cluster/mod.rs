@@ -31,6 +31,8 @@ use crate::{Lab, machine};
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The folder of programs of a real control plane: kube-apiserver, etcd, kubectl.
 pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
+/// With `stand-in`, labs get the stand-in although there are programs; tests that ask for a real control plane get one.
+const CLUSTER: &str = "BULKHEAD_CLUSTER";
 
 /// A cluster; clones share it, the last one to go ends it.
 #[derive(Debug, Clone)]
@@ -79,8 +81,7 @@ impl Lab {
     /// A server did not start.
     pub fn cluster_with(&self, mut config: Config) -> Result<Cluster> {
         config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
-        let programs = assets().map(|folder| Programs { folder, storage: Storage::default() });
-        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), programs)
+        Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), programs_for_pods())
     }
 
     /// A real control plane on this storage; [`Storage::is_there`] says whether there is one.
@@ -545,6 +546,12 @@ fn furnish(client: &Client, ca: &str, namespace: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What a cluster for pods is made of: the programs of `$KUBEBUILDER_ASSETS`, unless `$BULKHEAD_CLUSTER` is `stand-in`.
+fn programs_for_pods() -> Option<Programs> {
+    let wanted = std::env::var_os(CLUSTER).is_none_or(|which| which != "stand-in");
+    assets().filter(|_| wanted).map(|folder| Programs { folder, storage: Storage::default() })
 }
 
 /// The folder of a real control plane's programs, where the environment names one.
