@@ -28,34 +28,13 @@ impl Controllers {
     /// # Errors
     /// One cannot be started.
     pub fn start(lab: &Lab, cluster: &Cluster, programs: &Programs) -> Result<Self> {
+        // These two end with the cluster.
+        cluster.start_controllers()?;
         let mut all = Self { children: Vec::new(), folder: cluster.folder().to_owned() };
-        let file = |name: &str| cluster.folder().join(name).display().to_string();
-        let kubeconfig = |name: &str, user: &str, group: &str| -> Result<String> {
-            let credential = Credential::Certificate(cluster.client_certificate(user, group, DAY)?);
-            Ok(cluster.write_kubeconfig(name, user, &credential)?.display().to_string())
-        };
-        // Any port: other control planes may run on this machine.
-        let shared = |kubeconfig: &str| {
-            ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"]
-                .map(|flag| format!("--{flag}={kubeconfig}"))
-                .into_iter()
-                .chain(["--leader-elect=false", "--secure-port=0"].map(str::to_owned))
-                .collect::<Vec<_>>()
-        };
-        let name = "kube-controller-manager";
-        let mut flags = shared(&kubeconfig(name, "system:kube-controller-manager", "")?);
-        flags.push(format!("--service-account-private-key-file={}", file("sa.key")));
-        flags.push(format!("--root-ca-file={}", file("ca.crt")));
-        flags.push("--use-service-account-credentials=true".to_owned());
-        all.spawn(name, Command::new(programs.path(name)).args(&flags))?;
-
-        let name = "kube-scheduler";
-        let flags = shared(&kubeconfig(name, "system:kube-scheduler", "")?);
-        all.spawn(name, Command::new(programs.path(name)).args(&flags))?;
-
         // Where the pods are: their packets to a service's address are rewritten in the lab's network namespace.
         let name = "kube-proxy";
-        let kubeconfig = kubeconfig(name, "system:kube-proxy", "")?;
+        let credential = Credential::Certificate(cluster.client_certificate("system:kube-proxy", "", DAY)?);
+        let kubeconfig = cluster.write_kubeconfig(name, "system:kube-proxy", &credential)?.display().to_string();
         let mut proxy = Command::new("nsenter");
         proxy.arg(format!("--net={}", lab.netns().path().display())).arg("--").arg(programs.path(name)).args([
             format!("--kubeconfig={kubeconfig}"),
