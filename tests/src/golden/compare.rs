@@ -238,8 +238,10 @@ pub fn events(
         left
     };
     // Whether a program listens yet when it is probed first is the machine's mood.
-    let is_chance =
-        |one: &Difference| one.place.starts_with("event/Unhealthy/") && ["connection refused", "failed to connect service"].iter().any(|text| one.recorded.contains(text));
+    let is_chance = |one: &Difference| {
+        one.place.starts_with("event/Unhealthy/")
+            && ["connection refused", "failed to connect service"].iter().any(|text| one.recorded.contains(text))
+    };
     differences.extend(only(&recorded, &ours, true).into_iter().filter(|one| !is_chance(one)));
     differences.extend(only(&ours, &recorded, false));
     differences
