@@ -49,7 +49,8 @@ pub fn answer(path: &str, accept: &str, server: &str) -> Result<Answer, ApiError
         ["apis", name, version] if groups().contains(&(*name, *version)) => resource_list(name, version),
         ["openapi", "v2"] if accept.contains("proto") => {
             return Ok(Answer::Binary(
-                "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+                // A dot, although it is asked for with an @, which no reader of media types takes.
+                "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
                 empty_openapi_v2(),
             ));
         }
