@@ -286,14 +286,15 @@ fn pods_do_not_notice_who_the_kubelet_is() -> Result<()> {
     world.node.write_raw("web.yaml", manifest(Some(&world.pods["staticpod"].uid)).to_string().as_bytes())?;
     world.new_life("second")?;
     ensure!(world.node.fingerprint()? == running, "{running:#?}\nbecame\n{:#?}", world.node.fingerprint()?);
-    let checkpoint = world.place.root.join("allocated_pods_state");
     eventually("upstream's checkpoints are as of now", LONG, || {
-        let entries = checkpoints::read_resources(&std::fs::read_to_string(&checkpoint)?)?;
         let wanted = world.wanted()?;
-        let has = |pod: &Wanted| entries[&pod.uid]["ContainerResources"].is_object();
-        let missing: Vec<&str> = wanted.iter().filter(|pod| !has(pod)).map(|pod| pod.name.as_str()).collect();
-        ensure!(missing.is_empty(), "{missing:?} are not in {entries:#}");
-        ensure!(entries.as_object().is_some_and(|all| all.len() == wanted.len()), "{entries:#}");
+        for file in ["allocated_pods_state", "actuated_pods_state"] {
+            let entries = checkpoints::read_resources(&std::fs::read_to_string(world.place.root.join(file))?)?;
+            let has = |pod: &Wanted| entries[&pod.uid]["ContainerResources"].is_object();
+            let missing: Vec<&str> = wanted.iter().filter(|pod| !has(pod)).map(|pod| pod.name.as_str()).collect();
+            ensure!(missing.is_empty(), "{missing:?} are not in {file}: {entries:#}");
+            ensure!(entries.as_object().is_some_and(|all| all.len() == wanted.len()), "{file}: {entries:#}");
+        }
         Ok(())
     })?;
     world.node.stop()?;

@@ -529,6 +529,15 @@ fn what_is_turned_off_is_not_there() -> Result<()> {
         ],
     )?;
     ensure!(https.get("/configz")?.status == 200);
+    // Right after its start a node does not know its pods yet.
+    let knows_its_pods = || {
+        eventually("the node knows its pods", LONG, || {
+            let answer = https.get("/pods")?;
+            ensure!(answer.status == 200, "{}", answer.status);
+            Ok(())
+        })
+    };
+    knows_its_pods()?;
     // Nothing is wanted and nothing runs.
     let none = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{},\"items\":null}\n";
     all_are(&https, &[("GET", "/pods", 200, none), ("GET", "/runningpods/", 200, none)])?;
@@ -536,6 +545,7 @@ fn what_is_turned_off_is_not_there() -> Result<()> {
 
     let node = start(json!({"enableDebuggingHandlers": false, "enableSystemLogQuery": true}))?;
     let disabled = "Debug endpoints are disabled.\n";
+    knows_its_pods()?;
     all_are(
         &https,
         &[

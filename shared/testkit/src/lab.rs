@@ -249,9 +249,22 @@ pub(crate) fn cgroup(number: u8) -> String {
     format!("/bulkhead-lab-{number}")
 }
 
+/// Makes a lab's folder. The end of another lab may remove the parent between the two steps of that.
+fn create_folder(folder: &Path) -> Result<()> {
+    const TRIES: usize = 10;
+    let mut made = std::fs::create_dir_all(folder);
+    for _ in 1..TRIES {
+        if !made.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            break;
+        }
+        made = std::fs::create_dir_all(folder);
+    }
+    made.with_context(|| format!("creating {}", folder.display()))
+}
+
 fn build(number: u8, programs: Programs) -> Result<(NetNs, Containerd)> {
     let folder = folder(number);
-    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    create_folder(&folder)?;
     cgroups::create(&cgroup(number))?;
     let netns = NetNs::create(number)?;
     let containerd = Containerd::start(folder.join("containerd"), &netns, programs)?;

@@ -271,10 +271,13 @@ impl Allocations {
     /// Nothing of the pod is left.
     pub fn forget(&self, uid: &PodUid) {
         let mut book = self.book();
-        // A deleted pod on disk does no harm: it goes with the next write.
-        book.allocated.remove(uid);
-        book.actuated.remove(uid);
+        // A deleted pod in our own file does no harm: it goes with the next write. Upstream's files follow.
+        let was_there = book.allocated.remove(uid).is_some() | book.actuated.remove(uid).is_some();
         book.conditions.remove(uid);
+        drop(book);
+        if was_there {
+            self.changed.notify_one();
+        }
     }
 
     /// Drops every pod that is not named.
