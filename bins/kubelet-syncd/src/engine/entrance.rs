@@ -42,7 +42,6 @@ enum Waits {
         until: Instant,
     },
     Labels {
-        rejection: Rejection,
         until: Instant,
     },
 }
@@ -130,7 +129,7 @@ impl Engine {
                     return self.refuse(uid, pod, &rejection, now);
                 }
                 self.node.hub.why(uid, format!("waits for the node's newest labels: {}", rejection.message));
-                self.entrance.waiting.insert(uid.clone(), Waits::Labels { rejection, until: wait });
+                self.entrance.waiting.insert(uid.clone(), Waits::Labels { until: wait });
             }
         }
     }
@@ -246,7 +245,7 @@ impl Engine {
 
     /// Looks after who waits: at each end of work, when the node has changed, and when a wait is over.
     pub(super) fn attend_the_door(&mut self, now: Instant) {
-        let mut ready = Vec::new();
+        let (mut ready, mut asked) = (Vec::new(), Vec::new());
         for (uid, waits) in &self.entrance.waiting {
             let over = waits.until() <= now;
             match waits {
@@ -255,27 +254,29 @@ impl Engine {
                         |victim: &&PodUid| self.workers.lifecycle(victim).is_some_and(|at| at < Lifecycle::Terminated);
                     let late: Vec<PodUid> = victims.iter().filter(runs).cloned().collect();
                     if late.is_empty() || over {
-                        ready.push((uid.clone(), None, late));
+                        ready.push((uid.clone(), late));
                     }
                 }
-                Waits::Labels { rejection, .. } if over => {
-                    ready.push((uid.clone(), Some(rejection.clone()), Vec::new()))
-                }
+                Waits::Labels { .. } if over => asked.push(uid.clone()),
                 Waits::Labels { .. } => {}
             }
         }
-        for (uid, rejection, late) in ready {
-            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else {
+        for (uid, late) in ready {
+            if self.desired.get(&uid).is_none() {
                 self.entrance.forget(&uid);
                 continue;
-            };
+            }
             for victim in late {
                 self.was_too_slow(&victim);
             }
-            match rejection {
-                Some(rejection) => self.refuse(&uid, &pod, &rejection, now),
-                // As upstream: once its victims have been asked to go, a critical pod is in.
-                None => self.take_in(&uid, now),
+            // As upstream: once its victims have been asked to go, a critical pod is in.
+            self.take_in(&uid, now);
+        }
+        // Asked once more, and not simply refused: while nobody has seen the labels, the wait goes on.
+        for uid in asked {
+            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+                Some(pod) => self.decide(&uid, &pod, now),
+                None => drop(self.entrance.forget(&uid)),
             }
         }
     }
