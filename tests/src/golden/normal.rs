@@ -30,7 +30,7 @@ impl Names {
         for (found, name) in &self.replacements {
             text = text.replace(found, name);
         }
-        ports(&hex_runs(&text))
+        neighbours(&ports(&hex_runs(&text)))
     }
 
     /// All texts of a value.
@@ -65,6 +65,14 @@ fn hex_runs(text: &str) -> String {
         rest = &after[next..];
     }
     out
+}
+
+/// What the pods beside it use, as a refusal tells it (`requested: 5, used: 10, capacity: 7`).
+fn neighbours(text: &str) -> String {
+    const USED: &str = ", used: ";
+    let Some((before, after)) = text.split_once(USED) else { return text.to_owned() };
+    let rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
+    format!("{before}{USED}N{rest}")
 }
 
 /// The port that a connection went out by, as error texts have it (`1.2.3.4:41182->`).
@@ -265,6 +273,10 @@ mod tests {
         );
         assert_eq!(names.text("a785d335"), "a785d335");
         assert_eq!(names.text("udp 10.0.0.7:41182->1.2.3.4:53: late"), "udp POD-IP:PORT->1.2.3.4:53: late");
+        assert_eq!(
+            names.text("cpu, requested: 9, used: 10, capacity: 2"),
+            names.text("cpu, requested: 9, used: 0, capacity: 2")
+        );
         assert_eq!(base64_text("dGNwOi8vMTAuOTYuMC4xOjQ0Mw=="), "tcp://10.96.0.1:443");
     }
 
