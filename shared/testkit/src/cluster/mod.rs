@@ -536,6 +536,9 @@ fn furnish(client: &Client, ca: &str, namespace: &str) -> Result<()> {
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}}),
         json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"ca.crt": ca},
             "metadata": {"name": "kube-root-ca.crt", "namespace": namespace}}),
+        // Some builds of the API server put this one into pods' token volumes, too.
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"service-ca.crt": ""},
+            "metadata": {"name": "openshift-service-ca.crt", "namespace": namespace}}),
     ];
     for object in objects {
         let kind = object["kind"].as_str().unwrap_or_default();
