@@ -6,6 +6,7 @@ mod kubectl;
 mod logs;
 mod metrics;
 mod node_https;
+mod prometheus;
 mod stats;
 mod streams;
 mod streams_websocket;

@@ -28,6 +28,9 @@ const NEEDED_FOR_TESTS: &[(&str, &[&str])] = &[
 const NEEDED_FOR_RELEASES: &[(&str, &[&str])] =
     &[("mmdebstrap", &["/usr/bin/mmdebstrap"]), ("patchelf", &["/usr/bin/patchelf"])];
 
+/// What scrapes a node as a monitoring stack does, with promtool.
+const NEEDED_FOR_MONITORING: &[(&str, &[&str])] = &[("prometheus", &["/usr/bin/prometheus"])];
+
 /// Whether this process may build namespaces and mounts at all.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
@@ -98,6 +101,14 @@ pub fn ensure_installed_for_tests(say: &dyn Fn(&str)) -> Result<()> {
 pub fn ensure_installed_for_releases(say: &dyn Fn(&str)) -> Result<()> {
     ensure(NEEDED, say)?;
     ensure(NEEDED_FOR_RELEASES, say)
+}
+
+/// Prometheus and promtool.
+///
+/// # Errors
+/// As [`ensure_installed`].
+pub fn ensure_monitoring(say: &dyn Fn(&str)) -> Result<()> {
+    ensure(NEEDED_FOR_MONITORING, say)
 }
 
 fn ensure(needed: &[(&'static str, &[&str])], say: &dyn Fn(&str)) -> Result<()> {
