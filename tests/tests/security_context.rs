@@ -114,6 +114,10 @@ fn containers_are_what_their_pod_says_and_no_more() -> Result<()> {
         member.create(name, &with(field))?;
     }
 
+    for name in ["here", "there"] {
+        member.create(name, &json!({"containers": [{"name": "a"}, {"name": "b"}]}))?;
+    }
+
     let seen = |pod: &str, container: &str| Seen::of(&member, pod, container);
     let users = seen("users", "main")?;
     users.is(&[("Uid", "1001 1001 1001 1001"), ("Gid", "2002 2002 2002 2002")])?;
@@ -152,11 +156,18 @@ fn containers_are_what_their_pod_says_and_no_more() -> Result<()> {
     let machine = |kind: &str| -> Result<String> {
         Ok(std::fs::read_link(format!("/proc/self/ns/{kind}"))?.to_string_lossy().into_owned())
     };
-    let other = seen("powers", "none")?;
-    for (kind, same) in [("ns-net", true), ("ns-ipc", true), ("ns-pid", false)] {
-        ensure!((plain.get(kind) == other.get(kind)) == same, "{kind} of two containers: {plain:?} {other:?}");
-        ensure!(plain.get(kind) != users.get(kind), "{kind} of two pods: {plain:?} {users:?}");
-        ensure!(plain.get(kind) != machine(&kind[3..])?, "{kind} is the machine's: {plain:?}");
+    // Of pods that go on: the number of a namespace that has ended is given to the next.
+    member.wait_ready("here")?;
+    member.wait_ready("there")?;
+    for (kind, same) in [("net", true), ("ipc", true), ("pid", false)] {
+        let of = |pod: &str, container: &str| -> Result<String> {
+            let link = member.exec(pod, container, &["readlink", &format!("/proc/self/ns/{kind}")])?;
+            Ok(link.trim_end().to_owned())
+        };
+        let (here, beside, there) = (of("here", "a")?, of("here", "b")?, of("there", "a")?);
+        ensure!((here == beside) == same, "{kind} of two containers: {here} {beside}");
+        ensure!(here != there, "{kind} of two pods: {here} {there}");
+        ensure!(here.starts_with(kind) && here != machine(kind)?, "{kind} is the machine's: {here}");
     }
     plain.is(&[("ns-user", &machine("user")?)])?;
     for (pod, kind) in [("host-pid", "pid"), ("host-ipc", "ipc")] {
