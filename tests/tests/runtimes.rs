@@ -2,8 +2,12 @@
 //! of itself. Everything else runs on any of them: `BULKHEAD_RUNTIME` chooses.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{IDLE, LONG, Lab, NodeBuilder, Release, eventually, image, mounts};
 use bulkhead_tests::cluster::NAMESPACE;
@@ -83,11 +87,17 @@ fn a_pod_with_users_of_its_own_runs_and_what_fails_in_one_is_counted() -> Result
     member.create("cannot", &json!({"hostUsers": false, "restartPolicy": "Never", "containers": [cannot]}))?;
     member.wait("cannot", "it has failed", |pod| pod["status"]["phase"] == "Failed")?;
     counted(1.0, 2.0)?;
+    // Its container cannot even be made; that it is tried again makes no second sandbox, and counts no more.
+    let profile = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "none.json"}});
+    let unmade = json!({"name": "main", "securityContext": profile});
+    member.create("unmade", &json!({"hostUsers": false, "containers": [unmade]}))?;
+    member.wait_waiting("unmade", "main", "CreateContainerError")?;
+    counted(2.0, 3.0)?;
     // One on the machine's users is none of them.
     let cannot = json!({"name": "main", "command": ["/no/such/program"]});
     member.create("other", &json!({"restartPolicy": "Never", "containers": [cannot]}))?;
     member.wait("other", "it has failed", |pod| pod["status"]["phase"] == "Failed")?;
-    counted(1.0, 2.0)?;
+    counted(2.0, 3.0)?;
     member.node.finish()
 }
 
@@ -187,6 +197,58 @@ fn what_is_mounted_below_a_volume_is_read_only_too_where_that_is_asked_for() -> 
     let shut = member.node.finish();
     mounts::detach_below(&outside);
     shut
+}
+
+#[test]
+fn a_container_is_written_into_an_archive_and_goes_on() -> Result<()> {
+    let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
+    let member = member(&lab, |node| {
+        node.config("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}))
+            .config("authorization", json!({"mode": "AlwaysAllow"}))
+    })?;
+    let https = Https::new((lab.netns().address(), 10250).into(), &Credential::Nothing);
+    member.create("pod", &json!({"initContainers": [{"name": "first", "command": ["true"]}]}))?;
+    let before = member.wait_ready("pod")?;
+
+    let answer = https.post("/checkpoint/default/pod/main", b"")?;
+    let said = String::from_utf8_lossy(&answer.body);
+    ensure!(answer.status == 200, "{} {said}", answer.status);
+    let said: Value = serde_json::from_slice(&answer.body)?;
+    let archive = said["items"][0].as_str().context("no name of an archive")?;
+    let folder = member.node.root_dir().join("checkpoints");
+    let beginning = folder.join("checkpoint-pod_default-main-");
+    ensure!(archive.starts_with(&*beginning.to_string_lossy()) && archive.ends_with("Z.tar"), "{archive}");
+    // It holds the container's memory: nobody else may read it.
+    let mode = |path: &Path| Ok::<_, anyhow::Error>(std::fs::metadata(path)?.permissions().mode() & 0o777);
+    ensure!(mode(&folder)? == 0o700 && mode(Path::new(archive))? == 0o600, "{:o}", mode(Path::new(archive))?);
+    let listed = Command::new("tar").args(["--list", "--file", archive]).output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for part in ["spec.dump", "config.dump", "checkpoint/inventory.img"] {
+        ensure!(listed.lines().any(|line| line == part), "no {part} in\n{listed}");
+    }
+    member.exec("pod", "main", &["true"])?;
+    let after = member.wait_ready("pod")?;
+    let (before, after) =
+        (status_of(&before, "containerStatuses", "main"), status_of(&after, "containerStatuses", "main"));
+    ensure!(before == after, "it was {before}, it is {after}");
+
+    // The runtime is not asked about what has ended.
+    let answer = https.post("/checkpoint/default/pod/first", b"")?;
+    let said = String::from_utf8_lossy(&answer.body);
+    let words = "checkpointing of default/pod/first failed (container first not found)";
+    ensure!(answer.status == 500 && said.starts_with(words), "{} {said}", answer.status);
+    eventually("it is counted", LONG, || {
+        let metrics = scrape(&lab)?;
+        let which = [("operation_type", "checkpoint_container")];
+        let (all, timed) = (
+            metrics.one("kubelet_runtime_operations_total", &which)?,
+            metrics.one("kubelet_runtime_operations_duration_seconds_count", &which)?,
+        );
+        let failed = metrics.all("kubelet_runtime_operations_errors_total", &which);
+        ensure!(all == 1.0 && timed == 1.0 && failed.is_empty(), "{all}, {timed} took a time, failed: {failed:?}");
+        Ok(())
+    })?;
+    member.node.finish()
 }
 
 #[test]

@@ -13,10 +13,17 @@ use crate::machine;
 pub const VARIABLE: &str = "BULKHEAD_RUNTIME";
 
 /// What is unpacked, besides what these depend on.
-const PACKAGES: &[&str] = &["containerd", "runc", "crun"];
-/// Those of their programs that are run. The shim and the OCI runtimes are found by containerd on its PATH.
-const PROGRAMS: &[&str] =
-    &["usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc", "usr/bin/crun"];
+const PACKAGES: &[&str] = &["containerd", "runc", "crun", "criu"];
+/// Those of their programs that are run. The shim, the OCI runtimes, and criu for checkpoints, are found by containerd on its
+/// PATH.
+const PROGRAMS: &[&str] = &[
+    "usr/bin/containerd",
+    "usr/bin/containerd-shim-runc-v2",
+    "usr/bin/ctr",
+    "usr/sbin/runc",
+    "usr/bin/crun",
+    "usr/sbin/criu",
+];
 
 /// A release of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -119,8 +126,9 @@ fn make_runnable(draft: &Path, root: &Path) -> Result<()> {
             .find(|one| draft.join(one).exists())
             .with_context(|| format!("no loader {} for {program}", loader.display()))?;
         let (loader, libraries) = (root.join(loader), root.join(&libraries));
-        let set = ["--set-interpreter", &loader.to_string_lossy(), "--set-rpath", &libraries.to_string_lossy(), &text];
-        machine::run("patchelf", &set)?;
+        let (loader, libraries) = (loader.to_string_lossy(), libraries.to_string_lossy());
+        // Without --force-rpath it would hold for the program's own libraries alone, and not for theirs.
+        machine::run("patchelf", &["--set-interpreter", &loader, "--force-rpath", "--set-rpath", &libraries, &text])?;
     }
     Ok(())
 }
