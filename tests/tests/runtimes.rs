@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::cluster::client::Credential;
@@ -16,6 +17,8 @@ use bulkhead_tests::scrape::{Format, Scrape};
 use bulkhead_tests::{lab, lab_on};
 use serde_json::{Value, json};
 
+/// What events missed is found by a list once a minute.
+const BEFORE_AN_AUDIT: Duration = Duration::from_secs(30);
 /// For what anybody may scrape.
 const READ_ONLY_PORT: u16 = 10255;
 
@@ -281,7 +284,7 @@ fn the_node_takes_what_its_runtime_offers() -> Result<()> {
     let release = lab.containerd().programs().release();
     member.create("ends", &json!({"restartPolicy": "Never", "containers": [{"name": "main", "command": ["true"]}]}))?;
     member.wait("ends", "it has ended", |pod| pod["status"]["phase"] == "Succeeded")?;
-    let source = if release == Release::Installed { "source=Containerd" } else { "source=Cri" };
+    let source = if release == Release::V2_1 { "source=Cri" } else { "source=Containerd" };
     let log = std::fs::read_to_string(member.node.log())?;
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("following the runtime's events")).collect();
     let plain: Vec<String> = lines.iter().map(|line| line.replace('"', "")).collect();
@@ -292,5 +295,21 @@ fn the_node_takes_what_its_runtime_offers() -> Result<()> {
     // Only what does not tell its cgroup driver will not be enough for ever.
     let losing = !metrics.all("kubelet_cri_losing_support", &[]).is_empty();
     ensure!(losing == (release != Release::V2_1), "kubelet_cri_losing_support is told: {losing}");
+    member.node.finish()
+}
+
+#[test]
+fn an_end_is_seen_at_once_by_the_next_process_that_decides() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let mut member = member(&lab, |node| node)?;
+    let waits = json!({"name": "main", "command": ["sh", "-c", "until [ -e /go ]; do sleep 0.05; done"]});
+    member.create("ends", &json!({"restartPolicy": "Never", "containers": [waits]}))?;
+    member.wait_ready("ends")?;
+    member.decide_anew("ends")?;
+    // The first event since the process before died, which may have been listening yet as far as the runtime knows.
+    let asked = Instant::now();
+    member.exec("ends", "main", &["touch", "/go"])?;
+    member.wait("ends", "it has ended", |pod| pod["status"]["phase"] == "Succeeded")?;
+    ensure!(asked.elapsed() < BEFORE_AN_AUDIT, "seen after {:?}", asked.elapsed());
     member.node.finish()
 }

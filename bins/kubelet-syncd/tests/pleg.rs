@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
-use bulkhead_testkit::{Lab, image};
+use bulkhead_testkit::{Lab, Release, image};
 use bulkhead_types::PodUid;
 use kubelet_syncd::images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
 use kubelet_syncd::pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
@@ -185,7 +185,12 @@ async fn what_happens_in_containerd_is_told_also_over_its_restart() {
     assert!(pleg.health().is_ok());
     events.wait(&before.uid, ContainerStarted, &early).await;
     until("the event stream stands", || pleg.connected()).await;
-    assert_eq!(pleg.stats().source, Some(EventSource::Containerd));
+    // The CRI's own stream is for all who listen from 2.0 on.
+    let source = match lab.containerd().programs().release() {
+        Release::Installed | Release::V1_7 => EventSource::Containerd,
+        Release::V2_1 => EventSource::Cri,
+    };
+    assert_eq!(pleg.stats().source, Some(source));
 
     // A pod that appears, and a container that ends by itself.
     let pod = Pod::start(&client, &lab, "one").await;

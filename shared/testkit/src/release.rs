@@ -31,7 +31,7 @@ pub enum Release {
     /// The machine's own: 1.6 of Debian bookworm, the oldest that the project promises to work with.
     #[default]
     Installed,
-    /// That of Debian trixie: 1.7, the first with CRI's own event stream.
+    /// That of Debian trixie: 1.7, with a CRI event stream for one listener alone.
     V1_7,
     /// That of Debian sid: 2.1 or newer, with user namespaces, image volumes, users and resources in statuses.
     V2_1,

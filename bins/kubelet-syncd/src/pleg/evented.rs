@@ -1,4 +1,5 @@
-//! Where events come from: the CRI's own stream, else containerd's event service, else nowhere (then PLEG relists).
+//! Where events come from: the CRI's own stream where it is for all who listen, else containerd's event service, else nowhere
+//! (then PLEG relists).
 //!
 //! Pure: it says what to open next and when. After every break the choice starts anew, because what comes back may be
 //! another version of the runtime.
@@ -14,6 +15,13 @@ pub enum EventSource {
     Cri,
     /// containerd's event service on the same socket.
     Containerd,
+}
+
+/// Whether a runtime gives each event of the CRI's stream to one listener alone, and not to all: containerd before 2.0. There a
+/// listener that has just died takes one more with it, so after a restart of the kubelet an end would not be seen.
+pub(super) fn gives_events_to_one_alone(runtime: &str, version: &str) -> bool {
+    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
+    runtime == "containerd" && major.is_some_and(|major| major < 2)
 }
 
 /// containerd's name for what its CRI side made.
@@ -94,6 +102,20 @@ impl SourcePicker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whose_stream_is_for_one_listener() {
+        for (runtime, version, alone) in [
+            ("containerd", "1.6.20~ds1", true),
+            ("containerd", "v1.7.24", true),
+            ("containerd", "2.1.9+unknown", false),
+            ("containerd", "v2.0.0-rc.1", false),
+            ("containerd", "", false),
+            ("cri-o", "1.34.0", false),
+        ] {
+            assert_eq!(gives_events_to_one_alone(runtime, version), alone, "{runtime} {version}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn from_the_cri_to_containerd_to_none_and_back() {

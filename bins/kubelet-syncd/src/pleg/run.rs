@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bulkhead_cri::{CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind};
+use bulkhead_cri::{Code, CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind, v1};
 use bulkhead_daemon::progress::{Turn, asked};
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{self, FuturesUnordered};
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::ended::EndedAhead;
-use super::evented::{CONTAINERD_NAMESPACE, EventSource, SourcePicker};
+use super::evented::{CONTAINERD_NAMESPACE, EventSource, SourcePicker, gives_events_to_one_alone};
 use super::inspect;
 use super::metrics::PlegMetrics;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, PodStates, states_of};
@@ -65,6 +65,21 @@ pub struct PlegTask {
     initial: Option<HashSet<PodUid>>,
     initial_until: Option<Instant>,
     turn: Option<Turn>,
+}
+
+/// The CRI's own stream; "not implemented" where it is none to rely on. A runtime that does not say what it is has one.
+fn cri_events(client: &CriClient) -> EventStream {
+    let client = client.clone();
+    let open = async move {
+        let said = client.version(v1::VersionRequest { version: String::new() }).await;
+        if said.is_ok_and(|said| gives_events_to_one_alone(&said.runtime_name, &said.runtime_version)) {
+            let message = "each event is given to one listener alone".to_owned();
+            let error = CriError { code: Code::Unimplemented, method: "get_container_events", message };
+            return stream::iter([Err(error)]).left_stream();
+        }
+        client.container_events().right_stream()
+    };
+    stream::once(open).flatten().boxed()
 }
 
 impl std::fmt::Debug for PlegTask {
@@ -200,7 +215,7 @@ impl PlegTask {
         let source = self.picker.open(now);
         debug!(?source, "opening the runtime's event stream");
         let stream = match source {
-            EventSource::Cri => self.client.container_events(),
+            EventSource::Cri => cri_events(&self.client),
             EventSource::Containerd => self.client.containerd_events(CONTAINERD_NAMESPACE),
         };
         self.stream = Some((source, stream));
