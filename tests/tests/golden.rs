@@ -1,14 +1,16 @@
 //! The same pods as upstream's kubelet was given, and what the runtime and the API server saw of them.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
-use bulkhead_testkit::{Cluster, LONG, Lab, Node, agnhost, eventually};
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, NodeBuilder, Release, agnhost, eventually};
 use bulkhead_tests::golden::calls::Part;
 use bulkhead_tests::golden::normal::Names;
+use bulkhead_tests::golden::users::Users;
 use bulkhead_tests::golden::{Call, Difference, Meant, Proxy, Recording, calls, compare, normal, recording};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
@@ -16,6 +18,10 @@ use serde_json::{Value, json};
 /// Namespaces of the recorded pods.
 const NAMESPACES: [&str; 2] = ["golden", "golden3"];
 const CHOSEN: &str = "BULKHEAD_GOLDEN";
+/// Another kubelet to compare: what upstream's does otherwise on a runtime, the runtime does.
+const KUBELET: &str = "BULKHEAD_GOLDEN_KUBELET";
+/// A folder: what comes of the chosen pods is written there as recordings, and not compared.
+const RECORD: &str = "BULKHEAD_GOLDEN_RECORD";
 const NODE: &str = "node-a";
 /// Pods at once.
 const IN_FLIGHT: usize = 6;
@@ -30,6 +36,7 @@ const RECORDED_ADDRESS: &str = "10.240.0.2";
 
 /// What all pods of a run have in common. The node goes before its cluster, the lab last.
 struct World {
+    users: Users,
     node: Node,
     proxy: Proxy,
     cluster: Cluster,
@@ -42,16 +49,38 @@ fn world() -> Result<Option<World>> {
     let proxy = Proxy::start(&lab.folder().join("recording.sock"), &lab.containerd().socket())?;
     let cluster = lab.stand_in(Config::default())?;
     prepare(&cluster)?;
-    let node = lab
+    let builder = lab
         .node(NODE)
         .joins(&cluster)?
         .config("containerRuntimeEndpoint", json!(proxy.endpoint()))
         .config("clusterDNS", json!(["10.96.0.10"]))
         .config("clusterDomain", json!("cluster.local"))
         .config("registryPullQPS", json!(0))
-        .config("maxPods", json!(250))
-        .start()?;
-    Ok(Some(World { node, proxy, cluster, lab }))
+        .config("maxPods", json!(250));
+    let node = match std::env::var_os(KUBELET) {
+        None => builder.start()?,
+        Some(kubelet) => another(&lab, builder, Path::new(&kubelet))?,
+    };
+    cluster.wait_for("nodes", "", NODE, "it is ready", is_ready)?;
+    let users = Users::on(lab.containerd().programs().release())?;
+    Ok(Some(World { users, node, proxy, cluster, lab }))
+}
+
+/// A node whose kubelet is that program.
+fn another(lab: &Lab, builder: NodeBuilder, kubelet: &Path) -> Result<Node> {
+    let folder = lab.folder().join("another");
+    std::fs::create_dir_all(&folder)?;
+    // Under the name by which the lab knows a node's processes.
+    std::os::unix::fs::symlink(kubelet, folder.join("kubelet"))?;
+    // The stand-in speaks JSON.
+    let mut node = builder.programs(&folder).config("contentType", json!("application/json")).prepare()?;
+    node.launch()?;
+    Ok(node)
+}
+
+fn is_ready(object: &Value) -> bool {
+    let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// The objects that the recorded pods name.
@@ -78,6 +107,8 @@ struct Life<'a> {
     uid: String,
     names: Names,
     differences: Vec<Difference>,
+    /// Its versions that the API server had.
+    history: Vec<Value>,
 }
 
 /// One pod's life: created, brought to where the recorded one was, deleted.
@@ -95,10 +126,7 @@ fn live<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> {
         let patch = json!({"spec": {"ephemeralContainers": ephemeral}});
         cluster.client().patch(&path, "strategic-merge-patch", &patch)?.success()?;
     }
-    let expected: Vec<Value> = {
-        let theirs = recorded_names(recording);
-        recording.statuses.iter().map(|status| theirs.value(status)).collect()
-    };
+    let expected = expected(world, recording);
     let goal = expected.iter().rfind(|one| one["deleting"] != true).context("no status before the deletion")?;
     let late = reach(world, recording, &uid, goal)?;
     if pod.to_string().contains("Probe\":") {
@@ -131,7 +159,7 @@ fn live<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> {
     if let Some(last) = late {
         eprintln!("{name} was not where the recorded pod was after {PATIENCE:?}: {last}");
     }
-    Ok(Life { recording, uid, names: ours, differences })
+    Ok(Life { recording, uid, names: ours, differences, history })
 }
 
 /// What is asked for the removal of what pods left behind, once garbage collection has come to all of them.
@@ -226,16 +254,12 @@ fn live_static<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> 
     let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
     let file = format!("{name}.json");
     world.node.write_raw(&file, manifest.to_string().as_bytes())?;
-    let is_ready = |pod: &Value| {
-        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
-    };
     let ours = world.cluster.wait_for("pods", namespace, full, "is ready", is_ready)?;
     let uid = ours["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str().context("no hash")?.to_owned();
     std::fs::remove_file(world.node.manifests().join(&file))?;
     world.cluster.wait_gone("pods", namespace, full)?;
     let (our_names, their_names) = (names(world, &uid, std::slice::from_ref(&ours)), recorded_names(recording));
-    let expected: Vec<Value> = recording.statuses.iter().map(|status| their_names.value(status)).collect();
+    let expected = expected(world, recording);
     let status = our_names.value(&normal::status(&ours["status"], false));
     let mut differences = compare::statuses(&recording.name, &expected, &[status]);
     let stopped = |_: &World| {
@@ -257,7 +281,14 @@ fn live_static<'a>(world: &World, recording: &'a Recording) -> Result<Life<'a>> 
     for key in mirror["metadata"]["annotations"].as_object().context("no annotations")?.keys() {
         ensure!(ours["metadata"]["annotations"].get(key).is_some(), "the mirror has no annotation {key}");
     }
-    Ok(Life { recording, uid, names: our_names, differences })
+    Ok(Life { recording, uid, names: our_names, differences, history: vec![ours] })
+}
+
+/// The recorded statuses, as they would have been recorded on this runtime.
+fn expected(world: &World, recording: &Recording) -> Vec<Value> {
+    let theirs = recorded_names(recording);
+    let told = |status: &Value| world.users.told(&recording.name, &theirs.value(status));
+    recording.statuses.iter().map(told).collect()
 }
 
 /// Distinct statuses without what differs from run to run.
@@ -321,10 +352,37 @@ fn recorded_names(recording: &Recording) -> Names {
     Names::new(&pairs)
 }
 
+/// Writes down what came of a pod, in the words of the recorded node.
+fn record(world: &World, life: &Life<'_>, folder: &Path) -> Result<()> {
+    let status = |object: &Value| {
+        let deleting = object["metadata"].get("deletionTimestamp").is_some();
+        normal::status(&object["status"], deleting)
+    };
+    let mut statuses: Vec<Value> = life.history.iter().map(status).collect();
+    statuses.dedup();
+    let ips: BTreeSet<&str> = life.history.iter().filter_map(|object| object["status"]["podIP"].as_str()).collect();
+    let recording = Recording {
+        uid: life.uid.clone(),
+        pod_ips: ips.into_iter().map(str::to_owned).collect(),
+        statuses,
+        calls: world.proxy.timed(&life.uid),
+        events: events(&world.cluster, life.recording.namespace(), &life.uid)?,
+        ..life.recording.clone()
+    };
+    let pairs = [
+        (world.node.root_dir().display().to_string(), "/var/lib/kubelet"),
+        (world.node.pod_logs().display().to_string(), "/var/log/pods"),
+        (format!("{}/kubepods", world.node.cgroup_root()), "/kubepods"),
+        (world.lab.netns().address().to_string(), RECORDED_ADDRESS),
+    ];
+    recording
+        .write(folder, |text| pairs.iter().fold(text.to_owned(), |text, (ours, theirs)| text.replace(ours, theirs)))
+}
+
 /// `BULKHEAD_GOLDEN=basic,env` compares those alone and shows their statuses.
-fn chosen() -> Result<Vec<Recording>> {
+fn chosen(release: Release) -> Result<Vec<Recording>> {
     let only = std::env::var(CHOSEN).unwrap_or_default();
-    let mut all = recording::all()?;
+    let mut all = recording::all_on(release)?;
     all.retain(|one| only.is_empty() || only.split(',').any(|name| name == one.name));
     ensure!(!all.is_empty(), "no recording is named {only:?}");
     // The longest lives first, so that the last to end is a short one.
@@ -334,18 +392,10 @@ fn chosen() -> Result<Vec<Recording>> {
 
 #[test]
 fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
-    let (mut recordings, mut meant) = (chosen()?, compare::meant()?);
     let Some(world) = world()? else { return Ok(()) };
-    let runtime = world.lab.containerd().programs();
-    let on_this = compare::meant_on(runtime.release())?;
-    recordings.retain(|one| {
-        let other = on_this.iter().any(|row| row.is_all_of(&one.name));
-        if other {
-            eprintln!("{} lives another life on {}: not compared", one.name, runtime.versions());
-        }
-        !other
-    });
-    meant.extend(on_this);
+    let release = world.lab.containerd().programs().release();
+    let (recordings, mut meant) = (chosen(release)?, compare::meant()?);
+    meant.extend(compare::meant_on(release)?);
     let queue = Mutex::new(recordings.iter());
     let lives: Mutex<Vec<Life<'_>>> = Mutex::default();
     let failures: Mutex<Vec<String>> = Mutex::default();
@@ -367,6 +417,9 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
     });
     let mut lives = lives.into_inner().unwrap_or_default();
     let mut found = removals(&world, &lives)?;
+    if let Some(folder) = std::env::var_os(RECORD) {
+        return lives.iter().try_for_each(|life| record(&world, life, Path::new(&folder)));
+    }
     found.retain(|difference| !is_meant(&meant, difference));
     found.extend(lives.iter_mut().flat_map(|life| std::mem::take(&mut life.differences)));
     found.sort();

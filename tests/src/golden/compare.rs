@@ -79,11 +79,6 @@ fn read(file: &str) -> Result<Vec<Meant>> {
 }
 
 impl Meant {
-    /// Whether it says of a pod that nothing of its life is as recorded.
-    pub fn is_all_of(&self, pod: &str) -> bool {
-        self.pod == pod && self.place == "*" && self.text.is_none()
-    }
-
     /// Whether this is that difference.
     pub fn covers(&self, difference: &Difference) -> bool {
         let mut parts = difference.place.split('/');

@@ -10,6 +10,7 @@ pub mod compare;
 pub mod normal;
 pub mod proxy;
 pub mod recording;
+pub mod users;
 
 pub use compare::{Difference, Meant};
 pub use proxy::{Call, Proxy};

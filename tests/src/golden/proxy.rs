@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -42,7 +43,7 @@ const KEPT: [&str; 9] = [
 
 #[derive(Debug, Default)]
 struct Kept {
-    calls: Vec<Call>,
+    calls: Vec<(Instant, Call)>,
     /// Ids of sandboxes and containers.
     ids: HashMap<String, Owner>,
 }
@@ -98,7 +99,16 @@ impl Proxy {
 
     /// Everything that was asked so far, in order.
     pub fn calls(&self) -> Vec<Call> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).calls.clone()
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.calls.iter().map(|(_, call)| call.clone()).collect()
+    }
+
+    /// What was asked about a pod so far, in order, each with the seconds since the first.
+    pub fn timed(&self, pod_uid: &str) -> Vec<(f64, Call)> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_pod = kept.calls.iter().filter(|(_, call)| call.pod_uid == pod_uid).peekable();
+        let first = of_pod.peek().map(|(at, _)| *at);
+        of_pod.map(|(at, call)| (first.map_or(0.0, |first| (*at - first).as_secs_f64()), call.clone())).collect()
     }
 }
 
@@ -208,7 +218,7 @@ fn note(kept: &Mutex<Kept>, mut call: Call) -> Owner {
     };
     call.pod_uid = owner.pod_uid.clone();
     call.of = owner.container.clone();
-    kept.calls.push(call);
+    kept.calls.push((Instant::now(), call));
     owner
 }
 

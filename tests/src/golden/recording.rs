@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use bulkhead_testkit::Release;
+use serde_json::{Value, json};
 
 use super::proxy::Call;
 
@@ -32,6 +33,37 @@ impl Recording {
     pub fn namespace(&self) -> &str {
         self.pod.as_ref().and_then(|pod| pod["metadata"]["namespace"].as_str()).unwrap_or("default")
     }
+
+    /// Writes it into a folder as it is read. `plain` takes out of a text what is particular to the machine.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, folder: &Path, plain: impl Fn(&str) -> String) -> Result<()> {
+        let call = |(at, call): &(f64, Call)| {
+            let mut one = json!({"t": (at * 1000.0).round() / 1000.0, "method": call.method, "request": call.request});
+            if !call.of.is_empty() {
+                one["of"] = json!(call.of);
+            }
+            one
+        };
+        let mut all = json!({
+            "name": self.name,
+            "uid": self.uid,
+            "podIPs": self.pod_ips,
+            "statuses": self.statuses,
+            "cri": self.calls.iter().map(call).collect::<Vec<_>>(),
+            "events": self.events,
+        });
+        for (key, value) in [("pod", &self.pod), ("mirror", &self.mirror), ("ephemeralContainers", &self.ephemeral)] {
+            if let Some(value) = value {
+                all[key] = value.clone();
+            }
+        }
+        let mut text = plain(&serde_json::to_string_pretty(&all)?);
+        text.push('\n');
+        std::fs::write(folder.join(format!("{}.json", self.name)), text)?;
+        Ok(())
+    }
 }
 
 fn folder() -> PathBuf {
@@ -43,8 +75,26 @@ fn folder() -> PathBuf {
 /// # Errors
 /// A file cannot be read or is not what it should be.
 pub fn all() -> Result<Vec<Recording>> {
+    in_folder(&folder())
+}
+
+/// The same for a runtime: pods that live another life there have a recording of their own, `golden/runtimes/<release>/`.
+///
+/// # Errors
+/// As [`all`].
+pub fn all_on(release: Release) -> Result<Vec<Recording>> {
+    let mut all = all()?;
+    if release == Release::V2_1 {
+        let own = in_folder(&folder().join("runtimes").join(release.name()))?;
+        all.retain(|one| own.iter().all(|other| other.name != one.name));
+        all.extend(own);
+    }
+    Ok(all)
+}
+
+fn in_folder(folder: &Path) -> Result<Vec<Recording>> {
     let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(folder())?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
     paths
         .retain(|path| path.extension().is_some_and(|e| e == "json") && path.file_stem().is_some_and(|n| n != "meant"));
     paths.sort();
