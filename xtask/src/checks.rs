@@ -112,6 +112,8 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
         first_node(&programs)?;
         phases.end("a first node");
     }
+    let runtime = if machine::is_root() { runtimes::chosen()? } else { "nothing: they need root".to_owned() };
+    eprintln!("\nlabs that ask for no runtime of their own run on {runtime}");
     if has("nextest") {
         // Who names tests wants those and no lanes. All tests run whatever became of the lanes.
         let lanes = match rest.is_empty() && machine::is_root() {
@@ -119,13 +121,13 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
             false => Ok(()),
         };
         phases.end("newer runtimes");
-        return runner::run(rest, &environment, skips, phases).and(lanes);
+        return runner::run(rest, &environment, skips, &runtime, phases).and(lanes);
     }
     let mut arguments = vec!["test", "--workspace", "--locked", "--no-fail-fast"];
     arguments.extend(rest.iter().map(String::as_str));
     let done = cargo_with(&arguments, &environment);
     phases.end("tests");
-    eprint!("{}", runner::report(&Outcome::default(), &BTreeSet::new(), &runner::skipped_in(skips), phases));
+    eprint!("{}", runner::report(&Outcome::default(), &BTreeSet::new(), &runner::skipped_in(skips), &runtime, phases));
     done
 }
 

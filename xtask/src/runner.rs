@@ -24,11 +24,17 @@ const BINARIES: usize = 8;
 /// Two tests on each core's turn: one that waits and one that computes; three are two labs and a machine.
 const LEAST_THREADS: usize = 3;
 
-/// Runs `cargo nextest run` with these arguments.
+/// Runs `cargo nextest run` with these arguments. `runtime`: what the labs run on.
 ///
 /// # Errors
 /// A test failed; one needed another try for the second time in a row; all failed in the same way.
-pub fn run(rest: &[String], environment: &[(&str, &OsStr)], skips: &Path, phases: &mut Phases) -> Result<()> {
+pub fn run(
+    rest: &[String],
+    environment: &[(&str, &OsStr)],
+    skips: &Path,
+    runtime: &str,
+    phases: &mut Phases,
+) -> Result<()> {
     // Ctrl-C reaches the runner too, which ends its tests and says what came of them; we wait for that.
     let _signals = interrupt::listen()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -73,7 +79,7 @@ pub fn run(rest: &[String], environment: &[(&str, &OsStr)], skips: &Path, phases
         &outcome.names(),
         &retried.keys().cloned().collect(),
     )?;
-    let report = report(&outcome, &twice, &skipped_in(skips), phases);
+    let report = report(&outcome, &twice, &skipped_in(skips), runtime, phases);
     eprint!("{report}{}", end.held);
 
     if let Some(reason) = broken {
@@ -129,7 +135,13 @@ pub fn skipped_in(path: &Path) -> Vec<String> {
 }
 
 /// What is told before the end.
-pub fn report(outcome: &Outcome, twice: &BTreeSet<String>, skipped: &[String], phases: &Phases) -> String {
+pub fn report(
+    outcome: &Outcome,
+    twice: &BTreeSet<String>,
+    skipped: &[String],
+    runtime: &str,
+    phases: &Phases,
+) -> String {
     let seconds = |seconds: f64| minutes(Duration::from_secs_f64(seconds));
     let mut text = format!("\nwhere the time went:\n{}", phases.lines());
     if !outcome.names().is_empty() {
@@ -145,6 +157,7 @@ pub fn report(outcome: &Outcome, twice: &BTreeSet<String>, skipped: &[String], p
             let _ = writeln!(text, "  {:>6}  {name}", seconds(sum));
         }
     }
+    let _ = writeln!(text, "labs that ask for no runtime of their own ran on {runtime}");
     let _ = writeln!(text, "skipped: {}", skipped.len());
     for line in skipped {
         let _ = writeln!(text, "  {line}");
@@ -204,9 +217,10 @@ mod tests {
             outcome.line(line);
         }
         let twice = std::iter::once("bulkhead-tests::cluster cluster_life::flaky".to_owned()).collect();
-        let text = report(&outcome, &twice, &["lines: no journald".to_owned()], &Phases::default());
+        let text = report(&outcome, &twice, &["lines: no journald".to_owned()], "containerd 1.6", &Phases::default());
         for told in [
             "needed another try: 1\n  bulkhead-tests::cluster cluster_life::flaky - as in the run before: a bug\n",
+            "ran on containerd 1.6\n",
             "skipped: 1\n  lines: no journald\n",
             "    1:03  bulkhead-tests::cluster (1)\n",
             "    1:03  bulkhead-tests::cluster cluster_life::flaky\n",

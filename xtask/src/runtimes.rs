@@ -6,9 +6,23 @@ use std::ffi::OsStr;
 use anyhow::{Result, bail};
 use bulkhead_testkit::{Release, release};
 
-/// A pod's life straight over CRI, what is left behind, and what the node makes of what the runtime says of itself.
-const LANE: &str =
-    "package(bulkhead-tests) and (test(/^runtime::/) or test(=runtimes::the_node_takes_what_its_runtime_offers))";
+/// A pod's life straight over CRI and what is left behind, what the node makes of what the runtime says of itself, all
+/// recorded pods, and lives of pods in a cluster: as they should go, with init containers and sidecars, and as they fail.
+const LANE: &str = "package(bulkhead-tests) and (test(/^runtime::/) \
+    or test(=runtimes::the_node_takes_what_its_runtime_offers) \
+    or test(=runtimes::an_end_is_seen_at_once_by_the_next_process_that_decides) \
+    or test(=golden::pods_live_as_under_upstreams_kubelet) \
+    or test(=cluster_life::a_pod_is_scheduled_runs_and_goes_gracefully) \
+    or test(=init_containers::in_order_up_and_in_reverse_down) \
+    or test(=termination::why_containers_end_or_do_not_start))";
+
+/// What labs run on unless a test asks for another: the choice of the environment, with its versions.
+///
+/// # Errors
+/// The choice is none, or it cannot be had here.
+pub fn chosen() -> Result<String> {
+    Ok(Release::from_environment()?.programs(&|line| eprintln!("{line}"))?.versions())
+}
 
 /// Runs the lanes, before all tests, so that theirs is the last summary. Whoever has chosen a runtime gets that alone.
 /// `run`: the test runner.
