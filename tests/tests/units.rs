@@ -92,6 +92,18 @@ const NOT_FOR_VOLNETD: [&str; 24] = [
     "ProtectClock",
 ];
 
+/// Targets of the machine, in systemd's own order at a boot (bootup(7)).
+const TARGETS: [(&str, &str); 8] = [
+    ("basic", "Requires=sysinit.target\nWants=sockets.target\nAfter=sysinit.target sockets.target\n"),
+    ("multi-user", "Requires=basic.target\nAfter=basic.target\nWants=kubelet.service\n"),
+    ("network-online", ""),
+    ("paths", ""),
+    ("shutdown", ""),
+    ("slices", ""),
+    ("sockets", ""),
+    ("sysinit", ""),
+];
+
 fn folder() -> PathBuf {
     workspace_root().join("systemd")
 }
@@ -129,8 +141,9 @@ fn installed() -> tempfile::TempDir {
     for (name, text) in units() {
         std::fs::write(system.join(name), text).unwrap();
     }
-    for target in ["basic", "multi-user", "network-online", "paths", "shutdown", "slices", "sockets", "sysinit"] {
-        std::fs::write(system.join(format!("{target}.target")), "[Unit]\nDescription=of the machine\n").unwrap();
+    for (target, order) in TARGETS {
+        let text = format!("[Unit]\nDescription=of the machine\n{order}");
+        std::fs::write(system.join(format!("{target}.target")), text).unwrap();
     }
     let program = |path: &str| {
         let path = root.path().join(path);
@@ -166,6 +179,15 @@ fn systemd_understands_every_line() {
     let mut arguments = vec!["verify", "--man=no"];
     arguments.extend(paths.iter().map(String::as_str));
     let (good, said) = analyze(root.path(), &arguments);
+    assert!(good && said.trim().is_empty(), "{said}");
+}
+
+#[test]
+fn at_a_boot_nothing_waits_for_itself() {
+    bulkhead_testkit::machine::ensure_installed_for_tests(&|_: &str| ()).unwrap();
+    let root = installed();
+    let target = root.path().join("usr/lib/systemd/system/multi-user.target");
+    let (good, said) = analyze(root.path(), &["verify", "--man=no", &target.display().to_string()]);
     assert!(good && said.trim().is_empty(), "{said}");
 }
 
