@@ -129,7 +129,7 @@ impl RuntimeSide {
         );
         let images = Arc::new(images);
         let (initial, max) = config.crash_loop_back_off();
-        let mut back_off = CrashLoopBackOff::new(initial, max);
+        let mut back_off = CrashLoopBackOff::new(initial, max).of_boot(&config.boot_id);
         if let Some(saved) = state.back_off() {
             back_off.restore(&saved);
         }

@@ -1,8 +1,8 @@
 //! Crash-loop back-off: how long an exited container waits before it starts again.
 //!
 //! Upstream keeps this in memory and forgets it when the kubelet restarts; here it is handed to a store after each
-//! change, so a crash-looping container does not get a fresh start with every restart of this process. The clock is
-//! passed in. Delays and expiry are upstream's (`client-go/util/flowcontrol/backoff.go`,
+//! change, so a crash-looping container does not get a fresh start with every restart of this process. A boot of the
+//! machine ends all containers through no fault of theirs: then it is forgotten here too. The clock is passed in. Delays and expiry are upstream's (`client-go/util/flowcontrol/backoff.go`,
 //! `pkg/kubelet/kubelet.go` backOffPeriod/maxContainerBackOff).
 
 use std::collections::BTreeMap;
@@ -35,6 +35,9 @@ struct Entry {
 /// Saved form.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
+    /// Whose containers these are. Empty: written by a version that did not say.
+    #[serde(default)]
+    boot_id: String,
     #[serde(deserialize_with = "state_file::map")]
     entries: BTreeMap<String, Entry>,
 }
@@ -73,19 +76,26 @@ pub struct Undo {
 pub struct CrashLoopBackOff {
     initial: Duration,
     max: Duration,
+    boot_id: String,
     entries: BTreeMap<String, Entry>,
 }
 
 impl CrashLoopBackOff {
     /// `initial` is the delay before the second restart; it doubles with each further one up to `max`.
     pub fn new(initial: Duration, max: Duration) -> Self {
-        CrashLoopBackOff { initial: initial.min(max), max, entries: BTreeMap::new() }
+        CrashLoopBackOff { initial: initial.min(max), max, boot_id: String::new(), entries: BTreeMap::new() }
     }
 
-    /// Takes over what was saved; unreadable or overlong content counts as nothing saved.
+    /// The same for the containers of this boot of the machine; empty where it is not known.
+    pub fn of_boot(self, boot_id: &str) -> Self {
+        CrashLoopBackOff { boot_id: boot_id.to_owned(), ..self }
+    }
+
+    /// Takes over what was saved; unreadable or overlong content, and what was saved in another boot, counts as nothing saved.
     pub fn restore(&mut self, json: &[u8]) {
         if let Ok(saved) = serde_json::from_slice::<Saved>(json)
             && saved.entries.len() <= ENTRIES_MAX
+            && (saved.boot_id.is_empty() || self.boot_id.is_empty() || saved.boot_id == self.boot_id)
         {
             self.entries = saved.entries;
         }
@@ -101,7 +111,8 @@ impl CrashLoopBackOff {
 
     /// What [`restore`](Self::restore) reads.
     pub fn to_json(&self) -> Vec<u8> {
-        state_file::encode(VERSION, &Saved { entries: self.entries.clone() }).unwrap_or_default()
+        state_file::encode(VERSION, &Saved { boot_id: self.boot_id.clone(), entries: self.entries.clone() })
+            .unwrap_or_default()
     }
 
     /// Key of a container: a new image or other resources begin a new sequence.
@@ -243,6 +254,20 @@ mod tests {
         assert!(back_off.forget_expired(at(1300)) && back_off.is_empty());
         restored.restore(b"not json");
         assert_eq!(restored.len(), 1);
+    }
+
+    #[test]
+    fn a_boot_is_no_crash() {
+        let of = |boot_id: &str| CrashLoopBackOff::default().of_boot(boot_id);
+        let restored = |before: &str, now: &str| {
+            let (mut back_off, mut later) = (of(before), of(now));
+            let _ = back_off.next("k", at(0), at(0));
+            later.restore(&back_off.to_json());
+            later.held_back("k", at(1), at(1)).is_some()
+        };
+        assert!(restored("a", "a"));
+        assert!(!restored("a", "b"));
+        assert!(restored("", "b") && restored("a", ""), "nobody knows whether it was this boot");
     }
 
     #[test]
