@@ -18,6 +18,18 @@ impl Checklist {
         self.rows.push((what.to_owned(), result));
     }
 
+    /// The same for what everything after it is built on.
+    ///
+    /// # Errors
+    /// It does not hold.
+    pub fn needs(&mut self, what: &str, check: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.holds(what, check);
+        match self.rows.last() {
+            Some((what, Err(why))) => bail!("{what}\n    {why}"),
+            _ => Ok(()),
+        }
+    }
+
     /// The table, and whether it is the document's: the lines of `document` whose last column begins with `test`.
     ///
     /// # Errors

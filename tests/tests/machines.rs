@@ -3,6 +3,7 @@
 
 mod guide;
 mod independence;
+mod kubeadm_cluster;
 mod package;
 mod systemd_machine;
 mod units_live;

@@ -61,23 +61,32 @@ pub fn archive() -> Result<PathBuf> {
     // Any change of what is written here gives another name.
     let made_of = format!("{} {} {}", busybox.display(), facts.len(), facts.mtime());
     let digest = hex(&Sha256::digest([include_str!("image.rs"), &made_of].concat()));
-    let path = Path::new(CACHE).join(format!("{ARCHIVE}{}.tar", &digest[..16]));
+    kept(ARCHIVE, &digest[..16], write_archive)
+}
+
+/// An archive in the folder of what is made once, by how its name begins and the digest of what it is made of. Where it is
+/// not, `write` writes it.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn kept(begins: &str, digest: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let path = Path::new(CACHE).join(format!("{begins}{digest}.tar"));
     if path.exists() {
         return Ok(path);
     }
     std::fs::create_dir_all(CACHE).with_context(|| format!("creating {CACHE}"))?;
-    remove_old_archives();
+    remove_old_archives(begins);
     // Tests beside each other may both write it; whole it appears, and the same each time.
     let part = path.with_extension(format!("{}.part", std::process::id()));
-    write_archive(&part)?;
+    write(&part)?;
     std::fs::rename(&part, &path).with_context(|| path.display().to_string())?;
     Ok(path)
 }
 
 /// Those of other versions that nobody has written for a day; best effort, as it is a cache.
-fn remove_old_archives() {
+fn remove_old_archives(begins: &str) {
     let Ok(entries) = std::fs::read_dir(CACHE) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(ARCHIVE)) {
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(begins)) {
         let age = entry.metadata().and_then(|facts| facts.modified()).ok().and_then(|written| written.elapsed().ok());
         if age.is_some_and(|age| age > KEPT) {
             let _ = std::fs::remove_file(entry.path());

@@ -36,6 +36,8 @@ pub mod floor;
 #[cfg(feature = "apiserver")]
 pub mod https;
 pub mod image;
+#[cfg(feature = "apiserver")]
+pub mod kubernetes_images;
 mod lab;
 pub mod leaks;
 pub mod machine;

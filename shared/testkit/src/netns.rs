@@ -72,6 +72,24 @@ impl NetNs {
         format!("198.19.{}.0/24", self.number)
     }
 
+    /// Lays a cable to another namespace, so that the nodes and the pods of both reach each other. It goes away with either.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn connect(&self, other: &Self) -> Result<()> {
+        let ends = [(self, format!("peer{}", other.number), other), (other, format!("peer{}", self.number), self)];
+        let ip = |arguments: &[&str]| machine::run("ip", arguments).context("laying a cable between two machines");
+        let [(_, here, _), (_, there, _)] = &ends;
+        ip(&["-n", &self.name(), "link", "add", here, "type", "veth", "peer", "name", there, "netns", &other.name()])?;
+        for (from, end, to) in &ends {
+            let (name, address) = (from.name(), to.address().to_string());
+            ip(&["-n", &name, "link", "set", end, "up"])?;
+            ip(&["-n", &name, "route", "add", &address, "dev", end])?;
+            ip(&["-n", &name, "route", "add", &to.pod_subnet(), "via", &address, "dev", end, "onlink"])?;
+        }
+        Ok(())
+    }
+
     /// Writes the network list for the runtime: bridge, host-local with `ipam_dir` (so that a leaked address can be seen), portmap.
     ///
     /// # Errors

@@ -125,12 +125,21 @@ impl Machine {
     pub fn import_images(&self) -> Result<()> {
         let inside = "/var/lib/bulkhead-images.tar";
         std::fs::copy(image::archive()?, self.outside(inside)).context("copying the image archive")?;
-        self.check(&["ctr", "--namespace", "k8s.io", "images", "import", inside])?;
-        std::fs::remove_file(self.outside(inside)).context("removing the image archive")?;
+        self.import(inside, &image::names().collect::<Vec<_>>())?;
+        std::fs::remove_file(self.outside(inside)).context("removing the image archive")
+    }
+
+    /// Gives the machine's containerd the images of an archive, which is known by its path inside, and waits until CRI knows
+    /// those that are named.
+    ///
+    /// # Errors
+    /// containerd does not answer, or does not take them.
+    pub fn import(&self, archive: &str, names: &[&str]) -> Result<()> {
+        self.check(&["ctr", "--namespace", "k8s.io", "images", "import", archive])?;
         // The CRI side learns of an image through an event and then labels it: before that it would try to pull.
         eventually("the images are known to CRI", SHORT, || {
             let list = self.check(&["ctr", "--namespace", "k8s.io", "images", "ls"])?;
-            for name in image::names() {
+            for name in names {
                 let known = list.lines().any(|line| line.starts_with(name) && line.contains("image=managed"));
                 ensure!(known, "{name} is not managed yet");
             }
