@@ -213,6 +213,43 @@ fn probes_gate_restart_and_tell() -> Result<()> {
     world.node.finish()
 }
 
+/// However much probes have to say of a pod: what is told of it, and of the others, comes through.
+#[test]
+fn long_words_of_probes_hold_nothing_up() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let world = World::start(&lab)?;
+    let mut pod =
+        (1..6).fold(Pod::idle("talker"), |pod, more| pod.and_container(&format!("c{more}"), IDLE)).value().clone();
+    let talks = exec("test -e /w/ready && exit 0; head -c 10000 /dev/zero | tr '\\0' x; exit 1", 3);
+    for container in pod["spec"]["containers"].as_array_mut().context("no containers")? {
+        container["readinessProbe"] = talks.clone();
+        container["volumeMounts"] = json!([{"name": "w", "mountPath": "/w"}]);
+    }
+    pod["spec"]["volumes"] = json!([{"name": "w", "hostPath": {"path": world.signs, "type": "Directory"}}]);
+    let talker = create(&world.cluster, Pod::from_value(pod))?;
+    let uid = talker["metadata"]["uid"].as_str().context("no uid")?;
+    // As many as are kept, each of which had more to say than a message between processes has room for with the others.
+    eventually("it has said much", LONG, || {
+        let pods = world.node.agent()?.pods()?;
+        let events = &pods.iter().find(|pod| pod.uid == uid).context("no such pod")?.recent_events;
+        let unhealthy = events.iter().filter(|event| event.reason == "Unhealthy").count();
+        ensure!(unhealthy > 30, "{unhealthy}");
+        Ok(())
+    })?;
+    let told =
+        wait_event(&world.cluster, &talker, "Warning Unhealthy spec.containers{main} Readiness probe failed: xxx")?;
+    ensure!(told.len() > 10_000, "the API server is told the whole: {} bytes", told.len());
+    world.create(Pod::idle("other"))?;
+    wait_ready(&world.cluster, "other")?;
+    world.sign("ready")?;
+    wait_ready(&world.cluster, "talker")?;
+    for name in ["talker", "other"] {
+        world.cluster.delete("pods", "default", name, Some(1))?;
+        world.cluster.wait_gone("pods", "default", name)?;
+    }
+    world.node.finish()
+}
+
 #[test]
 fn readiness_outlives_a_restart_and_goes_on_while_a_pod_ends() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::MAX_POD_BYTES;
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, ListPodsRequest, PodState, WatchPodsRequest, pod_update::Update};
@@ -20,7 +20,7 @@ use crate::{Exit, Failure, age};
 const COLUMNS: [&str; 9] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "SOURCE", "WHY"];
 
 fn client(channel: Channel) -> PodsClient<Channel> {
-    PodsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    PodsClient::new(channel).max_decoding_message_size(MAX_POD_BYTES)
 }
 
 /// All pods of kubelet-syncd, sorted by namespace and name.

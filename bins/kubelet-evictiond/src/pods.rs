@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::MAX_POD_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::node_client::NodeClient;
@@ -118,7 +118,7 @@ impl SyncdPods {
 
     async fn list(&self) -> Result<Vec<Pod>, tonic::Status> {
         let request = CallContext::new().request(ListPodsRequest {}, DEADLINE);
-        let mut client = PodsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client = PodsClient::new(self.link.channel()).max_decoding_message_size(MAX_POD_BYTES);
         let mut stream = client.list(request).await?.into_inner();
         let mut pods = Vec::new();
         while let Some(state) = stream.message().await? {

@@ -69,3 +69,7 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 
 /// Largest message on any internal socket, bytes. Lists are streamed in pages, volume content travels as a memfd.
 pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
+
+/// Largest state of a pod that kubelet-syncd tells, bytes: a status, the API server's copy of it, and of a static pod what its
+/// mirror is made of, each as large as an object can be there (etcd takes requests of 1.5 MiB). Most have some KiB.
+pub const MAX_POD_BYTES: usize = 5 * 1024 * 1024;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::MAX_POD_BYTES;
 use bulkhead_ipc::client::{Link, is_unknown};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// # Errors
 /// NOT_FOUND: there is no such pod. Otherwise nothing is known of it.
 pub async fn get(syncd: &Link, namespace: &str, name: &str) -> Result<PodState, tonic::Status> {
-    let mut client = PodsClient::new(syncd.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let mut client = PodsClient::new(syncd.channel()).max_decoding_message_size(MAX_POD_BYTES);
     let request = GetPodRequest { namespace: namespace.to_owned(), name: name.to_owned() };
     let call = client.get(CallContext::new().request(request, DEADLINE));
     let answer = tokio::time::timeout(DEADLINE, call).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::MAX_POD_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::context::CallContext;
@@ -32,7 +32,7 @@ pub async fn pods(link: Link, news: Sender<News>) {
     let mut pause = RETRY.0;
     loop {
         link.ready().await;
-        let mut client = PodsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client = PodsClient::new(link.channel()).max_decoding_message_size(MAX_POD_BYTES);
         let request = CallContext::new().streaming_request(WatchPodsRequest { cursor });
         match tokio::time::timeout(START, client.watch(request)).await {
             Ok(Ok(answer)) => {

@@ -8,17 +8,15 @@ use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::events_server::Events;
 use bulkhead_ipc::syncd::node_server::Node;
 use bulkhead_ipc::syncd::pods_server::Pods;
-use bulkhead_types::Epoch;
+use bulkhead_types::{Epoch, PodUid};
 use futures_util::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::fits::fitting;
 use super::hub::{Change, PodHub};
 use super::node_view::NodeView;
 use super::ring::EventRing;
-
-/// Events sent in one go to a reader that was away.
-const EVENT_BATCH: usize = 64;
 
 /// A stream of messages, as the services give it.
 pub(super) type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -61,8 +59,11 @@ impl Pods for SyncdApi {
     type ListStream = Answer<api::PodState>;
 
     async fn list(&self, _: Request<api::ListPodsRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let pods = self.pods.list().into_iter().map(|state| Ok(api::PodState::clone(&state)));
-        Ok(Response::new(Box::pin(futures_util::stream::iter(pods))))
+        // Names now, each state when its turn has come: who reads slowly holds none.
+        let uids: Vec<_> = self.pods.list().iter().filter_map(|state| PodUid::parse(&state.uid).ok()).collect();
+        let pods = self.pods.clone();
+        let states = uids.into_iter().filter_map(move |uid| pods.get(&uid));
+        Ok(Response::new(Box::pin(futures_util::stream::iter(states.map(|state| Ok(fitting(&state)))))))
     }
 
     async fn get(&self, request: Request<api::GetPodRequest>) -> Result<Response<api::PodState>, Status> {
@@ -72,7 +73,7 @@ impl Pods for SyncdApi {
                 || (state.name == wanted.name && (wanted.namespace.is_empty() || state.namespace == wanted.namespace))
         };
         match self.pods.list().iter().find(named) {
-            Some(state) => Ok(Response::new(api::PodState::clone(state))),
+            Some(state) => Ok(Response::new(fitting(state))),
             None if self.may_come(&wanted) => Err(Status::unavailable("kubelet-syncd does not know all pods yet")),
             None => Err(Status::not_found(format!("no pod {}/{} on this node", wanted.namespace, wanted.name))),
         }
@@ -88,8 +89,8 @@ impl Pods for SyncdApi {
         let reader =
             Reader { pods: self.pods.clone(), watch, position, batch: Vec::new().into_iter(), stop: self.stop.clone() };
         let stream = futures_util::stream::unfold(reader, move |mut reader| async move {
-            let change = reader.next().await?;
-            Some((Ok(update(epoch, change)), reader))
+            let update = reader.next(epoch).await?;
+            Some((Ok(update), reader))
         });
         Ok(Response::new(Box::pin(stream)))
     }
@@ -105,10 +106,10 @@ struct Reader {
 }
 
 impl Reader {
-    async fn next(&mut self) -> Option<Change> {
+    async fn next(&mut self, epoch: u64) -> Option<api::PodUpdate> {
         loop {
-            if let Some(change) = self.batch.next() {
-                return Some(change);
+            if let Some(update) = self.batch.find_map(|change| update(epoch, change, &self.pods)) {
+                return Some(update);
             }
             tokio::select! {
                 changed = self.watch.changed() => changed.ok()?,
@@ -121,14 +122,16 @@ impl Reader {
     }
 }
 
-fn update(epoch: u64, change: Change) -> api::PodUpdate {
+/// `None`: the pod has gone meanwhile, which is a change of its own. A state that is newer than the change is told once more
+/// later.
+fn update(epoch: u64, change: Change, pods: &PodHub) -> Option<api::PodUpdate> {
     use api::pod_update::Update;
     let (seq, update) = match change {
-        Change::Upsert(seq, state) => (seq, Update::Upsert(api::PodState::clone(&state))),
+        Change::Upsert(seq, uid) => (seq, Update::Upsert(fitting(&*pods.get(&uid)?))),
         Change::Removed(seq, uid) => (seq, Update::RemovedUid(uid)),
         Change::SnapshotDone(seq) => (seq, Update::SnapshotDone(SnapshotDone {})),
     };
-    api::PodUpdate { cursor: Some(Cursor { epoch, seq }), update: Some(update) }
+    Some(api::PodUpdate { cursor: Some(Cursor { epoch, seq }), update: Some(update) })
 }
 
 #[tonic::async_trait]
@@ -140,26 +143,20 @@ impl Events for SyncdApi {
         let position = request.into_inner().cursor.filter(|c| c.epoch == epoch).map_or(0, |c| c.seq);
         let mut watch = self.events.watch();
         watch.mark_changed();
-        let start = (self.events.clone(), watch, position, Vec::new().into_iter(), self.stop.clone());
-        let stream =
-            futures_util::stream::unfold(start, |(ring, mut watch, mut position, mut batch, stop)| async move {
-                loop {
-                    let next: Option<api::Event> = batch.next();
-                    if let Some(event) = next {
-                        position = event.cursor.map_or(position, |c| c.seq);
-                        return Some((Ok(event), (ring, watch, position, batch, stop)));
-                    }
-                    let waiting = ring.after(position, EVENT_BATCH);
-                    if waiting.is_empty() {
-                        tokio::select! {
-                            changed = watch.changed() => changed.ok()?,
-                            () = stop.cancelled() => return None,
-                        }
-                    } else {
-                        batch = waiting.into_iter();
-                    }
+        let start = (self.events.clone(), watch, position, self.stop.clone());
+        let stream = futures_util::stream::unfold(start, |(ring, mut watch, mut position, stop)| async move {
+            loop {
+                // One at a time: who reads slowly holds one event, and not its own copy of the queue.
+                if let Some(event) = ring.after(position, 1).pop() {
+                    position = event.cursor.map_or(position, |c| c.seq);
+                    return Some((Ok(event), (ring, watch, position, stop)));
                 }
-            });
+                tokio::select! {
+                    changed = watch.changed() => changed.ok()?,
+                    () = stop.cancelled() => return None,
+                }
+            }
+        });
         Ok(Response::new(Box::pin(stream)))
     }
 }
@@ -182,5 +179,101 @@ impl Node for SyncdApi {
             Some((Ok(state), (watcher, stop)))
         });
         Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_config::NodeConfig;
+    use futures_util::StreamExt as _;
+
+    fn api() -> SyncdApi {
+        let pods = Arc::new(PodHub::default());
+        let config = Arc::new(NodeConfig::for_tests(std::path::Path::new("/nowhere")));
+        let node = NodeView::new(config, pods.clone());
+        SyncdApi {
+            epoch: Epoch::from_random(7),
+            pods,
+            events: Arc::new(EventRing::new(7)),
+            node,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    fn uid(number: usize) -> PodUid {
+        PodUid::parse(&format!("u{number}")).unwrap()
+    }
+
+    fn phase(api: &SyncdApi, pod: usize, phase: &str) {
+        api.pods.modify(&uid(pod), |state| state.phase = phase.to_owned());
+    }
+
+    /// Whoever reads nothing, or stops in the middle, holds no state that is outdated meanwhile; and misses nothing.
+    #[tokio::test]
+    async fn slow_readers_hold_no_states() {
+        const READERS: usize = 64;
+        let api = api();
+        for pod in 0..3 {
+            phase(&api, pod, "Pending");
+        }
+        let mut watches = Vec::new();
+        let mut lists = Vec::new();
+        let mut outdated = Vec::new();
+        for round in 0..READERS {
+            let mut watch =
+                Pods::watch(&api, Request::new(api::WatchPodsRequest::default())).await.unwrap().into_inner();
+            watch.next().await.unwrap().unwrap();
+            watches.push(watch);
+            let mut list = api.list(Request::new(api::ListPodsRequest::default())).await.unwrap().into_inner();
+            list.next().await.unwrap().unwrap();
+            lists.push(list);
+            for pod in 0..3 {
+                outdated.push(Arc::downgrade(&api.pods.get(&uid(pod)).unwrap()));
+                phase(&api, pod, &round.to_string());
+            }
+        }
+        assert_eq!(outdated.iter().filter(|state| state.upgrade().is_some()).count(), 0, "states are held");
+        api.pods.remove(&uid(2));
+
+        for mut watch in watches {
+            let mut seen = std::collections::HashMap::new();
+            let last = api.pods.since(None).0;
+            let mut position = 0;
+            while position < last {
+                let update = watch.next().await.unwrap().unwrap();
+                let cursor = update.cursor.unwrap();
+                assert!(cursor.seq >= position, "a position to go on from");
+                position = cursor.seq;
+                match update.update.unwrap() {
+                    api::pod_update::Update::Upsert(state) => seen.insert(state.uid, state.phase),
+                    api::pod_update::Update::RemovedUid(uid) => seen.insert(uid, "removed".to_owned()),
+                    api::pod_update::Update::SnapshotDone(_) => None,
+                };
+            }
+            let newest = (READERS - 1).to_string();
+            assert_eq!((&seen["u0"], &seen["u1"]), (&newest, &newest));
+            assert!(seen.get("u2").is_none_or(|phase| phase == "removed"), "{seen:?}");
+        }
+        for list in lists {
+            let rest: Vec<_> = list.map(|state| state.unwrap().uid).collect().await;
+            assert_eq!(rest, ["u1"], "what has gone is not listed");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_of_events_is_told_what_it_missed() {
+        let api = api();
+        let push = |message: String| api.events.push(api::Event { message, ..api::Event::default() });
+        push("first".into());
+        let mut events =
+            Events::watch(&api, Request::new(api::WatchEventsRequest::default())).await.unwrap().into_inner();
+        assert_eq!(events.next().await.unwrap().unwrap().message, "first");
+        for _ in 0..1000 {
+            push("x".repeat(20 << 10));
+        }
+        let next = events.next().await.unwrap().unwrap();
+        assert!(next.dropped > 700, "{}", next.dropped);
+        assert_eq!(events.next().await.unwrap().unwrap().dropped, 0);
     }
 }

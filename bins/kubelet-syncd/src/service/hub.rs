@@ -1,8 +1,9 @@
 //! The state of every pod as callers see it, and the order in which it changed.
 //!
 //! One copy of each pod's newest state; a change gives it the next sequence number. A watcher asks for what is newer than
-//! its position, so a slow one skips what is outdated anyway and no queue grows. Removals are remembered for a while; who
-//! has slept longer gets everything anew.
+//! its position, so a slow one skips what is outdated anyway and no queue grows; it is given names, and fetches each state
+//! when its turn has come, so that it holds no state that nobody else needs. Removals are remembered for a while; who has
+//! slept longer gets everything anew.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +16,14 @@ use tokio::sync::watch;
 const TOMBSTONES: usize = 1024;
 /// Events shown with a pod.
 const RECENT_EVENTS: usize = 32;
+/// Of the message of such an event, bytes; the API server is told the whole.
+const RECENT_MESSAGE: usize = 1024;
 
 /// What a watcher is told.
 #[derive(Debug, Clone)]
 pub enum Change {
-    Upsert(u64, Arc<PodState>),
+    /// Its state is to be fetched ([`PodHub::get`]); where there is none any more, its removal follows.
+    Upsert(u64, PodUid),
     Removed(u64, String),
     /// Everything that exists has been named; the number is the position.
     SnapshotDone(u64),
@@ -140,7 +144,8 @@ impl PodHub {
     }
 
     /// Adds an event to the pod's own short list.
-    pub fn event(&self, uid: &PodUid, event: Event) {
+    pub fn event(&self, uid: &PodUid, mut event: Event) {
+        cut(&mut event.message, RECENT_MESSAGE);
         self.modify_known(uid, |state| {
             if state.recent_events.len() >= RECENT_EVENTS {
                 state.recent_events.remove(0);
@@ -185,11 +190,8 @@ impl PodHub {
         let inner = self.inner();
         let known = position.filter(|seq| *seq >= inner.forgotten && *seq <= inner.seq);
         let from = known.map_or(0, |seq| seq + 1);
-        let mut changes: Vec<(u64, Change)> = inner
-            .order
-            .range(from..)
-            .filter_map(|(seq, uid)| Some((*seq, Change::Upsert(*seq, inner.pods.get(uid)?.1.clone()))))
-            .collect();
+        let mut changes: Vec<(u64, Change)> =
+            inner.order.range(from..).map(|(seq, uid)| (*seq, Change::Upsert(*seq, uid.clone()))).collect();
         if known.is_some() {
             let removed = inner.removed.iter().filter(|(seq, uid)| *seq >= from && !inner.pods.contains_key(uid));
             changes.extend(removed.map(|(seq, uid)| (*seq, Change::Removed(*seq, uid.to_string()))));
@@ -208,6 +210,19 @@ impl PodHub {
     }
 }
 
+/// Leaves the beginning of a text, whole characters, at most so many bytes with the mark of what is missing.
+pub(super) fn cut(text: &mut String, most: usize) {
+    const MARK: &str = "...";
+    if text.len() > most {
+        let mut end = most.saturating_sub(MARK.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push_str(MARK);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,11 +231,13 @@ mod tests {
         PodUid::parse(text).unwrap()
     }
 
-    fn text(changes: &[Change]) -> Vec<String> {
+    fn text(hub: &PodHub, changes: &[Change]) -> Vec<String> {
         changes
             .iter()
             .map(|c| match c {
-                Change::Upsert(_, state) => format!("+{} {}", state.uid, state.phase),
+                Change::Upsert(_, uid) => {
+                    format!("+{uid} {}", hub.get(uid).map(|s| s.phase.clone()).unwrap_or_default())
+                }
                 Change::Removed(_, uid) => format!("-{uid}"),
                 Change::SnapshotDone(_) => "done".to_owned(),
             })
@@ -234,16 +251,16 @@ mod tests {
         phase("a", "Pending");
         phase("b", "Pending");
         let (position, changes) = hub.since(None);
-        assert_eq!(text(&changes), ["+a Pending", "+b Pending", "done"]);
+        assert_eq!(text(&hub, &changes), ["+a Pending", "+b Pending", "done"]);
         phase("a", "Running");
         phase("a", "Running");
         phase("a", "Succeeded");
         hub.remove(&uid("b"));
         let (next, changes) = hub.since(Some(position));
-        assert_eq!(text(&changes), ["+a Succeeded", "-b"]);
+        assert_eq!(text(&hub, &changes), ["+a Succeeded", "-b"]);
         assert!(hub.since(Some(next)).1.is_empty());
         // A position from the future is another life's.
-        assert_eq!(text(&hub.since(Some(next + 7)).1), ["+a Succeeded", "done"]);
+        assert_eq!(text(&hub, &hub.since(Some(next + 7)).1), ["+a Succeeded", "done"]);
     }
 
     #[test]
@@ -265,6 +282,25 @@ mod tests {
     }
 
     #[test]
+    fn recent_events_are_few_and_short() {
+        let hub = PodHub::default();
+        hub.modify(&uid("a"), |_| {});
+        for at in 0..RECENT_EVENTS + 3 {
+            let message = format!("{at} {}", "\u{e4}".repeat(10 << 10));
+            hub.event(&uid("a"), Event { message, ..Event::default() });
+        }
+        let state = hub.get(&uid("a")).unwrap();
+        assert_eq!(state.recent_events.len(), RECENT_EVENTS);
+        for (at, event) in state.recent_events.iter().enumerate() {
+            assert!(event.message.len() <= RECENT_MESSAGE && event.message.ends_with("..."));
+            assert!(event.message.starts_with(&(at + 3).to_string()));
+        }
+        let mut short = "as it is".to_owned();
+        cut(&mut short, 8);
+        assert_eq!(short, "as it is");
+    }
+
+    #[test]
     fn who_slept_too_long_gets_everything() {
         let hub = PodHub::default();
         hub.modify(&uid("a"), |_| {});
@@ -273,6 +309,6 @@ mod tests {
             hub.modify(&uid(&format!("x{i}")), |_| {});
             hub.remove(&uid(&format!("x{i}")));
         }
-        assert_eq!(text(&hub.since(Some(position)).1), ["+a ", "done"]);
+        assert_eq!(text(&hub, &hub.since(Some(position)).1), ["+a ", "done"]);
     }
 }

@@ -2,6 +2,7 @@
 //! [`ring`], so a caller costs the main loop nothing.
 
 pub mod api;
+mod fits;
 pub mod hub;
 pub mod node_view;
 pub mod ring;

@@ -8,10 +8,15 @@ use bulkhead_ipc::syncd::Event;
 use prost::Message as _;
 use tokio::sync::watch;
 
+use super::hub::cut;
+
 /// Events kept; the oldest goes first.
 const CAPACITY: usize = 1024;
 /// And so many bytes of them: most have 200, one with a command's output has 10 KiB, and a runtime's error may have more.
 const BYTES_MAX: usize = 4 << 20;
+/// Of a message: a command's output of 10 KiB is the longest that is made on purpose, and an event has to fit into a message
+/// of the socket.
+const MESSAGE_MAX: usize = 32 << 10;
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -41,6 +46,7 @@ impl EventRing {
 
     /// Gives the event its place and keeps it. Answers it as it is kept.
     pub fn push(&self, mut event: Event) -> Event {
+        cut(&mut event.message, MESSAGE_MAX);
         let mut inner = self.inner();
         inner.seq += 1;
         event.cursor = Some(Cursor { epoch: self.epoch, seq: inner.seq });
@@ -61,10 +67,11 @@ impl EventRing {
         let inner = self.inner();
         let number = |event: &Event| event.cursor.map_or(0, |c| c.seq);
         let mut expected = seq + 1;
+        let first = inner.events.partition_point(|event| number(event) <= seq);
         inner
             .events
             .iter()
-            .filter(|event| number(event) > seq)
+            .skip(first)
             .take(limit)
             .map(|event| {
                 let mut event = event.clone();
@@ -103,11 +110,12 @@ mod tests {
     fn bounded_in_bytes_too() {
         let ring = EventRing::new(7);
         for _ in 0..200 {
-            ring.push(Event { message: "x".repeat(100 << 10), ..Event::default() });
+            let kept = ring.push(Event { message: "x".repeat(300 << 10), ..Event::default() });
+            assert!(kept.encoded_len() < bulkhead_ipc::MAX_MESSAGE_BYTES && kept.message.ends_with("..."));
         }
         let all = ring.after(0, usize::MAX);
         assert!(all.iter().map(|event| event.message.len()).sum::<usize>() <= BYTES_MAX);
-        assert_eq!((all.len(), all[0].dropped), (40, 160), "as many as there is room for, and honest about the others");
+        assert_eq!((all.len(), all[0].dropped), (127, 73), "as many as there is room for, and honest about the others");
         assert_eq!(all.last().unwrap().cursor.unwrap().seq, 200, "the newest are kept");
     }
 }
