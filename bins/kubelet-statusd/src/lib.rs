@@ -43,6 +43,7 @@ pub mod logs;
 mod lru;
 pub mod node;
 pub mod node_logs;
+mod oldest_first;
 pub mod open_requests;
 pub mod outward;
 mod own_metrics;

@@ -9,6 +9,7 @@ use bulkhead_daemon::StateDir;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::syncd::Event;
+use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -20,6 +21,8 @@ const EVERY: Duration = Duration::from_millis(250);
 const STEP: usize = 50;
 /// Events kept while the API server is away; more stay in kubelet-syncd's own queue.
 pub const CAPACITY: usize = 1000;
+/// And so many bytes of them, as messages: as many as kubelet-syncd's own queue has.
+const BYTES_MAX: usize = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -91,9 +94,23 @@ impl KeptEvent {
 struct Now {
     read: Option<Cursor>,
     waiting: VecDeque<Event>,
+    /// What they take as messages.
+    bytes: usize,
     /// Counts changes; which of them is on the disk.
     changes: u64,
     written: u64,
+}
+
+impl Now {
+    /// One that is larger than all the room has it for itself.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.waiting.is_empty() || (self.waiting.len() < CAPACITY && self.bytes.saturating_add(bytes) <= BYTES_MAX)
+    }
+
+    fn add(&mut self, event: Event, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.waiting.push_back(event);
+    }
 }
 
 /// Shared by who reads events, who sends them and who writes the file.
@@ -111,11 +128,14 @@ impl Backlog {
     /// by the server where they are there already.
     pub fn read(state: Arc<StateDir>) -> Self {
         let now = match state.load(FILE, |bytes| serde_json::from_slice::<Kept>(bytes)) {
-            Ok(Some(kept)) => Now {
-                read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }),
-                waiting: kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event).collect(),
-                ..Now::default()
-            },
+            Ok(Some(kept)) => {
+                let mut now = Now { read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }), ..Now::default() };
+                for event in kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event) {
+                    let bytes = event.encoded_len();
+                    now.add(event, bytes);
+                }
+                now
+            }
             Ok(None) => Now::default(),
             Err(error) => {
                 tracing::warn!(%error, "events are read from the beginning");
@@ -138,9 +158,10 @@ impl Backlog {
 
     /// Takes an event that was read, when there is room for it.
     pub async fn push(&self, event: Event) {
+        let bytes = event.encoded_len();
         loop {
             let room = self.room.notified();
-            if self.lock().waiting.len() < CAPACITY {
+            if self.lock().has_room(bytes) {
                 break;
             }
             room.await;
@@ -148,7 +169,7 @@ impl Backlog {
         {
             let mut now = self.lock();
             now.read = event.cursor.or(now.read);
-            now.waiting.push_back(event);
+            now.add(event, bytes);
             now.changes += 1;
         }
         self.came.notify_one();
@@ -169,7 +190,8 @@ impl Backlog {
     pub fn dealt_with(&self) {
         {
             let mut now = self.lock();
-            now.waiting.pop_front();
+            let bytes = now.waiting.pop_front().map_or(0, |event| event.encoded_len());
+            now.bytes = now.bytes.saturating_sub(bytes);
             now.changes += 1;
         }
         self.room.notify_one();
@@ -281,5 +303,36 @@ mod tests {
         more.await;
         assert_eq!(backlog.oldest().await, event(1));
         assert_eq!(backlog.lock().waiting.len(), CAPACITY);
+    }
+
+    #[tokio::test]
+    async fn it_is_bounded_in_bytes_over_a_restart_too() {
+        let temp = tempfile::tempdir().unwrap();
+        let long = |seq: u64| Event { message: "x".repeat(100 << 10), ..event(seq) };
+        let mut backlog = Backlog::read(folder(&temp));
+        let mut read = 0;
+        for restart in [false, true] {
+            if restart {
+                backlog.write().await;
+                drop(backlog);
+                backlog = Backlog::read(folder(&temp));
+            }
+            while futures_util::FutureExt::now_or_never(backlog.push(long(read))).is_some() {
+                read += 1;
+            }
+            assert_eq!(read, 40, "more than there is room for waits with whoever brings it");
+            let now = backlog.lock();
+            assert_eq!(now.bytes, now.waiting.iter().map(Event::encoded_len).sum::<usize>());
+            assert!(now.bytes <= BYTES_MAX);
+        }
+        for _ in 0..read {
+            backlog.dealt_with();
+        }
+        assert_eq!(backlog.lock().bytes, 0);
+        // One alone is let in however large it is: it could never go elsewhere.
+        backlog.push(Event { message: "x".repeat(BYTES_MAX + 1), ..event(read) }).await;
+        assert!(futures_util::FutureExt::now_or_never(backlog.push(event(read + 1))).is_none());
+        backlog.dealt_with();
+        backlog.push(event(read + 1)).await;
     }
 }

@@ -29,6 +29,17 @@ pub struct Occurrence {
 }
 
 impl Occurrence {
+    /// What it takes in memory, about.
+    pub fn bytes(&self) -> usize {
+        let involved = match &self.involved {
+            Involved::Node => 0,
+            Involved::Pod { namespace, name, uid, field_path } => {
+                namespace.len() + name.len() + uid.len() + field_path.len()
+            }
+        };
+        size_of::<Self>() + involved + self.kind.len() + self.reason.len() + self.message.len()
+    }
+
     /// An event of kubelet-syncd. The place in its queue makes the time unlike any other's, and the same each time it is
     /// read. `None`: it has no time or place.
     pub fn of(event: &syncd::Event) -> Option<Self> {

@@ -1,6 +1,5 @@
 //! This process's own events until they are sent: bounded, never waits, the oldest goes first.
 
-use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,15 +10,18 @@ use tokio::sync::Notify;
 use super::Record;
 use super::object::Occurrence;
 use crate::lru::Lru;
+use crate::oldest_first::OldestFirst;
 
 /// Events kept (upstream's channel has as many places).
 const CAPACITY: usize = 1000;
+/// And so many bytes of them.
+const BYTES_MAX: usize = 1 << 20;
 /// Pods whose resource version is remembered; more than a node runs.
 const VERSIONS: usize = 4096;
 
 #[derive(Debug)]
 struct Shared {
-    waiting: Mutex<VecDeque<Occurrence>>,
+    waiting: Mutex<OldestFirst<Occurrence>>,
     came: Notify,
     dropped: AtomicU64,
     last: Mutex<Timestamp>,
@@ -42,7 +44,7 @@ impl EventQueue {
     /// The queue and its other end, for [`super::run`].
     pub fn new() -> (Self, OwnEvents) {
         let shared = Arc::new(Shared {
-            waiting: Mutex::default(),
+            waiting: Mutex::new(OldestFirst::new(CAPACITY, BYTES_MAX, Occurrence::bytes)),
             came: Notify::new(),
             dropped: AtomicU64::new(0),
             last: Mutex::new(Timestamp::MIN),
@@ -60,13 +62,8 @@ impl EventQueue {
             message: record.message,
             time: self.unique_time(Timestamp::now()),
         };
-        let mut waiting = lock(&self.shared.waiting);
-        if waiting.len() >= CAPACITY {
-            waiting.pop_front();
-            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-        waiting.push_back(occurrence);
-        drop(waiting);
+        let gone = lock(&self.shared.waiting).push(occurrence);
+        self.shared.dropped.fetch_add(u64::try_from(gone).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.shared.came.notify_one();
     }
 
@@ -105,7 +102,7 @@ impl OwnEvents {
 
     /// The next event, if there is one.
     pub fn try_next(&mut self) -> Option<Occurrence> {
-        lock(&self.shared.waiting).pop_front()
+        lock(&self.shared.waiting).pop()
     }
 
     /// How many were dropped since this was last asked.
@@ -148,6 +145,16 @@ mod tests {
             assert!(event.time > last);
             last = event.time;
         }
+    }
+
+    #[test]
+    fn bounded_in_bytes_too() {
+        let (queue, mut own) = EventQueue::new();
+        for _ in 0..100 {
+            queue.record(record("x".repeat(100 << 10)));
+        }
+        let kept: Vec<Occurrence> = std::iter::from_fn(|| own.try_next()).collect();
+        assert_eq!((kept.len(), own.dropped()), (10, 90));
     }
 
     #[test]

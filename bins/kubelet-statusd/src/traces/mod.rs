@@ -47,11 +47,19 @@ impl Counted {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let opts = Opts::new(
             "bulkhead_trace_spans_total",
-            "[ALPHA] Spans by what became of them: sent, refused by the collector, or lost because it was away.",
+            "[ALPHA] Spans by what became of them: sent, refused by the collector, or lost because a queue was full or the collector away.",
         );
         let spans = IntCounterVec::new(opts, &["result"])?;
         registry.register(Box::new(spans.clone()))?;
         Ok(Counted(spans))
+    }
+
+    /// A process that made spans had no room for some: `now` of them since its start, of which `known` were counted.
+    fn lost_before(&self, known: &mut u64, now: u64) {
+        // Fewer than before are another life's.
+        let new = if now < *known { now } else { now - *known };
+        *known = now;
+        self.0.with_label_values(&["lost"]).inc_by(new);
     }
 
     fn add(&self, result: &str, count: usize) {
@@ -77,8 +85,10 @@ pub async fn run(
     tracing::info!(?collector, "traces are sent");
     let [a, b, c] = links.map(|(process, link)| follow(process, link, &queue, &counted));
     let ours = async {
+        let mut dropped = 0;
         loop {
             let spans = own.take(queue::BATCH).await.into_iter().map(wire_span).collect();
+            counted.lost_before(&mut dropped, own.dropped());
             counted.add("lost", queue.add(Process::Statusd, spans));
         }
     };
@@ -89,6 +99,7 @@ pub async fn run(
 
 /// Takes the spans of another process.
 async fn follow(process: Process, link: Link, queue: &Queue, counted: &Counted) {
+    let mut dropped = 0;
     loop {
         link.ready().await;
         let mut client = TracesClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
@@ -97,6 +108,7 @@ async fn follow(process: Process, link: Link, queue: &Queue, counted: &Counted) 
             Ok(Ok(stream)) => {
                 let mut stream = stream.into_inner();
                 while let Ok(Some(batch)) = stream.message().await {
+                    counted.lost_before(&mut dropped, batch.dropped);
                     counted.add("lost", queue.add(process, batch.spans));
                 }
             }
@@ -193,4 +205,19 @@ fn is_worth_a_try(code: Code) -> bool {
             | Code::DataLoss
             | Code::ResourceExhausted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_had_no_room_for_is_counted_once_over_their_restarts() {
+        let counted = Counted::register(&Registry::new()).unwrap();
+        let mut known = 0;
+        for now in [0, 5, 5, 7, 2, 2, 3] {
+            counted.lost_before(&mut known, now);
+        }
+        assert_eq!(counted.0.with_label_values(&["lost"]).get(), 10);
+    }
 }

@@ -1,31 +1,40 @@
 //! Spans of all processes on their way outward: bounded, the oldest go. Pure but for the waking.
 
-use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use bulkhead_ipc::common::Span;
 use bulkhead_types::Process;
+use prost::Message as _;
 use tokio::sync::Notify;
+
+use crate::oldest_first::OldestFirst;
 
 /// As many as upstream's exporter holds and sends at once (`OTEL_BSP_MAX_QUEUE_SIZE`, `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`).
 const SPANS_MAX: usize = 2048;
 pub const BATCH: usize = 512;
+/// And so many bytes of them, as messages; most have 300.
+const BYTES_MAX: usize = 4 << 20;
 
 /// What waits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Queue {
-    spans: Mutex<VecDeque<(Process, Span)>>,
+    spans: Mutex<OldestFirst<(Process, Span)>>,
     some: Notify,
     full_batch: Notify,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        let spans = OldestFirst::new(SPANS_MAX, BYTES_MAX, |(_, span): &(Process, Span)| span.encoded_len());
+        Queue { spans: Mutex::new(spans), some: Notify::default(), full_batch: Notify::default() }
+    }
 }
 
 impl Queue {
     /// Adds spans of a process; answers how many older ones had to go.
     pub fn add(&self, process: Process, spans: Vec<Span>) -> usize {
         let Ok(mut waiting) = self.spans.lock() else { return spans.len() };
-        waiting.extend(spans.into_iter().map(|span| (process, span)));
-        let lost = waiting.len().saturating_sub(SPANS_MAX);
-        waiting.drain(..lost);
+        let lost = spans.into_iter().map(|span| waiting.push((process, span))).sum();
         let count = waiting.len();
         drop(waiting);
         if count > 0 {
@@ -56,9 +65,8 @@ impl Queue {
     /// Takes a batch, by process.
     pub fn batch(&self) -> Vec<(Process, Vec<Span>)> {
         let Ok(mut waiting) = self.spans.lock() else { return Vec::new() };
-        let count = waiting.len().min(BATCH);
         let mut batch: Vec<(Process, Vec<Span>)> = Vec::new();
-        for (process, span) in waiting.drain(..count) {
+        for (process, span) in std::iter::from_fn(|| waiting.pop()).take(BATCH) {
             match batch.iter_mut().find(|(of, _)| *of == process) {
                 Some((_, spans)) => spans.push(span),
                 None => batch.push((process, vec![span])),
@@ -89,5 +97,14 @@ mod tests {
         assert_eq!(batch[0].1[0].start_unix_nanos, 2);
         let last = std::iter::repeat_with(|| queue.batch()).take_while(|batch| !batch.is_empty()).last();
         assert_eq!(last.map(|batch| batch.len()), Some(2), "the rest of both processes");
+    }
+
+    #[test]
+    fn bounded_in_bytes_too() {
+        let queue = Queue::default();
+        let large = |index| Span { name: "x".repeat(100 << 10), ..spans(index, 1).remove(0) };
+        let lost: usize = (0..100).map(|index| queue.add(Process::Syncd, vec![large(index)])).sum();
+        let kept = queue.batch().remove(0).1;
+        assert_eq!((lost, kept.len(), kept[0].start_unix_nanos), (60, 40, 60));
     }
 }

@@ -39,10 +39,11 @@ pub use http::HttpConfig;
 pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate, SourceKind};
 pub use uids::{RunningPod, UidStore, Uids};
 
-/// Changes that wait for the main loop; upstream's channel has the same length.
-const UPDATES_WAITING: usize = 50;
-/// What waits for the merge: a few sets, or some single changes of the API server.
-const CHANGES_WAITING: usize = 16;
+/// Changes that wait for the main loop. Upstream's channel has 50 places; each may hold a pod of its own (1.5 MiB on an API
+/// server), a full one holds up the sources, and a watch that is not read is held up in its connection.
+const UPDATES_WAITING: usize = 8;
+/// What waits for the merge, each a set or a pod.
+const CHANGES_WAITING: usize = 4;
 
 /// Which sources there are.
 #[derive(Debug)]

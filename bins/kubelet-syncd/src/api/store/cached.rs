@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Ttl;
+use super::news::News;
 use super::refs::Key;
 use crate::api::objects::ObjectError;
 use crate::api::server::{Content, Got, ObjectServer};
@@ -33,20 +33,17 @@ pub struct Cached<K> {
     ttl: Ttl,
     sync: Duration,
     items: Mutex<HashMap<Key, Item<K>>>,
-    news: mpsc::UnboundedSender<Key>,
-    receiver: Mutex<Option<mpsc::UnboundedReceiver<Key>>>,
+    news: Arc<News>,
 }
 
 impl<K: Content> Cached<K> {
     pub fn new(server: Arc<dyn ObjectServer<K>>, ttl: Ttl, sync: Duration) -> Self {
-        let (news, receiver) = mpsc::unbounded_channel();
-        Cached { server, ttl, sync, items: Mutex::default(), news, receiver: Mutex::new(Some(receiver)) }
+        Cached { server, ttl, sync, items: Mutex::default(), news: Arc::default() }
     }
 
-    /// Objects that were read anew and are others than before. Can be had once. At most as many wait as are read.
-    pub fn news(&self) -> mpsc::UnboundedReceiver<Key> {
-        let taken = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    /// Objects that were read anew and are others than before, for one who tells them on.
+    pub fn news(&self) -> Arc<News> {
+        self.news.clone()
     }
 
     fn items(&self) -> MutexGuard<'_, HashMap<Key, Item<K>>> {
@@ -113,8 +110,7 @@ impl<K: Content> Cached<K> {
         let version = answer.as_ref().map_or_else(|_| String::new(), |object| object.resource_version().to_owned());
         let before = data.told.replace(version.clone());
         if before.is_some_and(|before| before != version) {
-            // The receiver lives as long as the store.
-            let _ = self.news.send(key.clone());
+            self.news.tell(key);
         }
         data.answer = Some(answer);
         data.at = Instant::now();

@@ -11,6 +11,7 @@
 //! [`super::objects::Objects::changes`] once in a sync period, or their objects looked at.
 
 mod cached;
+mod news;
 mod refs;
 mod watched;
 
@@ -24,6 +25,7 @@ use bulkhead_types::PodUid;
 use tokio::sync::broadcast;
 
 use self::cached::Cached;
+use self::news::News;
 use self::refs::{Key, References};
 use self::watched::Watched;
 use super::objects::ObjectError;
@@ -146,7 +148,7 @@ async fn tend<K: Content>(
     sync: Duration,
     changes: broadcast::Sender<PodUid>,
 ) {
-    let mut news = match store.upgrade().as_deref() {
+    let news = match store.upgrade().as_deref() {
         Some(Store { kept: Kept::Cached(cached), .. }) => Some(cached.news()),
         Some(Store { kept: Kept::Watched(watched), .. }) => Some(watched.news()),
         _ => None,
@@ -156,7 +158,7 @@ async fn tend<K: Content>(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let changed = tokio::select! {
-            changed = next(&mut news) => changed,
+            changed = next(news.as_deref()) => Some(changed),
             _ = ticks.tick() => None,
         };
         let Some(store) = store.upgrade() else { return };
@@ -185,12 +187,9 @@ async fn tend<K: Content>(
     }
 }
 
-async fn next(news: &mut Option<tokio::sync::mpsc::UnboundedReceiver<Key>>) -> Option<Key> {
+async fn next(news: Option<&News>) -> Key {
     match news {
-        Some(news) => match news.recv().await {
-            Some(key) => Some(key),
-            None => std::future::pending().await,
-        },
+        Some(news) => news.next().await,
         None => std::future::pending().await,
     }
 }

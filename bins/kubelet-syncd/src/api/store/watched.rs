@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use bulkhead_apiclient::watch::Change;
 use futures_util::StreamExt as _;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::news::News;
 use super::refs::Key;
 use crate::api::objects::ObjectError;
 use crate::api::server::{Content, Got, ObjectServer};
@@ -50,8 +51,7 @@ pub struct Watched<K> {
     server: Arc<dyn ObjectServer<K>>,
     idle: Duration,
     items: Items<K>,
-    news: mpsc::UnboundedSender<Key>,
-    receiver: Mutex<Option<mpsc::UnboundedReceiver<Key>>>,
+    news: Arc<News>,
 }
 
 impl<K> Drop for Watched<K> {
@@ -66,16 +66,13 @@ fn lock<K>(items: &Items<K>) -> MutexGuard<'_, HashMap<Key, Item<K>>> {
 
 impl<K: Content> Watched<K> {
     pub fn new(server: Arc<dyn ObjectServer<K>>, sync: Duration) -> Self {
-        let (news, receiver) = mpsc::unbounded_channel();
         let idle = (sync * 5).max(IDLE_MIN);
-        Watched { server, idle, items: Items::default(), news, receiver: Mutex::new(Some(receiver)) }
+        Watched { server, idle, items: Items::default(), news: Arc::default() }
     }
 
-    /// Objects that have changed. Can be had once. At most as many wait as changes arrive before the next turn of who
-    /// tells them on.
-    pub fn news(&self) -> mpsc::UnboundedReceiver<Key> {
-        let taken = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    /// Objects that have changed, for one who tells them on.
+    pub fn news(&self) -> Arc<News> {
+        self.news.clone()
     }
 
     /// Somebody names the object.
@@ -163,7 +160,7 @@ impl<K: Content> Watched<K> {
 }
 
 /// False: nothing more is to be watched.
-fn take<K: Content>(items: &Items<K>, news: &mpsc::UnboundedSender<Key>, key: &Key, change: Change<K>) -> bool {
+fn take<K: Content>(items: &Items<K>, news: &News, key: &Key, change: Change<K>) -> bool {
     let now = match change {
         Change::Restarted(all) => all.into_iter().next(),
         Change::Applied(object) => Some(object),
@@ -184,8 +181,7 @@ fn take<K: Content>(items: &Items<K>, news: &mpsc::UnboundedSender<Key>, key: &K
         item.task = None;
     }
     if missed || before.is_some_and(|before| before != version) {
-        // The receiver lives as long as the store.
-        let _ = news.send(key.clone());
+        news.tell(key);
     }
     !immutable
 }
