@@ -2,6 +2,7 @@
 
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 
+use crate::routes::Surface;
 use crate::streaming::translate::TranslateMetrics;
 
 /// Families that requests change.
@@ -13,6 +14,39 @@ pub struct OwnMetrics {
     pub request_seconds: HistogramVec,
     pub inflight: IntGaugeVec,
     pub streams: TranslateMetrics,
+    /// `bulkhead_connections_closed_total{port,reason}`.
+    closed: IntCounterVec,
+}
+
+/// Why the server closed a connection that its client would have kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// The client took nothing of what it was sent.
+    Stalled,
+    /// Another client had no place, and this one had proved nothing, or was quiet for longest.
+    MadeRoom,
+    /// It was new, and all others were at work.
+    Refused,
+}
+
+impl Closed {
+    const ALL: [Closed; 3] = [Closed::Stalled, Closed::MadeRoom, Closed::Refused];
+
+    fn reason(self) -> &'static str {
+        match self {
+            Closed::Stalled => "stalled",
+            Closed::MadeRoom => "made_room",
+            Closed::Refused => "refused",
+        }
+    }
+}
+
+fn port(surface: Surface) -> &'static str {
+    match surface {
+        Surface::Healthz => "healthz",
+        Surface::ReadOnly => "readonly",
+        Surface::Main => "readwrite",
+    }
 }
 
 const HTTP_LABELS: [&str; 4] = ["method", "path", "server_type", "long_running"];
@@ -77,11 +111,30 @@ impl OwnMetrics {
                 &HTTP_LABELS,
             )?,
             streams: TranslateMetrics::register(registry)?,
+            closed: IntCounterVec::new(
+                Opts::new(
+                    "bulkhead_connections_closed_total",
+                    "[ALPHA] Connections that the node agent's servers closed or refused, by port and by why: the client took \
+                     nothing of what it was sent, it made room for another, or there was no room for it.",
+                ),
+                &["port", "reason"],
+            )?,
         };
+        for surface in [Surface::Healthz, Surface::ReadOnly, Surface::Main] {
+            for why in Closed::ALL {
+                metrics.closed.with_label_values(&[port(surface), why.reason()]);
+            }
+        }
+        registry.register(Box::new(metrics.closed.clone()))?;
         registry.register(Box::new(metrics.up.clone()))?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.request_seconds.clone()))?;
         registry.register(Box::new(metrics.inflight.clone()))?;
         Ok(metrics)
+    }
+
+    /// A connection of that port was closed, or not let in.
+    pub fn closed(&self, surface: Surface, why: Closed) {
+        self.closed.with_label_values(&[port(surface), why.reason()]).inc();
     }
 }

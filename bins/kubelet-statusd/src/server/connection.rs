@@ -25,6 +25,7 @@ use super::served_body::ServedBody;
 use super::tls::Serving;
 use super::wire::Watched;
 use crate::app::App;
+use crate::own_metrics::Closed;
 use crate::routes::Surface;
 
 /// Go's server allows so many requests at once on a connection (`net/http`, defaultMaxStreams).
@@ -78,7 +79,10 @@ pub async fn serve(stream: TcpStream, from: SocketAddr, slot: Slot, endpoint: Ar
     let mut served = pin!(served);
     tokio::select! {
         () = &mut served => {}
-        () = activity.evicted() => tracing::debug!("a connection makes room for another"),
+        () = activity.evicted() => {
+            tracing::debug!("a connection makes room for another");
+            endpoint.app.own.closed(endpoint.surface, Closed::MadeRoom);
+        }
     }
 }
 
@@ -147,7 +151,7 @@ where
         .title_case_headers(true)
         .serve_connection(TokioIo::new(io), hyper::service::service_fn(service))
         .with_upgrades();
-    ended(InTime::new(served, activity, endpoint.limits).await);
+    ended(InTime::new(served, activity, endpoint.limits).await, endpoint);
 }
 
 async fn http2<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
@@ -163,14 +167,18 @@ where
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(HEADER_LIST.min(u32::try_from(endpoint.limits.head_bytes).unwrap_or(u32::MAX)))
         .serve_connection(TokioIo::new(io), hyper::service::service_fn(service));
-    ended(InTime::new(served, activity, endpoint.limits).await);
+    ended(InTime::new(served, activity, endpoint.limits).await, endpoint);
 }
 
-fn ended(outcome: Option<hyper::Result<()>>) {
+fn ended(outcome: Result<hyper::Result<()>, TimeUp>, endpoint: &Endpoint) {
     match outcome {
-        None => tracing::debug!("connection closed: its time was up"),
-        Some(Ok(())) => {}
-        Some(Err(error)) => tracing::debug!(error = bulkhead_types::chain(&error), "connection ended"),
+        Err(TimeUp::Quiet) => tracing::debug!("connection closed: its time was up"),
+        Err(TimeUp::Stalled) => {
+            tracing::debug!("connection closed: its client took nothing of what it was sent");
+            endpoint.app.own.closed(endpoint.surface, Closed::Stalled);
+        }
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(error = bulkhead_types::chain(&error), "connection ended"),
     }
 }
 
@@ -240,6 +248,15 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for StreamT
     }
 }
 
+/// Why a connection's time was up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TimeUp {
+    /// Idle, or at one request's headers.
+    Quiet,
+    /// What it was sent was not taken.
+    Stalled,
+}
+
 /// A served connection, dropped when it has been idle, at one request's headers, or has taken nothing for too long.
 struct InTime<F> {
     served: Pin<Box<F>>,
@@ -253,16 +270,16 @@ impl<F> InTime<F> {
         InTime { served: Box::pin(served), activity, limits, timer: Box::pin(tokio::time::sleep(limits.idle_time)) }
     }
 
-    /// When its time is up if nothing changes. None: never.
-    fn end(&self) -> Option<Instant> {
+    /// When its time is up if nothing changes, and why. None: never.
+    fn end(&self) -> Option<(Instant, TimeUp)> {
         let phase = match self.activity.phase() {
             Phase::Busy => None,
             Phase::Idle(since) => Some(since + self.limits.idle_time),
             Phase::Head(since) => Some(since + self.limits.head_time),
         };
         let patience = if self.activity.is_proven() { self.limits.answer_life } else { self.limits.stall_time };
-        let stall = self.activity.stalled().map(|since| since + patience);
-        phase.into_iter().chain(stall).min()
+        let stall = self.activity.stalled().map(|since| (since + patience, TimeUp::Stalled));
+        phase.map(|end| (end, TimeUp::Quiet)).into_iter().chain(stall).min_by_key(|(end, _)| *end)
     }
 
     /// Requests of HTTP/2 are tasks of their own: that one ends or stalls wakes nobody here. So one looks in a while.
@@ -277,21 +294,21 @@ impl<F> InTime<F> {
 }
 
 impl<F: Future<Output = hyper::Result<()>>> Future for InTime<F> {
-    /// None: its time was up.
-    type Output = Option<hyper::Result<()>>;
+    type Output = Result<hyper::Result<()>, TimeUp>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if let Poll::Ready(outcome) = this.served.as_mut().poll(cx) {
-            return Poll::Ready(Some(outcome));
+            return Poll::Ready(Ok(outcome));
         }
         loop {
             let (now, end) = (Instant::now(), this.end());
-            if end.is_some_and(|end| end <= now) {
-                return Poll::Ready(None);
+            if let Some((_, why)) = end.filter(|(end, _)| *end <= now) {
+                return Poll::Ready(Err(why));
             }
             // One of them there is: without an end it is busy.
-            let next = end.into_iter().chain(this.look(now)).min().unwrap_or(now + this.limits.idle_time);
+            let next =
+                end.map(|(end, _)| end).into_iter().chain(this.look(now)).min().unwrap_or(now + this.limits.idle_time);
             if this.timer.deadline() != next {
                 this.timer.as_mut().reset(next);
             }
@@ -334,7 +351,8 @@ mod tests {
             work.gave();
         }
         let last = Instant::now();
-        assert!(last > given + 5 * limits.stall_time && (&mut served).await.is_none());
+        assert!(last > given + 5 * limits.stall_time);
+        assert_eq!((&mut served).await.unwrap_err(), TimeUp::Stalled);
         assert_eq!(last.elapsed(), limits.stall_time);
     }
 
@@ -349,7 +367,7 @@ mod tests {
             // Not dropped: the request stays in work.
             (given, work)
         };
-        let (ended, (given, _work)) = tokio::join!(async { ((&mut served).await.is_none(), Instant::now()) }, given);
+        let (ended, (given, _work)) = tokio::join!(async { ((&mut served).await.is_err(), Instant::now()) }, given);
         let took = ended.1 - given;
         assert!(
             ended.0 && took >= limits.stall_time && took <= limits.stall_time + limits.stall_time / LOOKS,
@@ -362,11 +380,11 @@ mod tests {
         let (slot, limits, mut served) = at_work();
         let begun = Instant::now();
         slot.activity().blocked(true);
-        assert!((&mut served).await.is_none());
+        assert_eq!((&mut served).await.unwrap_err(), TimeUp::Stalled);
         assert_eq!(begun.elapsed(), limits.stall_time);
         let (_slot, limits, served) = at_work();
         let begun = Instant::now();
-        assert!(served.await.is_none());
+        assert_eq!(served.await.unwrap_err(), TimeUp::Quiet);
         assert_eq!(begun.elapsed(), limits.idle_time);
     }
 
@@ -377,7 +395,7 @@ mod tests {
         slot.activity().prove();
         work.gave();
         let given = Instant::now();
-        assert!((&mut served).await.is_none());
+        assert!((&mut served).await.is_err());
         assert_eq!(given.elapsed(), limits.answer_life);
         // What has left HTTP has limits of its own.
         let (slot, limits, mut served) = at_work();

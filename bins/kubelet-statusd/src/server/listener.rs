@@ -14,6 +14,7 @@ use super::connection::{self, Endpoint};
 use super::connections::Connections;
 use super::limits::Limits;
 use crate::app::App;
+use crate::own_metrics::Closed;
 use crate::routes::Surface;
 
 /// How long a port may still be held by an instance of this process that ends.
@@ -75,6 +76,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             }
         };
         let Some(slot) = connections.admit(from.into()) else {
+            endpoint.app.own.closed(endpoint.surface, Closed::Refused);
             if !std::mem::replace(&mut full, true) {
                 let connections = connections.count();
                 tracing::warn!(connections, surface = ?endpoint.surface, "every connection is at work, refusing more");

@@ -22,6 +22,18 @@ fn open(world: &World, who: &Credential) -> Connection {
     world.with(who).connect().unwrap()
 }
 
+/// `bulkhead_connections_closed_total` of the HTTPS port, as a scrape has it.
+fn closed(world: &World, reason: &str) -> f64 {
+    let families = world.registry.gather();
+    let family = families.iter().find(|family| family.name() == "bulkhead_connections_closed_total").unwrap();
+    let has = |metric: &&prometheus::proto::Metric, name: &str, value: &str| {
+        metric.get_label().iter().any(|label| label.name() == name && label.value() == value)
+    };
+    let all = family.get_metric().iter();
+    let one = all.filter(|metric| has(metric, "port", "readwrite")).find(|metric| has(metric, "reason", reason));
+    one.unwrap().get_counter().get_value()
+}
+
 /// What comes until the end; an end by force is one, too.
 fn rest(connection: &mut Connection) -> String {
     let mut answer = Vec::new();
@@ -187,6 +199,8 @@ fn strangers_that_take_nothing_keep_nobody_out() {
     let first = rest(&mut held[0]);
     assert_eq!(first, "", "it had to make room");
     assert_eq!(held.len(), 300);
+    assert!(closed(&world, "made_room") > 0.0);
+    assert_eq!((closed(&world, "stalled"), closed(&world, "refused")), (0.0, 0.0));
 }
 
 #[test]
@@ -209,6 +223,7 @@ fn a_stranger_that_takes_nothing_is_left_and_somebody_known_is_not() {
             break;
         }
     }
+    assert_eq!((closed(&world, "stalled"), closed(&world, "made_room")), (2.0, 0.0));
 }
 
 #[test]
