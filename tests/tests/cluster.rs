@@ -14,4 +14,5 @@ mod cluster_refusals;
 mod cluster_restarts;
 mod cluster_static;
 mod cluster_volumes;
+mod events_of_faults;
 mod registry;

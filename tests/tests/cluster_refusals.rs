@@ -5,7 +5,7 @@ use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{LONG, Pod, Release, eventually};
 use bulkhead_tests::history::pod_only_advances;
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, main_of, wait_events, wait_node, wait_phase, wait_ready};
+use bulkhead_tests::shown::{NODE, create, main_of, wait_event, wait_events, wait_node, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 const REJECTED: &str = "Pod was rejected: ";
@@ -102,6 +102,36 @@ fn each_refusal_has_its_reason_message_and_event() -> Result<()> {
     // NoSchedule is the scheduler's business.
     create(&cluster, idle("scheduled"))?;
     wait_ready(&cluster, "scheduled")?;
+    node.finish()
+}
+
+/// Devices that nobody here prepares: the pod is held and says why, whichever way they were asked for, and what the
+/// scheduler wrote stays.
+#[test]
+fn a_pod_with_devices_waits_and_says_for_what() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let node = lab.node(NODE).joins(&cluster)?.config("syncFrequency", json!("2s")).start()?;
+    wait_node(&cluster, "True")?;
+    let claims = json!([{"name": "gpu", "resourceClaimTemplateName": "one"}]);
+    let pod = create(&cluster, Pod::idle("devices").spec("resourceClaims", claims))?;
+    let failed =
+        "Warning FailedPrepareDynamicResources  Failed to prepare dynamic resources: prepare dynamic resources: ";
+    wait_event(&cluster, &pod, &format!("{failed}ResourceClaim not created yet for pod claim \"gpu\""))?;
+    // The claim needs no object of its own; the scheduler made one for extended resources.
+    let extended = json!({"resourceClaimName": "devices-extended", "requestMappings": [
+        {"containerName": "main", "resourceName": "example.com/gpu", "requestName": "r0"}]});
+    let status =
+        json!({"status": {"resourceClaimStatuses": [{"name": "gpu"}], "extendedResourceClaimStatus": extended}});
+    cluster.patch_status("pods", "default", "devices", &status)?;
+    wait_event(&cluster, &pod, &format!("{failed}claim devices-extended: "))?;
+    let now = cluster.get("pods", "default", "devices")?;
+    ensure!(now["status"]["phase"] == "Pending" && main_of(&now)["state"]["running"].is_null(), "{now:#}");
+    ensure!(now["status"]["extendedResourceClaimStatus"] == extended, "{now:#}");
+    ensure!(now["status"]["resourceClaimStatuses"] == status["status"]["resourceClaimStatuses"], "{now:#}");
+    ensure!(node.cri()?.sandboxes()?.is_empty(), "{:?}", node.cri()?.sandboxes()?);
+    cluster.delete("pods", "default", "devices", None)?;
+    cluster.wait_gone("pods", "default", "devices")?;
     node.finish()
 }
 

@@ -43,6 +43,8 @@ const KEPT: [&str; 9] = [
 
 #[derive(Debug, Default)]
 struct Kept {
+    /// Calls of this method are answered by the proxy, with an error.
+    refused: Option<String>,
     calls: Vec<(Instant, Call)>,
     /// Ids of sandboxes and containers.
     ids: HashMap<String, Owner>,
@@ -97,6 +99,11 @@ impl Proxy {
         format!("unix://{}", self.socket.display())
     }
 
+    /// From now on calls of this method fail as at a runtime with a fault (UNKNOWN, `refused by the test`); none: no more.
+    pub fn refuse(&self, method: Option<&str>) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).refused = method.map(str::to_owned);
+    }
+
     /// Everything that was asked so far, in order.
     pub fn calls(&self) -> Vec<Call> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,15 +145,16 @@ async fn connection(client: UnixStream, runtime: &Path, pool: DescriptorPool, ke
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (sender, pool, kept) = (sender.clone(), pool.clone(), kept.clone());
         async move {
+            let method = request.uri().path().rsplit('/').next().map(str::to_owned);
+            let refused = kept.lock().unwrap_or_else(PoisonError::into_inner).refused.clone();
+            if refused.is_some() && refused == method {
+                return Ok::<_, Infallible>(refusal("2", "refused by the test"));
+            }
             let answer = pass_on(request, sender, &pool, &kept).await;
-            Ok::<_, Infallible>(answer.unwrap_or_else(|error| {
+            Ok(answer.unwrap_or_else(|error| {
                 // What a broken connection to the runtime looks like to a client of it.
                 eprintln!("CRI proxy: {error:#}");
-                let mut refusal = Response::new(Full::new(Bytes::new()).map_err(|never| match never {}).boxed());
-                let status = http::HeaderValue::from_static("14");
-                refusal.headers_mut().insert("grpc-status", status);
-                refusal.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
-                refusal
+                refusal("14", "")
             }))
         }
     });
@@ -154,6 +162,16 @@ async fn connection(client: UnixStream, runtime: &Path, pool: DescriptorPool, ke
         .serve_connection(TokioIo::new(client), service)
         .await?;
     Ok(())
+}
+
+/// An answer that is an error: its code, and a message in which nothing needs to be escaped.
+fn refusal(code: &'static str, message: &'static str) -> Answer {
+    let mut refusal = Response::new(Full::new(Bytes::new()).map_err(|never| match never {}).boxed());
+    let headers = [("grpc-status", code), ("grpc-message", message), ("content-type", "application/grpc")];
+    for (name, value) in headers {
+        refusal.headers_mut().insert(name, http::HeaderValue::from_static(value));
+    }
+    refusal
 }
 
 type Answer = Response<http_body_util::combinators::BoxBody<Bytes, hyper::Error>>;

@@ -1,0 +1,86 @@
+//! What the node says in events when something goes wrong that no pod has done.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::Pod;
+use bulkhead_testkit::apiserver::Config;
+use bulkhead_tests::golden::Proxy;
+use bulkhead_tests::lab;
+use bulkhead_tests::shown::{NODE, create, main_of, wait_event, wait_node, wait_ready};
+use serde_json::json;
+
+/// A runtime that lists a pod's container and fails over its status.
+#[test]
+fn a_pod_that_the_runtime_cannot_describe_says_so() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let proxy = Proxy::start(&lab.folder().join("faulty.sock"), &lab.containerd().socket())?;
+    let cluster = lab.stand_in(Config::default())?;
+    let node = lab.node(NODE).joins(&cluster)?.config("containerRuntimeEndpoint", json!(proxy.endpoint())).start()?;
+    wait_node(&cluster, "True")?;
+    create(&cluster, Pod::idle("obscure"))?;
+    let before = wait_ready(&cluster, "obscure")?;
+
+    proxy.refuse(Some("ContainerStatus"));
+    let container = node.cri()?.containers()?.pop().context("no container")?;
+    node.cri()?.stop_container(&container.id)?;
+    let line = wait_event(&cluster, &before, "Warning FailedSync  error determining status: ")?;
+    ensure!(line.contains("refused by the test"), "{line}");
+    let during = cluster.get("pods", "default", "obscure")?;
+    ensure!(during["status"]["phase"] == "Running", "what is not known is not told: {during:#}");
+
+    proxy.refuse(None);
+    let after = cluster.wait_for("pods", "default", "obscure", "it runs again", |pod| {
+        main_of(pod)["restartCount"] == 1 && main_of(pod)["state"]["running"].is_object()
+    })?;
+    ensure!(main_of(&after)["containerID"] != main_of(&before)["containerID"], "{after:#}");
+    node.finish()
+}
+
+/// A file that nobody may remove, root neither.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    fn make(path: PathBuf) -> Result<Option<Self>> {
+        std::fs::write(&path, "")?;
+        Ok(set(&path, "+i")?.then_some(Self(path)))
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        let _ = set(&self.0, "-i");
+    }
+}
+
+/// False: the file system has no such attribute.
+fn set(path: &Path, attribute: &str) -> Result<bool> {
+    let output = Command::new("chattr").arg(attribute).arg(path).output().context("chattr (e2fsprogs)")?;
+    Ok(output.status.success())
+}
+
+/// The logs of a pod that is gone cannot be removed: the collection says so.
+#[test]
+fn a_collection_that_fails_says_so() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.stand_in(Config::default())?;
+    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    wait_node(&cluster, "True")?;
+    node.stop()?;
+    let folder = node.pod_logs().join("default_gone_0a1b2c3d-0000-4000-8000-000000000000");
+    std::fs::create_dir_all(&folder)?;
+    let held = Immutable::make(folder.join("0.log"))?;
+    node.launch()?;
+    node.wait_healthy()?;
+    let Some(held) = held else {
+        // Nothing keeps the folder there.
+        return node.finish();
+    };
+    let object = cluster.get("nodes", "", NODE)?;
+    let line = wait_event(&cluster, &object, "Warning ContainerGCFailed  ")?;
+    ensure!(line.contains("default_gone_"), "it names what it could not remove: {line}");
+    drop(held);
+    std::fs::remove_dir_all(&folder)?;
+    node.finish()
+}
