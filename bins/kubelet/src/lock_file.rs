@@ -67,13 +67,17 @@ const AUDIT: Duration = Duration::from_secs(5);
 /// Gives a watch of the file.
 type Opener = Box<dyn FnMut() -> io::Result<OwnedFd> + Send>;
 
-fn watch(path: &Path, file: &File) -> io::Result<()> {
-    let (contended, watched) = (Contended::of(path, file)?, path.to_owned());
-    let open: Opener = Box::new(move || {
+fn opener(path: &Path) -> Opener {
+    let path = path.to_owned();
+    Box::new(move || {
         let notifier = inotify::init(inotify::CreateFlags::CLOEXEC)?;
-        inotify::add_watch(&notifier, &watched, inotify::WatchFlags::OPEN | inotify::WatchFlags::DELETE_SELF)?;
+        inotify::add_watch(&notifier, &path, inotify::WatchFlags::OPEN | inotify::WatchFlags::DELETE_SELF)?;
         Ok(notifier)
-    });
+    })
+}
+
+fn watch(path: &Path, file: &File) -> io::Result<()> {
+    let (contended, open) = (Contended::of(path, file)?, opener(path));
     // A thread, because everything else here waits in a runtime that starts later. It gives up all capabilities first:
     // they belong to each thread, and those that the main thread drops would live on here.
     std::thread::Builder::new().name("lock-file".into()).spawn(move || {
@@ -232,6 +236,60 @@ mod tests {
         });
         let watcher = std::thread::spawn(move || wait_for_contention(open, &contended, Duration::from_millis(10)));
         is_watched.recv().unwrap();
+        drop(File::open(&path).unwrap());
+        watcher.join().unwrap();
+    }
+
+    /// The kernel's own refusal, and its change of mind: in a user namespace with a limit of its own, so that no other process
+    /// of root's notices.
+    #[test]
+    fn the_kernel_refuses_an_instance_and_gives_one_later() {
+        const INSIDE: &str = "BULKHEAD_TEST_IN_A_USER_NAMESPACE";
+        const LIMIT: &str = "/proc/sys/user/max_inotify_instances";
+        if std::env::var_os(INSIDE).is_none() {
+            let (_, module) = module_path!().split_once("::").unwrap();
+            let this = format!("{module}::the_kernel_refuses_an_instance_and_gives_one_later");
+            let output = std::process::Command::new("unshare")
+                .args(["--user", "--map-root-user"])
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", &this, "--nocapture"])
+                .env(INSIDE, "")
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+            return;
+        }
+        std::fs::write(LIMIT, "0").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let refused = opener(&path)().unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
+        let begin = |held: &LockFile| {
+            let contended = Contended::of(&path, &held._file).unwrap();
+            let (told, news) = std::sync::mpsc::channel();
+            let mut open = opener(&path);
+            let open: Opener = Box::new(move || {
+                let outcome = open();
+                let _ = told.send(outcome.is_ok());
+                outcome
+            });
+            (std::thread::spawn(move || wait_for_contention(open, &contended, Duration::from_millis(10))), news)
+        };
+
+        let held = acquire(&path, false).unwrap();
+        let (watcher, asked) = begin(&held);
+        assert!((0..3).all(|_| !asked.recv().unwrap()));
+        let mut rival = std::process::Command::new("flock").arg(&path).arg("true").spawn().unwrap();
+        watcher.join().unwrap();
+        drop(held);
+        assert!(rival.wait().unwrap().success());
+
+        let held = acquire(&path, false).unwrap();
+        let (watcher, asked) = begin(&held);
+        assert!(!asked.recv().unwrap());
+        std::fs::write(LIMIT, "1").unwrap();
+        while !asked.recv().unwrap() {}
         drop(File::open(&path).unwrap());
         watcher.join().unwrap();
     }
