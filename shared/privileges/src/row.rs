@@ -78,7 +78,7 @@ pub struct Row {
     pub runs_programs: RunsPrograms,
     pub serves: &'static [Serves],
     /// The most memory, bytes: `MemoryMax=` of its unit, RLIMIT_DATA where the launcher starts it (decision 53). What it is
-    /// made of stands in SPECIFICATION.md.
+    /// made of stands in SPECIFICATION.md. Of volnetd it is RLIMIT_DATA in both: its cgroup counts what lies in volumes.
     pub memory_bytes: u64,
     /// Its own oom_score_adj, where oomScoreAdj of the configuration would protect it better: what may go without harm goes
     /// before the pods.
@@ -152,7 +152,7 @@ const VOLNETD: Row = Row {
         Serves { socket: "kubelet-volnetd.sock", peers: &["kubelet-syncd", "kubelet-statusd", "operator"] },
         Serves { socket: "kubelet-volnetd.fd.sock", peers: &["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"] },
     ],
-    memory_bytes: 2048 * MIB,
+    memory_bytes: 1024 * MIB,
     oom_score_adj: None,
 };
 
