@@ -8,9 +8,13 @@ use anyhow::{Context, Result, bail};
 use bulkhead_testkit::skip::{self, Lack, skip_into};
 use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous};
 
+use crate::lints::{self, Lints};
 use crate::outcome::Outcome;
 use crate::phases::Phases;
 use crate::{runner, runtimes, versions};
+
+/// What is skipped where there is no clippy.
+const LINTS: &str = "lints";
 
 /// The cargo that runs us.
 pub fn cargo_program() -> std::ffi::OsString {
@@ -47,21 +51,19 @@ fn has(tool: &str) -> bool {
 ///
 /// # Errors
 /// The first check that fails.
-pub fn check(phases: &mut Phases, skips: Option<&Path>) -> Result<()> {
+pub fn check() -> Result<()> {
+    unbuilt(&mut Phases::default(), None)?;
+    if has("clippy") { lints::now() } else { skip_into(None, LINTS, Lack::Program("clippy")) }
+}
+
+/// What needs no build: format and dependencies.
+fn unbuilt(phases: &mut Phases, skips: Option<&Path>) -> Result<()> {
     if has("fmt") {
         cargo(&["fmt", "--all", "--check"])?;
     } else {
         skip_into(skips, "the format of the sources", Lack::Program("rustfmt"))?;
     }
     phases.end("format");
-    if has("clippy") {
-        // What only `demo --cluster` and `conformance` build of this program must not go stale unseen.
-        let cluster = "--features=xtask/cluster";
-        cargo(&["clippy", "--workspace", "--all-targets", cluster, "--locked", "--", "-D", "warnings"])?;
-    } else {
-        skip_into(skips, "lints", Lack::Program("clippy"))?;
-    }
-    phases.end("lints");
     if has("deny") {
         // The advisory data base is fetched by cargo-deny itself: offline it may be missing, and that is no fault of the change.
         cargo(&["deny", "--offline", "check", "licenses", "bans", "sources"])?;
@@ -96,7 +98,7 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
     }
     phases.end("packages");
     if !no_checks {
-        check(phases, Some(skips))?;
+        unbuilt(phases, Some(skips))?;
     }
     // One build of programs and tests together: apart, cargo would build the libraries twice, with other features.
     cargo(&["build", "--workspace", "--all-targets", "--locked"])?;
@@ -107,6 +109,14 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
     let before = if machine::is_root() { versions::programs_for_tests()? } else { None };
     environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
     phases.end("the version before");
+    let lints = match (no_checks, has("clippy")) {
+        (true, _) => None,
+        (false, true) => Some(Lints::start()?),
+        (false, false) => {
+            skip_into(Some(skips), LINTS, Lack::Program("clippy"))?;
+            None
+        }
+    };
     // Who names tests wants those, and at once.
     if machine::is_root() && rest.is_empty() {
         first_node(&programs)?;
@@ -121,11 +131,11 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
             false => Ok(()),
         };
         phases.end("newer runtimes");
-        return runner::run(rest, &environment, skips, &runtime, phases).and(lanes);
+        return runner::run(rest, &environment, skips, &runtime, lints, phases).and(lanes);
     }
     let mut arguments = vec!["test", "--workspace", "--locked", "--no-fail-fast"];
     arguments.extend(rest.iter().map(String::as_str));
-    let done = cargo_with(&arguments, &environment);
+    let done = cargo_with(&arguments, &environment).and(lints.map_or(Ok(()), Lints::finish));
     phases.end("tests");
     eprint!("{}", runner::report(&Outcome::default(), &BTreeSet::new(), &runner::skipped_in(skips), &runtime, phases));
     done

@@ -7,6 +7,7 @@ mod cluster_demo;
 mod conformance;
 mod demo;
 mod interrupt;
+mod lints;
 mod outcome;
 mod package;
 mod phases;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         }
         Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
         Some(("ci", _)) => checks::test(false, &[]),
-        Some(("check", _)) => checks::check(&mut phases::Phases::default(), None),
+        Some(("check", _)) => checks::check(),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => {
             let mut rest = rest(options);

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use bulkhead_testkit::{build, processes};
 
 use crate::checks::cargo_program;
+use crate::lints::Lints;
 use crate::outcome::{Outcome, plain};
 use crate::phases::{Phases, minutes};
 use crate::{interrupt, retries};
@@ -27,12 +28,14 @@ const LEAST_THREADS: usize = 3;
 /// Runs `cargo nextest run` with these arguments. `runtime`: what the labs run on.
 ///
 /// # Errors
-/// A test failed; one needed another try for the second time in a row; all failed in the same way.
+/// A test failed; one needed another try for the second time in a row; all failed in the same way; the lints that ran
+/// beside them found something.
 pub fn run(
     rest: &[String],
     environment: &[(&str, &OsStr)],
     skips: &Path,
     runtime: &str,
+    lints: Option<Lints>,
     phases: &mut Phases,
 ) -> Result<()> {
     // Ctrl-C reaches the runner too, which ends its tests and says what came of them; we wait for that.
@@ -72,6 +75,8 @@ pub fn run(
     }
     let status = child.wait().context("waiting for cargo")?;
     phases.end("tests");
+    let lints = lints.map_or(Ok(()), Lints::finish);
+    phases.end("the rest of the lints");
 
     let retried = outcome.retried();
     let twice = retries::twice(
@@ -94,7 +99,7 @@ pub fn run(
             twice.into_iter().collect::<Vec<_>>().join(", ")
         );
     }
-    Ok(())
+    lints
 }
 
 /// Where the runner's summary begins, which is a line of dashes and one that says so.
