@@ -74,10 +74,10 @@ pub fn watch<K>(client: &ApiClient, lane: Lane, scope: Scope) -> BoxStream<'stat
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    watch_with(client, lane, scope, |_| {})
+    watch_with(client, lane, scope, |object: &mut K| object.meta_mut().managed_fields = None)
 }
 
-/// The same; `strip` may take away from each object what its caller does not keep. It is called before objects of a list
+/// The same, with whole objects: `strip` may take away from each what its caller does not keep. It is called before objects of a list
 /// are collected, so that a list of large objects is never in memory as a whole.
 pub fn watch_with<K>(
     client: &ApiClient,
@@ -236,13 +236,13 @@ where
         match decode::<K>(&line)? {
             WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
                 version(at, &object);
-                self.compact(&mut object);
+                (self.strip)(&mut object);
                 self.went_well();
                 Ok(Some(Change::Applied(object)))
             }
             WatchEvent::Deleted(mut object) => {
                 version(at, &object);
-                self.compact(&mut object);
+                (self.strip)(&mut object);
                 self.went_well();
                 Ok(Some(Change::Deleted(object)))
             }
@@ -263,11 +263,6 @@ where
     fn went_well(&mut self) {
         self.quiet.reset();
         self.refusals = 0;
-    }
-
-    fn compact(&self, object: &mut K) {
-        object.meta_mut().managed_fields = None;
-        (self.strip)(object);
     }
 
     fn query(&self) -> Query<'_> {
@@ -322,7 +317,7 @@ where
             let bytes = body.collect().await.map_err(|error| Failure::Broken(chain(&error)))?.to_bytes();
             let mut page: ObjectList<K> = serde_json::from_slice(&bytes).map_err(Failure::undecodable)?;
             drop(bytes);
-            page.items.iter_mut().for_each(|object| self.compact(object));
+            page.items.iter_mut().for_each(&self.strip);
             all.append(&mut page.items);
             token = page.metadata.continue_.unwrap_or_default();
             if token.is_empty() {
@@ -347,7 +342,7 @@ where
             let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
             match decode::<K>(&line)? {
                 WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
-                    self.compact(&mut object);
+                    (self.strip)(&mut object);
                     all.insert(key(&object), object);
                 }
                 WatchEvent::Deleted(object) => {

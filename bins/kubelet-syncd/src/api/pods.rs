@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bulkhead_apiclient::watch::{Change, Scope, watch};
+use bulkhead_apiclient::watch::{Change, Scope, watch_with};
 use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_ipc::syncd::{ApiObject, MirrorRef};
 use bulkhead_types::{NodeName, PodUid};
@@ -45,7 +45,8 @@ pub struct PodSource {
 /// The pods that are bound to the node, of all namespaces.
 pub fn changes(client: &ApiClient, node: &NodeName) -> BoxStream<'static, Change<Pod>> {
     let scope = Scope { field_selector: format!("spec.nodeName={node}"), ..Scope::default() };
-    watch(client, Lane::Main, scope)
+    // Whole: what was noted of their managers is shown.
+    watch_with(client, Lane::Main, scope, |_| {})
 }
 
 /// A pod as it was seen, sorted out.

@@ -20,6 +20,7 @@ const BATCH: usize = 256;
 pub fn changes(client: &ApiClient) -> BoxStream<'static, Change<k8s::Service>> {
     let scope = Scope { field_selector: "spec.clusterIP!=None".to_owned(), ..Scope::default() };
     watch_with(client, Lane::Main, scope, |service: &mut k8s::Service| {
+        service.metadata.managed_fields = None;
         service.metadata.annotations = None;
         service.metadata.labels = None;
         service.status = None;

@@ -98,6 +98,7 @@ async fn a_server_that_streams_no_lists_is_asked_for_pages() {
         let api = dialogue.client();
         let mut watch =
             watch_with(&api, Lane::Main, Scope { namespace: Some("ns".into()), ..scope() }, |pod: &mut Pod| {
+                assert!(pod.metadata.managed_fields.take().is_some(), "whole");
                 pod.metadata.uid = None;
             });
         let (first, seen) = tokio::join!(next(&mut watch), async {
