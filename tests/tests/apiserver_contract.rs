@@ -78,6 +78,7 @@ contract! {
         every_patch_type,
         a_status_and_a_specification_are_written_apart,
         a_resize_changes_cpu_and_memory_and_nothing_else,
+        containers_for_debugging_are_added_and_stay,
         recorded_pods_are_completed_as_the_recorded_server_did,
         bodies_are_decoded_by_their_types,
         empty_fields_are_left_out_and_times_have_their_form,

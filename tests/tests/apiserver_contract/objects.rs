@@ -267,6 +267,24 @@ pub fn a_resize_changes_cpu_and_memory_and_nothing_else(server: Server) -> Resul
     Ok(())
 }
 
+pub fn containers_for_debugging_are_added_and_stay(server: Server) -> Result<()> {
+    let place = Place::new("debugging", server)?;
+    place.create(&pod("a", "node-a"))?;
+    let client = place.client();
+    let path = format!("{PODS}/a/ephemeralcontainers");
+    let add = |all: Value| client.patch(&path, "strategic-merge-patch", &json!({"spec": {"ephemeralContainers": all}}));
+    let one = |name: &str, target: &str| json!({"name": name, "image": "i", "targetContainerName": target});
+    let added = add(json!([one("looks", "main")]))?.success()?;
+    assert_eq!(added["spec"]["ephemeralContainers"][0]["targetContainerName"], "main");
+    let message = refused(&add(json!([one("lost", "nobody")]))?, 422, "Invalid");
+    let field = "spec.ephemeralContainers[0].targetContainerName: Not found: \"nobody\"";
+    assert!(message.contains(field), "{message}");
+    // What is there stays as it is.
+    let message = refused(&add(json!([{"name": "looks", "image": "other"}]))?, 422, "Invalid");
+    assert!(message.contains("existing ephemeral containers"), "{message}");
+    Ok(())
+}
+
 fn without_defaults(mut spec: Value) -> Value {
     let strip = |object: &mut Value, defaults: &[(&str, Value)]| {
         if let Some(map) = object.as_object_mut() {

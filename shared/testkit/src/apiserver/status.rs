@@ -38,6 +38,10 @@ impl FieldError {
         Self { kind: "FieldValueRequired", field: field.to_owned(), body }
     }
 
+    pub fn not_found(field: &str, value: &Value) -> Self {
+        Self { kind: "FieldValueNotFound", field: field.to_owned(), body: format!("Not found: {value}") }
+    }
+
     pub fn forbidden(field: &str, detail: &str) -> Self {
         Self { kind: "FieldValueForbidden", field: field.to_owned(), body: format!("Forbidden: {detail}") }
     }

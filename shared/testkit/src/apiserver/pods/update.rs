@@ -83,7 +83,7 @@ fn length(value: &Value) -> usize {
 /// The pod as `pods/ephemeralcontainers` may change it: those containers, nothing else, and only more of them.
 ///
 /// # Errors
-/// An existing one was changed or removed.
+/// An existing one was changed or removed, or the target of a new one is no container of the pod.
 pub fn ephemeral_containers(new: &Value, old: &Value) -> Result<Value, FieldError> {
     let (after, before) = (array(&new["spec"]["ephemeralContainers"]), array(&old["spec"]["ephemeralContainers"]));
     for (index, one) in before.iter().enumerate() {
@@ -91,6 +91,17 @@ pub fn ephemeral_containers(new: &Value, old: &Value) -> Result<Value, FieldErro
         if same != Some(one) {
             let field = format!("spec.ephemeralContainers[{index}]");
             return Err(FieldError::forbidden(&field, "existing ephemeral containers may not be changed or removed"));
+        }
+    }
+    for (index, one) in after.iter().enumerate() {
+        let target = &one["targetContainerName"];
+        let is_there =
+            |target: &str| target.is_empty() || super::containers(old, false).any(|one| one["name"] == target);
+        if target.as_str().is_some_and(|target| !is_there(target)) {
+            return Err(FieldError::not_found(
+                &format!("spec.ephemeralContainers[{index}].targetContainerName"),
+                target,
+            ));
         }
     }
     let mut pod = old.clone();
