@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use self::client::{Client, Credential, Event, Events};
-pub use self::control_plane::Storage;
 use self::control_plane::{ControlPlane, Controllers, Programs};
+pub use self::control_plane::{Storage, controllers_are_there};
 use crate::apiserver::authority::Authority;
 use crate::apiserver::faults::Faults;
 use crate::apiserver::identity::MASTERS;
@@ -82,6 +82,20 @@ impl Lab {
     pub fn cluster_with(&self, mut config: Config) -> Result<Cluster> {
         config.listen = SocketAddr::new(IpAddr::V4(self.netns().gateway()), config.listen.port());
         Cluster::start_in(&self.folder().join("cluster"), config, Some(self.clone()), programs_for_pods())
+    }
+
+    /// The same with controllers and a scheduler: on a real control plane upstream's, where they are there, too; else the
+    /// stand-in, which does of it what a node needs.
+    ///
+    /// # Errors
+    /// A program did not start.
+    pub fn cluster_with_controllers(&self) -> Result<Cluster> {
+        if !controllers_are_there() {
+            return self.stand_in(Config::default());
+        }
+        let cluster = self.cluster()?;
+        cluster.start_controllers()?;
+        Ok(cluster)
     }
 
     /// A real control plane on this storage; [`Storage::is_there`] says whether there is one.
@@ -454,6 +468,14 @@ impl Cluster {
     /// # Errors
     /// A program is missing or did not start.
     pub fn start_controllers(&self) -> Result<()> {
+        self.start_controllers_with(&[])
+    }
+
+    /// The same with flags of kube-controller-manager.
+    ///
+    /// # Errors
+    /// As [`Cluster::start_controllers`].
+    pub fn start_controllers_with(&self, flags: &[&str]) -> Result<()> {
         let mut controllers = self.inner.controllers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Backend::Real(plane) = &self.inner.backend
             && controllers.is_none()
@@ -461,7 +483,7 @@ impl Cluster {
             // As kubeadm has it: nodes renew their certificates without anybody's approval.
             let role = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient";
             self.bind("node-autoapprove-certificate-rotation", role, "system:nodes")?;
-            *controllers = Some(plane.controllers(&self.inner.folder)?);
+            *controllers = Some(plane.controllers(&self.inner.folder, flags)?);
         }
         Ok(())
     }
@@ -555,6 +577,11 @@ fn furnish(client: &Client, ca: &str, namespace: &str) -> Result<()> {
 fn programs_for_pods() -> Option<Programs> {
     let wanted = std::env::var_os(CLUSTER).is_none_or(|which| which != "stand-in");
     assets().filter(|_| wanted).map(|folder| Programs { folder, storage: Storage::default() })
+}
+
+/// Where the programs of a real control plane are that clusters for pods are made of; `None` where it is to be the stand-in.
+pub fn programs() -> Option<PathBuf> {
+    programs_for_pods().map(|programs| programs.folder)
 }
 
 /// The folder of a real control plane's programs, where the environment names one.

@@ -26,6 +26,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 pub(super) use self::controllers::Controllers;
+use self::controllers::Place;
 use self::etcd::{Content, Etcd};
 use super::client::Client;
 use super::kubeconfig;
@@ -80,9 +81,17 @@ impl Storage {
 
     /// Whether `$KUBEBUILDER_ASSETS` names a folder with a control plane on this storage.
     pub fn is_there(self) -> bool {
-        super::assets()
-            .is_some_and(|folder| ["kube-apiserver", self.program()].iter().all(|one| folder.join(one).is_file()))
+        super::assets().is_some_and(|folder| has(&folder, &["kube-apiserver", self.program()]))
     }
+}
+
+/// Whether `$KUBEBUILDER_ASSETS` names a folder with a control plane and the controllers of a cluster.
+pub fn controllers_are_there() -> bool {
+    Storage::Etcd.is_there() && super::assets().is_some_and(|folder| has(&folder, &controllers::PROGRAMS))
+}
+
+fn has(folder: &Path, programs: &[&str]) -> bool {
+    programs.iter().all(|one| folder.join(one).is_file())
 }
 
 /// Which programs.
@@ -225,19 +234,20 @@ impl ControlPlane {
         Ok(versions)
     }
 
-    /// Starts kube-controller-manager and kube-scheduler beside it, with their files in `folder`.
+    /// Starts kube-controller-manager (with `flags`) and kube-scheduler beside it, with their files in `folder`.
     ///
     /// # Errors
-    /// A program is missing or cannot be started.
-    pub(super) fn controllers(&self, folder: &Path) -> Result<Controllers> {
+    /// A program is missing, cannot be started or ends at once.
+    pub(super) fn controllers(&self, folder: &Path, flags: &[&str]) -> Result<Controllers> {
         let instance = self.instance();
-        Controllers::start(
-            &instance.programs.folder,
+        let place = Place {
+            programs: &instance.programs.folder,
             folder,
-            self.address,
-            &instance.authority,
-            &instance.file("sa.key"),
-        )
+            address: self.address,
+            authority: &instance.authority,
+            account_key: &instance.file("sa.key"),
+        };
+        Controllers::start(&place, flags)
     }
 }
 
@@ -539,7 +549,12 @@ fn audit_policy() -> Value {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitManagedFields": true,
-        "rules": [{"level": "None", "users": own}, {"level": "Request"}],
+        // Controllers speak by accounts of this namespace.
+        "rules": [
+            {"level": "None", "users": own},
+            {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+            {"level": "Request"},
+        ],
     })
 }
 
