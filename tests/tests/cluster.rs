@@ -4,6 +4,7 @@
 mod certificates;
 mod clock_jump;
 mod cluster_chaos;
+mod cluster_controllers;
 mod cluster_credentials;
 mod cluster_faults;
 mod cluster_life;
