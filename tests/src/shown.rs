@@ -53,7 +53,7 @@ pub fn main_of(pod: &Value) -> &Value {
     &pod["status"]["containerStatuses"][0]
 }
 
-/// Events about an object, sorted: `Type Reason fieldPath message (count)`.
+/// The node's events about an object (not a scheduler's or a controller's), sorted: `Type Reason fieldPath message (count)`.
 ///
 /// # Errors
 /// The server's refusal.
@@ -62,7 +62,8 @@ pub fn events(cluster: &Cluster, object: &Value) -> Result<Vec<String>> {
     let about = |event: &Value| {
         let involved = &event["involvedObject"];
         // Events of a node name no uid.
-        involved["uid"] == *uid || (involved["kind"] == "Node" && involved["name"] == *name)
+        (involved["uid"] == *uid || (involved["kind"] == "Node" && involved["name"] == *name))
+            && event["source"]["component"] == "kubelet"
     };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let line = |event: &Value| {

@@ -41,8 +41,10 @@ fn wait_no_sandbox(node: &Node, pod: &Value) -> Result<()> {
 #[test]
 fn a_pod_is_scheduled_runs_and_goes_gracefully() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster_with_controllers()?;
     let node = joined(&lab, &cluster)?;
+    // A pod that finds no place at first is told so, and what a scheduler said of that is taken back.
+    cluster.wait_for("nodes", "", NODE, "pods may go there", |node| node["spec"]["taints"].is_null())?;
     let address = lab.netns().address().to_string();
     // No node: the scheduler's to choose.
     let script = "trap 'echo bye > /dev/termination-log; exit 3' TERM; while true; do sleep 3600 & wait $!; done";
@@ -106,7 +108,7 @@ fn a_pod_is_scheduled_runs_and_goes_gracefully() -> Result<()> {
 #[test]
 fn deletions_that_are_forced_hurried_or_early() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = joined(&lab, &cluster)?;
     let stubborn = |name: &str| {
         Pod::busybox(name, "trap '' TERM; while true; do sleep 3600; done")
@@ -171,7 +173,7 @@ fn deletions_that_are_forced_hurried_or_early() -> Result<()> {
 #[test]
 fn pods_that_end_stay_until_they_are_deleted() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = joined(&lab, &cluster)?;
     create(&cluster, Pod::busybox("done", "exit 0").restart_policy("Never"))?;
     create(&cluster, Pod::busybox("broken", "exit 7").restart_policy("Never"))?;
@@ -227,7 +229,7 @@ fn pods_that_end_stay_until_they_are_deleted() -> Result<()> {
 #[test]
 fn what_was_deleted_and_made_while_the_node_was_down() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = joined(&lab, &cluster)?;
     for pod in ["stays", "ends", "forced", "replaced"] {
         create(&cluster, Pod::idle(pod))?;

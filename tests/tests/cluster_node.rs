@@ -1,7 +1,6 @@
 //! The node itself as a cluster shows it: how it joins, what it says of itself and when, what it leaves to others.
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances, readiness, values_of};
@@ -44,7 +43,7 @@ fn conditions(node: &Value) -> Vec<Value> {
 #[test]
 fn a_node_joins_rests_and_comes_back() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab
         .node(NODE)
         .joins(&cluster)?
@@ -169,7 +168,7 @@ fn a_node_joins_rests_and_comes_back() -> Result<()> {
 #[test]
 fn a_node_that_is_there_already_is_put_right_not_overwritten() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let theirs = cluster.create(&json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {
@@ -258,7 +257,7 @@ fn is_undisturbed(cluster: &Cluster, pod: &Value) -> Result<()> {
 #[test]
 fn ready_follows_the_runtime_and_syncd() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     wait_node(&cluster, "True")?;
     create(&cluster, Pod::idle("calm"))?;

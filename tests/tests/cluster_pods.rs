@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, IDLE, Lab, Node};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
@@ -23,7 +22,7 @@ fn pod(name: &str, node: &Node, script: &str, spec: &Value) -> Value {
 }
 
 fn world(lab: &Lab) -> Result<(Cluster, Node)> {
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     Ok((cluster, node))
 }
@@ -155,7 +154,7 @@ fn a_name_can_be_used_again_while_the_old_pod_still_ends() -> Result<()> {
 #[test]
 fn pods_that_are_over_or_elsewhere_are_not_run() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.start()?;
     node.stop()?;
     cluster.create(&pod("over", &node, IDLE, &json!({})))?;

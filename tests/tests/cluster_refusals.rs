@@ -13,7 +13,7 @@ const REJECTED: &str = "Pod was rejected: ";
 #[test]
 fn each_refusal_has_its_reason_message_and_event() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
     wait_node(&cluster, "True")?;
     cluster.kubectl(&["taint", "node", NODE, "gone=bad:NoExecute", "later=bad:NoSchedule"])?;
@@ -138,7 +138,7 @@ fn a_pod_with_devices_waits_and_says_for_what() -> Result<()> {
 #[test]
 fn a_restart_looks_at_pods_anew() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.config("maxPods", json!(3)).start()?;
     let first = wait_node(&cluster, "True")?;
     ensure!(first["status"]["capacity"]["pods"] == "3", "{:#}", first["status"]);

@@ -48,7 +48,7 @@ fn settle(cluster: &Cluster, node: &mut Node, round: usize) -> Result<()> {
 #[test]
 fn what_is_told_of_pods_only_goes_on() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
     node.write(&Pod::idle("mirrored"))?;
     let mirrored = node.pod_name("mirrored");

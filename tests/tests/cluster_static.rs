@@ -1,7 +1,6 @@
 //! Static pods on a cluster: their mirror pods show them, and nothing that is done to a mirror pod reaches the pod.
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances};
 use bulkhead_tests::lab;
@@ -20,7 +19,7 @@ fn wait_other(cluster: &Cluster, name: &str, former: &Value) -> Result<Value> {
 #[test]
 fn mirror_pods_follow_their_static_pods() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.start()?;
     node.write(&Pod::idle("web"))?;
     let name = node.pod_name("web");
@@ -89,7 +88,8 @@ fn mirror_pods_follow_their_static_pods() -> Result<()> {
 #[test]
 fn mirror_pods_without_a_static_pod_and_a_node_that_goes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    // Mirror pods of a Node that is gone are garbage, and a controller's to remove.
+    let cluster = lab.cluster_with_controllers()?;
     let mut node = lab.node(NODE).joins(&cluster)?.start()?;
     node.write(&Pod::idle("orphan"))?;
     node.write(&Pod::idle("kept"))?;

@@ -6,7 +6,6 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, NodeBuilder, Release, agnhost, eventually};
 use bulkhead_tests::golden::calls::Part;
 use bulkhead_tests::golden::normal::Names;
@@ -47,7 +46,7 @@ fn world() -> Result<Option<World>> {
     let Some(lab) = lab()? else { return Ok(None) };
     agnhost::import(&lab, env!("CARGO_BIN_EXE_agnhost"))?;
     let proxy = Proxy::start(&lab.folder().join("recording.sock"), &lab.containerd().socket())?;
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     prepare(&cluster)?;
     let builder = lab
         .node(NODE)
@@ -92,8 +91,10 @@ fn prepare(cluster: &Cluster) -> Result<()> {
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
         };
         cluster.create(&map("cm", json!({"k1": "v1", "k2": "v2"})))?;
-        // The recorded cluster had this one, and its pods' tokens come with it.
-        cluster.create(&map("openshift-service-ca.crt", json!({"service-ca.crt": ""})))?;
+        // The recorded cluster had this one, and its pods' tokens come with it; the kit gives it to a real one's namespaces.
+        if cluster.is_stand_in() {
+            cluster.create(&map("openshift-service-ca.crt", json!({"service-ca.crt": ""})))?;
+        }
         let data = json!({"user": "dQ==", "password": "cA=="});
         let metadata = json!({"name": "sec", "namespace": namespace});
         cluster.create(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}))?;

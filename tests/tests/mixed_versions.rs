@@ -29,7 +29,7 @@ const ENDS_ONCE: &str = "test -e /c/was || { touch /c/was; exit 3; }; trap 'exit
 
 impl World {
     fn start(lab: &Lab, previous: &std::path::Path, age: Age) -> Result<Self> {
-        let cluster = lab.stand_in(Config::default())?;
+        let cluster = lab.cluster()?;
         cluster.create(&config_map("words", &json!({"word": "one"})))?;
         let mix = Mix::all(lab.folder().join("programs"), previous, age)?;
         let node = lab

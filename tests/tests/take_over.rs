@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::{Context as _, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cri::Cri;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
 use bulkhead_tests::golden::{Recording, recording};
@@ -63,7 +62,7 @@ struct World {
 
 /// A node on which upstream's kubelet ran until a moment ago.
 fn upstreams_node(lab: &Lab) -> Result<World> {
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     cluster.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))?;
     let meta = |name: &str| json!({"name": name, "namespace": NAMESPACE});
     let data = json!({"k1": "v1", "k2": "v2"});

@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{LONG, Lab, eventually};
 use bulkhead_tests::lab;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
@@ -74,7 +73,7 @@ impl Collector {
 }
 
 fn node_with(lab: &Lab, tracing: serde_json::Value) -> Result<(bulkhead_testkit::Cluster, bulkhead_testkit::Node)> {
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = lab.node("alpha").config("tracing", tracing).joins(&cluster)?.start()?;
     Ok((cluster, node))
 }
