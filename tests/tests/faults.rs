@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Pod, Release, eventually, processes};
+use bulkhead_tests::joined::Member;
 use bulkhead_tests::lab;
+use bulkhead_tests::shown::{create, wait_ready};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -52,6 +54,47 @@ fn a_stuck_volnetd_holds_up_new_pods_and_nothing_else() -> Result<()> {
     let running = node.wait_running("before", 1)?;
     ensure!(running.main().id != before[0].id, "a new instance runs");
     node.finish()
+}
+
+#[test]
+fn a_pod_that_is_deleted_while_its_end_is_tidied_up_leaves_nothing() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let member = Member::start(&lab, &[], |node| node)?;
+    let (cluster, node) = (&member.cluster, &member.node);
+    let pod = Pod::busybox("ends", "until [ -e /sign/now ]; do sleep 0.1; done").restart_policy("Never");
+    let made = create(cluster, pod.empty_dir("sign", "", None, "/sign"))?;
+    let uid = made["metadata"]["uid"].as_str().context("no uid")?;
+    wait_ready(cluster, "ends")?;
+    let folder = node.root_dir().join("pods").join(uid);
+
+    let volnetd = node.pids()["kubelet-volnetd"];
+    processes::signal(volnetd, Signal::SIGSTOP);
+    std::fs::write(folder.join("volumes/kubernetes.io~empty-dir/sign/now"), "")?;
+    // Its volumes alone are being removed: it has ended by itself and its folder is to stay as long as the pod is there.
+    let agent = node.agent()?;
+    let knows = |name: &str, why: &str| {
+        eventually(&format!("{name} is known: {why:?}"), LONG, || {
+            let all = agent.pods()?;
+            let pod = all.iter().find(|pod| pod.name == name).context("it is not known")?;
+            ensure!(pod.why.starts_with(why), "{}", pod.why);
+            Ok(())
+        })
+    };
+    knows("ends", "has ended: volumes are removed")?;
+    cluster.delete("pods", "default", "ends", None)?;
+    // Who has heard of this one has heard of the deletion.
+    create(cluster, Pod::idle("later"))?;
+    knows("later", "")?;
+    ensure!(folder.exists(), "the folder is gone already");
+    processes::signal(volnetd, Signal::SIGCONT);
+
+    cluster.wait_gone("pods", "default", "ends")?;
+    eventually("its folder is gone", LONG, || {
+        ensure!(!folder.exists(), "{} is there", folder.display());
+        Ok(())
+    })?;
+    wait_ready(cluster, "later")?;
+    member.node.finish()
 }
 
 #[test]

@@ -35,9 +35,12 @@ fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
 }
 
 impl Engine {
-    /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept.
+    /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept. Those of a pod
+    /// that its source still names go when it does not any more: until then a prune would spare them.
     pub(super) fn collect_ended(&mut self, uid: PodUid) {
-        self.prune |= self.ended.remove(&uid);
+        if self.desired.get(&uid).is_none() {
+            self.prune |= self.ended.remove(&uid);
+        }
         let node = self.node.clone();
         // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
         let old = node.cache.get(&uid);
