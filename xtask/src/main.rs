@@ -97,7 +97,7 @@ fn command_line() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("test")
-                .about("Format, lints, dependencies, then all tests, those with a real containerd included (needs root)")
+                .about("Format and dependencies, then all tests, those with a real containerd included, with lints beside them (needs root)")
                 .arg(
                     Arg::new("no-checks")
                         .long("no-checks")
