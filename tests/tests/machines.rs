@@ -4,6 +4,7 @@
 mod guide;
 mod independence;
 mod kubeadm_cluster;
+mod memory_limits;
 mod package;
 mod systemd_machine;
 mod units_live;
