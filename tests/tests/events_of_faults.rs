@@ -5,7 +5,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::Pod;
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_tests::golden::Proxy;
 use bulkhead_tests::lab;
 use bulkhead_tests::shown::{NODE, create, main_of, wait_event, wait_node, wait_ready};
@@ -16,7 +15,7 @@ use serde_json::json;
 fn a_pod_that_the_runtime_cannot_describe_says_so() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let proxy = Proxy::start(&lab.folder().join("faulty.sock"), &lab.containerd().socket())?;
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let node = lab.node(NODE).joins(&cluster)?.config("containerRuntimeEndpoint", json!(proxy.endpoint())).start()?;
     wait_node(&cluster, "True")?;
     create(&cluster, Pod::idle("obscure"))?;
@@ -64,7 +63,7 @@ fn set(path: &Path, attribute: &str) -> Result<bool> {
 #[test]
 fn a_collection_that_fails_says_so() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config::default())?;
+    let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.start()?;
     wait_node(&cluster, "True")?;
     node.stop()?;

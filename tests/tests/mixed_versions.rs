@@ -211,7 +211,7 @@ fn one_unit_of_another_version_and_back() -> Result<()> {
     let Some(previous) = mixed::previous()? else { return Ok(()) };
     let Some(builder) = systemd_machine()? else { return Ok(()) };
     let machine = Machine::boot(builder)?;
-    let cluster = machine.stand_in(Config::default())?;
+    let cluster = machine.cluster(Config::default())?;
     machine.install_programs(&build::bin_dir()?)?;
     machine.install_units(&build::workspace_root())?;
     for service in SERVICES {
