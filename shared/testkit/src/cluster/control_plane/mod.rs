@@ -17,6 +17,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use base64::Engine as _;
@@ -251,6 +252,8 @@ impl ControlPlane {
     }
 }
 
+/// How long a process that becomes another program may look like none.
+const MOMENT: Duration = Duration::from_secs(5);
 /// What etcd held when an instance was new. Its being there says that the instance has become ready.
 const FIRST_CONTENT: &str = "first-content.json";
 const STATE: &str = "state.json";
@@ -322,12 +325,15 @@ impl Instance {
     /// A server has ended: the end of its log.
     fn alive(&self) -> Result<()> {
         for name in ["etcd", "kube-apiserver"] {
-            // Asked in this order: it may become the program in between.
-            let starting = self.starting(name);
-            let running = processes::with_argument_below(&self.file(&format!("{name}.data")));
-            if running.is_empty() && !starting {
-                bail!("{name} has ended: {}", tail(&self.file(&format!("{name}.log")), 20));
-            }
+            // The script becomes the program, and a process has no arguments while it becomes another: on a busy machine, and with
+            // a program of 100 MB, for longer than one look takes.
+            insist(&format!("{name} runs"), MOMENT, || {
+                let starting = self.starting(name);
+                let running = processes::with_argument_below(&self.file(&format!("{name}.data")));
+                let log = || tail(&self.file(&format!("{name}.log")), 20);
+                ensure!(starting || !running.is_empty(), "{name} has ended: {}", log());
+                Ok(())
+            })?;
         }
         Ok(())
     }
