@@ -30,6 +30,10 @@ const REMOVED: &str = "The container is removed because RestartAllContainers in 
 /// As if it had been killed: what became of the container is not known.
 const UNKNOWN_EXIT: i32 = 137;
 
+/// What containerd says of a container whose end it did not see (its `unknownExitCode` and `unknownExitReason`).
+const UNSEEN_EXIT: i32 = 255;
+const UNSEEN: &str = "Unknown";
+
 /// What the statuses of one list of containers are computed from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inputs<'a> {
@@ -156,6 +160,7 @@ fn convert(
             status.last_state = Some(ContainerState { terminated: Some(ended.clone()), ..ContainerState::default() });
         }
     }
+    let known = known_end(old, instance, &id);
     status.state = Some(match instance.state {
         RunState::Running => {
             let count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
@@ -164,6 +169,10 @@ fn convert(
             }
             let started_at = instance.started_at.map(time);
             ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() }
+        }
+        // containerd may lose an end that it has told, when it dies before that is on the disk.
+        RunState::Exited if known.is_some() => {
+            ContainerState { terminated: known.cloned(), ..ContainerState::default() }
         }
         RunState::Exited => {
             let own = inputs.messages.get(&instance.id).map_or("", String::as_str);
@@ -198,6 +207,17 @@ fn convert(
 fn user(user: &LinuxUser) -> ContainerUser {
     let supplemental_groups = Some(user.supplemental_groups.clone()).filter(|groups| !groups.is_empty());
     ContainerUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) }
+}
+
+/// The end that was told of an instance whose end the runtime does not know any more.
+fn known_end<'a>(
+    old: Option<&'a ContainerStatus>,
+    instance: &Instance,
+    id: &str,
+) -> Option<&'a ContainerStateTerminated> {
+    let unseen = instance.exit_code == UNSEEN_EXIT && instance.reason == UNSEEN;
+    let end = terminated_of(old?.state.as_ref()).filter(|_| unseen)?;
+    (end.container_id.as_deref() == Some(id) && end.exit_code != UNSEEN_EXIT).then_some(end)
 }
 
 /// What a status says of the end of the container `id`.

@@ -193,6 +193,21 @@ fn life_of_a_plain_pod() {
 }
 
 #[test]
+fn an_end_that_the_runtime_has_forgotten_stays_as_it_was_told() {
+    let mut w = world(simple("Never"));
+    w.sandbox();
+    w.container("main", RunState::Exited, 0);
+    let told = w.step();
+    w.container("main", RunState::Exited, 255);
+    w.runtime.containers[0].reason = "Unknown".to_owned();
+    let s = w.step();
+    assert_eq!((s.phase.as_deref(), main_state(&s)), (Some("Succeeded"), main_state(&told)));
+    // Nothing was told of another instance.
+    w.runtime.containers[0].id = ContainerId::parse("another").unwrap();
+    assert_eq!(main_state(&w.step())["state"]["terminated"]["exitCode"], 255);
+}
+
+#[test]
 fn success_and_failure_for_good() {
     let mut w = world(simple("Never"));
     w.sandbox();
