@@ -12,6 +12,8 @@ mod node;
 mod numbers;
 #[path = "vm/resize.rs"]
 mod resize;
+#[path = "vm/scarcity.rs"]
+mod scarcity;
 #[path = "vm/tree.rs"]
 mod tree;
 #[path = "vm/vsock.rs"]
@@ -103,6 +105,9 @@ fn story(world: &mut World) -> Result<()> {
     life::unchanged(world, &node, &limits, "SIGKILL of all four")?;
     vsock::reads(world)?;
     told("killed", world);
+    scarcity::no_inotify_instance(world)?;
+    life::unchanged(world, &node, &limits, "no inotify instance to be had")?;
+    told("without inotify instances", world);
     life::launcher(world)?;
     life::unchanged(world, &node, &limits, "the launcher instead of the units")?;
     vsock::answers(world)?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::eventually;
+use bulkhead_testkit::vm::Vm;
 use serde_json::Value;
 
 use crate::node::{Node, PODS, World, get, shown};
@@ -17,8 +18,22 @@ pub fn statistics(world: &mut World, node: &Node) -> Result<()> {
         let mut page = |path: &str| world.vm.run(&format!("sleep 0.2; {}", get(path)));
         let summary = serde_json::from_str(&page("/stats/summary")?)?;
         in_summary(&summary, node)?;
-        in_metrics(&page("/metrics/cadvisor")?, &page("/metrics/resource")?, node)
+        in_metrics(&page("/metrics/cadvisor")?, &page("/metrics/resource")?, node)?;
+        all_daemons_count(&summary, &mut world.vm)
     })
+}
+
+/// "kubelet" is all of it and not the process that measures: what the kernel counts for the slice.
+fn all_daemons_count(summary: &Value, vm: &mut Vm) -> Result<()> {
+    let parts = summary["node"]["systemContainers"].as_array().context("system containers")?;
+    let kubelet = parts.iter().find(|part| part["name"] == "kubelet").with_context(|| format!("{parts:?}"))?;
+    let usage = kubelet["memory"]["usageBytes"].as_u64().with_context(|| kubelet.to_string())?;
+    let counted: u64 = vm.run("cat /sys/fs/cgroup/kubelet.slice/memory.current")?.parse()?;
+    let measures: u64 = vm.run("cat /sys/fs/cgroup/kubelet.slice/kubelet-evictiond.service/memory.current")?.parse()?;
+    // The two are not read in the same moment.
+    ensure!(usage > 2 * measures && usage > counted / 2, "{usage} bytes, and {counted} in the slice: {kubelet}");
+    ensure!(kubelet["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0), "{kubelet}");
+    Ok(())
 }
 
 fn in_summary(summary: &Value, node: &Node) -> Result<()> {
