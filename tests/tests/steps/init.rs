@@ -241,7 +241,10 @@ pub fn upgrade(host: &Host, list: &mut Checklist) -> Result<()> {
             ensure!(after["metadata"]["annotations"]["example.com/version"] == "2", "{:#}", after["metadata"]);
             ensure!(after["status"]["phase"] == "Running", "{:#}", after["status"]);
             // The port can be had by one of them: had the old one not ended first, the new one would have failed once.
-            ensure!(after["status"]["containerStatuses"][0]["restartCount"] == 0, "{:#}", after["status"]);
+            let said =
+                || host.machine.journal(&["--unit=kubelet-syncd", "--lines=80", "--output=cat"]).unwrap_or_default();
+            let container = &after["status"]["containerStatuses"][0];
+            ensure!(container["restartCount"] == 0, "{container:#}\n{}", said());
             let new = host.pod()?;
             ensure!(new.iter().all(|one| !old.contains(one)), "{new:?}");
             Ok(())

@@ -173,7 +173,11 @@ fn next_frame(connection: &mut Connection) -> std::io::Result<(u8, Vec<u8>)> {
 
 /// Holds one such connection, whose answer has begun and cannot go on.
 fn hold(world: &World) -> Connection {
-    let mut held = world.with(&Credential::Nothing).over_http2().connect().unwrap();
+    hold_as(world, &Credential::Nothing)
+}
+
+fn hold_as(world: &World, who: &Credential) -> Connection {
+    let mut held = world.with(who).over_http2().connect().unwrap();
     held.write_all(&without_window()).unwrap();
     while next_frame(&mut held).unwrap().0 != HEADERS {}
     held
@@ -201,6 +205,19 @@ fn strangers_that_take_nothing_keep_nobody_out() {
     assert_eq!(held.len(), 300);
     assert!(closed(&world, "made_room") > 0.0);
     assert_eq!((closed(&world, "stalled"), closed(&world, "refused")), (0.0, 0.0));
+}
+
+#[test]
+fn where_every_connection_is_at_work_for_somebody_known_others_are_refused_and_counted() {
+    let (world, admin) = limited(|limits| limits.connections = 8);
+    let held: Vec<Connection> = (0..8).map(|_| hold_as(&world, &admin)).collect();
+    assert!(world.with(&admin).get("/healthz/ping").is_err());
+    assert_eq!((closed(&world, "refused"), closed(&world, "made_room")), (1.0, 0.0));
+    drop(held);
+    let again = bulkhead_testkit::eventually("there is room again", bulkhead_testkit::SHORT, || {
+        world.with(&admin).get("/healthz/ping")
+    });
+    assert_eq!(said(&again.unwrap()), (200, "ok".to_owned()));
 }
 
 #[test]
