@@ -27,7 +27,8 @@ pub struct Plan {
     pub kill: Vec<(PodUid, String)>,
     /// Pods that no worker knows and of which it is not known whose they are: the runtime is to be asked.
     pub ask: Vec<Arc<RuntimePod>>,
-    /// Pods that are nobody's concern any more: everything of theirs may go.
+    /// Pods that are somebody's concern: a source names them, a pod worker knows them, or something of theirs runs. What
+    /// belongs to any other pod may be removed (`SyncLoop::start_prune`).
     pub known: HashSet<PodUid>,
 }
 
