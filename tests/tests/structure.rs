@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::build::workspace_root;
 use serde_json::Value;
 
@@ -321,6 +321,24 @@ fn what_the_documents_name_is_there() -> Result<()> {
     for entry in std::fs::read_dir(root.join("tests/tests"))?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         ensure!(!name.ends_with(".rs") || told.contains(&format!("`{name}`")), "tests/README.md does not name {name}");
+    }
+    Ok(())
+}
+
+/// `docs/glossary.md`: each term is a word of the file that its row names.
+#[test]
+fn the_glossary_is_true() -> Result<()> {
+    let root = workspace_root();
+    let text = std::fs::read_to_string(root.join("docs/glossary.md"))?;
+    let rows = text.lines().filter(|line| line.starts_with("| `")).collect::<Vec<_>>();
+    ensure!(rows.len() > 10, "there is no table");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [term, _, place] = cells.as_slice() else { bail!("{row}: not three cells") };
+        let (term, place) = (term.trim_matches('`'), place.trim_end_matches(" |").trim_matches('`'));
+        let source = std::fs::read_to_string(root.join(place)).with_context(|| format!("{term}: {place}"))?;
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        ensure!(source.split(|c| !is_word(c)).any(|word| word == term), "{place} has no {term}");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@
 //! | [`admission`] | whether a pod may run here |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
-//! | [`engine`] | the main loop, the one owner of that state, and the work itself step by step |
+//! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
 //! | [`pleg`] | what the runtime has, from its events and a slow audit |
 //! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
@@ -44,7 +44,6 @@ pub mod cgroups;
 pub mod cri_metrics;
 pub mod desired;
 pub mod dial;
-pub mod engine;
 pub mod hooks;
 pub mod housekeeping;
 pub mod http_get;
@@ -67,5 +66,6 @@ pub mod stages;
 pub mod start_latency;
 pub mod start_limit;
 pub mod status;
+pub mod sync_loop;
 pub mod volnetd;
 pub mod volumes;

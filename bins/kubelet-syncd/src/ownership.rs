@@ -30,16 +30,16 @@ pub enum Owner {
 
 /// Where everything of this instance's pods is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Territory {
+pub struct OwnedCgroups {
     pub pod_logs_dir: PathBuf,
     /// Above all pods' cgroups, as each driver calls it. None: `cgroupsPerQOS` is off, and pods are put into a cgroup that
     /// others use, too.
     pub pods_cgroups: Option<[PathBuf; 2]>,
 }
 
-impl Territory {
+impl OwnedCgroups {
     pub fn of(config: &NodeConfig) -> Self {
-        Territory {
+        OwnedCgroups {
             pod_logs_dir: config.paths.pod_logs_dir.clone(),
             pods_cgroups: config
                 .kubelet
@@ -121,7 +121,7 @@ impl Origin {
 /// Asks, and remembers the answers. Shared by reference.
 #[derive(Debug)]
 pub struct Ownership {
-    territory: Territory,
+    owned_cgroups: OwnedCgroups,
     cri: CriClient,
     volnetd: Volnetd,
     memory: Mutex<Memory>,
@@ -142,9 +142,9 @@ struct Memory {
 
 impl Ownership {
     /// `known`: pods of this instance's earlier lives.
-    pub fn new(territory: Territory, cri: CriClient, volnetd: Volnetd, known: HashSet<PodUid>) -> Self {
+    pub fn new(owned_cgroups: OwnedCgroups, cri: CriClient, volnetd: Volnetd, known: HashSet<PodUid>) -> Self {
         let memory = Mutex::new(Memory { known, ..Memory::default() });
-        Ownership { territory, cri, volnetd, memory, asking: AtomicBool::new(false), learned: Notify::new() }
+        Ownership { owned_cgroups, cri, volnetd, memory, asking: AtomicBool::new(false), learned: Notify::new() }
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -160,7 +160,7 @@ impl Ownership {
     /// What is known already. None: the runtime has to be asked first.
     pub fn decided(&self, pod: &RuntimePod) -> Option<Owner> {
         let memory = self.memory();
-        self.territory.of_pod(pod, |id| memory.sandboxes.get(id).copied())
+        self.owned_cgroups.of_pod(pod, |id| memory.sandboxes.get(id).copied())
     }
 
     /// Asks the runtime where needed. While it does not answer, the pod is unclear.
@@ -205,7 +205,7 @@ impl Ownership {
                     }
                 },
             };
-            let owner = self.territory.of_sandbox(origin.as_ref(), known);
+            let owner = self.owned_cgroups.of_sandbox(origin.as_ref(), known);
             self.memory().sandboxes.insert(sandbox.id.clone(), owner);
         }
     }
@@ -270,8 +270,8 @@ mod tests {
     use super::*;
     use crate::runtime::fixtures::{container_status, sandbox_status, uid};
 
-    fn territory() -> Territory {
-        Territory {
+    fn owned_cgroups() -> OwnedCgroups {
+        OwnedCgroups {
             pod_logs_dir: "/var/log/pods".into(),
             pods_cgroups: Some(["/a/kubepods".into(), "/a.slice/a-kubepods.slice".into()]),
         }
@@ -303,9 +303,9 @@ mod tests {
                 log_directory: log_directory.into(),
                 cgroup_parent: cgroup_parent.into(),
             });
-            assert_eq!(territory().of_sandbox(origin.as_ref(), known), expected, "{made:?} {known}");
+            assert_eq!(owned_cgroups().of_sandbox(origin.as_ref(), known), expected, "{made:?} {known}");
         }
-        let shared = Territory { pods_cgroups: None, ..territory() };
+        let shared = OwnedCgroups { pods_cgroups: None, ..owned_cgroups() };
         let origin = Origin { log_directory: LOGS.into(), cgroup_parent: "/".into() };
         assert_eq!(shared.of_sandbox(Some(&origin), false), Owner::Ours);
     }
@@ -341,7 +341,7 @@ mod tests {
                 pod.sandboxes.push(sandbox_status(&format!("s{index}"), 0, SandboxState::Ready));
             }
             let known = |id: &SandboxId| owners[id.as_str()[1..].parse::<usize>().unwrap()];
-            assert_eq!(territory().of_pod(&pod, known), *expected, "{logs:?} {owners:?}");
+            assert_eq!(owned_cgroups().of_pod(&pod, known), *expected, "{logs:?} {owners:?}");
         }
     }
 

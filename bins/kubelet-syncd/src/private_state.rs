@@ -12,14 +12,14 @@ use crate::images::pull_records::{self, PullRecords};
 use crate::images::{RecordStore, RecordStoreError};
 use crate::prober::journal::{self, ProbeStore};
 use crate::runtime::backoff::{self, BackOffStore, CrashLoopBackOff};
-use crate::runtime::user_blocks::{self, BlockStore};
+use crate::runtime::userns::{self, BlockStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 
 const UIDS: StateFile = StateFile { name: "static-pod-uids.json", version: 1 };
 const BACK_OFF: StateFile = StateFile { name: "restart-back-off.json", version: backoff::VERSION };
 const PULLS: StateFile = StateFile { name: "image-pulls.json", version: pull_records::VERSION };
 const PRE_STOPS: StateFile = StateFile { name: "pre-stop-hooks.json", version: 1 };
-const USERS: StateFile = StateFile { name: "users-of-pods.json", version: user_blocks::VERSION };
+const USERS: StateFile = StateFile { name: "users-of-pods.json", version: userns::VERSION };
 const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: allocation::VERSION };
 const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 

@@ -13,7 +13,7 @@ use kubelet_syncd::prober::journal::{ProbeStore, Restored};
 use kubelet_syncd::prober::worker::ProbeKind;
 use kubelet_syncd::runtime::actions::ProbeResult;
 use kubelet_syncd::runtime::backoff::{CrashLoopBackOff, NoStore};
-use kubelet_syncd::runtime::user_blocks::{IdBlock, PoolError, UserBlocks};
+use kubelet_syncd::runtime::userns::{IdBlock, PoolError, UserNamespaces};
 use kubelet_syncd::sources::uids::UidStore;
 use serde_json::{Value, json};
 
@@ -77,7 +77,7 @@ fn is_understood(state: &PrivateState) {
 }
 
 fn users(state: &PrivateState) -> Option<IdBlock> {
-    let blocks = UserBlocks::new(Err(PoolError::Length(0)), Box::new(state.clone()));
+    let blocks = UserNamespaces::new(Err(PoolError::Length(0)), Box::new(state.clone()));
     blocks.of_pod(&PodUid::parse(POD).unwrap()).ok()
 }
 

@@ -55,7 +55,7 @@ pub struct Reporter {
     /// Is told the addresses that were found out last.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     pub clock: Clock,
-    /// Tells the others that the Node stands.
+    /// Tells the other processes that the Node is registered.
     pub node_uid: watch::Sender<Option<String>>,
     /// What this start of the kubelet has done before.
     pub starts: Starts,
@@ -148,7 +148,7 @@ impl Reporter {
             let initial = self.compute(&empty, memory, Occasion::Period).await;
             match self.try_register(&initial).await {
                 Ok(node) => {
-                    tracing::info!(node = self.server.name(), "the Node stands");
+                    tracing::info!(node = self.server.name(), "node registered");
                     self.starts.registered();
                     self.tell_uid(&node);
                     memory.node = Some(node);

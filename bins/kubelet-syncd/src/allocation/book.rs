@@ -234,7 +234,7 @@ impl Allocations {
     }
 
     /// Resizes that wait for room, that are infeasible, and that are under way: for the metrics.
-    pub fn census(&self) -> [usize; 3] {
+    pub fn snapshot(&self) -> [usize; 3] {
         let book = self.book();
         let count = |of: fn(&ResizeConditions) -> bool| book.conditions.values().filter(|c| of(c)).count();
         [

@@ -117,7 +117,7 @@ fn who_is_gone_is_forgotten_and_damage_is_dropped() {
     let book = Allocations::new(saved, disk.clone(), Gates::default());
     assert_eq!(book.entries().0.len(), 1);
     book.start(&uid(), 2, Timestamp::UNIX_EPOCH);
-    assert_eq!(book.census(), [0, 0, 1]);
+    assert_eq!(book.snapshot(), [0, 0, 1]);
     book.retain(&HashSet::new());
     assert!(book.entries().0.is_empty() && book.actuated(&uid()).is_none() && book.shown(&uid()).is_empty());
 }

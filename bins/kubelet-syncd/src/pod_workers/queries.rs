@@ -30,7 +30,7 @@ impl<P: Clone> Workers<P> {
     }
 
     /// Each worker's place, for metrics: lifecycle, has configuration, static.
-    pub fn census(&self) -> impl Iterator<Item = (&PodUid, Known)> {
+    pub fn snapshot(&self) -> impl Iterator<Item = (&PodUid, Known)> {
         self.pods.iter().map(|(uid, w)| {
             let known =
                 Known { lifecycle: w.lifecycle(), orphan: w.deleted, has_config: w.has_config, is_static: w.is_static };

@@ -30,18 +30,13 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
-use crate::engine::events::Reporter;
-use crate::engine::last_words::LastWords;
-use crate::engine::node::{NodeContext, NodeParts};
-use crate::engine::runtime_health::{self, RuntimeHealth};
-use crate::engine::{Engine, EngineParts, RuntimeMetrics, RuntimeSide, image_fs, image_list, upkeep};
 use crate::hooks;
 use crate::images::ImageMetrics;
 use crate::images::credentials::{self, Keyring};
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
 use crate::node_resources::{self, texts};
-use crate::ownership::{Ownership, Territory};
+use crate::ownership::{OwnedCgroups, Ownership};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::private_state::PrivateState;
 use crate::prober::leftover::Leftovers;
@@ -60,10 +55,15 @@ use crate::service::{EventRing, PodHub, api::SyncdApi, rules, silence};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
+use crate::sync_loop::events::Reporter;
+use crate::sync_loop::node::{NodeContext, NodeParts};
+use crate::sync_loop::runtime_health::{self, RuntimeHealth};
+use crate::sync_loop::termination_messages::TerminationMessages;
+use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, upkeep};
 use crate::volnetd::{Authority, Volnetd};
 use crate::volumes::metrics::VolumeCounts;
 
-/// Neither the engine nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
+/// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
 
 /// Default of `nodeStatusMaxImages`.
@@ -193,8 +193,12 @@ async fn work(
         view.set_api(ApiParts { node: node_seen.clone(), pods: pods_seen, reachability });
     }
 
-    let ownership =
-        Arc::new(Ownership::new(Territory::of(&config), cri.clone(), volnetd.clone(), adoption::recorded_pods(&state)));
+    let ownership = Arc::new(Ownership::new(
+        OwnedCgroups::of(&config),
+        cri.clone(),
+        volnetd.clone(),
+        adoption::recorded_pods(&state),
+    ));
 
     // Nothing is decided before the runtime has said what it has.
     let known = async {
@@ -268,7 +272,7 @@ async fn work(
         metrics,
         runtime,
         prober,
-        last_words: LastWords::new(daemon.broker.clone()),
+        termination_messages: TerminationMessages::new(daemon.broker.clone()),
         ownership,
         allocations,
         cgroup_driver,
@@ -284,7 +288,7 @@ async fn work(
         dropped_sink(reporter.clone()),
     );
     let sources = Arc::new(sources);
-    view.set_engine(node.clone(), sources.clone());
+    view.set_sync_loop(node.clone(), sources.clone());
     tokio::spawn(silence::tell(view.clone(), reporter.clone(), silence::register(&daemon.registry)?));
     let calls = cri.clone();
     runtime_apis.streams.set(StreamParts {
@@ -309,10 +313,10 @@ async fn work(
     if let Some(event) = dns::check_host_file(&node.facts()) {
         reporter.emit_node(event);
     }
-    // The engine's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
+    // The sync loop's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
     let end = CancellationToken::new();
-    let engine = Engine::new(EngineParts { node, sources, updates, pleg_events, stop: end.clone() })
-        .promising(daemon.progress.promise("engine", LOOP_BOUND));
+    let sync_loop = SyncLoop::new(SyncLoopParts { node, sources, updates, pleg_events, stop: end.clone() })
+        .promising(daemon.progress.promise("sync loop", LOOP_BOUND));
     let finish = async {
         daemon.stop.cancelled().await;
         if !calls.finish(FINISH).await {
@@ -322,7 +326,7 @@ async fn work(
         std::future::pending::<()>().await
     };
     tokio::select! {
-        () = engine.run() => {}
+        () = sync_loop.run() => {}
         () = finish => {}
     }
     if daemon.stop.is_cancelled() {

@@ -7,7 +7,7 @@
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
 //! | [`resources`], [`security`], [`env`], [`downward`], [`sub_paths`], [`dns`], [`hosts`], [`labels`], [`hash`], [`names`] | their parts |
 //! | [`request_check`] | whether a request grants no more than the spec, asked again before it is sent |
-//! | [`pod_runtime`], [`user_blocks`] | the handler that runs a pod, and which users of the machine are the pod's own |
+//! | [`pod_runtime`], [`userns`] | the handler that runs a pod, and which users of the machine are the pod's own |
 //! | [`named_objects`] | which objects of the API server are asked for, and what came of it |
 //! | [`resize`] | how running containers and their pod get the size that they were granted |
 //! | [`backoff`] | how long a crashed container waits |
@@ -46,7 +46,6 @@ pub mod gc;
 #[cfg(test)]
 mod given_tests;
 pub mod hash;
-pub mod hidden;
 #[cfg(test)]
 mod hook_tests;
 pub mod hosts;
@@ -61,6 +60,7 @@ pub mod node_facts;
 pub mod pod_runtime;
 pub mod podspec;
 pub mod ports;
+pub mod post_start_gate;
 pub mod request_check;
 pub mod resize;
 pub mod resources;
@@ -73,4 +73,4 @@ pub mod stop;
 pub mod stop_signal;
 pub mod sub_paths;
 pub mod sync;
-pub mod user_blocks;
+pub mod userns;

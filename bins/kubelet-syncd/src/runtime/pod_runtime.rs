@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 use super::named_objects::LookupError;
 use super::node_facts::{HandlerFeatures, NodeFacts};
 use super::podspec::{PodIdentity, containers, ephemeral_containers, init_containers};
-use super::user_blocks::{IdBlock, UserBlockError, UserBlocks};
+use super::userns::{IdBlock, UserNamespaces, UsernsError};
 use crate::api::objects::Objects;
 
 /// See the module.
@@ -29,7 +29,7 @@ pub enum PodRuntimeError {
     #[error("can't set `spec.hostUsers: false`, RuntimeClass handler {0:?} does not support user namespaces")]
     HandlerWithoutUserNamespaces(String),
     #[error("create user namespace: {0}")]
-    Users(#[from] UserBlockError),
+    Users(#[from] UsernsError),
 }
 
 impl PodRuntimeError {
@@ -50,7 +50,7 @@ impl PodRuntime {
         identity: &PodIdentity,
         objects: &dyn Objects,
         facts: &NodeFacts,
-        blocks: &UserBlocks,
+        blocks: &UserNamespaces,
         has_sandbox: bool,
     ) -> Result<Self, PodRuntimeError> {
         let spec = pod.spec.as_ref();
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::runtime::fixtures::{FakeObjects, pod};
     use crate::runtime::node_facts::HostFacts;
-    use crate::runtime::user_blocks::{NoBlockStore, Pool};
+    use crate::runtime::userns::{NoBlockStore, Pool};
 
     #[test]
     fn who_may_have_users_of_its_own() {
@@ -97,7 +97,7 @@ mod tests {
         objects.put_handler("plain", "runc");
         let mut facts = NodeFacts::new(HostFacts::default());
         facts.handlers.insert("runc".into(), HandlerFeatures { user_namespaces: true, ..HandlerFeatures::default() });
-        let blocks = UserBlocks::new(Pool::of(65_536, None, 110), Box::new(NoBlockStore));
+        let blocks = UserNamespaces::new(Pool::of(65_536, None, 110), Box::new(NoBlockStore));
         let ask = |spec: serde_json::Value, facts: &NodeFacts| {
             let pod = pod(spec);
             let identity = PodIdentity::of(&pod).unwrap();
@@ -126,7 +126,7 @@ mod tests {
         let objects = FakeObjects::default();
         objects.set_away(true);
         let facts = NodeFacts::new(HostFacts::default());
-        let blocks = UserBlocks::new(Pool::of(65_536, None, 110), Box::new(NoBlockStore));
+        let blocks = UserNamespaces::new(Pool::of(65_536, None, 110), Box::new(NoBlockStore));
         let ask = |spec: serde_json::Value, has_sandbox| {
             let pod = pod(spec);
             let identity = PodIdentity::of(&pod).unwrap();

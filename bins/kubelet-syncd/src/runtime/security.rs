@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSecurityCon
 
 use super::node_facts::NodeFacts;
 use super::podspec::{PodIdentity, containers, ephemeral_containers, host_network, init_containers};
-use super::user_blocks::IdBlock;
+use super::userns::IdBlock;
 
 /// A security context that cannot be put into effect. The texts end up in statuses, hence upstream's wording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

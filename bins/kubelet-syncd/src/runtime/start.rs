@@ -310,7 +310,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
         self.say(kind, container, EventType::Normal, "Created", "Container created".to_owned());
         let post_start = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let before = self.status.newest(&container.name);
-        let _hidden = post_start.map(|_| self.manager.hidden.hide(&id, before));
+        let _closed = post_start.map(|_| self.manager.post_start_gate.close(&id, before));
         self.manager.api.start_container(&id).await.map_err(|error| {
             // With the id in it, no two events would be alike and none could be counted.
             let text = error.message.replace(id.as_str(), &container.name);

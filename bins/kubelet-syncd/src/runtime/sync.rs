@@ -30,7 +30,6 @@ use super::dns::ResolvConf;
 use super::dynamic_resources;
 use super::end::primary_ip;
 use super::events::{EventSink, EventType, PodEvent};
-use super::hidden::Hidden;
 use super::image_volumes;
 use super::model::{RunState, RuntimePod};
 use super::node_facts::NodeFacts;
@@ -40,6 +39,7 @@ use super::podspec::{
     init_containers, is_sidecar,
 };
 use super::ports::{HostFiles, Images, RuntimeApi};
+use super::post_start_gate::PostStartGate;
 use super::request_check::{self, Known, Refusal};
 use super::resize::act::Resizer;
 use super::resize::{Resize, plan};
@@ -47,7 +47,7 @@ use super::restart::Past;
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
-use super::user_blocks::{NoBlockStore, Pool, UNIT, UserBlocks};
+use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
 
 /// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
 pub struct SyncContext<'a> {
@@ -95,10 +95,10 @@ pub struct RuntimeManager<R, F, I> {
     back_off: Mutex<CrashLoopBackOff>,
     store: Arc<dyn BackOffStore>,
     pub(super) clock: Clock,
-    users: UserBlocks,
+    users: UserNamespaces,
     refused: Option<IntCounterVec>,
     pub(super) pre_stops: Arc<PreStops>,
-    pub(super) hidden: Hidden,
+    pub(super) post_start_gate: PostStartGate,
 }
 
 impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
@@ -118,10 +118,22 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         store: Arc<dyn BackOffStore>,
     ) -> Self {
         let clock: Clock = Arc::new(SystemTime::now);
-        let users = UserBlocks::new(Pool::of(UNIT, None, 0), Box::new(NoBlockStore));
-        let (pre_stops, hidden) = (Arc::new(PreStops::new(Arc::new(NoStore), None)), Hidden::default());
+        let users = UserNamespaces::new(Pool::of(UNIT, None, 0), Box::new(NoBlockStore));
+        let (pre_stops, post_start_gate) = (Arc::new(PreStops::new(Arc::new(NoStore), None)), PostStartGate::default());
         let back_off = Mutex::new(back_off);
-        RuntimeManager { api, files, images, events, back_off, store, clock, users, refused: None, pre_stops, hidden }
+        RuntimeManager {
+            api,
+            files,
+            images,
+            events,
+            back_off,
+            store,
+            clock,
+            users,
+            refused: None,
+            pre_stops,
+            post_start_gate,
+        }
     }
 
     /// preStop hooks that were begun by an earlier life of this process are known.
@@ -136,9 +148,9 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         self.pre_stops.retain(exist);
     }
 
-    /// The pod as it may be shown: see [`super::hidden`].
+    /// The pod as it may be shown: see [`super::post_start_gate`].
     pub fn shown<'a>(&self, pod: &'a RuntimePod) -> Cow<'a, RuntimePod> {
-        self.hidden.shown(pod)
+        self.post_start_gate.shown(pod)
     }
 
     /// Counts requests that were refused, with [`request_check::counter`].
@@ -158,7 +170,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
 
     /// Users for pods that have their own, kept over restarts.
     #[must_use]
-    pub fn with_users(mut self, users: UserBlocks) -> Self {
+    pub fn with_users(mut self, users: UserNamespaces) -> Self {
         self.users = users;
         self
     }

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use crate::api::node::NodeSeen;
 use crate::api::pods::ApiPods;
-use crate::engine::NodeContext;
-use crate::engine::runtime_health::{Handler, RuntimeHealth};
 use crate::node_resources::{NodeResources, texts};
 use crate::pleg::{EventSource, Pleg};
 use crate::service::{PodHub, silence};
 use crate::sources::{SourceKind, SourceState, Sources};
+use crate::sync_loop::NodeContext;
+use crate::sync_loop::runtime_health::{Handler, RuntimeHealth};
 use crate::volnetd::Authority;
 
 /// Changes are gathered for so long before watchers are told.
@@ -118,7 +118,7 @@ impl NodeView {
         self.touch();
     }
 
-    pub fn set_engine(&self, node: Arc<NodeContext>, sources: Arc<Sources>) {
+    pub fn set_sync_loop(&self, node: Arc<NodeContext>, sources: Arc<Sources>) {
         let mut parts = self.parts();
         parts.node = Some(node);
         parts.sources = Some(sources);

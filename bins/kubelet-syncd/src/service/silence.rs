@@ -12,8 +12,8 @@ use bulkhead_ipc::syncd as api;
 use prometheus::{GaugeVec, Opts, Registry};
 
 use super::node_view::NodeView;
-use crate::engine::events::Reporter;
 use crate::runtime::events::{EventSink as _, EventType, NodeEvent};
+use crate::sync_loop::events::Reporter;
 
 /// A source that has delivered nothing for so long is silent: a start takes seconds.
 pub const SILENT_AFTER: Duration = Duration::from_secs(60);
@@ -101,13 +101,13 @@ pub async fn tell(view: Arc<NodeView>, reporter: Arc<Reporter>, metric: GaugeVec
             match said.entry(state.name.clone()).or_default().next(state) {
                 None => {}
                 Some(Say::Waiting) => {
-                    tracing::info!(source = state.name, waits_for = state.waits_for, "waiting for a source of pods");
+                    tracing::info!(source = state.name, waits_for = state.waits_for, "waiting for pod source to sync");
                 }
                 Some(Say::Silent) => {
                     reporter.emit_node(NodeEvent { kind: EventType::Warning, reason: REASON, message: message(state) });
                 }
                 Some(Say::Still) => tracing::warn!(source = state.name, "{}", message(state)),
-                Some(Say::Delivered) => tracing::info!(source = state.name, "the source of pods has delivered"),
+                Some(Say::Delivered) => tracing::info!(source = state.name, "pod source synced"),
             }
         }
         if !states.is_empty() && states.iter().all(|state| state.seen) {

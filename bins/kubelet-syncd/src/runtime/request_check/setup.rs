@@ -17,7 +17,7 @@ use crate::runtime::podspec::{PodIdentity, find_container};
 use crate::runtime::sandbox_config::sandbox_plan;
 use crate::runtime::security::ImageUser;
 use crate::runtime::sub_paths::sub_paths;
-use crate::runtime::user_blocks::IdBlock;
+use crate::runtime::userns::IdBlock;
 
 pub const UID: &str = "45bbbc9d-d0f2-4f05-b523-456180a33b77";
 pub const PODS: &str = "/var/lib/kubelet/pods";

@@ -13,7 +13,7 @@ use super::mutations::MISTAKES;
 use super::setup::{CGROUP, Setup, merge, pod};
 use super::*;
 use crate::runtime::fake_runtime::{simple, status, world};
-use crate::runtime::user_blocks::IdBlock;
+use crate::runtime::userns::IdBlock;
 
 /// A pod in which every mistake of the list can be made.
 fn plain() -> Setup {

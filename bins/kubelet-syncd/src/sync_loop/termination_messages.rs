@@ -21,14 +21,14 @@ const LOG_READ_MAX: usize = LOG_BYTES_MAX + LOG_LINES_MAX * 64;
 
 /// Messages by container.
 #[derive(Debug)]
-pub struct LastWords {
+pub struct TerminationMessages {
     broker: BrokerClient,
     known: Mutex<HashMap<ContainerId, String>>,
 }
 
-impl LastWords {
+impl TerminationMessages {
     pub fn new(broker: BrokerClient) -> Self {
-        LastWords { broker, known: Mutex::default() }
+        TerminationMessages { broker, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<ContainerId, String>> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
-use super::main_loop::Engine;
+use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::{upkeep, view};
 use crate::housekeeping;
@@ -34,7 +34,7 @@ fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
     Some(NodeEvent { kind: EventType::Warning, reason: "ContainerGCFailed", message })
 }
 
-impl Engine {
+impl SyncLoop {
     /// Nobody wants a pod that has ended: its dead containers and sandboxes go, and the folders if they were kept. Those of a pod
     /// that its source still names go when it does not any more: until then a prune would spare them.
     pub(super) fn collect_ended(&mut self, uid: PodUid) {
@@ -50,7 +50,7 @@ impl Engine {
     pub(super) fn check_sources(&mut self) {
         let authority = self.node.volnetd.authority();
         if !authority.sources_ready() && self.sources.all_ready() {
-            tracing::info!(pods = self.desired.len(), "every pod source has delivered");
+            tracing::info!(pods = self.desired.len(), "all pod sources synced");
             authority.set_sources_ready();
             self.housekeeping_at = Instant::now();
             // What ended while nobody looked need not wait a whole period.
@@ -74,12 +74,12 @@ impl Engine {
             self.collect_ended(uid);
         }
         // A wanted pod loses its worker only to begin anew: what it ended as does not count any more.
-        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid) && !self.entrance.is_out(uid)) {
+        for uid in wanted.iter().filter(|uid| !known.contains_key(*uid) && !self.admission_queue.is_not_admitted(uid)) {
             self.node.forget(uid);
         }
         let over: HashSet<PodUid> =
             self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
-        let inside = wanted.iter().filter(|uid| !self.entrance.is_out(uid)).cloned().collect();
+        let inside = wanted.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
         let plan =
             housekeeping::plan(&known, &inside, &over, &wanted, &runtime, |pod| self.node.ownership.decided(pod));
@@ -94,7 +94,7 @@ impl Engine {
         }
         self.node.ownership.learn(plan.ask.clone());
         for (uid, name) in &plan.kill {
-            tracing::warn!(pod_uid = %uid, name, "the runtime has a pod that nobody wants, ending it");
+            tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
             self.node.metrics.orphaned_runtime_pods.inc();
             self.prune = true;
             let actions = self.workers.kill_runtime_pod(uid, name, housekeeping::ORPHAN_GRACE, now);
@@ -134,7 +134,7 @@ impl Engine {
         self.node.runtime.forget_expired();
         self.node.ownership.retain(&runtime, &wanted);
         let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
-        self.node.last_words.retain(&exist);
+        self.node.termination_messages.retain(&exist);
         self.node.prober.retain(&exist);
         self.node.runtime.retain_containers(&exist);
         self.count();
@@ -144,7 +144,7 @@ impl Engine {
     fn begin_anew(&mut self, uid: &PodUid, now: Instant) {
         let Some((pod, source)) = self.desired.get(uid).map(|d| (d.pod.clone(), d.source)) else { return };
         view::introduce(&self.node, uid, &pod, source);
-        self.entrance.forget(uid);
+        self.admission_queue.forget(uid);
         self.node.objects.register_pod(&pod);
         self.update_worker(uid, pod, UpdateType::Create, now);
     }

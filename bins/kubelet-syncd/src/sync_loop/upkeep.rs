@@ -145,7 +145,7 @@ pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> Result<(), Op
     match node.volnetd.prune_logs(&CallContext::new(), request).await {
         Ok(reply) if reply.removed.is_empty() => Ok(()),
         Ok(reply) => {
-            tracing::info!(removed = reply.removed.len(), "log folders of pods that are gone are removed");
+            tracing::info!(removed = reply.removed.len(), "removed log directories of pods that are gone");
             Ok(())
         }
         Err(error) => {

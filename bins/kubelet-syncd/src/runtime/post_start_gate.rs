@@ -15,24 +15,24 @@ use super::model::{ContainerStatus, RuntimePod};
 
 /// Shared by those who start containers and those who show them.
 #[derive(Debug, Clone, Default)]
-pub struct Hidden(Arc<Mutex<HashMap<ContainerId, Option<ContainerStatus>>>>);
+pub struct PostStartGate(Arc<Mutex<HashMap<ContainerId, Option<ContainerStatus>>>>);
 
 /// While it lives the instance is not shown.
 #[derive(Debug)]
-pub struct Hide {
-    all: Hidden,
+pub struct Closed {
+    all: PostStartGate,
     id: ContainerId,
 }
 
-impl Hidden {
+impl PostStartGate {
     fn ids(&self) -> MutexGuard<'_, HashMap<ContainerId, Option<ContainerStatus>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `before`: the newest instance of the same container that there was.
-    pub fn hide(&self, id: &ContainerId, before: Option<&ContainerStatus>) -> Hide {
+    pub fn close(&self, id: &ContainerId, before: Option<&ContainerStatus>) -> Closed {
         self.ids().insert(id.clone(), before.cloned());
-        Hide { all: self.clone(), id: id.clone() }
+        Closed { all: self.clone(), id: id.clone() }
     }
 
     /// The pod without the instances that are not shown, and with those that they follow.
@@ -52,7 +52,7 @@ impl Hidden {
     }
 }
 
-impl Drop for Hide {
+impl Drop for Closed {
     fn drop(&mut self) {
         self.all.ids().remove(&self.id);
     }
@@ -65,31 +65,32 @@ mod tests {
     use crate::runtime::model::RunState;
 
     #[test]
-    fn hidden_while_the_guard_lives() {
-        let hidden = Hidden::default();
+    fn closed_while_the_guard_lives() {
+        let gate = PostStartGate::default();
         let containers = ["a", "b"].map(|name| container_status(name, RunState::Running, 0)).to_vec();
         let pod = RuntimePod { containers, ..RuntimePod::default() };
-        let names = |hidden: &Hidden| hidden.shown(&pod).containers.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
-        let hide = hidden.hide(&pod.containers[0].id, None);
-        assert_eq!(names(&hidden), ["b"]);
-        drop(hide);
-        assert_eq!(names(&hidden), ["a", "b"]);
-        assert!(matches!(hidden.shown(&pod), Cow::Borrowed(_)));
+        let names =
+            |gate: &PostStartGate| gate.shown(&pod).containers.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+        let closed = gate.close(&pod.containers[0].id, None);
+        assert_eq!(names(&gate), ["b"]);
+        drop(closed);
+        assert_eq!(names(&gate), ["a", "b"]);
+        assert!(matches!(gate.shown(&pod), Cow::Borrowed(_)));
     }
 
     #[test]
     fn the_instance_before_is_shown_even_when_it_has_been_removed() {
-        let hidden = Hidden::default();
+        let gate = PostStartGate::default();
         let instance = |id: &str, state| {
             let mut instance = container_status("a", state, 1);
             instance.id = ContainerId::parse(id).unwrap();
             instance
         };
         let (before, new) = (instance("before", RunState::Exited), instance("new", RunState::Exited));
-        let _hide = hidden.hide(&new.id, Some(&before));
+        let _closed = gate.close(&new.id, Some(&before));
         for containers in [vec![new.clone(), before.clone()], vec![new]] {
             let pod = RuntimePod { containers, ..RuntimePod::default() };
-            assert_eq!(hidden.shown(&pod).containers, [before.clone()]);
+            assert_eq!(gate.shown(&pod).containers, [before.clone()]);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The main loop's side of admission: which pods count, what is done with a pod that is refused, and who waits at the
-//! door because room is being made or because the node's labels may just be changing. Decisions are
+//! The sync loop's side of admission: which pods are active, what is done with a pod that is rejected, and which pods are
+//! pending because victims of a preemption still run or because the node's labels may just be changing. Decisions are
 //! [`crate::admission`]'s.
 //!
-//! A refused pod has no worker. It is remembered until nobody wants it any more; so is who waits.
+//! A rejected pod has no pod worker. It is remembered until its source removes it; so is a pending pod.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
-use super::main_loop::Engine;
+use super::main_loop::SyncLoop;
 use super::view;
 use crate::admission::{self, Circumstances, Decision, NodeInfo, Rejection, Settings, preemption};
 use crate::desired;
@@ -33,9 +33,9 @@ const LABELS_UNKNOWN: Duration = Duration::from_secs(10);
 /// Victims of a preemption are waited for at least so long.
 const ROOM_MIN: Duration = Duration::from_secs(10);
 
-/// Why a pod waits at the door, and until when.
+/// Why a pod is pending, and until when.
 #[derive(Debug)]
-enum Waits {
+enum Pending {
     /// Victims that still run.
     Room {
         victims: Vec<PodUid>,
@@ -46,47 +46,47 @@ enum Waits {
     },
 }
 
-impl Waits {
+impl Pending {
     fn until(&self) -> Instant {
         match self {
-            Waits::Room { until, .. } | Waits::Labels { until, .. } => *until,
+            Pending::Room { until, .. } | Pending::Labels { until, .. } => *until,
         }
     }
 }
 
-/// Who is not in.
+/// Pods that are not admitted.
 #[derive(Debug)]
-pub(super) struct Entrance {
+pub(super) struct AdmissionQueue {
     settings: Settings,
-    refused: HashSet<PodUid>,
-    waiting: HashMap<PodUid, Waits>,
-    /// They make room: what they hold counts as free.
-    leaving: HashSet<PodUid>,
+    rejected: HashSet<PodUid>,
+    pending: HashMap<PodUid, Pending>,
+    /// Victims of a preemption: what they hold counts as free.
+    victims: HashSet<PodUid>,
 }
 
-impl Entrance {
+impl AdmissionQueue {
     pub(super) fn new(settings: Settings) -> Self {
-        Entrance { settings, refused: HashSet::new(), waiting: HashMap::new(), leaving: HashSet::new() }
+        AdmissionQueue { settings, rejected: HashSet::new(), pending: HashMap::new(), victims: HashSet::new() }
     }
 
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The pod has no worker and is not to get one: it was refused, or waits until others have made room.
-    pub(super) fn is_out(&self, uid: &PodUid) -> bool {
-        self.refused.contains(uid) || self.waiting.contains_key(uid)
+    /// The pod has no pod worker and is not to get one: it was rejected, or is pending.
+    pub(super) fn is_not_admitted(&self, uid: &PodUid) -> bool {
+        self.rejected.contains(uid) || self.pending.contains_key(uid)
     }
 
-    /// Nobody wants the pod any more. True when it was not in.
+    /// The pod's source has removed it. True when it was not admitted.
     pub(super) fn forget(&mut self, uid: &PodUid) -> bool {
-        self.leaving.remove(uid);
-        self.refused.remove(uid) | self.waiting.remove(uid).is_some()
+        self.victims.remove(uid);
+        self.rejected.remove(uid) | self.pending.remove(uid).is_some()
     }
 
-    /// When somebody has waited long enough.
+    /// When the first pending pod has waited long enough.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.waiting.values().map(Waits::until).min()
+        self.pending.values().map(Pending::until).min()
     }
 }
 
@@ -95,27 +95,27 @@ fn is_api(pod: &Pod) -> bool {
     source.is_none_or(|source| source == SourceKind::Api.as_str())
 }
 
-impl Engine {
-    /// A pod that a source has added: it gets in, or waits, or is refused.
-    pub(super) fn let_in(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+impl SyncLoop {
+    /// A pod that a source has added: it is admitted, or becomes pending, or is rejected.
+    pub(super) fn admit(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
         // A new life of the same uid.
-        self.entrance.forget(uid);
-        // What ends is not asked; its end is the worker's business.
+        self.admission_queue.forget(uid);
+        // A pod that ends is not checked; its end is its worker's business.
         if self.workers.termination_requested(uid) || desired::facts(pod).terminal_phase {
-            return self.take_in(uid, now);
+            return self.start_pod_worker(uid, now);
         }
-        self.decide(uid, pod, now);
+        self.decide_admission(uid, pod, now);
     }
 
-    fn decide(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
-        let others = self.occupants(uid);
+    fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+        let others = self.active_pods(uid);
         let node = self.node_info();
-        match admission::admit(pod, &others, &node, &self.entrance.settings, Circumstances::default()) {
-            Decision::Admit => self.take_in(uid, now),
-            Decision::Preempt { victims, resource } => self.make_room(uid, victims, &resource, now),
-            Decision::Reject(rejection) => self.refuse(uid, pod, &rejection, now),
+        match admission::admit(pod, &others, &node, &self.admission_queue.settings, Circumstances::default()) {
+            Decision::Admit => self.start_pod_worker(uid, now),
+            Decision::Preempt { victims, resource } => self.preempt(uid, victims, &resource, now),
+            Decision::Reject(rejection) => self.reject(uid, pod, &rejection, now),
             Decision::RejectByLabels(rejection) => {
-                let wait = match (self.node.config.is_standalone(), self.entrance.waiting.get(uid)) {
+                let wait = match (self.node.config.is_standalone(), self.admission_queue.pending.get(uid)) {
                     (true, _) => now,
                     // A refusal is for good, and cannot be based on labels that nobody has seen. A static pod names
                     // what its own manifest knows.
@@ -126,31 +126,31 @@ impl Engine {
                     (false, None) => now + LABELS,
                 };
                 if wait <= now {
-                    return self.refuse(uid, pod, &rejection, now);
+                    return self.reject(uid, pod, &rejection, now);
                 }
                 self.node.hub.why(uid, format!("waits for the node's newest labels: {}", rejection.message));
-                self.entrance.waiting.insert(uid.clone(), Waits::Labels { until: wait });
+                self.admission_queue.pending.insert(uid.clone(), Pending::Labels { until: wait });
             }
         }
     }
 
-    /// The pod gets its worker.
-    fn take_in(&mut self, uid: &PodUid, now: Instant) {
-        self.entrance.waiting.remove(uid);
+    /// The pod is admitted and gets its pod worker.
+    fn start_pod_worker(&mut self, uid: &PodUid, now: Instant) {
+        self.admission_queue.pending.remove(uid);
         let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
         self.node.allocations.allocate(uid, &pod);
         self.node.objects.register_pod(&pod);
         self.update_worker(uid, pod, UpdateType::Create, now);
     }
 
-    /// Pods that use the node, without this one: wanted, not stopped, not over, not on their way out for another's sake
-    /// (upstream `GetActivePods`).
-    pub(super) fn occupants(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
+    /// Pods that use the node, without this one: desired, neither terminated nor in a terminal phase, no victim of a
+    /// preemption (upstream `GetActivePods`).
+    pub(super) fn active_pods(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
         let counts = |other: &PodUid, pod: &Pod| {
             let stopped = self.workers.lifecycle(other).is_some_and(|at| at >= Lifecycle::Terminated);
             let over = self.node.is_over(other, pod) && !self.workers.termination_requested(other);
-            let before_the_door = matches!(self.entrance.waiting.get(other), Some(Waits::Labels { .. }));
-            other != uid && !stopped && !over && !before_the_door && !self.entrance.leaving.contains(other)
+            let pending = matches!(self.admission_queue.pending.get(other), Some(Pending::Labels { .. }));
+            other != uid && !stopped && !over && !pending && !self.admission_queue.victims.contains(other)
         };
         self.desired.iter().filter(|(other, d)| counts(other, &d.pod)).map(|(_, d)| d.pod.clone()).collect()
     }
@@ -173,8 +173,8 @@ impl Engine {
         info
     }
 
-    fn refuse(&mut self, uid: &PodUid, pod: &Arc<Pod>, rejection: &Rejection, now: Instant) {
-        self.entrance.waiting.remove(uid);
+    fn reject(&mut self, uid: &PodUid, pod: &Arc<Pod>, rejection: &Rejection, now: Instant) {
+        self.admission_queue.pending.remove(uid);
         let Rejection { reason, message } = rejection;
         self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
         if let Ok(identity) = PodIdentity::of(pod) {
@@ -184,7 +184,7 @@ impl Engine {
         let status = pod_status::rejected(pod, reason, message, jiff::Timestamp::now());
         let runtime = self.node.cache.get(uid);
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() && self.workers.lifecycle(uid).is_none() {
-            self.entrance.refused.insert(uid.clone());
+            self.admission_queue.rejected.insert(uid.clone());
             self.node.set_status(uid, status.clone());
             return view::rejected(&self.node, uid, pod, &status);
         }
@@ -202,16 +202,16 @@ impl Engine {
         self.show(uid);
     }
 
-    /// Ends pods for the sake of a critical one, which waits for them.
-    fn make_room(&mut self, uid: &PodUid, victims: Vec<PodUid>, resource: &str, now: Instant) {
-        let wait = self.push_off(&victims, resource, now);
+    /// Kills victims for the sake of a critical pod, which stays pending until they have ended.
+    fn preempt(&mut self, uid: &PodUid, victims: Vec<PodUid>, resource: &str, now: Instant) {
+        let wait = self.kill_victims(&victims, resource, now);
         let names: Vec<&str> = victims.iter().map(PodUid::as_str).collect();
         self.node.hub.why(uid, format!("waits for pods to make room: {}", names.join(", ")));
-        self.entrance.waiting.insert(uid.clone(), Waits::Room { victims, until: now + wait });
+        self.admission_queue.pending.insert(uid.clone(), Pending::Room { victims, until: now + wait });
     }
 
-    /// Ends pods because a critical one needs what they have. Answers how long that may take.
-    pub(super) fn push_off(&mut self, victims: &[PodUid], resource: &str, now: Instant) -> Duration {
+    /// Kills pods because a critical one needs what they have. Answers how long that may take.
+    pub(super) fn kill_victims(&mut self, victims: &[PodUid], resource: &str, now: Instant) -> Duration {
         let mut wait = ROOM_MIN;
         for victim in victims {
             let Some(pod) = self.desired.get(victim).map(|d| d.pod.clone()) else { continue };
@@ -220,10 +220,10 @@ impl Engine {
                 self.node.reporter.emit(event);
             }
             self.node.metrics.preemptions.with_label_values(&[resource]).inc();
-            self.entrance.leaving.insert(victim.clone());
-            if self.entrance.waiting.contains_key(victim) {
+            self.admission_queue.victims.insert(victim.clone());
+            if self.admission_queue.pending.contains_key(victim) {
                 let gone = Rejection::new(preemption::REASON, preemption::MESSAGE);
-                self.refuse(victim, &pod, &gone, now);
+                self.reject(victim, &pod, &gone, now);
                 continue;
             }
             let verdict = Verdict {
@@ -231,7 +231,7 @@ impl Engine {
                 message: preemption::MESSAGE.to_owned(),
                 disruption: Some(preemption::DISRUPTION.to_owned()),
             };
-            self.node.condemn(victim, verdict);
+            self.node.terminate_pod(victim, verdict);
             let seen = Seen { facts: desired::facts(&pod), pod, runtime_ended: false };
             let kill = Kill { grace: None, evicted: true };
             let actions = self.workers.update(victim, UpdateType::Kill, seen, Some(&kill), now);
@@ -243,13 +243,13 @@ impl Engine {
         wait
     }
 
-    /// Looks after who waits: at each end of work, when the node has changed, and when a wait is over.
-    pub(super) fn attend_the_door(&mut self, now: Instant) {
+    /// Looks at pending pods again: at each end of work, when the node has changed, and when a wait is over.
+    pub(super) fn retry_pending(&mut self, now: Instant) {
         let (mut ready, mut asked) = (Vec::new(), Vec::new());
-        for (uid, waits) in &self.entrance.waiting {
+        for (uid, waits) in &self.admission_queue.pending {
             let over = waits.until() <= now;
             match waits {
-                Waits::Room { victims, .. } => {
+                Pending::Room { victims, .. } => {
                     let runs =
                         |victim: &&PodUid| self.workers.lifecycle(victim).is_some_and(|at| at < Lifecycle::Terminated);
                     let late: Vec<PodUid> = victims.iter().filter(runs).cloned().collect();
@@ -257,31 +257,31 @@ impl Engine {
                         ready.push((uid.clone(), late));
                     }
                 }
-                Waits::Labels { .. } if over => asked.push(uid.clone()),
-                Waits::Labels { .. } => {}
+                Pending::Labels { .. } if over => asked.push(uid.clone()),
+                Pending::Labels { .. } => {}
             }
         }
         for (uid, late) in ready {
             if self.desired.get(&uid).is_none() {
-                self.entrance.forget(&uid);
+                self.admission_queue.forget(&uid);
                 continue;
             }
             for victim in late {
-                self.was_too_slow(&victim);
+                self.exceeded_grace_period(&victim);
             }
-            // As upstream: once its victims have been asked to go, a critical pod is in.
-            self.take_in(&uid, now);
+            // As upstream: once its victims have been killed, a critical pod is admitted, whether or not they have ended.
+            self.start_pod_worker(&uid, now);
         }
-        // Asked once more, and not simply refused: while nobody has seen the labels, the wait goes on.
+        // Checked once more, and not simply rejected: while nobody has seen the labels, the wait goes on.
         for uid in asked {
             match self.desired.get(&uid).map(|d| d.pod.clone()) {
-                Some(pod) => self.decide(&uid, &pod, now),
-                None => drop(self.entrance.forget(&uid)),
+                Some(pod) => self.decide_admission(&uid, &pod, now),
+                None => drop(self.admission_queue.forget(&uid)),
             }
         }
     }
 
-    fn was_too_slow(&self, victim: &PodUid) {
+    fn exceeded_grace_period(&self, victim: &PodUid) {
         let Some(pod) = self.desired.get(victim) else { return };
         if let Ok(identity) = PodIdentity::of(&pod.pod) {
             let message = "Container runtime did not kill the pod within specified grace period.";
@@ -293,21 +293,21 @@ impl Engine {
     pub(super) fn on_node(&mut self) {
         self.node_labels.borrow_and_update();
         let now = Instant::now();
-        let by_labels = self.entrance.waiting.iter().filter(|(_, w)| matches!(w, Waits::Labels { .. }));
+        let by_labels = self.admission_queue.pending.iter().filter(|(_, w)| matches!(w, Pending::Labels { .. }));
         let waiting: Vec<PodUid> = by_labels.map(|(uid, _)| uid.clone()).collect();
         for uid in waiting {
             if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
-                self.decide(&uid, &pod, now);
+                self.decide_admission(&uid, &pod, now);
             }
         }
     }
 
-    /// A change of a pod that is not in. Nothing for one that was refused; one that waits and is being deleted gets a
+    /// A change of a pod that is not admitted. Nothing for a rejected pod; a pending pod that is being deleted gets a
     /// worker, which ends it.
-    pub(super) fn changed_outside(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+    pub(super) fn update_not_admitted(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
         let facts = desired::facts(pod);
-        if self.entrance.waiting.contains_key(uid) && (facts.deleted || facts.terminal_phase) {
-            self.entrance.waiting.remove(uid);
+        if self.admission_queue.pending.contains_key(uid) && (facts.deleted || facts.terminal_phase) {
+            self.admission_queue.pending.remove(uid);
             self.update_worker(uid, pod.clone(), UpdateType::Update, now);
         }
     }

@@ -1,8 +1,8 @@
-//! The main loop: one task owns what is wanted and what each pod is at; everything else is a message to it.
+//! The sync loop: one task owns the desired pods and the state of each pod worker; everything else is a message to it.
 //!
-//! * [`Engine`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
+//! * [`SyncLoop`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
-//! * [`entrance`] lets pods in, keeps them waiting or refuses them, as [`crate::admission`] decides.
+//! * [`admission_queue`] admits pods, keeps them pending or rejects them, as [`crate::admission`] decides.
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole,
@@ -10,11 +10,10 @@
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
 
-mod entrance;
+mod admission_queue;
 pub mod events;
 pub mod image_fs;
 pub mod image_list;
-pub mod last_words;
 pub mod node;
 pub mod ports;
 mod prepare;
@@ -22,6 +21,7 @@ mod resize;
 mod resize_port;
 pub mod runtime_health;
 pub mod runtime_side;
+pub mod termination_messages;
 mod tidy;
 pub mod upkeep;
 pub mod view;
@@ -29,6 +29,6 @@ pub mod work;
 
 mod main_loop;
 
-pub use main_loop::{Engine, EngineParts};
+pub use main_loop::{SyncLoop, SyncLoopParts};
 pub use node::NodeContext;
 pub use runtime_side::{RuntimeMetrics, RuntimeSide};

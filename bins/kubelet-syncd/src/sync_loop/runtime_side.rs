@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::events::Reporter;
 use super::node::{NodeContext, Prepared};
-use super::ports::{Files, Paced, PodImages, with_turn};
+use super::ports::{Files, PodImages, RateLimitedRuntime, with_turn};
 use super::resize_port::PodResizer;
 use super::{resize, view};
 use crate::cri_metrics::SandboxMetrics;
@@ -33,7 +33,7 @@ use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
 use crate::runtime::restart::Past;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
-use crate::runtime::user_blocks::{self, Pool, UserBlocks};
+use crate::runtime::userns::{self, Pool, UserNamespaces};
 use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
 use crate::status::ends;
@@ -55,7 +55,7 @@ pub struct Report {
 /// One for the node.
 #[derive(Debug)]
 pub struct RuntimeSide {
-    manager: RuntimeManager<Paced, Files, PodImages>,
+    manager: RuntimeManager<RateLimitedRuntime, Files, PodImages>,
     /// For what no start waits for.
     cri: CriClient,
     images: Arc<ImageManager<CriClient>>,
@@ -135,7 +135,7 @@ impl RuntimeSide {
         }
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
-            Paced::new(cri.clone(), limiter, metrics.sandboxes),
+            RateLimitedRuntime::new(cri.clone(), limiter, metrics.sandboxes),
             Files(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone(), starts: metrics.starts },
             reporter,
@@ -244,7 +244,7 @@ impl RuntimeSide {
             runtime,
             old: last.as_ref().or(first.as_ref()),
             start_failures: &failures,
-            messages: &node.last_words.of(runtime),
+            messages: &node.termination_messages.of(runtime),
             probes: &node.prober.results(uid, runtime),
             facts: &facts,
             actuated: actuated.as_ref(),
@@ -386,17 +386,17 @@ fn retry(result: &SyncResult) -> Option<Retry> {
 }
 
 /// Blocks of the machine's users for pods that have their own.
-fn users_of_pods(config: &NodeConfig, state: PrivateState) -> UserBlocks {
+fn users_of_pods(config: &NodeConfig, state: PrivateState) -> UserNamespaces {
     let ids = config.kubelet.user_namespaces.as_ref().and_then(|namespaces| namespaces.ids_per_pod);
     let max_pods = u32::try_from(config.kubelet.max_pods).unwrap_or(0);
     // Without such a file nothing is set aside.
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let subordinate = user_blocks::subordinate_ids(&file("/etc/subuid"), &file("/etc/subgid"));
-    let pool = subordinate.and_then(|range| Pool::of(ids.unwrap_or(user_blocks::UNIT), range, max_pods));
+    let subordinate = userns::subordinate_ids(&file("/etc/subuid"), &file("/etc/subgid"));
+    let pool = subordinate.and_then(|range| Pool::of(ids.unwrap_or(userns::UNIT), range, max_pods));
     if let Err(error) = &pool {
         tracing::warn!("pods cannot have users of their own: {error}");
     }
-    UserBlocks::new(pool, Box::new(state))
+    UserNamespaces::new(pool, Box::new(state))
 }
 
 fn gc_policy(config: &NodeConfig) -> GcPolicy {

@@ -16,7 +16,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::entrance::Entrance;
+use super::admission_queue::AdmissionQueue;
 use super::node::NodeContext;
 use super::resize::{Resizes, Trigger};
 use super::runtime_health::RuntimeHealth;
@@ -40,7 +40,7 @@ const HEARTBEAT: Duration = Duration::from_secs(20);
 
 /// What the loop listens to.
 #[derive(Debug)]
-pub struct EngineParts {
+pub struct SyncLoopParts {
     pub node: Arc<NodeContext>,
     pub sources: Arc<Sources>,
     pub updates: mpsc::Receiver<PodUpdate>,
@@ -50,7 +50,7 @@ pub struct EngineParts {
 
 /// The main loop's state; nobody else changes it.
 #[derive(Debug)]
-pub struct Engine {
+pub struct SyncLoop {
     pub(super) node: Arc<NodeContext>,
     pub(super) sources: Arc<Sources>,
     updates: mpsc::Receiver<PodUpdate>,
@@ -66,7 +66,7 @@ pub struct Engine {
     host_ips: Vec<IpAddr>,
     /// Pods of which something that they name has changed. None: nobody tells any more.
     object_changes: Option<broadcast::Receiver<PodUid>>,
-    pub(super) entrance: Entrance,
+    pub(super) admission_queue: AdmissionQueue,
     pub(super) resizes: Resizes,
     pub(super) workers: Workers<Arc<Pod>>,
     pub(super) desired: DesiredPods,
@@ -89,18 +89,18 @@ pub struct Engine {
     pub(super) ended: HashSet<PodUid>,
 }
 
-impl Engine {
-    pub fn new(parts: EngineParts) -> Self {
+impl SyncLoop {
+    pub fn new(parts: SyncLoopParts) -> Self {
         let now = Instant::now();
-        let EngineParts { node, sources, updates, pleg_events, stop } = parts;
-        Engine {
+        let SyncLoopParts { node, sources, updates, pleg_events, stop } = parts;
+        SyncLoop {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
             node_labels: node.objects.node(),
             facts: node.watch_facts(),
             host_ips: node.facts().host_ips.clone(),
             object_changes: Some(node.objects.changes()),
-            entrance: Entrance::new(Settings::of(&node.config)),
+            admission_queue: AdmissionQueue::new(Settings::of(&node.config)),
             resizes: Resizes::new(now),
             node,
             sources,
@@ -134,7 +134,7 @@ impl Engine {
     pub async fn run(mut self) {
         loop {
             self.node.turned();
-            let due = [self.qos_at, self.queue.next(), self.entrance.next(), self.resizes.next()];
+            let due = [self.qos_at, self.queue.next(), self.admission_queue.next(), self.resizes.next()];
             let first = due.into_iter().flatten().fold(self.housekeeping_at.min(self.gc_at), Instant::min);
             let wake = first.min(Instant::now() + HEARTBEAT);
             tokio::select! {
@@ -180,10 +180,10 @@ impl Engine {
         for pod in pods {
             let Some(uid) = desired::uid_of(&pod) else { continue };
             match update.op {
-                PodOp::Add => self.want(&uid, pod, source, UpdateType::Create, now),
-                PodOp::Update | PodOp::Delete => self.want(&uid, pod, source, UpdateType::Update, now),
+                PodOp::Add => self.add_pod(&uid, pod, source, now),
+                PodOp::Update | PodOp::Delete => self.update_pod(&uid, pod, source, now),
                 PodOp::Reconcile => self.reconcile(uid, pod, source, now),
-                PodOp::Remove => self.unwant(&uid, now),
+                PodOp::Remove => self.remove_pod(&uid, now),
             }
         }
         self.sources.consumed(update.source);
@@ -196,19 +196,21 @@ impl Engine {
         self.count();
     }
 
-    fn want(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, kind: UpdateType, now: Instant) {
-        if kind == UpdateType::Create {
-            let spec = pod.spec.as_ref();
-            self.node.metrics.containers_per_pod.observe(spec.map_or(0, |s| s.containers.len()) as f64);
+    /// A pod that a source has begun to name.
+    fn add_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+        let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+        self.node.metrics.containers_per_pod.observe(containers as f64);
+        self.set_desired(uid, &pod, source, now);
+        self.node.allocations.take_up(uid, &pod);
+        // From here on it is the pod with what it was granted.
+        if let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) {
+            self.admit(uid, &pod, now);
         }
-        let before = self.desired.get(uid).map(|d| d.asked.clone());
-        let granted = self.node.allocations.granted(uid, &pod);
-        self.desired.insert(uid.clone(), Desired { pod: granted, asked: pod.clone(), source });
-        self.node.ownership.knows(uid);
-        self.node.volnetd.authority().next_generation();
-        self.qos_soon(now);
-        view::introduce(&self.node, uid, &pod, source);
-        match before.filter(|_| kind != UpdateType::Create) {
+    }
+
+    /// A pod that its source has changed, or that is being deleted.
+    fn update_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+        match self.set_desired(uid, &pod, source, now) {
             Some(before) => {
                 self.say_missing_features(&before, &pod);
                 self.resize_if_asked(uid, &before, now);
@@ -217,16 +219,25 @@ impl Engine {
         }
         // From here on it is the pod with what it was granted.
         let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
-        if kind == UpdateType::Create {
-            return self.let_in(uid, &pod, now);
-        }
-        if self.entrance.is_out(uid) {
-            return self.changed_outside(uid, &pod, now);
+        if self.admission_queue.is_not_admitted(uid) {
+            return self.update_not_admitted(uid, &pod, now);
         }
         if self.workers.lifecycle(uid).is_none_or(|at| at < Lifecycle::Terminated) {
             self.node.objects.register_pod(&pod);
         }
-        self.update_worker(uid, pod, kind, now);
+        self.update_worker(uid, pod, UpdateType::Update, now);
+    }
+
+    /// Puts the pod among the desired ones. Answers what was asked for before, if it was there.
+    fn set_desired(&mut self, uid: &PodUid, pod: &Arc<Pod>, source: &'static str, now: Instant) -> Option<Arc<Pod>> {
+        let before = self.desired.get(uid).map(|d| d.asked.clone());
+        let granted = self.node.allocations.granted(uid, pod);
+        self.desired.insert(uid.clone(), Desired { pod: granted, asked: pod.clone(), source });
+        self.node.ownership.knows(uid);
+        self.node.volnetd.authority().next_generation();
+        self.qos_soon(now);
+        view::introduce(&self.node, uid, pod, source);
+        before
     }
 
     /// Only the status differs from what was known. Ours is told anew by whoever writes it; here it matters when somebody
@@ -278,12 +289,12 @@ impl Engine {
         }
     }
 
-    fn unwant(&mut self, uid: &PodUid, now: Instant) {
+    fn remove_pod(&mut self, uid: &PodUid, now: Instant) {
         let Some(gone) = self.desired.remove(uid) else { return };
         // Its folder of logs was wanted until now, also when its work had ended before.
         self.logs = true;
         self.node.allocations.release(uid);
-        if self.entrance.forget(uid) && self.workers.lifecycle(uid).is_none() {
+        if self.admission_queue.forget(uid) && self.workers.lifecycle(uid).is_none() {
             // It never began.
             self.node.forget(uid);
             return;
@@ -298,7 +309,7 @@ impl Engine {
     }
 
     pub(super) fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {
-        if self.entrance.is_out(uid) {
+        if self.admission_queue.is_not_admitted(uid) {
             return;
         }
         let facts = desired::facts(&pod);
@@ -313,7 +324,7 @@ impl Engine {
         let now = Instant::now();
         let uid = event.uid;
         match self.desired.get(&uid).map(|d| d.pod.clone()) {
-            Some(_) if self.entrance.is_out(&uid) => {}
+            Some(_) if self.admission_queue.is_not_admitted(&uid) => {}
             Some(pod) => {
                 // What callers see is right at once, also while the pod's own work goes on.
                 let lifecycle = self.workers.lifecycle(&uid);
@@ -325,10 +336,10 @@ impl Engine {
                 if lifecycle == Some(Lifecycle::Terminating) {
                     // As upstream: between the beginning of the end and the end nothing new is said of its status.
                     view::seen(&self.node, &uid, &runtime);
-                } else if self.node.last_words.is_missing(&runtime) {
+                } else if self.node.termination_messages.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
                     tokio::spawn(async move {
-                        node.last_words.learn(&uid, &runtime).await;
+                        node.termination_messages.learn(&uid, &runtime).await;
                         view::refresh(&node, &uid, &pod, stage);
                     });
                 } else {
@@ -360,9 +371,9 @@ impl Engine {
         for uid in self.node.prober.take_changed() {
             let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
             match self.workers.lifecycle(&uid) {
-                Some(Lifecycle::Sync) if !self.entrance.is_out(&uid) => {
+                Some(Lifecycle::Sync) if !self.admission_queue.is_not_admitted(&uid) => {
                     // An end that has not been read up on is told by the work that follows.
-                    if !self.node.last_words.is_missing(&self.node.cache.get(&uid)) {
+                    if !self.node.termination_messages.is_missing(&self.node.cache.get(&uid)) {
                         view::refresh(&self.node, &uid, &pod, Stage::Alive);
                     }
                     self.update_worker(&uid, pod, UpdateType::Sync, now);
@@ -382,7 +393,7 @@ impl Engine {
         let actions = self.workers.done(&done.uid, done.kind, done.outcome, now);
         self.apply(actions, now);
         self.show(&done.uid);
-        self.attend_the_door(now);
+        self.retry_pending(now);
         if matches!(done.kind, WorkKind::Terminating | WorkKind::TerminatingRuntime | WorkKind::Terminated) {
             self.retry_resizes(Trigger::PodTerminated, now);
         }
@@ -474,8 +485,8 @@ impl Engine {
                 }
             }
         }
-        if self.entrance.next().is_some_and(|at| at <= now) {
-            self.attend_the_door(now);
+        if self.admission_queue.next().is_some_and(|at| at <= now) {
+            self.retry_pending(now);
         }
         if self.resizes.next().is_some_and(|at| at <= now) {
             self.retry_resizes(Trigger::Periodic, now);
@@ -536,7 +547,7 @@ impl Engine {
 
     pub(super) fn count(&self) {
         let metrics = &self.node.metrics;
-        let [deferred, infeasible, under_way] = self.node.allocations.census();
+        let [deferred, infeasible, under_way] = self.node.allocations.snapshot();
         metrics.pending_resizes.with_label_values(&["deferred"]).set(deferred as f64);
         metrics.pending_resizes.with_label_values(&["infeasible"]).set(infeasible as f64);
         metrics.in_progress_resizes.set(under_way as f64);
@@ -554,7 +565,7 @@ impl Engine {
         }
         let ephemeral = self.desired.iter().filter_map(|(_, d)| d.pod.spec.as_ref()?.ephemeral_containers.as_ref());
         metrics.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);
-        view::count_workers(metrics, self.workers.census());
+        view::count_workers(metrics, self.workers.snapshot());
         view::count_runtime(metrics, &self.node.cache.snapshot());
     }
 }

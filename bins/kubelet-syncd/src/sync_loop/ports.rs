@@ -90,7 +90,7 @@ async fn unhurried<T>(what: impl Future<Output = T>) -> T {
 
 /// The runtime with bounded, fair starts.
 #[derive(Debug, Clone)]
-pub struct Paced {
+pub struct RateLimitedRuntime {
     cri: CriClient,
     limiter: StartLimiter,
     /// Sandboxes that are taken down at a time, in order of arrival. Grace periods are over by then and hold up nobody.
@@ -101,13 +101,13 @@ pub struct Paced {
 /// Sandboxes that are taken down at a time: more at once only make each of them slower.
 const STOPS: usize = 8;
 
-impl Paced {
+impl RateLimitedRuntime {
     pub fn new(cri: CriClient, limiter: StartLimiter, metrics: SandboxMetrics) -> Self {
-        Paced { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)), metrics }
+        RateLimitedRuntime { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)), metrics }
     }
 }
 
-impl Paced {
+impl RateLimitedRuntime {
     async fn take(&self) {
         let Ok(turn) = TURN.try_with(Turn::clone) else { return };
         let has_slot = turn.held().slot.is_some();
@@ -123,7 +123,7 @@ impl Paced {
     }
 }
 
-impl RuntimeApi for Paced {
+impl RuntimeApi for RateLimitedRuntime {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         self.take().await;
         let began = tokio::time::Instant::now();

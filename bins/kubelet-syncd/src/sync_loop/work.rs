@@ -88,7 +88,7 @@ pub async fn run(
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
     let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.cause(uid.as_str())).flatten());
     let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
-    let one = One { node, uid: uid.clone(), context, cancel };
+    let one = PodSyncer { node, uid: uid.clone(), context, cancel };
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.
     let work = Box::pin(async {
         let ended = match (kind, &work.pod) {
@@ -138,15 +138,15 @@ fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) ->
     )
 }
 
-/// The pod that is worked on.
-pub(super) struct One {
+/// Syncs, terminates or cleans up one pod.
+pub(super) struct PodSyncer {
     pub(super) node: Arc<NodeContext>,
     pub(super) uid: PodUid,
     pub(super) context: CallContext,
     pub(super) cancel: CancellationToken,
 }
 
-impl One {
+impl PodSyncer {
     /// Waits for something, unless the work is cancelled.
     pub(super) async fn wait<T>(&self, what: impl Future<Output = T>) -> Step<T> {
         tokio::select! {
@@ -180,7 +180,7 @@ impl One {
         let newer_than = last_sync.unwrap_or(self.node.started);
         match self.wait(self.node.cache.get_newer_than(&self.uid, newer_than)).await? {
             Ok(pod) => {
-                self.wait(self.node.last_words.learn(&self.uid, &pod)).await?;
+                self.wait(self.node.termination_messages.learn(&self.uid, &pod)).await?;
                 Ok(pod)
             }
             Err(error) => {
@@ -198,7 +198,7 @@ impl One {
     async fn look(&self) -> Step<()> {
         let newer = tokio::time::timeout(LOOK_MAX, self.node.cache.get_newer_than(&self.uid, Instant::now()));
         if let Ok(Ok(pod)) = self.wait(newer).await? {
-            self.wait(self.node.last_words.learn(&self.uid, &pod)).await?;
+            self.wait(self.node.termination_messages.learn(&self.uid, &pod)).await?;
         }
         Ok(())
     }
@@ -229,7 +229,7 @@ impl One {
         resize::note_progress(&self.node, &self.uid, pod, &runtime);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
-        if is_late && self.node.condemn(&self.uid, deadline_exceeded()) {
+        if is_late && self.node.terminate_pod(&self.uid, deadline_exceeded()) {
             self.event(pod, EventType::Normal, "DeadlineExceeded", PAST_DEADLINE);
             status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         }

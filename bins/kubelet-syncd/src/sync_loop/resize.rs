@@ -8,7 +8,7 @@ use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use tokio::time::Instant;
 
-use super::main_loop::Engine;
+use super::main_loop::SyncLoop;
 use super::node::NodeContext;
 use crate::admission::features::missing_for_update;
 use crate::admission::{self, Circumstances, Decision, Rejection};
@@ -94,7 +94,7 @@ fn tell(node: &NodeContext, pod: &Pod, generation: i64, told: Told<'_>) {
     }
 }
 
-impl Engine {
+impl SyncLoop {
     /// A source has another version of a pod: does it ask for other resources?
     pub(super) fn resize_if_asked(&mut self, uid: &PodUid, before: &Pod, now: Instant) {
         let Some(desired) = self.desired.get(uid) else { return };
@@ -122,7 +122,7 @@ impl Engine {
 
     /// A change that asks for what this node does not declare is told to whoever made it (upstream HandlePodUpdates).
     pub(super) fn say_missing_features(&self, before: &Pod, after: &Pod) {
-        if !self.entrance.settings().features.declared {
+        if !self.admission_queue.settings().features.declared {
             return;
         }
         let missing = missing_for_update(before, after, self.node.allocations.gates());
@@ -155,7 +155,8 @@ impl Engine {
     /// Pods have been added, all of them: those that ask for something else than they have wait from now on.
     pub(super) fn resize_added(&mut self, added: &[PodUid], now: Instant) {
         let asks = |uid: &&PodUid| {
-            self.desired.get(uid).is_some_and(|d| !Arc::ptr_eq(&d.asked, &d.pod)) && !self.entrance.is_out(uid)
+            self.desired.get(uid).is_some_and(|d| !Arc::ptr_eq(&d.asked, &d.pod))
+                && !self.admission_queue.is_not_admitted(uid)
         };
         let asking: Vec<PodUid> = added.iter().filter(asks).cloned().collect();
         if asking.is_empty() {
@@ -201,7 +202,10 @@ impl Engine {
 
     fn try_resize(&mut self, uid: &PodUid, now: Instant) -> Tried {
         let Some(Desired { pod, asked, .. }) = self.desired.get(uid).cloned() else { return Tried::Never };
-        if Arc::ptr_eq(&asked, &pod) || self.entrance.is_out(uid) || self.workers.termination_requested(uid) {
+        if Arc::ptr_eq(&asked, &pod)
+            || self.admission_queue.is_not_admitted(uid)
+            || self.workers.termination_requested(uid)
+        {
             self.node.allocations.change(uid, |conditions| conditions.clear_pending());
             return Tried::Never;
         }
@@ -216,11 +220,11 @@ impl Engine {
             self.postpone(uid, &asked, true, Told::Infeasible(&never.message), &never.message);
             return Tried::Never;
         }
-        let (others, node) = (self.occupants(uid), self.node_info());
-        match admission::admit(&asked, &others, &node, self.entrance.settings(), Circumstances::default()) {
+        let (others, node) = (self.active_pods(uid), self.node_info());
+        match admission::admit(&asked, &others, &node, self.admission_queue.settings(), Circumstances::default()) {
             Decision::Admit => self.grant(uid, &asked, &pod, now),
             Decision::Preempt { victims, resource } => {
-                self.push_off(&victims, &resource, now);
+                self.kill_victims(&victims, &resource, now);
                 Tried::Waits
             }
             Decision::Reject(Rejection { reason, message })

@@ -271,7 +271,7 @@ pub fn volumes(node: &NodeContext, uid: &PodUid, outcomes: &Outcomes) {
 }
 
 /// `kubelet_working_pods`, all combinations that exist.
-pub fn count_workers<'a>(metrics: &Metrics, census: impl Iterator<Item = (&'a PodUid, Known)>) {
+pub fn count_workers<'a>(metrics: &Metrics, snapshot: impl Iterator<Item = (&'a PodUid, Known)>) {
     let mut counts = std::collections::BTreeMap::new();
     for lifecycle in ["sync", "terminating", "terminated"] {
         for (config, is_static) in [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")] {
@@ -281,7 +281,7 @@ pub fn count_workers<'a>(metrics: &Metrics, census: impl Iterator<Item = (&'a Po
     for lifecycle in ["sync", "terminating", "terminated"] {
         counts.insert((lifecycle, "runtime_only", "unknown"), 0);
     }
-    for (_, known) in census {
+    for (_, known) in snapshot {
         let lifecycle = match known.lifecycle {
             Lifecycle::Waiting | Lifecycle::Sync => "sync",
             Lifecycle::Terminating => "terminating",

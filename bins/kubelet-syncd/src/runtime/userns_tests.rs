@@ -28,8 +28,8 @@ fn uid(n: u8) -> PodUid {
     PodUid::parse(&format!("pod-{n}")).unwrap()
 }
 
-fn blocks(pool: Result<Pool, PoolError>, disk: &Disk) -> UserBlocks {
-    UserBlocks::new(pool, Box::new(disk.clone()))
+fn blocks(pool: Result<Pool, PoolError>, disk: &Disk) -> UserNamespaces {
+    UserNamespaces::new(pool, Box::new(disk.clone()))
 }
 
 #[test]
@@ -81,12 +81,12 @@ fn a_block_is_written_down_before_it_is_used() {
     let pool = Pool::of(65_536, Some((65_536, 131_072)), 2);
     let held = blocks(pool.clone(), &disk);
     disk.0.lock().unwrap().1 = true;
-    assert_eq!(held.of_pod(&uid(1)), Err(UserBlockError::NotSaved("full".to_owned())));
+    assert_eq!(held.of_pod(&uid(1)), Err(UsernsError::NotSaved("full".to_owned())));
     disk.0.lock().unwrap().1 = false;
     let first = held.of_pod(&uid(1)).unwrap();
     assert_eq!(first, IdBlock { first: 65_536, length: 65_536 });
     assert_eq!(held.of_pod(&uid(2)).unwrap().first, 131_072);
-    assert_eq!(held.of_pod(&uid(3)), Err(UserBlockError::NoneLeft));
+    assert_eq!(held.of_pod(&uid(3)), Err(UsernsError::NoneLeft));
     // A restart keeps them, also with another pool.
     let again = blocks(Pool::of(131_072, None, 110), &disk);
     assert_eq!(again.of_pod(&uid(1)), Ok(first));
@@ -102,7 +102,7 @@ fn what_cannot_be_read_is_not_given_out_again() {
     disk.0.lock().unwrap().0 = Some(b"{\"blocks\": 7}".to_vec());
     let held = blocks(Pool::of(65_536, None, 110), &disk);
     held.retain(|_| false);
-    assert!(matches!(held.of_pod(&uid(1)), Err(UserBlockError::Unknown(_))));
+    assert!(matches!(held.of_pod(&uid(1)), Err(UsernsError::Unknown(_))));
     assert_eq!(disk.0.lock().unwrap().0.as_deref(), Some(&b"{\"blocks\": 7}"[..]));
 }
 
@@ -134,7 +134,7 @@ proptest! {
                         prop_assert!(alive.insert(pod, block).is_none_or(|before| before == block));
                     }
                     Err(error) => {
-                        prop_assert_eq!(error, UserBlockError::NoneLeft);
+                        prop_assert_eq!(error, UsernsError::NoneLeft);
                         prop_assert_eq!(alive.len(), count as usize);
                     }
                 },

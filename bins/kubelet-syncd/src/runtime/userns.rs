@@ -42,7 +42,7 @@ pub const VERSION: u64 = 1;
 
 /// Why there is no block for a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UserBlockError {
+pub enum UsernsError {
     #[error("could not find an empty slot to allocate a user namespace")]
     NoneLeft,
     #[error(transparent)]
@@ -175,19 +175,19 @@ fn read(json: &[u8]) -> Result<Given, String> {
 }
 
 /// All that are given out. One for the node.
-pub struct UserBlocks {
+pub struct UserNamespaces {
     pool: Result<Pool, PoolError>,
     store: Box<dyn BlockStore>,
     given: Mutex<Result<Given, String>>,
 }
 
-impl std::fmt::Debug for UserBlocks {
+impl std::fmt::Debug for UserNamespaces {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UserBlocks").field("pool", &self.pool).field("given", &self.given).finish_non_exhaustive()
+        f.debug_struct("UserNamespaces").field("pool", &self.pool).field("given", &self.given).finish_non_exhaustive()
     }
 }
 
-impl UserBlocks {
+impl UserNamespaces {
     /// Takes up what `store` kept. A pool that is none, or a record that cannot be read, is said to whoever wants a
     /// block; pods without one do not notice.
     pub fn new(pool: Result<Pool, PoolError>, store: Box<dyn BlockStore>) -> Self {
@@ -199,7 +199,7 @@ impl UserBlocks {
         if let Err(error) = &given {
             tracing::error!("pods with users of their own are not started: {error}");
         }
-        UserBlocks { pool, store, given: Mutex::new(given) }
+        UserNamespaces { pool, store, given: Mutex::new(given) }
     }
 
     fn given(&self) -> MutexGuard<'_, Result<Given, String>> {
@@ -211,9 +211,9 @@ impl UserBlocks {
     ///
     /// # Errors
     /// None is left, or it could not be written down, or what others have is not known.
-    pub fn of_pod(&self, uid: &PodUid) -> Result<IdBlock, UserBlockError> {
+    pub fn of_pod(&self, uid: &PodUid) -> Result<IdBlock, UsernsError> {
         let mut given = self.given();
-        let known = given.as_ref().map_err(|error| UserBlockError::Unknown(error.clone()))?;
+        let known = given.as_ref().map_err(|error| UsernsError::Unknown(error.clone()))?;
         if let Some(block) = known.blocks.get(uid) {
             return Ok(*block);
         }
@@ -224,11 +224,11 @@ impl UserBlocks {
             let index = (start + step) % pool.blocks;
             Some((index, pool.block(index).filter(is_free)?))
         });
-        let (index, block) = found.ok_or(UserBlockError::NoneLeft)?;
+        let (index, block) = found.ok_or(UsernsError::NoneLeft)?;
         let mut next = known.clone();
         next.last = Some(index);
         next.blocks.insert(uid.clone(), block);
-        self.save(&next).map_err(UserBlockError::NotSaved)?;
+        self.save(&next).map_err(UsernsError::NotSaved)?;
         *given = Ok(next);
         Ok(block)
     }
@@ -256,5 +256,5 @@ impl UserBlocks {
 }
 
 #[cfg(test)]
-#[path = "user_blocks_tests.rs"]
+#[path = "userns_tests.rs"]
 mod tests;

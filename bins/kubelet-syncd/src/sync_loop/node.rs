@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::events::Reporter;
-use super::last_words::LastWords;
 use super::runtime_health::RuntimeHealth;
+use super::termination_messages::TerminationMessages;
 use crate::allocation::Allocations;
 use crate::api::objects::Objects;
 use crate::cgroups::Capacity;
@@ -68,7 +68,7 @@ pub struct NodeContext {
     pub metrics: Metrics,
     pub runtime: super::RuntimeSide,
     pub prober: Arc<Prober>,
-    pub last_words: LastWords,
+    pub termination_messages: TerminationMessages,
     pub ownership: Arc<Ownership>,
     /// What pods were granted, and what they have.
     pub allocations: Arc<Allocations>,
@@ -121,7 +121,7 @@ pub struct NodeParts {
     pub metrics: Metrics,
     pub runtime: super::RuntimeSide,
     pub prober: Arc<Prober>,
-    pub last_words: LastWords,
+    pub termination_messages: TerminationMessages,
     pub ownership: Arc<Ownership>,
     pub allocations: Arc<Allocations>,
     pub cgroup_driver: String,
@@ -150,7 +150,7 @@ impl NodeContext {
             metrics: parts.metrics,
             runtime: parts.runtime,
             prober: parts.prober,
-            last_words: parts.last_words,
+            termination_messages: parts.termination_messages,
             ownership: parts.ownership,
             allocations: parts.allocations,
             cgroup_driver: parts.cgroup_driver,
@@ -202,7 +202,7 @@ impl NodeContext {
     }
 
     /// The pod is to end as failed; what was said first stays. False: something was said before.
-    pub fn condemn(&self, uid: &PodUid, verdict: pod_status::Verdict) -> bool {
+    pub fn terminate_pod(&self, uid: &PodUid, verdict: pod_status::Verdict) -> bool {
         let mut shared = self.shared();
         let is_first = !shared.verdicts.contains_key(uid);
         shared.verdicts.entry(uid.clone()).or_insert(verdict);

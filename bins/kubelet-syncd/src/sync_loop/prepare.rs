@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::node::Prepared;
 use super::view;
-use super::work::{FAILED, One, Step, Stop};
+use super::work::{FAILED, PodSyncer, Step, Stop};
 use crate::pod_workers::Retry;
 use crate::runtime::events::EventType;
 use crate::runtime::model::RunState;
@@ -20,7 +20,7 @@ use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
 
 /// Of the volumes whose files come from the API, those of a pod that is prepared are looked at in every sync: that is
 /// how a change gets into a running pod.
-impl One {
+impl PodSyncer {
     /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
     pub(super) async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
         self.wait(self.node.safe_from_prune(&self.uid)).await?;
