@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_cri::{Code, CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind, v1};
@@ -54,6 +54,8 @@ pub struct PlegTask {
     ended: EndedAhead,
     picker: SourcePicker,
     stream: Option<(EventSource, EventStream)>,
+    /// Of the stream: it is the one that will give events, and not a question about the runtime's version.
+    stream_asked_for: Arc<AtomicBool>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     list_due: Option<Instant>,
     list_again: Option<Instant>,
@@ -68,7 +70,8 @@ pub struct PlegTask {
 }
 
 /// The CRI's own stream; "not implemented" where it is none to rely on. A runtime that does not say what it is has one.
-fn cri_events(client: &CriClient) -> EventStream {
+/// `asked_for` turns true once the runtime is asked for the stream itself.
+fn cri_events(client: &CriClient, asked_for: Arc<AtomicBool>) -> EventStream {
     let client = client.clone();
     let open = async move {
         let said = client.version(v1::VersionRequest { version: String::new() }).await;
@@ -77,6 +80,7 @@ fn cri_events(client: &CriClient) -> EventStream {
             let error = CriError { code: Code::Unimplemented, method: "get_container_events", message };
             return stream::iter([Err(error)]).left_stream();
         }
+        asked_for.store(true, Ordering::Relaxed);
         client.container_events().right_stream()
     };
     stream::once(open).flatten().boxed()
@@ -106,6 +110,7 @@ impl PlegTask {
             ended: EndedAhead::default(),
             picker: SourcePicker::new(now),
             stream: None,
+            stream_asked_for: Arc::default(),
             work: FuturesUnordered::new(),
             list_due: Some(now),
             list_again: None,
@@ -214,8 +219,9 @@ impl PlegTask {
     fn open_stream(&mut self, now: Instant) {
         let source = self.picker.open(now);
         debug!(?source, "opening the runtime's event stream");
+        self.stream_asked_for = Arc::new(AtomicBool::new(source == EventSource::Containerd));
         let stream = match source {
-            EventSource::Cri => cri_events(&self.client),
+            EventSource::Cri => cri_events(&self.client, self.stream_asked_for.clone()),
             EventSource::Containerd => self.client.containerd_events(CONTAINERD_NAMESPACE),
         };
         self.stream = Some((source, stream));
@@ -364,6 +370,7 @@ impl PlegTask {
                 }
                 if let Some((source, _)) = &self.stream
                     && started >= self.opened_at
+                    && self.stream_asked_for.load(Ordering::Relaxed)
                     && !self.shared.connected.swap(true, Ordering::Relaxed)
                 {
                     info!(?source, "following the runtime's events");

@@ -90,7 +90,7 @@ mod tests {
         let _closed = gate.close(&new.id, Some(&before));
         for containers in [vec![new.clone(), before.clone()], vec![new]] {
             let pod = RuntimePod { containers, ..RuntimePod::default() };
-            assert_eq!(gate.shown(&pod).containers, [before.clone()]);
+            assert_eq!(gate.shown(&pod).containers, std::slice::from_ref(&before));
         }
     }
 }
