@@ -42,9 +42,11 @@ fn main() -> ExitCode {
         Some(("bench", options)) => {
             let mut rest = rest(options);
             let given = options.get_one::<String>("against").cloned();
-            // Behind an option of the benchmark's it is taken for one of those.
-            take_option(&mut rest, "--against")
-                .and_then(|later| bench(&text(options, "profile"), given.or(later).as_deref(), &rest))
+            // Behind an option of the benchmark's they are taken for some of those.
+            take_option(&mut rest, "--against").and_then(|later| {
+                let profile = take_option(&mut rest, "--profile")?.unwrap_or_else(|| text(options, "profile"));
+                bench(&profile, given.or(later).as_deref(), &rest)
+            })
         }
         Some(("conformance", options)) => conformance(options),
         Some(("fuzz", options)) => fuzz(&rest(options)),
