@@ -1,6 +1,6 @@
 //! The limits of volnetd's memory under a real systemd: what it writes to volumes of memory for pods counts for the one of its
 //! unit (`MemoryMax=`) and not for the one of its work (`LimitDATA=`), and at that one volnetd ends and nobody else does.
-//! (Decision 53; what the launcher does in its place is processes.rs.)
+//! (Decision 53; that RLIMIT_DATA alone refuses is a test of shared/sys/src/spawn.rs.)
 
 use std::collections::BTreeSet;
 
