@@ -24,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
     // It compares the privilege map with what /proc shows, so it reads both; it changes nothing of its own.
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-privileges", "bulkhead-sys"]),
     ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
