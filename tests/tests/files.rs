@@ -3,5 +3,6 @@
 //! (`tests/README.md` says why they share one.)
 
 mod compatibility;
+mod layers;
 mod structure;
 mod units;

@@ -17,7 +17,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Why a process gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
+pub(crate) enum ConnectError {
     #[error("{process} has no socket at {}: is the node running? Its log says why a process does not start", socket.display())]
     NoSocket { process: Process, socket: PathBuf },
     #[error("{process} does not listen on {}: it was stopped; start the node again", socket.display())]
@@ -32,10 +32,10 @@ pub(crate) enum Trouble {
     Failed { process: Process, code: tonic::Code, message: String },
 }
 
-impl Trouble {
+impl ConnectError {
     /// The process does not answer at all, as opposed to answering "no".
     pub(crate) fn unreachable(&self) -> bool {
-        !matches!(self, Trouble::Refused { .. } | Trouble::Failed { .. })
+        !matches!(self, ConnectError::Refused { .. } | ConnectError::Failed { .. })
     }
 
     /// A status of a call as trouble.
@@ -44,15 +44,15 @@ impl Trouble {
         let cause = std::error::Error::source(status).map(|cause| format!(": {}", bulkhead_types::chain(cause)));
         let message = crate::table::printable(&format!("{}{}", status.message(), cause.unwrap_or_default()));
         match status.code() {
-            tonic::Code::PermissionDenied => Trouble::Refused { process, message },
+            tonic::Code::PermissionDenied => ConnectError::Refused { process, message },
             tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
-                Trouble::NoAnswer { process, socket: instance.socket(process) }
+                ConnectError::NoAnswer { process, socket: instance.socket(process) }
             }
             // A connection that breaks half-way is "unknown" with the transport's error behind it.
             tonic::Code::Unknown if std::error::Error::source(status).is_some() => {
-                Trouble::NoAnswer { process, socket: instance.socket(process) }
+                ConnectError::NoAnswer { process, socket: instance.socket(process) }
             }
-            code => Trouble::Failed { process, code, message },
+            code => ConnectError::Failed { process, code, message },
         }
     }
 }
@@ -65,7 +65,7 @@ pub(crate) struct Connected {
 }
 
 /// Connects and says Hello: a supervisor holds the sockets, so a connection alone means nothing.
-pub(crate) async fn connect(instance: &Instance, process: Process) -> Result<Connected, Trouble> {
+pub(crate) async fn connect(instance: &Instance, process: Process) -> Result<Connected, ConnectError> {
     let socket = instance.socket(process);
     let vsock = instance.vsock(process);
     // The channel's own errors do not tell these three apart. Over vsock there is only "nobody answers".
@@ -73,9 +73,9 @@ pub(crate) async fn connect(instance: &Instance, process: Process) -> Result<Con
         && let Err(error) = tokio::net::UnixStream::connect(&socket).await
     {
         return Err(match error.kind() {
-            std::io::ErrorKind::NotFound => Trouble::NoSocket { process, socket },
-            std::io::ErrorKind::PermissionDenied => Trouble::NoAccess { process, socket },
-            _ => Trouble::NotListening { process, socket },
+            std::io::ErrorKind::NotFound => ConnectError::NoSocket { process, socket },
+            std::io::ErrorKind::PermissionDenied => ConnectError::NoAccess { process, socket },
+            _ => ConnectError::NotListening { process, socket },
         });
     }
     let channel = match vsock {
@@ -87,8 +87,8 @@ pub(crate) async fn connect(instance: &Instance, process: Process) -> Result<Con
     let call = client.hello(CallContext::new().request(hello, HELLO_DEADLINE));
     match tokio::time::timeout(HELLO_DEADLINE, call).await {
         Ok(Ok(reply)) => Ok(Connected { channel, hello: reply.into_inner() }),
-        Ok(Err(status)) => Err(Trouble::of(process, instance, &status)),
-        Err(_) => Err(Trouble::NoAnswer { process, socket }),
+        Ok(Err(status)) => Err(ConnectError::of(process, instance, &status)),
+        Err(_) => Err(ConnectError::NoAnswer { process, socket }),
     }
 }
 
@@ -97,10 +97,10 @@ pub(crate) async fn within<T>(
     process: Process,
     instance: &Instance,
     call: impl Future<Output = Result<T, tonic::Status>>,
-) -> Result<T, Trouble> {
+) -> Result<T, ConnectError> {
     match tokio::time::timeout(DEADLINE, call).await {
-        Ok(result) => result.map_err(|status| Trouble::of(process, instance, &status)),
-        Err(_) => Err(Trouble::NoAnswer { process, socket: instance.socket(process) }),
+        Ok(result) => result.map_err(|status| ConnectError::of(process, instance, &status)),
+        Err(_) => Err(ConnectError::NoAnswer { process, socket: instance.socket(process) }),
     }
 }
 

@@ -42,7 +42,7 @@ use std::io::Write;
 pub use cli::command;
 pub use instance::{Instance, InstanceError};
 
-use crate::connect::Trouble;
+use crate::connect::ConnectError;
 use crate::output::{Format, Printer};
 
 /// How a run of the command ended.
@@ -69,23 +69,23 @@ impl From<Exit> for std::process::ExitCode {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{0}")]
-    Trouble(#[from] Trouble),
+    ConnectError(#[from] ConnectError),
     #[error("{0}")]
     Instance(#[from] InstanceError),
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
     Usage(&'static str),
-    #[error("could not write the answer: {0}")]
+    #[error("failed to write the answer: {0}")]
     Output(#[from] std::io::Error),
-    #[error("could not write the answer as {format}: {problem}")]
+    #[error("failed to write the answer as {format}: {problem}")]
     Encode { format: &'static str, problem: String },
 }
 
 impl Failure {
     fn exit(&self) -> Exit {
         match self {
-            Failure::Trouble(trouble) if trouble.unreachable() => Exit::Unreachable,
+            Failure::ConnectError(trouble) if trouble.unreachable() => Exit::Unreachable,
             Failure::Instance(_) => Exit::Unreachable,
             Failure::Usage(_) => Exit::Usage,
             _ => Exit::NotFound,

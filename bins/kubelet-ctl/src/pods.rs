@@ -10,7 +10,7 @@ use bulkhead_types::Process;
 use jiff::Timestamp;
 use tonic::transport::Channel;
 
-use crate::connect::{Trouble, connect, request, within};
+use crate::connect::{ConnectError, connect, request, within};
 use crate::instance::Instance;
 use crate::output::{Format, Printer};
 use crate::table::{Table, printable};
@@ -118,7 +118,7 @@ pub(crate) async fn watch(
 ) -> Result<Exit, Failure> {
     let connected = connect(instance, Process::Syncd).await?;
     let mut client = client(connected.channel);
-    let trouble = |status: tonic::Status| Trouble::of(Process::Syncd, instance, &status);
+    let trouble = |status: tonic::Status| ConnectError::of(Process::Syncd, instance, &status);
     let started = within(Process::Syncd, instance, client.watch(WatchPodsRequest { cursor: None })).await?;
     let mut stream = started.into_inner();
     let mut table = Table::new(&COLUMNS);
@@ -151,7 +151,7 @@ pub(crate) async fn watch(
             _ => {}
         }
     }
-    Err(Trouble::NoAnswer { process: Process::Syncd, socket: instance.socket(Process::Syncd) }.into())
+    Err(ConnectError::NoAnswer { process: Process::Syncd, socket: instance.socket(Process::Syncd) }.into())
 }
 
 /// `pod NAME`.

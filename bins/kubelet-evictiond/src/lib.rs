@@ -23,6 +23,29 @@
 //! after that the last list is used. A file system that hangs takes away the figures of that pod alone.
 //! Nothing is measured while nobody asks.
 //!
+//! # Modules
+//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//!
+//! | module | tells |
+//! |---|---|
+//! | [`kernel`] | what /proc says of the machine |
+//! | [`cgroup`] | usage of control groups, v1 or v2 |
+//! | [`disk`] | usage of file systems and folders |
+//! | `machine` | processors, memory, block devices, mounts |
+//! | `network` | counters of interfaces |
+//! | `processes` | open files of processes |
+//! | `starts` | when containers started |
+//! | [`rates`] | CPU rates from two readings |
+//! | `pods` | which pods there are, as kubelet-syncd has them |
+//! | `runtime` | what only the runtime knows of disks |
+//! | `figures` | readings as the messages of the API |
+//! | `detail` | one cgroup with everything of it |
+//! | `sample` | one sample: the node, its pods, their containers |
+//! | `traced` | which sample is a span of a pod's trace |
+//! | `metrics` | this process's own metric families |
+//! | [`service`] | the answers: one sample for all who take one of its age |
+//! | `confinement` | what is left of the capability |
+//!
 //! # Known gaps
 //! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
 //! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
@@ -114,16 +137,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
     };
     // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
-    let turn = daemon.progress.promise("measure", LOOP_BOUND);
+    let heartbeat = daemon.progress.register("measure", LOOP_BOUND);
     let measure = async {
         loop {
             tokio::select! {
-                () = turn.asked() => continue,
+                () = heartbeat.asked() => continue,
                 () = metrics.read() => {}
                 () = daemon.stop.cancelled() => return Ok(()),
             }
             // For file systems that hang, and for kubelet-syncd.
-            let _waiting = turn.waits_on();
+            let _waiting = heartbeat.waits_on();
             if let Err(status) = stats.sample(service::DEFAULT_AGE, Wanted { disks: true, cgroups: false }).await {
                 tracing::debug!("no sample for the metrics: {}", status.message());
             }

@@ -110,7 +110,7 @@ pub struct Sample {
 /// Why the kernel's files cannot be read at all.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
-    #[error("reading /proc/self/mountinfo")]
+    #[error("failed to read /proc/self/mountinfo")]
     Mounts(#[source] std::io::Error),
     #[error("no control groups are mounted: neither v1 nor v2")]
     NoCgroups,

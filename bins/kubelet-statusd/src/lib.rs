@@ -1,4 +1,4 @@
-//! kubelet-statusd: says outward what the node is.
+//! kubelet-statusd: writes to the API server what the node and its pods are, and serves the node's HTTP API.
 //!
 //! # Serves / calls
 //! HTTPS on address:port, for those whom [`server::gate`] lets through; HTTP on healthzBindAddress:healthzPort and, when
@@ -30,26 +30,53 @@
 //! own series and, after a grace for restarts, its health check. While the API server is away nothing is lost but time:
 //! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
+//! # Modules
+//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//!
+//! | module | decides |
+//! |---|---|
+//! | `lru`, `oldest_first`, `strategic` | nothing: bounded memory, and patches |
+//! | `settled_metrics` | nothing: families whose values are known at the start |
+//! | [`traces`] | when spans are sent |
+//! | *what writes to the API server* | |
+//! | [`api_writer`] | what all writers share; when requests may be sent while the server is away |
+//! | [`events`] | what becomes of an event |
+//! | [`pods`] | which request makes a pod's object what it should be |
+//! | [`node`] | the same for the Node, its lease, the CSINode |
+//! | [`certificates`] | when certificates are asked for |
+//! | *what serves* | |
+//! | [`routes`] | which path on which port is what |
+//! | [`health`], `peers`, `health_checks` | whether the node agent is well |
+//! | `listening` | nothing: which addresses are served |
+//! | [`server`] | who is let in, and how an answer is made |
+//! | [`open_requests`] | nothing: requests as they are counted |
+//! | [`scrape`], [`cadvisor`], [`resource`], [`summary`] | metrics and statistics |
+//! | [`logs`], [`node_logs`] | logs of containers and of the node |
+//! | [`streaming`] | streams into pods |
+//! | [`views`] | what the node shows of itself |
+//! | [`router`] | who is let through to which handler |
+//! | `service` | nothing: what an operator is told |
+//!
 //! # Known gaps
 //! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet.
 
-mod app;
+pub mod api_writer;
 pub mod cadvisor;
 pub mod certificates;
 pub mod events;
-pub mod exposition;
 pub mod health;
+mod health_checks;
+mod listening;
 pub mod logs;
 mod lru;
 pub mod node;
 pub mod node_logs;
 mod oldest_first;
 pub mod open_requests;
-pub mod outward;
-mod own_metrics;
 mod peers;
 pub mod pods;
 pub mod resource;
+pub mod router;
 pub mod routes;
 pub mod scrape;
 pub mod server;
@@ -78,17 +105,18 @@ use bulkhead_types::Process;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::node::syncd_view::{self, Told};
-use crate::outward::Outward;
-use crate::server::ports;
+use crate::api_writer::ApiWriter;
+use crate::node::syncd_view::{self, ViewSenders};
+use crate::server::https::Https;
+use crate::server::{listener, ports};
 use crate::settled_metrics::ClientCertificate;
 
-pub use app::App;
-pub use own_metrics::OwnMetrics;
+pub use health_checks::HealthChecks;
+pub use listening::Listeners;
 pub use peers::Peers;
+pub use router::{Parts, Router, serve_http};
 pub use routes::Surface;
 pub use server::limits::Limits;
-pub use server::listener::serve_http;
 pub use service::StatusService;
 
 /// Who may call what.
@@ -103,9 +131,12 @@ const BIND_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::
 /// The gRPC socket cannot be served, or another instance holds the state folder for too long.
 pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let config = &daemon.config;
-    let own = OwnMetrics::register(&daemon.registry, config.node_name.as_str(), &config.version)?;
     settled_metrics::register(&daemon.registry, config)?;
-    let peers = Peers::new(daemon.link(Process::Syncd), daemon.link(Process::Volnetd), daemon.link(Process::Evictiond));
+    let peers = Arc::new(Peers::new(
+        daemon.link(Process::Syncd),
+        daemon.link(Process::Volnetd),
+        daemon.link(Process::Evictiond),
+    ));
     let api = if config.is_standalone() {
         None
     } else {
@@ -118,24 +149,27 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         Some(api)
     };
     let https = server::https::listen(&daemon, api.as_ref()).await?;
-    let app = App::new(config.clone(), peers, daemon.broker.clone(), daemon.registry.clone(), own);
-    let app = app
-        .with_journal(journal_reader(daemon.take_listener("journal"), config)?)
-        .with_progress(daemon.progress.clone());
-    let app = match &api {
-        Some(api) => app.with_api_server(api.reachability()),
-        None => app,
-    };
-    let app = Arc::new(match &https {
-        Some(https) => app.with_gate(https.gate()),
-        None => app,
-    });
+    let api_server = api.as_ref().map(ApiClient::reachability);
+    let health = Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), api_server));
+    let router = Arc::new(Router::new(Parts {
+        config: config.clone(),
+        peers,
+        health: health.clone(),
+        broker: daemon.broker.clone(),
+        journal: journal_reader(daemon.take_listener("journal"), config)?,
+        registry: daemon.registry.clone(),
+        gate: https.as_ref().map(Https::gate),
+        progress: daemon.progress.clone(),
+    })?);
+    let listeners = Listeners::default();
     if let Some(https) = https {
-        let (app, stop) = (app.clone(), daemon.stop.clone());
+        let (router, listeners, stop) = (router.clone(), listeners.clone(), daemon.stop.clone());
         tokio::spawn(async move {
+            let _listening = listeners.add(Surface::Main, https.address);
+            let endpoint = router.endpoint(Surface::Main, Https::limits(), Some(https.serving));
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = https.serve(app) => {}
+                () = listener::accept(https.listener, endpoint) => {}
             }
         });
     }
@@ -144,16 +178,17 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let main = config.https_address().map(|_| Surface::Main);
     ports::close_others(&daemon, &addresses.iter().map(|(surface, _)| *surface).chain(main).collect::<Vec<_>>());
     for (surface, address) in addresses {
-        let (app, stop) = (app.clone(), daemon.stop.clone());
+        let (router, listeners, stop) = (router.clone(), listeners.clone(), daemon.stop.clone());
         let earlier = ports::earlier(&daemon, surface, address);
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = listen(surface, address, earlier, app) => {}
+                () = listen(surface, address, earlier, router, listeners) => {}
             }
         });
     }
-    let status = StatusServer::new(StatusService::new(app)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let status = StatusService { node_name: config.node_name.to_string(), health, listeners };
+    let status = StatusServer::new(status).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let services = daemon.services()?.add(status);
     let serve = daemon.serve(services, RULES);
     // Health is served while kubelet-volnetd, which hands out the state folder, is away: that is when it matters.
@@ -163,7 +198,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             state = daemon.state_dir() => state?,
             () = daemon.stop.cancelled() => return Ok(()),
         };
-        report_outward(&daemon, Arc::new(state), api).await;
+        write_to_the_api_server(&daemon, Arc::new(state), api).await;
         Ok(())
     };
     daemon.set_ready().await;
@@ -202,14 +237,14 @@ fn send_traces(daemon: &Arc<Daemon>) {
     });
 }
 
-/// Everything that is said to the API server; on a standalone node the folder alone is held.
-async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiClient>) {
+/// Everything that is written to the API server; on a standalone node the folder alone is held.
+async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiClient>) {
     let Some(api) = api else {
         daemon.stop.cancelled().await;
         return;
     };
     let (events, own_events) = events::EventQueue::new();
-    let outward = Outward {
+    let writer = ApiWriter {
         config: daemon.config.clone(),
         api,
         syncd: daemon.link(Process::Syncd),
@@ -217,24 +252,23 @@ async fn report_outward(daemon: &Daemon, state: Arc<StateDir>, api: Option<ApiCl
         broker: daemon.broker.clone(),
         state,
         registry: daemon.registry.clone(),
-        events,
         progress: daemon.progress.clone(),
         stop: daemon.stop.clone(),
     };
-    let (told, view, facts) = Told::new();
+    let (told, view, facts) = ViewSenders::new();
     let (addresses, known_addresses) = watch::channel(Vec::new());
     let follow = async {
         tokio::select! {
             () = daemon.stop.cancelled() => {}
-            () = syncd_view::follow(outward.syncd.clone(), told, daemon.progress.promise("view", LOOP_BOUND)) => {}
+            () = syncd_view::follow(writer.syncd.clone(), told, daemon.progress.register("view", LOOP_BOUND)) => {}
         }
     };
     tokio::join!(
         follow,
-        certificates::run(outward.clone(), daemon.link(Process::Volnetd), known_addresses),
-        node::run(outward.clone(), view, addresses),
-        pods::run(outward.clone(), facts),
-        events::run(outward.clone(), own_events)
+        certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses),
+        node::run(writer.clone(), events.clone(), view, addresses),
+        pods::run(writer.clone(), events.clone(), facts),
+        events::run(writer.clone(), events, own_events)
     );
 }
 
@@ -254,7 +288,13 @@ fn addresses(config: &NodeConfig) -> Vec<(Surface, SocketAddr)> {
 }
 
 /// Serves one address for ever. A port may still be held by an instance that ends, or by a stranger.
-async fn listen(surface: Surface, address: SocketAddr, mut earlier: Option<TcpListener>, app: Arc<App>) {
+async fn listen(
+    surface: Surface,
+    address: SocketAddr,
+    mut earlier: Option<TcpListener>,
+    router: Arc<Router>,
+    listeners: Listeners,
+) {
     let (mut pause, longest) = BIND_RETRY;
     loop {
         let listener = match earlier.take() {
@@ -264,9 +304,9 @@ async fn listen(surface: Surface, address: SocketAddr, mut earlier: Option<TcpLi
         match listener {
             Ok(listener) => {
                 tracing::info!(%address, ?surface, "listening");
-                let _listening = app.listening(surface, address);
+                let _listening = listeners.add(surface, address);
                 pause = BIND_RETRY.0;
-                serve_http(listener, surface, app.clone(), Limits::default()).await;
+                serve_http(listener, surface, router.clone(), Limits::default()).await;
             }
             Err(error) => tracing::warn!(%address, %error, "could not listen, trying again"),
         }

@@ -9,10 +9,50 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
-use prometheus::{Histogram, IntGauge};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-use crate::own_metrics::OwnMetrics;
 use crate::server::answer::{Body, BoxError};
+
+const LABELS: [&str; 4] = ["method", "path", "server_type", "long_running"];
+
+/// The families that requests change.
+#[derive(Debug, Clone)]
+pub struct RequestMetrics {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    inflight: IntGaugeVec,
+}
+
+impl RequestMetrics {
+    /// # Errors
+    /// A family of the same name exists already.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = RequestMetrics {
+            requests: IntCounterVec::new(
+                Opts::new(
+                    "kubelet_http_requests_total",
+                    "[ALPHA] Number of the http requests received since the server started",
+                ),
+                &LABELS,
+            )?,
+            seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    "kubelet_http_requests_duration_seconds",
+                    "[ALPHA] Duration in seconds to serve http requests",
+                ),
+                &LABELS,
+            )?,
+            inflight: IntGaugeVec::new(
+                Opts::new("kubelet_http_inflight_requests", "[ALPHA] Number of the inflight http requests"),
+                &LABELS,
+            )?,
+        };
+        registry.register(Box::new(metrics.requests.clone()))?;
+        registry.register(Box::new(metrics.seconds.clone()))?;
+        registry.register(Box::new(metrics.inflight.clone()))?;
+        Ok(metrics)
+    }
+}
 
 /// A request that is not over. It is over when the last copy is dropped: the body of the answer holds one, and the task of
 /// a stream that took the connection over finds another among the request's extensions, to keep.
@@ -37,11 +77,11 @@ impl Drop for Counted {
 
 impl OpenRequest {
     /// `labels`: method, path, server_type, long_running.
-    pub fn begin(own: &OwnMetrics, labels: &[&str; 4]) -> Self {
-        own.requests.with_label_values(labels).inc();
-        let inflight = own.inflight.with_label_values(labels);
+    pub fn begin(metrics: &RequestMetrics, labels: &[&str; 4]) -> Self {
+        metrics.requests.with_label_values(labels).inc();
+        let inflight = metrics.inflight.with_label_values(labels);
         inflight.inc();
-        let seconds = own.request_seconds.with_label_values(labels);
+        let seconds = metrics.seconds.with_label_values(labels);
         OpenRequest { _counted: Arc::new(Counted { began: Instant::now(), inflight, seconds }) }
     }
 
@@ -77,18 +117,17 @@ impl hyper::body::Body for Open {
 mod tests {
     use super::*;
     use crate::server::answer;
-    use prometheus::Registry;
 
     #[tokio::test]
     async fn counted_while_anything_of_it_is_open() {
-        let own = OwnMetrics::register(&Registry::new(), "n", "v1.36.0").unwrap();
+        let metrics = RequestMetrics::register(&Registry::new()).unwrap();
         let labels = ["GET", "exec", "readwrite", "true"];
-        let inflight = || own.inflight.with_label_values(&labels).get();
-        let ended = || own.request_seconds.with_label_values(&labels).get_sample_count();
-        let open = OpenRequest::begin(&own, &labels);
+        let inflight = || metrics.inflight.with_label_values(&labels).get();
+        let ended = || metrics.seconds.with_label_values(&labels).get_sample_count();
+        let open = OpenRequest::begin(&metrics, &labels);
         let stream = open.clone();
         let body = open.of_body(answer::body("x"));
-        assert_eq!((own.requests.with_label_values(&labels).get(), inflight(), ended()), (1, 1, 0));
+        assert_eq!((metrics.requests.with_label_values(&labels).get(), inflight(), ended()), (1, 1, 0));
         assert_eq!(body.collect().await.unwrap().to_bytes().as_ref(), b"x");
         assert_eq!((inflight(), ended()), (1, 0));
         drop(stream);

@@ -4,20 +4,18 @@
 //! metrics-server drops a whole pod for one container with a zero or without one of its three series. So a container
 //! that has not used anything yet, or of which not everything is known, has none.
 
-use std::sync::Arc;
-
 use bulkhead_ipc::evictiond::{ContainerStats, CpuStats, MemoryStats, NodeStats, PodStats, SwapStats};
 use http::Request;
 use hyper::body::Incoming;
 
-use crate::app::App;
-use crate::exposition::{Family, Kind, Sample};
+use crate::peers::Peers;
 use crate::scrape;
+use crate::scrape::exposition::{Family, Kind, Sample};
 use crate::server::answer::Answer;
 
 /// `/metrics/resource`.
-pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let stats = app.peers.summary(true).await;
+pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
+    let stats = peers.summary(true).await;
     if let Err(status) = &stats {
         tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
     }

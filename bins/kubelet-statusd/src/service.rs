@@ -6,30 +6,27 @@ use bulkhead_ipc::statusd::status_server::Status as StatusApi;
 use bulkhead_ipc::statusd::{Check, GetStatusRequest, StatusReply};
 use tonic::{Request, Response, Status};
 
-use crate::app::App;
+use crate::health_checks::HealthChecks;
+use crate::listening::Listeners;
 use crate::routes::Surface;
 
 /// The service.
 #[derive(Debug)]
 pub struct StatusService {
-    app: Arc<App>,
-}
-
-impl StatusService {
-    pub fn new(app: Arc<App>) -> Self {
-        StatusService { app }
-    }
+    pub node_name: String,
+    pub health: Arc<HealthChecks>,
+    pub listeners: Listeners,
 }
 
 #[tonic::async_trait]
 impl StatusApi for StatusService {
     async fn get(&self, _: Request<GetStatusRequest>) -> Result<Response<StatusReply>, Status> {
-        let checks =
-            self.app.checks(Surface::Healthz).await.into_iter().map(|(name, outcome)| check(name, outcome, false));
-        let api_server = self.app.api_server().map(|outcome| check("apiserver", outcome, true));
+        let checks = self.health.all(Surface::Healthz).await;
+        let checks = checks.into_iter().map(|(name, outcome)| check(name, outcome, false));
+        let api_server = self.health.api_server().map(|outcome| check("apiserver", outcome, true));
         Ok(Response::new(StatusReply {
-            node_name: self.app.node_name().to_owned(),
-            listening: self.app.addresses(),
+            node_name: self.node_name.clone(),
+            listening: self.listeners.urls(),
             checks: checks.chain(api_server).collect(),
         }))
     }

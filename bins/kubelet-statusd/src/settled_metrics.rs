@@ -1,4 +1,4 @@
-//! Families whose values follow from the configuration and the machine: feature gates, what is turned off, and counts of
+//! Families whose values follow from the configuration and the machine: who the node is, what it runs, feature gates, what is turned off, and counts of
 //! things that this node cannot do, where none of them is the truth.
 
 use bulkhead_apiclient::ApiClient;
@@ -6,7 +6,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_config::gates::FeatureGates;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Counters of what cannot happen here.
 const NEVER: [(&str, &str); 3] = [
@@ -45,6 +45,7 @@ const NEVER_RESERVED: [(&str, &str); 2] = [
 /// # Errors
 /// A family of the same name exists already.
 pub fn register(registry: &Registry, config: &NodeConfig) -> Result<(), prometheus::Error> {
+    identity(registry, config.node_name.as_str(), &config.version)?;
     gates(registry, &config.feature_gates())?;
     let counters = |families: &[(&str, &str)]| -> Result<(), prometheus::Error> {
         families.iter().try_for_each(|(name, help)| registry.register(Box::new(IntCounter::new(*name, *help)?)))
@@ -81,6 +82,35 @@ pub fn register(registry: &Registry, config: &NodeConfig) -> Result<(), promethe
         gauge("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", version)?;
     }
     Ok(())
+}
+
+fn identity(registry: &Registry, node: &str, version: &str) -> Result<(), prometheus::Error> {
+    let name =
+        GaugeVec::new(Opts::new("kubelet_node_name", "[ALPHA] The node's name. The count is always 1."), &["node"])?;
+    name.with_label_values(&[node]).set(1.0);
+    registry.register(Box::new(name))?;
+    let build = GaugeVec::new(
+        Opts::new(
+            "kubernetes_build_info",
+            "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree \
+             state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
+        ),
+        &[
+            "major",
+            "minor",
+            "git_version",
+            "git_commit",
+            "git_tree_state",
+            "build_date",
+            "go_version",
+            "compiler",
+            "platform",
+        ],
+    )?;
+    let minor = bulkhead_config::version::MINOR.to_string();
+    let platform = format!("linux/{}", bulkhead_types::go_arch());
+    build.with_label_values(&["1", &minor, version, "", "", "", "", "rustc", &platform]).set(1.0);
+    registry.register(Box::new(build))
 }
 
 fn gates(registry: &Registry, gates: &FeatureGates) -> Result<(), prometheus::Error> {
@@ -164,6 +194,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
         }
+        let node = format!("kubelet_node_name{{node=\"{}\"}} 1", config.node_name);
+        assert!(text.lines().any(|line| line == node), "{node} in\n{text}");
+        let build = text.lines().find(|line| line.starts_with("kubernetes_build_info{"));
+        assert!(build.is_some_and(|line| line.contains(&format!("git_version=\"{}\"", config.version))), "{build:?}");
         assert!(!text.contains("kubelet_cpu_manager_pinning"), "what is asked for and not done is not counted as none");
     }
 

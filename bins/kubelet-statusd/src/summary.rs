@@ -1,7 +1,6 @@
 //! `/stats/summary`: the JSON that upstream serves (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`), fields in its order and
 //! indented as it does. Unknown figures are absent. Times have whole seconds.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::evictiond as stats;
@@ -10,7 +9,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use serde::{Serialize, Serializer};
 
-use crate::app::App;
+use crate::peers::Peers;
 use crate::routes;
 use crate::server::answer::{self, Answer};
 
@@ -22,7 +21,7 @@ const FORM_TIME: Duration = Duration::from_secs(10);
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// `/stats/summary`.
-pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
     let query = request.uri().query().unwrap_or_default().to_owned();
     let form = match tokio::time::timeout(FORM_TIME, form(request)).await {
         Ok(Ok(form)) => form,
@@ -30,7 +29,7 @@ pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
         Err(_) => return failed("parse form failed: the body does not come"),
     };
     let small = only_cpu_and_memory(&query, &form);
-    match app.peers.summary(small).await {
+    match peers.summary(small).await {
         // No pods would say that there are none.
         Ok((node, _)) if !node.pods_known => {
             failed("failed to list pod stats: kubelet-syncd has not told which there are")

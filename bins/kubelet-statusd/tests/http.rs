@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
@@ -20,6 +21,7 @@ use bulkhead_ipc::evictiond::{
     CgroupMemory, CgroupPage, CgroupStats, CgroupsPart, CgroupsRequest, CpuStats, Machine, NodeStats, PodStats,
     SummaryPart, SummaryRequest, cgroups_part, summary_part::Part,
 };
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
 use bulkhead_ipc::statusd::GetStatusRequest;
@@ -27,9 +29,10 @@ use bulkhead_ipc::statusd::status_server::Status as _;
 use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
 use bulkhead_types::Process;
-use kubelet_statusd::exposition::{self, Family};
-use kubelet_statusd::{App, Limits, OwnMetrics, Peers, StatusService, Surface, serve_http};
+use kubelet_statusd::scrape::exposition::{self, Family};
+use kubelet_statusd::{HealthChecks, Limits, Listeners, Parts, Peers, Router, StatusService, Surface, serve_http};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -150,16 +153,18 @@ struct Lab {
     syncd: Running,
     volnetd: Running,
     evictiond: Running,
-    app: Arc<App>,
+    router: Arc<Router>,
+    health: Arc<HealthChecks>,
     healthz: std::net::SocketAddr,
     read_only: std::net::SocketAddr,
 }
 
 async fn lab() -> Lab {
-    lab_of(|app| app).await
+    lab_of(None).await
 }
 
-async fn lab_of(more: impl FnOnce(App) -> App) -> Lab {
+/// `api_server`: whether it answers; `None` on a standalone node.
+async fn lab_of(api_server: Option<watch::Receiver<Reachability>>) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let syncd = fake(Process::Syncd, dir.path()).await;
     let volnetd = fake(Process::Volnetd, dir.path()).await;
@@ -170,21 +175,23 @@ async fn lab_of(more: impl FnOnce(App) -> App) -> Lab {
         tokio::time::timeout(Duration::from_secs(10), link.ready()).await.expect("fake peer answers Hello");
     }
     let registry = prometheus::Registry::new();
-    let own = OwnMetrics::register(&registry, "n", "v1.36.0-test").unwrap();
     let [syncd_link, volnetd_link, evictiond_link] = links;
-    let peers = Peers::new(syncd_link, volnetd_link, evictiond_link);
-    let config = NodeConfig::for_tests(dir.path());
+    let peers = Arc::new(Peers::new(syncd_link, volnetd_link, evictiond_link));
+    let config = Arc::new(NodeConfig::for_tests(dir.path()));
+    let health = Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), api_server));
     let broker = BrokerClient::new(&dir.path().join("broker"));
-    let app = Arc::new(more(App::new(Arc::new(config), peers, broker, registry, own)));
+    let (journal, progress) = (JournalReader::default(), Progress::default());
+    let parts = Parts { config, peers, health: health.clone(), broker, journal, registry, gate: None, progress };
+    let router = Arc::new(Router::new(parts).unwrap());
     let limits =
         Limits { idle_time: Duration::from_secs(20), head_time: Duration::from_millis(300), ..Limits::default() };
     let mut addresses = Vec::new();
     for surface in [Surface::Healthz, Surface::ReadOnly] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         addresses.push(listener.local_addr().unwrap());
-        tokio::spawn(serve_http(listener, surface, app.clone(), limits));
+        tokio::spawn(serve_http(listener, surface, router.clone(), limits));
     }
-    Lab { _dir: dir, syncd, volnetd, evictiond, app, healthz: addresses[0], read_only: addresses[1] }
+    Lab { _dir: dir, syncd, volnetd, evictiond, router, health, healthz: addresses[0], read_only: addresses[1] }
 }
 
 /// Sends text, reads to the end. `None`: the server closed without an answer.
@@ -253,7 +260,7 @@ async fn a_wedged_syncd_does_not_look_healthy() {
     *lab.syncd.script.sync_loop_age.lock().unwrap() = 0.0;
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
     assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
-    let checks = lab.app.checks(Surface::Healthz).await;
+    let checks = lab.health.all(Surface::Healthz).await;
     assert!(checks.iter().any(|(name, outcome)| *name == "syncloop" && outcome.is_err()));
 }
 
@@ -280,8 +287,6 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
     assert_eq!(value(&families, "kubelet_x_total", None), Some(4.0));
     assert!(value(&families, "process_cpu_seconds_total", None).unwrap() >= 10.0);
     assert_eq!(value(&families, "bulkhead_process_cpu_seconds_total", Some("kubelet-volnetd")), Some(5.0));
-    assert_eq!(value(&families, "kubelet_node_name", Some("n")), Some(1.0));
-    assert_eq!(value(&families, "kubernetes_build_info", Some("v1.36.0-test")), Some(1.0));
     assert_eq!(value(&families, "bulkhead_process_up", Some("kubelet-evictiond")), Some(0.0), "its text is broken");
     assert_eq!(value(&families, "kubelet_http_requests_total", Some("metrics")), Some(1.0));
 
@@ -361,7 +366,7 @@ async fn answers_that_nobody_reads_keep_nobody_out() {
         // Inherited by what it accepts: little is in the kernel's buffers.
         rustix::net::sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve_http(listener, Surface::Healthz, lab.app.clone(), limits));
+        tokio::spawn(serve_http(listener, Surface::Healthz, lab.router.clone(), limits));
         address
     };
     let crowded = serve(Limits { connections: 8, ..Limits::default() }).await;
@@ -381,9 +386,10 @@ async fn answers_that_nobody_reads_keep_nobody_out() {
 #[tokio::test]
 async fn an_api_server_that_is_away_is_told_of_and_makes_nobody_ill() {
     let since = tokio::time::Instant::now();
-    let (reached, reachability) = tokio::sync::watch::channel(Reachability::Reachable { since });
-    let lab = lab_of(|app| app.with_api_server(reachability)).await;
-    let service = StatusService::new(lab.app.clone());
+    let (reached, reachability) = watch::channel(Reachability::Reachable { since });
+    let lab = lab_of(Some(reachability)).await;
+    let service =
+        StatusService { node_name: "n".to_owned(), health: lab.health.clone(), listeners: Listeners::default() };
     let api_server = async || {
         let reply = service.get(Request::new(GetStatusRequest {})).await.unwrap().into_inner();
         assert!(reply.checks.iter().all(|check| check.ok || check.informative), "{:?}", reply.checks);
@@ -397,5 +403,5 @@ async fn an_api_server_that_is_away_is_told_of_and_makes_nobody_ill() {
     let (status, _, body) = raw(lab.healthz, request).await.unwrap();
     assert_eq!(status, 200, "{body}");
     assert!(!body.contains("apiserver"), "{body}");
-    assert!(lab_of(|app| app).await.app.api_server().is_none(), "a standalone node has none");
+    assert!(lab_of(None).await.health.api_server().is_none(), "a standalone node has none");
 }

@@ -7,19 +7,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
 };
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
 use bulkhead_ipc::syncd::views_server::{Views, ViewsServer};
 use bulkhead_ipc::syncd::{ObjectPiece, ObjectsRequest, RunningPod, RunningRequest};
 use bulkhead_types::Process;
 use futures_util::StreamExt as _;
-use kubelet_statusd::{App, Limits, OwnMetrics, Peers, Surface, serve_http};
+use kubelet_statusd::{HealthChecks, Limits, Parts, Peers, Router, Surface, serve_http};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -90,14 +92,22 @@ async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
     let link = |process, name: &str| Link::open("kubelet-statusd", process, &dir.join(name));
     let syncd = link(Process::Syncd, "syncd");
     tokio::time::timeout(Duration::from_secs(10), syncd.ready()).await.unwrap();
-    let peers = Peers::new(syncd, link(Process::Volnetd, "none"), link(Process::Evictiond, "none"));
-    let registry = prometheus::Registry::new();
-    let own = OwnMetrics::register(&registry, "n", "v1.36.0-test").unwrap();
+    let peers = Arc::new(Peers::new(syncd, link(Process::Volnetd, "none"), link(Process::Evictiond, "none")));
     let config = Arc::new(NodeConfig::for_tests(dir));
-    let app = Arc::new(App::new(config, peers, BrokerClient::new(&dir.join("broker")), registry, own));
+    let parts = Parts {
+        health: Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), None)),
+        config,
+        peers,
+        broker: BrokerClient::new(&dir.join("broker")),
+        journal: JournalReader::default(),
+        registry: prometheus::Registry::new(),
+        gate: None,
+        progress: Progress::default(),
+    };
+    let router = Arc::new(Router::new(parts).unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve_http(listener, Surface::ReadOnly, app, Limits::default()));
+    tokio::spawn(serve_http(listener, Surface::ReadOnly, router, Limits::default()));
     address
 }
 

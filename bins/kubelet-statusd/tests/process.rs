@@ -99,7 +99,7 @@ async fn the_process_holds_nothing_and_answers_alone() {
     assert!(body.contains("[-]syncloop failed: reason withheld\n"), "{body}");
     assert_eq!(get(&health, "/healthz/ping"), (200, "ok".to_owned()));
     let (status, metrics) = get(&read_only, "/metrics");
-    let families = kubelet_statusd::exposition::parse(&metrics).unwrap();
+    let families = kubelet_statusd::scrape::exposition::parse(&metrics).unwrap();
     assert_eq!(status, 200);
     for name in ["kubelet_node_name", "process_cpu_seconds_total", "process_open_fds", "bulkhead_process_up"] {
         assert!(families.iter().any(|family| family.name == name), "{name} in\n{metrics}");

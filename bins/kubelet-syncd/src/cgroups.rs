@@ -1,13 +1,13 @@
 //! The machine's capacity, and what of it the pods' tree gets (upstream `pkg/kubelet/cm/node_container_manager_linux.go`).
-//! What one pod gets is `runtime::resources`; writing it is `kubelet-volnetd`'s.
+//! What one pod gets is `pod::resources`; writing it is `kubelet-volnetd`'s.
 
 use std::collections::BTreeMap;
 
 use bulkhead_ipc::volnetd::CgroupResources;
 use bulkhead_types::Quantity;
 
-use crate::runtime::node_facts::hugepage_size_name;
-use crate::runtime::resources::milli_cpu_to_shares;
+use crate::node_facts::hugepage_size_name;
+use crate::pod::resources::milli_cpu_to_shares;
 
 /// What the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::pod::spec;
 use crate::pod_workers::PodFacts;
-use crate::runtime::podspec;
 
 /// One wanted pod.
 #[derive(Debug, Clone)]
@@ -38,9 +38,9 @@ pub fn facts(pod: &Pod) -> PodFacts {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     PodFacts {
         full_name: full_name(pod),
-        is_static: podspec::is_static(pod),
+        is_static: spec::is_static(pod),
         terminal_phase: matches!(phase, Some("Failed" | "Succeeded")),
-        deleted: podspec::is_deleted(pod),
+        deleted: spec::is_deleted(pod),
         deletion_grace: seconds(pod.metadata.deletion_grace_period_seconds),
         spec_grace: seconds(pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds)),
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bulkhead_types::PodUid;
 
 use crate::ownership::Owner;
+use crate::pod::model::RuntimePod;
 use crate::pod_workers::state::Known;
-use crate::runtime::model::RuntimePod;
 
 /// Grace period of pods that nobody knows, seconds (upstream: 1).
 pub const ORPHAN_GRACE: u64 = 1;
@@ -76,8 +76,8 @@ pub fn is_settled(plan: &Plan, workers: &BTreeMap<PodUid, Known>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod::model::{SandboxState, SandboxStatus};
     use crate::pod_workers::Lifecycle;
-    use crate::runtime::model::{SandboxState, SandboxStatus};
     use bulkhead_types::SandboxId;
 
     fn uid(text: &str) -> PodUid {

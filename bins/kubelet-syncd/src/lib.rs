@@ -4,28 +4,41 @@
 //! container runtime. It holds no capability: what needs one is a verb of `kubelet-volnetd`, and the runtime's socket
 //! comes from there as an open connection.
 //!
+//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//!
 //! | module | decides |
 //! |---|---|
-//! | [`sources`] | which pods are wanted: manifests, HTTP, the API server, merged and validated |
-//! | [`api`] | what is read from the API server, and how often |
-//! | [`admission`] | whether a pod may run here |
-//! | [`desired`] | the wanted pods as taken in |
-//! | [`pod_workers`] | what each pod gets done next, and what never again |
-//! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |
-//! | [`start_limit`] | how many pods start at a time, and in which order |
+//! | [`validation`] | whether a pod is well formed, in upstream's words |
+//! | [`node_facts`] | nothing: what the node is, and which settings shape its pods |
+//! | [`pod`] | how a spec is read and a pod's containers are named: everybody's vocabulary |
+//! | [`events`] | nothing: what is recorded of pods and the node, and the trait of who takes it |
+//! | [`objects`] | which objects of the API server a pod names; the trait of who has them |
+//! | [`hub`] | nothing: the newest state of each pod, and events, ready for other processes |
+//! | [`metrics`], [`cri_metrics`], [`stages`] | nothing: what is measured of the work |
+//! | [`dial`], [`http_get`] | how a pod is connected to and asked over HTTP |
+//! | [`volnetd`] | the verbs of the other side, and the proof that a destructive one needs |
+//! | [`runtime_service`] | nothing: the runtime's calls that change something, as a trait |
 //! | [`pleg`] | what the runtime has, from its events and a slow audit |
-//! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
+//! | [`allocation`] | which size a pod was granted, and whether it may be resized |
+//! | [`hooks`] | when postStart and preStop run, and that they run once |
 //! | [`prober`] | whether a container has started, is ready, lives |
+//! | [`runtime`] | what to do with a pod's sandbox and containers, and the exact requests for it |
 //! | [`images`] | whether an image is there and how it gets there |
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
 //! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`status`] | the pod's status as the API shows it |
-//! | [`dial`], [`http_get`] | how a pod is connected to and asked over HTTP |
-//! | [`housekeeping`] | what is left over and may go |
+//! | [`sources`], [`manifests`] | which pods are wanted: manifests, HTTP, the API server, merged |
+//! | [`start_latency`] | nothing: how long pods take to start |
+//! | [`api`] | what is read from the API server, and how often |
+//! | [`pod_workers`] | what each pod gets done next, and what never again |
+//! | [`desired`] | the wanted pods as taken in |
+//! | [`admission`] | whether a pod may run here |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
-//! | [`volnetd`] | the verbs of the other side, and the proof that a destructive one needs |
+//! | [`housekeeping`] | what is left over and may go |
+//! | [`start_limit`] | how many pods start at a time, and in which order |
+//! | [`private_state`] | nothing: what outlives the process |
+//! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |
 //! | [`service`] | what other processes are told |
-//! | [`manifests`], [`private_state`] | nothing: the manifest folder by the broker, and what outlives the process |
 //! | [`run`] | in which order the parts are put together |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
@@ -44,20 +57,28 @@ pub mod cgroups;
 pub mod cri_metrics;
 pub mod desired;
 pub mod dial;
+pub mod events;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod hooks;
 pub mod housekeeping;
 pub mod http_get;
+pub mod hub;
 pub mod images;
 pub mod manifests;
 pub mod metrics;
+pub mod node_facts;
 pub mod node_resources;
+pub mod objects;
 pub mod ownership;
 pub mod pleg;
+pub mod pod;
 pub mod pod_workers;
 pub mod private_state;
 pub mod prober;
 pub mod run;
 pub mod runtime;
+pub mod runtime_service;
 pub mod service;
 #[cfg(test)]
 mod simulated;
@@ -67,5 +88,6 @@ pub mod start_latency;
 pub mod start_limit;
 pub mod status;
 pub mod sync_loop;
+pub mod validation;
 pub mod volnetd;
 pub mod volumes;

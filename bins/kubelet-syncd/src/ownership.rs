@@ -15,7 +15,7 @@ use bulkhead_cri::{CriClient, v1};
 use bulkhead_types::{PodUid, SandboxId};
 use tokio::sync::Notify;
 
-use crate::runtime::model::{RunState, RuntimePod, SandboxState};
+use crate::pod::model::{RunState, RuntimePod, SandboxState};
 use crate::volnetd::Volnetd;
 
 /// To whom a pod or a sandbox belongs.
@@ -268,7 +268,7 @@ pub fn has_dead_parts(pod: &RuntimePod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::{container_status, sandbox_status, uid};
+    use crate::fixtures::{container_status, sandbox_status, uid};
 
     fn owned_cgroups() -> OwnedCgroups {
         OwnedCgroups {

@@ -125,13 +125,13 @@ impl RecordStore for PrivateState {
 
 impl UidStore for PrivateState {
     fn load(&self) -> Result<UidBook, UidStoreError> {
-        let failed = |source| UidStoreError { doing: "reading", source };
+        let failed = |source| UidStoreError { doing: "read", source };
         let book = self.0.load(UIDS, |bytes| serde_json::from_slice(bytes));
         Ok(book.map_err(|error| failed(std::io::Error::other(error)))?.unwrap_or_default())
     }
 
     fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
-        let failed = |source| UidStoreError { doing: "writing", source };
+        let failed = |source| UidStoreError { doing: "write", source };
         let bytes = state_file::encode(UIDS.version, book).map_err(|error| failed(error.into()))?;
         self.0.write(UIDS.name, &bytes).map_err(|error| failed(std::io::Error::other(error)))
     }

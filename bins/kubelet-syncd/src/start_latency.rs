@@ -16,7 +16,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, Registry};
 use tokio::time::Instant;
 
 use crate::metrics::STARTUP_BUCKETS;
-use crate::runtime::podspec;
+use crate::pod::spec;
 
 /// One for the node.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl StartTimes {
                 }
                 let sli = total - starting.pulled.as_secs_f64() - init_seconds(pod.status.as_ref());
                 self.sli.observe(sli);
-                if !podspec::host_network(pod) && !std::mem::replace(&mut inner.network_seen, true) {
+                if !spec::host_network(pod) && !std::mem::replace(&mut inner.network_seen, true) {
                     self.first_network.set(sli);
                 }
             }

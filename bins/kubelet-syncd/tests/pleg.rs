@@ -9,10 +9,10 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_testkit::{Lab, Release, image};
 use bulkhead_types::PodUid;
+use kubelet_syncd::events::EventType;
 use kubelet_syncd::images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
 use kubelet_syncd::pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
-use kubelet_syncd::runtime::events::EventType;
-use kubelet_syncd::runtime::model::RunState;
+use kubelet_syncd::pod::model::RunState;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 

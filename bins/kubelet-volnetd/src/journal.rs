@@ -30,11 +30,11 @@ const MAX_KEPT: usize = 100;
 /// Why the journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    #[error("opening the journal's folder")]
+    #[error("failed to open the journal's folder")]
     Open(#[from] open::OpenError),
-    #[error("listing the journal's folder")]
+    #[error("failed to list the journal's folder")]
     List(#[source] io::Error),
-    #[error("recording an intent for pod {pod}")]
+    #[error("failed to record an intent for pod {pod}")]
     Write { pod: PodUid, source: io::Error },
 }
 

@@ -17,9 +17,9 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Why the names are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
-    #[error("opening the kubeconfig")]
+    #[error("failed to open the kubeconfig")]
     Open(#[from] OpenError),
-    #[error("reading the kubeconfig {path}")]
+    #[error("failed to read the kubeconfig {path}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("the kubeconfig {path} has more than 1 MiB")]
     TooLarge { path: PathBuf },

@@ -35,6 +35,27 @@
 //! all of it comes back by itself. For this to hold the one thread opens no path that is configured or a pod's: the pool
 //! does.
 //!
+//! # Modules
+//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`validate`] | whether what came over the wire is what its type says |
+//! | [`kubeconfig`] | which files the kubeconfig names |
+//! | [`journal`] | nothing: what was about to be done when the process ended |
+//! | [`guard`] | whether a destructive verb is of today's knowledge |
+//! | [`metrics`] | nothing: what this process counts |
+//! | [`cgroups`] | the pods' cgroup tree and its limits |
+//! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
+//! | [`volumes`] | pods' directories and volumes, made and taken away |
+//! | [`files`] | files that are kept for pods: etc-hosts, termination messages, logs |
+//! | [`verbs`] | who may ask for what: the whole surface |
+//! | [`broker`] | which descriptors are opened for whom |
+//! | [`watch`] | which changes of files are told |
+//! | [`settings`] | what of the node's configuration concerns this process |
+//! | [`setup`] | what is made once at start |
+//! | [`service`] | nothing: from the wire to typed values, and to the work |
+//!
 //! # Known gaps
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
 //! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.
@@ -80,9 +101,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let settings = &node.settings;
     let watches = watches(&daemon, settings);
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
-    // Polled with the loop that accepts, which so keeps its promise.
-    let turn = daemon.progress.promise("broker", LOOP_BOUND);
-    let ended = async { turn.rests(daemon.stop.cancelled()).await };
+    // Polled with the loop that accepts, which so answers the watchdog.
+    let heartbeat = daemon.progress.register("broker", LOOP_BOUND);
+    let ended = async { heartbeat.rests(daemon.stop.cancelled()).await };
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
@@ -110,7 +131,7 @@ fn watches(daemon: &Arc<Daemon>, settings: &Settings) -> watch::Watches {
     };
     let health = daemon.clone();
     let told = move |text: Option<String>| health.set_degraded("changes of files", text);
-    watch::start(followed(settings), daemon.progress.promise("changes", LOOP_BOUND), Box::new(open), Box::new(told))
+    watch::start(followed(settings), daemon.progress.register("changes", LOOP_BOUND), Box::new(open), Box::new(told))
 }
 
 /// What changes are told of.
@@ -143,7 +164,11 @@ pub async fn prepare(settings: Settings, epoch: Epoch, metrics: metrics::Metrics
                 tracing::error!("{error}");
                 Err(StateError::Locked.into())
             }
-            other => Ok(other?),
+            other => {
+                let node = other?;
+                volumes::list::drop_contradicted(&node);
+                Ok(node)
+            }
         }
     });
     Ok(Arc::new(node.await??))

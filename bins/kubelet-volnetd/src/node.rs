@@ -64,13 +64,13 @@ pub struct Certificates {
 /// Why the node could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    #[error("opening this process's state folder")]
+    #[error("failed to open this process's state folder")]
     State(#[from] OpenError),
     #[error("another kubelet-volnetd works on the root directory {0}")]
     Locked(PathBuf),
     #[error(transparent)]
     Journal(#[from] JournalError),
-    #[error("finding the cgroup hierarchies")]
+    #[error("failed to find the cgroup hierarchies")]
     Cgroups(#[from] CgroupError),
 }
 
@@ -108,7 +108,7 @@ impl Node {
             settings.cgroup_root.clone(),
             settings.cgroups_per_qos,
         )?;
-        let node = Node {
+        Ok(Node {
             epoch,
             journal,
             guard: Mutex::new(Guard::new(epoch)),
@@ -117,9 +117,7 @@ impl Node {
             locks: Mutex::new(HashMap::new()),
             settings,
             _state: state,
-        };
-        crate::volumes::list::drop_contradicted(&node);
-        Ok(node)
+        })
     }
 
     /// The folder of all pods.

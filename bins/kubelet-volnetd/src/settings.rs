@@ -15,7 +15,7 @@ pub enum SettingsError {
     CgroupRoot(#[from] bulkhead_sys::cgroup::CgroupError),
     #[error("cgroupDriver {0:?} is not known: cgroupfs or systemd")]
     CgroupDriver(String),
-    #[error("finding the working directory")]
+    #[error("failed to find the working directory")]
     WorkingDirectory(#[source] std::io::Error),
     #[error("the root directory {path} cannot be resolved")]
     RootDir { path: PathBuf, source: std::io::Error },

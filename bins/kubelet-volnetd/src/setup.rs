@@ -14,7 +14,7 @@ use crate::node::Settings;
 /// Why the node cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    #[error("creating the directory {path}")]
+    #[error("failed to create the directory {path}")]
     Dir { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Share(#[from] MountError),

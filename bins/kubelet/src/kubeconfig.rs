@@ -14,7 +14,7 @@ use bulkhead_types::chain;
 pub enum ReadError {
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("reading {path}")]
+    #[error("failed to read {path}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}")]
     Parse { path: PathBuf, source: KubeconfigError },

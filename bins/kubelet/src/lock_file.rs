@@ -13,7 +13,7 @@ use rustix::process::{Signal, getpid, kill_process};
 
 /// The lock was not had, or nobody could watch it.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} the lock file {path:?} of --lock-file")]
+#[error("failed to {doing} the lock file {path:?} of --lock-file")]
 pub struct LockError {
     doing: &'static str,
     path: PathBuf,
@@ -120,7 +120,7 @@ fn wait_for_event(notifier: &OwnedFd) {
     loop {
         match reader.next() {
             Err(rustix::io::Errno::INTR) => {}
-            // An error ends the watch, and with it the promise: better to make way.
+            // An error ends the watch, and with it the lock: better to make way.
             Ok(_) | Err(_) => return,
         }
     }

@@ -10,9 +10,9 @@ use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Version};
 /// A fact that the start depends on could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    #[error("cannot look at the cgroup hierarchies")]
+    #[error("failed to look at the cgroup hierarchies")]
     Cgroups(#[source] CgroupError),
-    #[error("cannot read {0}")]
+    #[error("failed to read {0}")]
     Read(&'static str, #[source] io::Error),
 }
 

@@ -37,7 +37,7 @@ pub enum StartError {
     NotRoot,
     #[error("WATCHDOG_USEC={0}: must be more than 1 s, or the supervisor would end a healthy node")]
     Watchdog(String),
-    #[error("cannot work out the node's configuration")]
+    #[error("failed to work out the node's configuration")]
     Resolve(#[from] ResolveError),
     #[error(transparent)]
     Serving(#[from] ServingError),

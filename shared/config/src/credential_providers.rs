@@ -118,7 +118,7 @@ impl CredentialProvider {
 /// Why the providers cannot be used. Each ends the start, as upstream.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderConfigError {
-    #[error("reading the credential provider configuration {}", path.display())]
+    #[error("failed to read the credential provider configuration {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("the folder of credential provider configurations {} has no .json, .yaml or .yml file", path.display())]
     EmptyFolder { path: PathBuf },

@@ -25,9 +25,9 @@ const MAX_DEPTH: usize = 32;
 /// Why the configuration could not be loaded. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    #[error("cannot read configuration file {path:?}")]
+    #[error("failed to read configuration file {path:?}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot list drop-in directory {path:?}")]
+    #[error("failed to list drop-in directory {path:?}")]
     List { path: PathBuf, source: io::Error },
     #[error("configuration file {path:?} is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge { path: PathBuf },

@@ -123,7 +123,7 @@ pub struct NodeConfig {
 /// Why the rendered configuration cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeConfigError {
-    #[error("cannot read the rendered configuration {path:?}")]
+    #[error("failed to read the rendered configuration {path:?}")]
     Read { path: PathBuf, source: io::Error },
     #[error("the rendered configuration {path:?} cannot be decoded; was it written by another version of `kubelet`?")]
     Decode { path: PathBuf, source: serde_json::Error },
@@ -131,7 +131,7 @@ pub enum NodeConfigError {
         "the rendered configuration {path:?} has format {found}, this build reads format {FORMAT}: restart the whole node agent"
     )]
     Format { path: PathBuf, found: u32 },
-    #[error("cannot write the rendered configuration {path:?}")]
+    #[error("failed to write the rendered configuration {path:?}")]
     Write { path: PathBuf, source: io::Error },
 }
 

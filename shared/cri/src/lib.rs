@@ -17,6 +17,9 @@ pub use events::{EventStream, ExecEnd, ExecEndStream, RuntimeEvent, RuntimeEvent
 pub use first_output::OUTPUT_BYTES_MAX;
 pub use tonic::Code;
 
+/// containerd's name for what its CRI side made.
+pub const CONTAINERD_NAMESPACE: &str = "k8s.io";
+
 /// CRI `runtime.v1`: messages, clients, and servers for tests that stand in for a runtime.
 #[allow(missing_debug_implementations, clippy::large_enum_variant, clippy::doc_lazy_continuation)]
 pub mod v1 {

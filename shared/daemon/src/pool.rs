@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::progress::Turn;
+use crate::progress::Heartbeat;
 
 /// For doing nothing in the pool.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,12 +23,12 @@ fn words(full_for: Option<Duration>) -> Option<String> {
 
 /// Tries the pool whenever the watchdog asks, and tells `say` of a change: what is wrong, or that nothing is any more.
 /// Never ends.
-pub(crate) async fn watch(turn: Turn, mut say: impl FnMut(Option<String>)) -> std::convert::Infallible {
+pub(crate) async fn watch(heartbeat: Heartbeat, mut say: impl FnMut(Option<String>)) -> std::convert::Infallible {
     loop {
-        turn.asked().await;
+        heartbeat.asked().await;
         let began = Instant::now();
         let mut nothing = tokio::task::spawn_blocking(|| ());
-        let waiting = turn.waits_on();
+        let waiting = heartbeat.waits_on();
         let mut told = false;
         while timeout(PATIENCE, &mut nothing).await.is_err() {
             if !std::mem::replace(&mut told, true) {
@@ -59,8 +59,8 @@ mod tests {
             let said = Arc::new(Mutex::new(Vec::new()));
             let log = said.clone();
             let (told, mut news) = tokio::sync::mpsc::unbounded_channel();
-            let turn = progress.promise("pool", Duration::from_secs(1));
-            let watching = tokio::spawn(watch(turn, move |words| {
+            let heartbeat = progress.register("pool", Duration::from_secs(1));
+            let watching = tokio::spawn(watch(heartbeat, move |words| {
                 log.lock().unwrap().push(words);
                 let _ = told.send(());
             }));

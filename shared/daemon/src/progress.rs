@@ -2,16 +2,16 @@
 //!
 //! The supervisor's beat is sent from the one thread that does the work, so a blocked thread stops it by itself. What
 //! that does not show is a loop that no longer comes back to its `select!`: a lock that is never let go of, a channel that
-//! nobody empties. So at each beat every loop that has something to promise is asked, and answers by coming round
-//! ([`Turn::asked`] is a branch of its `select!`): no timers, no work between two beats.
+//! nobody empties. So at each beat every loop that is registered is asked, and answers by coming round
+//! ([`Heartbeat::asked`] is a branch of its `select!`): no timers, no work between two beats.
 //!
 //! A loop that waits on others is not stuck, and a restart would not help it, it would only lose what is known. It says so:
 //!
 //! | waits for | says it with | stuck when |
 //! |---|---|---|
-//! | what may never come: a timer, news, a peer | [`Turn::rests`] | nobody polls it for longer than its bound |
-//! | an answer that has a deadline (the API server's) | [`Turn::within`] | the deadline is past by more than its bound |
-//! | what the kernel alone ends: a file system that hangs | [`Turn::waits_on`] | never |
+//! | what may never come: a timer, news, a peer | [`Heartbeat::rests`] | nobody polls it for longer than its bound |
+//! | an answer that has a deadline (the API server's) | [`Heartbeat::within`] | the deadline is past by more than its bound |
+//! | what the kernel alone ends: a file system that hangs | [`Heartbeat::waits_on`] | never |
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 /// `WatchdogSec=` of the units.
 pub const LOOP_BOUND: Duration = Duration::from_secs(20);
 
-/// All loops of a process that made a promise.
+/// All loops of a process that are registered with the watchdog.
 #[derive(Debug, Clone, Default)]
 pub struct Progress(Arc<Mutex<Vec<Weak<Loop>>>>);
 
@@ -54,7 +54,7 @@ enum Waits {
 
 impl State {
     /// For how long an answer has been owed: since it was asked, or since the wait should have been over.
-    fn owes(&self, now: Instant) -> Option<Duration> {
+    fn overdue(&self, now: Instant) -> Option<Duration> {
         match self.waits {
             Waits::Until(end) => now.checked_duration_since(end),
             Waits::No | Waits::OnOthers => self.since.map(|since| now.saturating_duration_since(since)),
@@ -62,9 +62,9 @@ impl State {
     }
 }
 
-/// A loop's end of its promise; clones are for the parts of one loop. With the last of them the promise ends.
+/// A loop's registration with the watchdog; clones are for the parts of one loop. With the last of them it ends.
 #[derive(Debug, Clone)]
-pub struct Turn(Arc<Loop>);
+pub struct Heartbeat(Arc<Loop>);
 
 /// While this lives, the loop waits on somebody else.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub struct Seen {
     /// How long an answer may take.
     pub bound: Duration,
     /// For how long it has owed one.
-    pub owes: Option<Duration>,
+    pub overdue: Option<Duration>,
     /// On somebody else.
     pub waits: bool,
 }
@@ -92,12 +92,12 @@ pub enum Beat {
 
 /// The decision at a beat. Pure.
 pub fn decide(loops: &[Seen]) -> Beat {
-    let overdue = loops.iter().filter(|seen| !seen.waits).filter_map(|seen| Some((seen, seen.owes?)));
+    let overdue = loops.iter().filter(|seen| !seen.waits).filter_map(|seen| Some((seen, seen.overdue?)));
     let stuck: Vec<String> = overdue
-        .filter(|(seen, owes)| *owes > seen.bound)
-        .map(|(seen, owes)| {
-            let (name, owes, bound) = (seen.name, owes.as_secs(), seen.bound.as_secs());
-            format!("the loop \"{name}\" has not gone round for {owes} s ({bound} s are its bound)")
+        .filter(|(seen, overdue)| *overdue > seen.bound)
+        .map(|(seen, overdue)| {
+            let (name, overdue, bound) = (seen.name, overdue.as_secs(), seen.bound.as_secs());
+            format!("the loop \"{name}\" has not gone round for {overdue} s ({bound} s are its bound)")
         })
         .collect();
     if stuck.is_empty() { Beat::Send } else { Beat::HoldBack(stuck.join("; ")) }
@@ -105,12 +105,12 @@ pub fn decide(loops: &[Seen]) -> Beat {
 
 impl Progress {
     /// From now on the loop answers within `bound` whenever it is asked, or holds a [`Waiting`].
-    pub fn promise(&self, name: &'static str, bound: Duration) -> Turn {
+    pub fn register(&self, name: &'static str, bound: Duration) -> Heartbeat {
         let one = Arc::new(Loop { name, bound, asked: Notify::new(), state: Mutex::default() });
         let mut all = locked(&self.0);
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&one));
-        Turn(one)
+        Heartbeat(one)
     }
 
     /// What is to be done at a beat; asks every loop that owes no answer yet.
@@ -124,18 +124,18 @@ impl Progress {
         let loops: Vec<Arc<Loop>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
         let looked = loops.iter().map(|one| {
             let mut state = locked(&one.state);
-            let owes = state.owes(now);
-            if owes.is_none() && state.waits == Waits::No {
+            let overdue = state.overdue(now);
+            if overdue.is_none() && state.waits == Waits::No {
                 state.since = Some(now);
                 one.asked.notify_one();
             }
-            Seen { name: one.name, bound: one.bound, owes, waits: state.waits == Waits::OnOthers }
+            Seen { name: one.name, bound: one.bound, overdue, waits: state.waits == Waits::OnOthers }
         });
         looked.collect()
     }
 }
 
-impl Turn {
+impl Heartbeat {
     /// A branch of the loop's `select!`: resolves when the watchdog asks, and has then answered. Dropping it before that
     /// loses no question.
     pub async fn asked(&self) {
@@ -143,7 +143,7 @@ impl Turn {
         locked(&self.0.state).since = None;
     }
 
-    /// Waits for what may never come, and answers the watchdog meanwhile: what is promised is that somebody polls this.
+    /// Waits for what may never come, and answers the watchdog meanwhile: the loop is well as long as somebody polls this.
     pub async fn rests<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {
@@ -173,10 +173,10 @@ impl Turn {
     }
 }
 
-/// [`Turn::asked`] of a loop that may have made no promise, which is then never asked.
-pub async fn asked(turn: Option<&Turn>) {
-    match turn {
-        Some(turn) => turn.asked().await,
+/// [`Heartbeat::asked`] of a loop that may not be registered, which is then never asked.
+pub async fn asked(heartbeat: Option<&Heartbeat>) {
+    match heartbeat {
+        Some(heartbeat) => heartbeat.asked().await,
         None => std::future::pending().await,
     }
 }
@@ -200,8 +200,8 @@ mod tests {
     use std::pin::Pin;
     use std::task::Poll;
 
-    fn seen(owes: Option<u64>, waits: bool) -> Seen {
-        Seen { name: "engine", bound: Duration::from_secs(20), owes: owes.map(Duration::from_secs), waits }
+    fn seen(overdue: Option<u64>, waits: bool) -> Seen {
+        Seen { name: "engine", bound: Duration::from_secs(20), overdue: overdue.map(Duration::from_secs), waits }
     }
 
     /// Polls it once.
@@ -231,9 +231,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_turns_answers_and_one_that_does_not_is_seen() {
         let progress = Progress::default();
-        let turn = progress.promise("engine", Duration::from_secs(20));
+        let heartbeat = progress.register("engine", Duration::from_secs(20));
         assert_eq!(progress.beat(), Beat::Send);
-        turn.asked().await;
+        heartbeat.asked().await;
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!(progress.beat(), Beat::Send, "nobody asked in between");
         tokio::time::advance(Duration::from_secs(15)).await;
@@ -241,19 +241,19 @@ mod tests {
         tokio::time::advance(Duration::from_secs(15)).await;
         assert!(matches!(progress.beat(), Beat::HoldBack(_)));
         // It comes round after all: the question was not lost.
-        turn.asked().await;
+        heartbeat.asked().await;
         assert_eq!(progress.beat(), Beat::Send);
-        drop(turn);
+        drop(heartbeat);
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert!(progress.look().is_empty(), "a loop that has ended promises nothing");
+        assert!(progress.look().is_empty(), "a loop that has ended is asked no more");
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_on_others_does_not_count() {
         let progress = Progress::default();
-        let turn = progress.promise("measure", Duration::from_secs(20));
+        let heartbeat = progress.register("measure", Duration::from_secs(20));
         progress.look();
-        let waiting = turn.waits_on();
+        let waiting = heartbeat.waits_on();
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!(progress.beat(), Beat::Send);
         drop(waiting);
@@ -266,10 +266,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_is_waited_for_until_its_deadline_and_no_longer() {
         let progress = Progress::default();
-        let turn = progress.promise("lease", Duration::from_secs(20));
+        let heartbeat = progress.register("lease", Duration::from_secs(20));
         progress.look();
         // A question that was asked before is answered by what begins now.
-        let mut asking = std::pin::pin!(turn.within(Duration::from_secs(75), std::future::pending::<()>()));
+        let mut asking = std::pin::pin!(heartbeat.within(Duration::from_secs(75), std::future::pending::<()>()));
         assert!(!is_over(asking.as_mut()).await);
         for (after, beats) in [(74, true), (20, true), (2, false), (3600, false)] {
             tokio::time::advance(Duration::from_secs(after)).await;
@@ -284,14 +284,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_answer_after_the_other_is_progress() {
         let progress = Progress::default();
-        let turn = progress.promise("lease", Duration::from_secs(20));
+        let heartbeat = progress.register("lease", Duration::from_secs(20));
         let looping = tokio::spawn(async move {
             loop {
                 // A server that hangs: each request ends with its deadline.
                 let limit = Duration::from_secs(10);
                 let hangs = tokio::time::timeout(limit, std::future::pending::<()>());
-                assert!(turn.within(limit, hangs).await.is_err());
-                turn.rests(tokio::time::sleep(Duration::from_secs(3600))).await;
+                assert!(heartbeat.within(limit, hangs).await.is_err());
+                heartbeat.rests(tokio::time::sleep(Duration::from_secs(3600))).await;
             }
         });
         for _ in 0..2000 {
@@ -306,8 +306,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_rest_that_nobody_polls_is_seen() {
         let progress = Progress::default();
-        let turn = progress.promise("node", Duration::from_secs(20));
-        let mut resting = std::pin::pin!(turn.rests(std::future::pending::<()>()));
+        let heartbeat = progress.register("node", Duration::from_secs(20));
+        let mut resting = std::pin::pin!(heartbeat.rests(std::future::pending::<()>()));
         for _ in 0..3 {
             assert!(!is_over(resting.as_mut()).await);
             assert_eq!(progress.beat(), Beat::Send);

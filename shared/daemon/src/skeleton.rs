@@ -79,7 +79,7 @@ pub struct Daemon {
     /// Spans that have ended; `None` where the configuration names no tracing.
     pub traces: Option<Recorder>,
     health: Mutex<Option<HealthReporter>>,
-    /// What the watchdog's beat depends on: each main loop makes its promise here.
+    /// What the watchdog's beat depends on: each main loop registers here.
     pub progress: Progress,
 }
 
@@ -174,9 +174,9 @@ impl Daemon {
         };
         let policy = Policy { users: self.peer_users(), rules };
         let stop = self.stop.clone();
-        // The loop that accepts looks at its end each time it is polled, and so keeps its promise.
-        let turn = self.progress.promise("serving", LOOP_BOUND);
-        let ended = async { turn.rests(stop.cancelled()).await };
+        // The loop that accepts looks at its end each time it is polled, and so answers the watchdog.
+        let heartbeat = self.progress.register("serving", LOOP_BOUND);
+        let ended = async { heartbeat.rests(stop.cancelled()).await };
         let server = bulkhead_ipc::server::serve(listener, policy, services, ended);
         tokio::pin!(server);
         tokio::select! {
@@ -329,7 +329,7 @@ where
 {
     let death = daemon.take_listener(listeners::DEATH);
     let (progress, readiness) = (daemon.progress.clone(), daemon.readiness.clone());
-    let pool = progress.promise("pool", LOOP_BOUND);
+    let pool = progress.register("pool", LOOP_BOUND);
     let tell = daemon.clone();
     let ready = |readiness: &Readiness| readiness.lock().is_ok_and(|readiness| readiness.is_ok());
     let stop = daemon.stop.clone();

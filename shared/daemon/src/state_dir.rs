@@ -13,11 +13,11 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 pub enum StateError {
     #[error("state folder is held by another instance of this process")]
     Locked,
-    #[error("could not lock the state folder")]
+    #[error("failed to lock the state folder")]
     Lock(#[source] std::io::Error),
-    #[error("could not read state file {name:?}")]
+    #[error("failed to read state file {name:?}")]
     Read { name: String, source: std::io::Error },
-    #[error("could not write state file {name:?}")]
+    #[error("failed to write state file {name:?}")]
     Write { name: String, source: std::io::Error },
 }
 

@@ -18,8 +18,8 @@ pub(crate) fn notify(states: &[sd_notify::NotifyState<'_>]) {
 /// What each beat of a start adds to the time that the supervisor gives it (`TimeoutStartSec=` of the units).
 const START_EXTENSION_USEC: u32 = 90_000_000;
 
-/// Beats twice within each watchdog interval, from the one thread that does the work and only while every loop keeps its
-/// promise: a stuck loop stops the beat. Why it is held back is logged and told to the supervisor. Until the daemon was
+/// Beats twice within each watchdog interval, from the one thread that does the work and only while every loop answers
+/// it: a stuck loop stops the beat. Why it is held back is logged and told to the supervisor. Until the daemon was
 /// `ready` once a beat also asks for more time: what it waits for (another process, the runtime) takes as long as it takes.
 pub(crate) async fn watchdog(progress: Progress, ready: impl Fn() -> bool) {
     let Some(interval) = sd_notify::watchdog_enabled().filter(|interval| *interval > Duration::from_millis(1)) else {
@@ -99,7 +99,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_main_task_that_blocks_stops_the_beat() {
         let progress = Progress::default();
-        let turn = progress.promise("engine", Duration::from_secs(20));
+        let heartbeat = progress.register("engine", Duration::from_secs(20));
         let lock = Arc::new(tokio::sync::Mutex::new(()));
         let held = lock.clone().lock_owned().await;
         let wedge = Arc::new(tokio::sync::Notify::new());
@@ -107,7 +107,7 @@ mod tests {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    () = turn.asked() => {}
+                    () = heartbeat.asked() => {}
                     // A lock that somebody forgot to let go of.
                     () = wedged.notified() => drop(seen.lock().await),
                 }

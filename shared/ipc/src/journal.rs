@@ -24,7 +24,7 @@ pub enum AskError {
     NoReader,
     #[error("the question has more than {MAX_QUESTION_BYTES} bytes")]
     TooLong,
-    #[error("asking the reader of the journal")]
+    #[error("failed to ask the reader of the journal")]
     Io(#[from] io::Error),
 }
 

@@ -116,9 +116,9 @@ impl Services {
 /// Why a process cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("serving gRPC")]
+    #[error("failed to serve gRPC")]
     Http(#[from] tonic::transport::Error),
-    #[error("listening on vsock")]
+    #[error("failed to listen on vsock")]
     Vsock(#[source] std::io::Error),
 }
 

@@ -37,19 +37,19 @@ pub enum Version {
 pub enum CgroupError {
     #[error("{path:?} is no cgroup path: absolute, without empty, \".\" or \"..\" components")]
     Path { path: String },
-    #[error("reading the mounts")]
+    #[error("failed to read the mounts")]
     Mounts(#[source] io::Error),
     #[error("no cgroup hierarchy is mounted")]
     NoHierarchy,
     #[error("the cgroup controllers {missing:?} are not mounted")]
     MissingControllers { missing: Vec<&'static str> },
-    #[error("creating the cgroup {path}")]
+    #[error("failed to create the cgroup {path}")]
     Create { path: PathBuf, source: io::Error },
-    #[error("writing {value:?} to {path}")]
+    #[error("failed to write {value:?} to {path}")]
     Write { path: PathBuf, value: String, source: io::Error },
-    #[error("reading {path}")]
+    #[error("failed to read {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("removing the cgroup {path}")]
+    #[error("failed to remove the cgroup {path}")]
     Remove { path: PathBuf, source: io::Error },
     #[error("the cgroup {path} still has the processes {pids:?}")]
     Busy { path: String, pids: Vec<i32> },

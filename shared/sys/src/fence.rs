@@ -61,7 +61,7 @@ pub enum Enforcement {
 /// Why the fence could not be put up.
 #[derive(Debug, thiserror::Error)]
 pub enum FenceError {
-    #[error("building the Landlock rules")]
+    #[error("failed to build the Landlock rules")]
     Rules(#[from] landlock::RulesetError),
 }
 

@@ -15,7 +15,7 @@ pub enum MemfdError {
     NotSealed,
     #[error("the memfd has {size} bytes, more than the {max} allowed")]
     TooLarge { size: u64, max: u64 },
-    #[error("reading the memfd")]
+    #[error("failed to read the memfd")]
     Read(#[source] io::Error),
 }
 

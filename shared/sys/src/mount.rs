@@ -23,13 +23,13 @@ const BUSY_RETRY: Duration = Duration::from_millis(100);
 /// Why a mount or unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    #[error("mounting {fs_type}: {step}")]
+    #[error("failed to mount {fs_type}: {step}")]
     Mount { fs_type: &'static str, step: &'static str, source: io::Error },
-    #[error("unmounting {name}: busy, held by {}", holders_text(.holders))]
+    #[error("failed to unmount {name}: busy, held by {}", holders_text(.holders))]
     Busy { name: String, holders: Vec<String> },
-    #[error("unmounting {name}")]
+    #[error("failed to unmount {name}")]
     Unmount { name: String, source: io::Error },
-    #[error("making {path} a shared mount")]
+    #[error("failed to make {path} a shared mount")]
     Share { path: PathBuf, source: io::Error },
 }
 

@@ -43,7 +43,7 @@ pub enum OpenError {
     WrongType { path: PathBuf, wanted: &'static str },
     #[error("{path} leads through more than 40 links")]
     TooManyLinks { path: PathBuf },
-    #[error("{doing} {path}")]
+    #[error("failed to {doing} {path}")]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
@@ -110,7 +110,7 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
     let mut todo: VecDeque<OsString> = VecDeque::new();
     let mut links = 0;
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(io_error("opening", Path::new("/")))?;
+        .map_err(io_error("open", Path::new("/")))?;
     // The chain of directories from the root to where we are, for "..".
     let mut chain: Vec<(PathBuf, OwnedFd)> = vec![(PathBuf::from("/"), root)];
     let mut last: Option<(PathBuf, OwnedFd, Stat)> = None;
@@ -127,8 +127,8 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
         let (here, dir) = chain.last().expect("the root is never popped");
         let component = here.join(&name);
         let handle = rustix::fs::openat(dir, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| io_error("opening", &component)(errno))?;
-        let stat = rustix::fs::fstat(&handle).map_err(|errno| io_error("examining", &component)(errno))?;
+            .map_err(|errno| io_error("open", &component)(errno))?;
+        let stat = rustix::fs::fstat(&handle).map_err(|errno| io_error("examine", &component)(errno))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
         let untrusted = |why| OpenError::Untrusted { path: path.to_owned(), component: component.clone(), why };
         if stat.st_uid != 0 {
@@ -141,7 +141,7 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
                     return Err(OpenError::TooManyLinks { path: path.to_owned() });
                 }
                 let target = rustix::fs::readlinkat(&handle, "", Vec::new())
-                    .map_err(|errno| io_error("reading the link", &component)(errno))?;
+                    .map_err(|errno| io_error("read the link", &component)(errno))?;
                 let target = OsString::from_vec(target.into_bytes());
                 if Path::new(&target).is_absolute() {
                     chain.truncate(1);
@@ -158,7 +158,7 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
                 chain.push((component, handle));
                 last = None;
             }
-            _ if !todo.is_empty() => return Err(io_error("going through", &component)(Errno::NOTDIR)),
+            _ if !todo.is_empty() => return Err(io_error("go through", &component)(Errno::NOTDIR)),
             _ => {
                 if file_type != FileType::Socket && others_may_write(&stat) {
                     return Err(untrusted("may be written by others than root"));
@@ -171,7 +171,7 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
         Some((_, handle, stat)) => Ok((handle, stat)),
         None => {
             let (here, handle) = chain.pop().expect("the root is never popped");
-            let stat = rustix::fs::fstat(&handle).map_err(|errno| io_error("examining", &here)(errno))?;
+            let stat = rustix::fs::fstat(&handle).map_err(|errno| io_error("examine", &here)(errno))?;
             // Reached through ".." or "/": not examined as the final object yet.
             if stat.st_uid != 0 || others_may_write(&stat) {
                 let why = "may be written by others than root";
@@ -195,7 +195,7 @@ pub fn connect(path: &Path) -> Result<OwnedFd, OpenError> {
         rustix::net::connect(&socket, &SocketAddrUnix::new(through.as_str())?)?;
         Ok(socket)
     };
-    connect().map_err(io_error("connecting to", path))
+    connect().map_err(io_error("connect to", path))
 }
 
 fn push_components(todo: &mut VecDeque<OsString>, path: &OsStr) {
@@ -212,8 +212,7 @@ fn others_may_write(stat: &Stat) -> bool {
 /// Opens what an O_PATH handle stands for, through /proc so that it is the very same object.
 fn reopen(handle: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    rustix::fs::open(through, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
-        .map_err(io_error("opening", path))
+    rustix::fs::open(through, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(io_error("open", path))
 }
 
 // === Rule 2 ===
@@ -235,7 +234,7 @@ pub fn regular_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>) -> Resul
     let relative = relative.as_ref();
     // First a handle, which opens no device; then the type; then the thing itself.
     let handle = beneath(dir, relative, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
-    let stat = rustix::fs::fstat(&handle).map_err(io_error("examining", relative))?;
+    let stat = rustix::fs::fstat(&handle).map_err(io_error("examine", relative))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(OpenError::WrongType { path: relative.to_owned(), wanted: "a regular file" });
     }
@@ -251,7 +250,7 @@ pub fn dir_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>) -> Result<Ow
 pub fn create_dirs_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>, mode: u32) -> Result<OwnedFd, OpenError> {
     let relative = relative.as_ref();
     let mut here = dir.try_clone_to_owned().map_err(|source| OpenError::Io {
-        doing: "opening",
+        doing: "open",
         path: relative.to_owned(),
         source,
     })?;
@@ -259,7 +258,7 @@ pub fn create_dirs_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>, mode
         let name = Path::new(name.as_os_str());
         match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(mode)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(io_error("creating the directory", relative)(errno)),
+            Err(errno) => return Err(io_error("create the directory", relative)(errno)),
         }
         here = dir_beneath(here.as_fd(), name)?;
     }
@@ -269,7 +268,7 @@ pub fn create_dirs_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>, mode
 /// The base directory for rule 2: one of our own, by path. Its own components are the operator's.
 pub fn base_dir(path: &Path) -> Result<OwnedFd, OpenError> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(io_error("opening the directory", path))
+        .map_err(io_error("open the directory", path))
 }
 
 /// Metadata of one name in a directory, links not followed; None when it is not there.
@@ -278,7 +277,7 @@ pub fn lstat_at(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Option<St
     match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(io_error("examining", name)(errno)),
+        Err(errno) => Err(io_error("examine", name)(errno)),
     }
 }
 
@@ -295,7 +294,7 @@ fn openat2(
         match rustix::fs::openat2(dir, path, flags, Mode::from_raw_mode(mode), resolve) {
             Ok(fd) => return Ok(fd),
             Err(Errno::AGAIN | Errno::INTR) if tries < MAX_RACES => tries += 1,
-            Err(errno) => return Err(io_error("opening", path)(errno)),
+            Err(errno) => return Err(io_error("open", path)(errno)),
         }
     }
 }

@@ -26,11 +26,11 @@ pub struct PeerIdentity {
 /// Why a peer could not be identified. All of them mean: refuse.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    #[error("reading the peer's credentials from the socket")]
+    #[error("failed to read the peer's credentials from the socket")]
     Credentials(#[source] io::Error),
     #[error("peer process {pid} is in another pid namespace or gone")]
     NoProcess { pid: i32 },
-    #[error("reading {what} of peer process {pid}")]
+    #[error("failed to read {what} of peer process {pid}")]
     Proc { pid: i32, what: &'static str, source: io::Error },
 }
 

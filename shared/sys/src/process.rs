@@ -16,11 +16,11 @@ pub use report::PrivilegeReport;
 /// Why privileges could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegeError {
-    #[error("{doing} the {set:?} capability set")]
+    #[error("failed to {doing} the {set:?} capability set")]
     Capabilities { doing: &'static str, set: CapSet, source: caps::errors::CapsError },
     #[error("{0}")]
     Prctl(&'static str, #[source] io::Error),
-    #[error("reading /proc/self/{0}")]
+    #[error("failed to read /proc/self/{0}")]
     Proc(&'static str, #[source] io::Error),
 }
 
@@ -88,7 +88,7 @@ pub fn die_with_parent() -> Result<(), PrivilegeError> {
 /// set where SETPCAP allows it. Returns those of `wanted` that this process did not have.
 pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
     let set_error = |doing, set| move |source| PrivilegeError::Capabilities { doing, set, source };
-    let permitted = caps::read(None, CapSet::Permitted).map_err(set_error("reading", CapSet::Permitted))?;
+    let permitted = caps::read(None, CapSet::Permitted).map_err(set_error("read", CapSet::Permitted))?;
     let keep: CapsHashSet = wanted.iter().copied().filter(|cap| permitted.contains(cap)).collect();
     let missing = wanted.iter().copied().filter(|cap| !permitted.contains(cap)).collect();
 
@@ -97,20 +97,20 @@ pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeErro
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         // Already locked otherwise is no error: `kubelet-ctl privileges` shows what they are.
         let _ = rustix::thread::set_capabilities_secure_bits(locked_securebits());
-        let bounding = caps::read(None, CapSet::Bounding).map_err(set_error("reading", CapSet::Bounding))?;
+        let bounding = caps::read(None, CapSet::Bounding).map_err(set_error("read", CapSet::Bounding))?;
         for cap in bounding.difference(&keep) {
-            caps::drop(None, CapSet::Bounding, *cap).map_err(set_error("reducing", CapSet::Bounding))?;
+            caps::drop(None, CapSet::Bounding, *cap).map_err(set_error("reduce", CapSet::Bounding))?;
         }
     }
     // An ambient capability that stays would only matter at exec, which no daemon does. Ambient must go before
     // inheritable; kernels without ambient sets (none that we support) would answer EINVAL.
-    caps::clear(None, CapSet::Ambient).map_err(set_error("clearing", CapSet::Ambient))?;
+    caps::clear(None, CapSet::Ambient).map_err(set_error("clear", CapSet::Ambient))?;
     // A unit's filter may refuse capset to a process that has nothing to give up: then nothing is asked for.
     for (set, keep) in
         [(CapSet::Effective, &keep), (CapSet::Permitted, &keep), (CapSet::Inheritable, &CapsHashSet::new())]
     {
-        if caps::read(None, set).map_err(set_error("reading", set))? != *keep {
-            caps::set(None, set, keep).map_err(set_error("reducing", set))?;
+        if caps::read(None, set).map_err(set_error("read", set))? != *keep {
+            caps::set(None, set, keep).map_err(set_error("reduce", set))?;
         }
     }
     Ok(missing)
@@ -119,7 +119,7 @@ pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeErro
 /// Capabilities that are permitted to this thread now.
 pub fn permitted() -> Result<Vec<Capability>, PrivilegeError> {
     let set = caps::read(None, CapSet::Permitted).map_err(|source| PrivilegeError::Capabilities {
-        doing: "reading",
+        doing: "read",
         set: CapSet::Permitted,
         source,
     })?;
@@ -132,14 +132,14 @@ pub fn permitted() -> Result<Vec<Capability>, PrivilegeError> {
 /// that starts others with more than it has in force itself. What is not there is left out.
 pub fn hold(effective: &[Capability], kept: &[Capability]) -> Result<(), PrivilegeError> {
     let set_error = |doing, set| move |source| PrivilegeError::Capabilities { doing, set, source };
-    let have = caps::read(None, CapSet::Permitted).map_err(set_error("reading", CapSet::Permitted))?;
+    let have = caps::read(None, CapSet::Permitted).map_err(set_error("read", CapSet::Permitted))?;
     let effective: CapsHashSet = effective.iter().copied().filter(|cap| have.contains(cap)).collect();
     let mut permitted = effective.clone();
     permitted.extend(kept.iter().copied().filter(|cap| have.contains(cap)));
-    caps::clear(None, CapSet::Ambient).map_err(set_error("clearing", CapSet::Ambient))?;
-    caps::set(None, CapSet::Effective, &effective).map_err(set_error("reducing", CapSet::Effective))?;
-    caps::set(None, CapSet::Permitted, &permitted).map_err(set_error("reducing", CapSet::Permitted))?;
-    caps::clear(None, CapSet::Inheritable).map_err(set_error("clearing", CapSet::Inheritable))
+    caps::clear(None, CapSet::Ambient).map_err(set_error("clear", CapSet::Ambient))?;
+    caps::set(None, CapSet::Effective, &effective).map_err(set_error("reduce", CapSet::Effective))?;
+    caps::set(None, CapSet::Permitted, &permitted).map_err(set_error("reduce", CapSet::Permitted))?;
+    caps::clear(None, CapSet::Inheritable).map_err(set_error("clear", CapSet::Inheritable))
 }
 
 /// "SYS_ADMIN", without the prefix.

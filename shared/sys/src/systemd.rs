@@ -17,7 +17,7 @@ const SERIAL: u32 = 1;
 /// Why systemd did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
-    #[error("talking to {SOCKET}")]
+    #[error("failed to talk to {SOCKET}")]
     Socket(#[source] io::Error),
     #[error("systemd did not accept us on {SOCKET}")]
     Authentication,

@@ -25,7 +25,7 @@ pub enum TreeError {
     MountPoint { name: String },
     #[error("{name} is a file")]
     File { name: String },
-    #[error("{doing} {name}")]
+    #[error("failed to {doing} {name}")]
     Io { doing: &'static str, name: String, source: io::Error },
 }
 
@@ -78,10 +78,10 @@ pub fn list(dir: BorrowedFd<'_>, max: usize) -> io::Result<Vec<Entry>> {
 /// Removes `name` in `parent` with everything below it. Not being there is success.
 pub fn remove(parent: BorrowedFd<'_>, name: impl AsRef<OsStr>) -> Result<(), TreeError> {
     let name = c_name(name.as_ref())?;
-    let Some(top) = open_or_unlink(parent, &name, mount_id(parent).map_err(io_error("examining", &name))?)? else {
+    let Some(top) = open_or_unlink(parent, &name, mount_id(parent).map_err(io_error("examine", &name))?)? else {
         return Ok(());
     };
-    let mount = mount_id(top.as_fd()).map_err(io_error("examining", &name))?;
+    let mount = mount_id(top.as_fd()).map_err(io_error("examine", &name))?;
     let mut moved = 0;
     for _ in 0..MAX_PASSES {
         empty(top.as_fd(), top.as_fd(), mount, 1, &mut moved)?;
@@ -89,10 +89,10 @@ pub fn remove(parent: BorrowedFd<'_>, name: impl AsRef<OsStr>) -> Result<(), Tre
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(Errno::BUSY) => return Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() }),
-            Err(errno) => return Err(io_error("removing the directory", &name)(errno)),
+            Err(errno) => return Err(io_error("remove the directory", &name)(errno)),
         }
     }
-    Err(io_error("removing the directory", &name)(Errno::NOTEMPTY))
+    Err(io_error("remove the directory", &name)(Errno::NOTEMPTY))
 }
 
 /// Removes `name` in `parent` if it and everything below are empty directories. A file stops it (nothing that could be
@@ -107,14 +107,14 @@ fn remove_empty(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(),
         Ok(dir) => dir,
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(TreeError::File { name: name.to_string_lossy().into_owned() }),
-        Err(errno) => return Err(io_error("opening the directory", name)(errno)),
+        Err(errno) => return Err(io_error("open the directory", name)(errno)),
     };
     let same = mount_id(parent).and_then(|outer| Ok(outer == mount_id(dir.as_fd())?));
-    if !same.map_err(io_error("examining", name))? {
+    if !same.map_err(io_error("examine", name))? {
         return Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() });
     }
     if depth >= MAX_DEPTH {
-        return Err(io_error("removing the directory", name)(Errno::NOTEMPTY));
+        return Err(io_error("remove the directory", name)(Errno::NOTEMPTY));
     }
     for entry in names(dir.as_fd(), name)? {
         remove_empty(dir.as_fd(), &entry, depth + 1)?;
@@ -123,7 +123,7 @@ fn remove_empty(parent: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(),
     match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::BUSY) => Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() }),
-        Err(errno) => Err(io_error("removing the directory", name)(errno)),
+        Err(errno) => Err(io_error("remove the directory", name)(errno)),
     }
 }
 
@@ -135,7 +135,7 @@ fn empty(dir: BorrowedFd<'_>, top: BorrowedFd<'_>, mount: u64, depth: usize, mov
                 Ok(()) | Err(Errno::NOENT) => continue,
                 Err(Errno::ISDIR) => {}
                 Err(Errno::BUSY) => return Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() }),
-                Err(errno) => return Err(io_error("removing", &name)(errno)),
+                Err(errno) => return Err(io_error("remove", &name)(errno)),
             }
             *moved += 1;
             let up = format!(".deep-{moved}");
@@ -146,7 +146,7 @@ fn empty(dir: BorrowedFd<'_>, top: BorrowedFd<'_>, mount: u64, depth: usize, mov
                 Err(Errno::BUSY | Errno::XDEV) => {
                     return Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() });
                 }
-                Err(errno) => return Err(io_error("moving", &name)(errno)),
+                Err(errno) => return Err(io_error("move", &name)(errno)),
             }
             continue;
         }
@@ -157,7 +157,7 @@ fn empty(dir: BorrowedFd<'_>, top: BorrowedFd<'_>, mount: u64, depth: usize, mov
             // Not empty: something was left for the next pass, or added just now.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(Errno::BUSY) => return Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() }),
-            Err(errno) => return Err(io_error("removing the directory", &name)(errno)),
+            Err(errno) => return Err(io_error("remove the directory", &name)(errno)),
         }
     }
     Ok(())
@@ -167,7 +167,7 @@ fn empty(dir: BorrowedFd<'_>, top: BorrowedFd<'_>, mount: u64, depth: usize, mov
 fn open_or_unlink(dir: BorrowedFd<'_>, name: &CStr, mount: u64) -> Result<Option<OwnedFd>, TreeError> {
     match open_dir(dir, name) {
         Ok(child) => {
-            if mount_id(child.as_fd()).map_err(io_error("examining", name))? == mount {
+            if mount_id(child.as_fd()).map_err(io_error("examine", name))? == mount {
                 Ok(Some(child))
             } else {
                 Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() })
@@ -177,9 +177,9 @@ fn open_or_unlink(dir: BorrowedFd<'_>, name: &CStr, mount: u64) -> Result<Option
         Err(Errno::NOTDIR | Errno::LOOP) => match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(None),
             Err(Errno::BUSY) => Err(TreeError::MountPoint { name: name.to_string_lossy().into_owned() }),
-            Err(errno) => Err(io_error("removing", name)(errno)),
+            Err(errno) => Err(io_error("remove", name)(errno)),
         },
-        Err(errno) => Err(io_error("opening the directory", name)(errno)),
+        Err(errno) => Err(io_error("open the directory", name)(errno)),
     }
 }
 
@@ -195,8 +195,8 @@ pub fn mount_id(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
 
 fn names(dir: BorrowedFd<'_>, of: &CStr) -> Result<Vec<CString>, TreeError> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(dir).map_err(io_error("listing", of))? {
-        let entry = entry.map_err(io_error("listing", of))?;
+    for entry in Dir::read_from(dir).map_err(io_error("list", of))? {
+        let entry = entry.map_err(io_error("list", of))?;
         let name = entry.file_name();
         if name != c"." && name != c".." {
             names.push(name.to_owned());
@@ -211,7 +211,7 @@ fn names(dir: BorrowedFd<'_>, of: &CStr) -> Result<Vec<CString>, TreeError> {
 
 fn c_name(name: &OsStr) -> Result<CString, TreeError> {
     let bad = |errno: Errno| TreeError::Io {
-        doing: "removing",
+        doing: "remove",
         name: name.to_string_lossy().into_owned(),
         source: errno.into(),
     };

@@ -8,7 +8,7 @@ use super::values::{
     bytes, cost, cpu, file_systems, memory, milliseconds, network, operations, plain, quota, seconds, stalled, tasks,
     waited,
 };
-use crate::exposition::Kind;
+use crate::scrape::exposition::Kind;
 
 /// Takes one series after the other.
 pub type Sink<'a> = &'a mut dyn FnMut(&Extra, Number);

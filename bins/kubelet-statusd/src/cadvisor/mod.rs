@@ -9,17 +9,18 @@ mod values;
 
 use std::sync::Arc;
 
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::evictiond::{CgroupStats, Machine};
 use bulkhead_types::Process;
 use http::Request;
 use hyper::body::Incoming;
 use tokio::sync::OnceCell;
 
-use crate::app::App;
-use crate::exposition::Kind;
 use crate::health::Presence;
 use crate::node::facts::Facts;
-use crate::scrape;
+use crate::peers::Peers;
+use crate::scrape::exposition::Kind;
+use crate::scrape::{self, Slots};
 use crate::server::answer::Answer;
 use groups::FAMILIES;
 use text::{Extra, Labels, Number, Text, label};
@@ -27,37 +28,49 @@ use text::{Extra, Labels, Number, Text, label};
 /// Room for a group's series, bytes: what most need.
 const GROUP_BYTES: usize = 20 * 1024;
 
-/// What the machine is called, once it is known.
-#[derive(Debug, Default)]
-pub struct MachineNames(OnceCell<Facts>);
+/// Answers `/metrics/cadvisor`.
+#[derive(Debug)]
+pub struct Cadvisor {
+    peers: Arc<Peers>,
+    broker: BrokerClient,
+    boot_id: String,
+    slots: Arc<Slots>,
+    /// What the machine is called, once it is known.
+    names: OnceCell<Facts>,
+}
 
-impl MachineNames {
-    async fn of(&self, app: &App) -> Facts {
-        let read = || Facts::read(&app.broker, &app.config.boot_id);
+impl Cadvisor {
+    /// `slots`: the turns that it shares with other scrapes.
+    pub fn new(peers: Arc<Peers>, broker: BrokerClient, boot_id: &str, slots: Arc<Slots>) -> Self {
+        Cadvisor { peers, broker, boot_id: boot_id.to_owned(), slots, names: OnceCell::new() }
+    }
+
+    /// Answers one request.
+    pub async fn serve(&self, request: Request<Incoming>) -> Answer {
+        let Some(_slot) = self.slots.one().await else { return scrape::busy() };
+        let (facts, groups) = tokio::join!(self.machine_names(), self.peers.cgroups());
+        let (machine, groups) = match groups {
+            Ok((machine, groups)) => (Some(machine), groups),
+            Err(status) => {
+                tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+                (None, Vec::new())
+            }
+        };
+        let now = jiff::Timestamp::now().as_millisecond();
+        scrape::answer_text(render(&facts, machine.as_ref(), &groups, now), request.headers())
+    }
+
+    async fn machine_names(&self) -> Facts {
+        let read = || Facts::read(&self.broker, &self.boot_id);
         // Without kubelet-volnetd the product's UUID is missing: good for this answer, not for all later ones.
-        if app.peers.presence(Process::Volnetd) == Presence::Ready {
-            return self.0.get_or_init(read).await.clone();
+        if self.peers.presence(Process::Volnetd) == Presence::Ready {
+            return self.names.get_or_init(read).await.clone();
         }
-        match self.0.get() {
+        match self.names.get() {
             Some(facts) => facts.clone(),
             None => read().await,
         }
     }
-}
-
-/// `/metrics/cadvisor`.
-pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let Some(_slot) = app.scrapes.slot().await else { return scrape::busy() };
-    let (facts, groups) = tokio::join!(app.machine_names.of(app), app.peers.cgroups());
-    let (machine, groups) = match groups {
-        Ok((machine, groups)) => (Some(machine), groups),
-        Err(status) => {
-            tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
-            (None, Vec::new())
-        }
-    };
-    let now = jiff::Timestamp::now().as_millisecond();
-    scrape::answer_text(render(&facts, machine.as_ref(), &groups, now), request.headers())
 }
 
 /// The whole text. `machine: None`: nothing was measured. `now`: milliseconds since the epoch.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use bulkhead_ipc::evictiond::CgroupStats;
 
-use crate::exposition::Kind;
+use crate::scrape::exposition::Kind;
 
 /// A value. Writing to a String cannot fail.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -60,16 +60,16 @@ impl Failure {
 type Pair = (Vec<u8>, Vec<u8>);
 
 /// One look at the disk; the pair that is inline in the kubeconfig comes along.
-struct Look {
+struct Observation {
     seen: Seen,
     inline: Option<Pair>,
     /// What the bootstrap kubeconfig has in it, as a digest.
     begins_with: Option<[u8; 32]>,
 }
 
-impl Look {
+impl Observation {
     /// Whether there is a reason to try again before it is time.
-    fn differs(&self, other: &Look) -> bool {
+    fn differs(&self, other: &Observation) -> bool {
         self.seen != other.seen || self.begins_with != other.begins_with
     }
 }
@@ -132,7 +132,7 @@ impl ClientCertificate {
         let mut failures = 0;
         // Certificates in a row that were no good for longer: clocks that differ, say.
         let mut in_a_row = 0;
-        let mut told = Told::default();
+        let mut told = LastLogged::default();
         loop {
             let look = match self.look(bootstrap.is_some()).await {
                 Ok(look) => look,
@@ -246,7 +246,7 @@ impl ClientCertificate {
         }
     }
 
-    async fn look(&self, knows_bootstrap: bool) -> Result<Look, StoreError> {
+    async fn look(&self, knows_bootstrap: bool) -> Result<Observation, StoreError> {
         let (kubeconfig, inline) = match self.store.read(CredentialFile::Kubeconfig).await {
             Ok(None) => (Kubeconfig::Missing, None),
             Err(error) if error.is_unknown() => return Err(error),
@@ -263,7 +263,7 @@ impl ClientCertificate {
         let signed = signed.filter(|pair| is_pair(pair)).and_then(|pair| Chain::parse(&pair));
         let begins_with = if self.wanted.bootstraps { self.begins_with().await? } else { None };
         let can_bootstrap = self.wanted.bootstraps && (knows_bootstrap || begins_with.is_some());
-        Ok(Look { seen: Seen { kubeconfig, signed, can_bootstrap }, inline, begins_with })
+        Ok(Observation { seen: Seen { kubeconfig, signed, can_bootstrap }, inline, begins_with })
     }
 
     async fn begins_with(&self) -> Result<Option<[u8; 32]>, StoreError> {
@@ -310,7 +310,7 @@ impl ClientCertificate {
 
     /// What `kubeadm init` writes into the kubeconfig itself is kept where the renewed ones will be, and where
     /// `kubeadm init phase kubelet-finalize` looks for it.
-    async fn keep(&self, look: Look) -> Result<(), Failure> {
+    async fn keep(&self, look: Observation) -> Result<(), Failure> {
         let Some((certificates, key)) = look.inline else { return Ok(()) };
         let key = String::from_utf8_lossy(&key).into_owned();
         self.store.put(Kind::ClientPair, certificates, &key).await?;
@@ -392,9 +392,9 @@ pub(super) async fn wait(changes: &mut BoxStream<'static, ()>, longest: Duration
 
 /// What was logged last, so that the same is not said at each look.
 #[derive(Debug, Default)]
-struct Told(Option<(Todo, bool)>);
+struct LastLogged(Option<(Todo, bool)>);
 
-impl Told {
+impl LastLogged {
     fn tell(&mut self, todo: &Todo, seen: &Seen, wanted: Wanted) {
         let stuck = wanted.bootstraps && !seen.can_bootstrap && !matches!(seen.kubeconfig, Kubeconfig::Usable(_));
         let now = Some((*todo, stuck));

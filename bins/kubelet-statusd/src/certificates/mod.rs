@@ -26,14 +26,14 @@ use bulkhead_ipc::client::Link;
 use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 
-use crate::outward::Outward;
+use crate::api_writer::ApiWriter;
 use client::ClientCertificate;
 use metrics::{ClientMetrics, ServingMetrics};
 use serving::ServingCertificate;
 
 /// Keeps the certificates that the configuration has the node ask for, until the daemon is to stop. `addresses`: the Node's.
-pub async fn run(outward: Outward, volnetd: Link, addresses: watch::Receiver<Vec<NodeAddress>>) {
-    let (client, serving) = match (client(&outward, &volnetd), serving(&outward, volnetd.clone(), addresses)) {
+pub async fn run(writer: ApiWriter, volnetd: Link, addresses: watch::Receiver<Vec<NodeAddress>>) {
+    let (client, serving) = match (client(&writer, &volnetd), serving(&writer, volnetd.clone(), addresses)) {
         (Ok(client), Ok(serving)) => (client, serving),
         (Err(error), _) | (_, Err(error)) => {
             // Only a second instance in one process can meet this.
@@ -52,23 +52,23 @@ pub async fn run(outward: Outward, volnetd: Link, addresses: watch::Receiver<Vec
         }
     };
     tokio::select! {
-        () = outward.stop.cancelled() => {}
+        () = writer.stop.cancelled() => {}
         _ = async { tokio::join!(keep_client, keep_serving) } => {}
     }
 }
 
-fn client(outward: &Outward, volnetd: &Link) -> prometheus::Result<Option<ClientCertificate>> {
-    let Outward { config, api, broker, state, registry, .. } = outward;
+fn client(writer: &ApiWriter, volnetd: &Link) -> prometheus::Result<Option<ClientCertificate>> {
+    let ApiWriter { config, api, broker, state, registry, .. } = writer;
     let metrics = config.rotates_client().then(|| ClientMetrics::register(registry)).transpose()?;
     Ok(ClientCertificate::new(config.clone(), api.clone(), broker.clone(), volnetd.clone(), state.clone(), metrics))
 }
 
 fn serving(
-    outward: &Outward,
+    writer: &ApiWriter,
     volnetd: Link,
     addresses: watch::Receiver<Vec<NodeAddress>>,
 ) -> prometheus::Result<Option<ServingCertificate>> {
-    let Outward { config, api, broker, state, registry, .. } = outward;
+    let ApiWriter { config, api, broker, state, registry, .. } = writer;
     // Without a server nobody would be shown it.
     if !config.asks_for_serving() || !config.serves_https() {
         return Ok(None);

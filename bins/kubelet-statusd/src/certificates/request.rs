@@ -17,7 +17,7 @@ use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
 
 use super::key::{Key, KeyError};
 use super::leaf::{Chain, Subject};
-use crate::outward::ANSWER_DEADLINE;
+use crate::api_writer::ANSWER_DEADLINE;
 
 /// How long one request is waited for.
 const WAIT: Duration = Duration::from_secs(15 * 60);

@@ -17,7 +17,7 @@ pub mod send;
 use bulkhead_apiclient::Lane;
 use bulkhead_daemon::progress::LOOP_BOUND;
 
-use crate::outward::Outward;
+use crate::api_writer::ApiWriter;
 
 pub use metrics::EventMetrics;
 pub use queue::{EventQueue, OwnEvents};
@@ -41,27 +41,27 @@ pub struct Record {
 }
 
 /// Sends events until the daemon is to stop.
-pub async fn run(outward: Outward, own: OwnEvents) {
-    let metrics = match EventMetrics::new().and_then(|metrics| metrics.register(&outward.registry).map(|()| metrics)) {
+pub async fn run(writer: ApiWriter, queue: EventQueue, own: OwnEvents) {
+    let metrics = match EventMetrics::new().and_then(|metrics| metrics.register(&writer.registry).map(|()| metrics)) {
         Ok(metrics) => metrics,
         Err(error) => {
             tracing::error!(%error, "events are not sent: their metrics cannot be registered");
-            outward.stop.cancelled().await;
+            writer.stop.cancelled().await;
             return;
         }
     };
-    let backlog = backlog::Backlog::read(outward.state.clone());
-    let stop = outward.stop.clone();
+    let backlog = backlog::Backlog::read(writer.state.clone());
+    let stop = writer.stop.clone();
     let work = async {
-        outward.api.ready().await;
+        writer.api.ready().await;
         let sender = Sender {
-            client: outward.api.client(Lane::Events),
-            syncd: outward.syncd.clone(),
-            node: outward.config.node_name.to_string(),
-            queue: outward.events.clone(),
+            client: writer.api.client(Lane::Events),
+            syncd: writer.syncd.clone(),
+            node: writer.config.node_name.to_string(),
+            queue,
             backlog: backlog.clone(),
             metrics,
-            turn: outward.progress.promise("events", LOOP_BOUND),
+            heartbeat: writer.progress.register("events", LOOP_BOUND),
         };
         tokio::join!(sender.run(own), backlog.keep());
     };

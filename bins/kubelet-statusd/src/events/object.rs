@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Involved;
-use crate::pods::normal::seconds;
+use crate::api_writer::seconds;
 
 /// Who reports.
 const COMPONENT: &str = "kubelet";

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use bulkhead_daemon::progress::Turn;
+use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd;
 use http::{Method, Request, header};
@@ -18,8 +18,8 @@ use super::feed;
 use super::metrics::EventMetrics;
 use super::object::{EventObject, Occurrence};
 use super::queue::{EventQueue, OwnEvents};
-use crate::outward::{ANSWER_DEADLINE, retry_after};
-use crate::pods::gate::{Jitter, SILENT};
+use crate::api_writer::gate::{Jitter, SILENT};
+use crate::api_writer::{ANSWER_DEADLINE, retry_after};
 
 /// Attempts at an event that the server fails over, as upstream's.
 const FAILURES: u32 = 12;
@@ -35,8 +35,8 @@ pub struct Sender {
     pub queue: EventQueue,
     pub backlog: Backlog,
     pub metrics: EventMetrics,
-    /// The promise to the watchdog.
-    pub turn: Turn,
+    /// The loop's registration with the watchdog.
+    pub heartbeat: Heartbeat,
 }
 
 impl std::fmt::Debug for Sender {
@@ -60,7 +60,7 @@ impl Sender {
                 tokio::select! {
                     occurrence = own.next() => self.deal_with(&mut run, &occurrence).await,
                     event = self.backlog.oldest() => self.take(&mut run, &event).await,
-                    () = self.turn.asked() => {}
+                    () = self.heartbeat.asked() => {}
                 }
                 self.lost(own.dropped(), "here");
             }
@@ -113,7 +113,7 @@ impl Sender {
                 }
             };
             let answer = tokio::time::timeout(ANSWER_DEADLINE, self.client.request_text(request));
-            let answer = self.turn.within(ANSWER_DEADLINE, answer).await;
+            let answer = self.heartbeat.within(ANSWER_DEADLINE, answer).await;
             let pause = match answer.as_ref().map_or(Next::Again(None), |answer| next(answer, count)) {
                 Next::Sent => return self.metrics.count(if count { "counted" } else { "created" }, 1),
                 Next::Create => {
@@ -146,7 +146,7 @@ impl Sender {
                 tracing::warn!(name = %event.name, "an event is not taken, it is sent again until it is");
             }
             let pause = pause.unwrap_or_else(|| run.jitter.pause(SILENT, attempts));
-            self.turn.rests(tokio::time::sleep(pause)).await;
+            self.heartbeat.rests(tokio::time::sleep(pause)).await;
         }
     }
 }

@@ -18,9 +18,10 @@ pub mod stamp;
 pub mod tail;
 pub mod transcript;
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::PodState;
 use bulkhead_ipc::volnetd::{ContainerLog, PodLogId};
@@ -28,7 +29,6 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use crate::app::App;
 use crate::routes::ContainerPath;
 use crate::server::answer::{self, Answer};
 use follow::Following;
@@ -41,11 +41,16 @@ use source::{Brokered, NoFile};
 use stamp::Moment;
 use transcript::{Rules, Transcript};
 
-/// What all followers share.
-#[derive(Debug, Default)]
-pub struct Followers {
-    pub growth: Growth,
-    pub lives: Lives,
+/// Answers requests for containers' logs.
+#[derive(Debug)]
+pub struct ContainerLogs {
+    syncd: Link,
+    broker: BrokerClient,
+    /// Gate PodLogsQuerySplitStreams.
+    split_streams: bool,
+    /// Shared by all followers, as is `lives`.
+    growth: Growth,
+    lives: Lives,
 }
 
 /// Why there is no log. The texts of what upstream knows are upstream's.
@@ -79,45 +84,57 @@ impl Refusal {
     }
 }
 
-/// Answers.
-pub async fn serve(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
-    match log(app, place, request.uri().query().unwrap_or_default()).await {
-        Ok(answer) => answer,
-        Err(refusal) => answer::text(refusal.status(), refusal.to_string()),
+impl ContainerLogs {
+    pub fn new(config: &NodeConfig, syncd: Link, broker: BrokerClient) -> Self {
+        ContainerLogs {
+            syncd,
+            broker,
+            split_streams: config.feature_gates().enabled("PodLogsQuerySplitStreams"),
+            growth: Growth::default(),
+            lives: Lives::default(),
+        }
     }
-}
 
-async fn log(app: &App, place: &ContainerPath, query: &str) -> Result<Answer, Refusal> {
-    let options = options::parse(query, app.config.feature_gates().enabled("PodLogsQuerySplitStreams"))?;
-    let syncd = app.peers.syncd();
-    let named = pods::named(syncd, &place.pod.namespace, &place.pod.pod).await.map_err(|_| Refusal::NoWord)?;
-    let pod = named.ok_or_else(|| Refusal::NoPod(place.pod.pod.clone()))?;
-    if !pod.container_names.contains(&place.container) {
-        return Err(Refusal::NoContainer { container: place.container.clone(), pod: pod.name });
+    /// Answers one request.
+    pub async fn serve(&self, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+        match self.log(place, request.uri().query().unwrap_or_default()).await {
+            Ok(answer) => answer,
+            Err(refusal) => answer::text(refusal.status(), refusal.to_string()),
+        }
     }
-    let status: PodStatus = serde_json::from_slice(&pod.status_json).unwrap_or_default();
-    let whole_id = instance::choose(&status, &pod.name, &place.container, options.previous)?;
-    let id = whole_id.split_once("://").map_or(whole_id, |(_, id)| id);
-    let number = log_number(&pod, &place.container, id).ok_or_else(|| Refusal::NoLog(whole_id.to_owned()))?;
-    let source = Brokered {
-        broker: app.broker.clone(),
-        syncd: syncd.clone(),
-        log: ContainerLog {
-            pod: Some(PodLogId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }),
-            container: place.container.clone(),
-            restart_count: number,
-        },
-    };
-    let file = source::open_patiently(&source).await.map_err(|error| no_file(&error, whole_id))?;
-    let following = if options.follow {
-        let life = life_of(&app.followers.lives, syncd, &pod, id).await;
-        Some(Following { source, life, growth: app.followers.growth.clone(), name: format!("{number}.log") })
-    } else {
-        None
-    };
-    let transcript = Transcript::new(rules(&options, SystemTime::now()));
-    let reading = Reading::new(file, transcript, options.tail_lines).map_err(|_| Refusal::NoBroker)?;
-    Ok(answer::stream(follow::pieces(reading, following)))
+
+    async fn log(&self, place: &ContainerPath, query: &str) -> Result<Answer, Refusal> {
+        let options = options::parse(query, self.split_streams)?;
+        let syncd = &self.syncd;
+        let named = pods::named(syncd, &place.pod.namespace, &place.pod.pod).await.map_err(|_| Refusal::NoWord)?;
+        let pod = named.ok_or_else(|| Refusal::NoPod(place.pod.pod.clone()))?;
+        if !pod.container_names.contains(&place.container) {
+            return Err(Refusal::NoContainer { container: place.container.clone(), pod: pod.name });
+        }
+        let status: PodStatus = serde_json::from_slice(&pod.status_json).unwrap_or_default();
+        let whole_id = instance::choose(&status, &pod.name, &place.container, options.previous)?;
+        let id = whole_id.split_once("://").map_or(whole_id, |(_, id)| id);
+        let number = log_number(&pod, &place.container, id).ok_or_else(|| Refusal::NoLog(whole_id.to_owned()))?;
+        let source = Brokered {
+            broker: self.broker.clone(),
+            syncd: syncd.clone(),
+            log: ContainerLog {
+                pod: Some(PodLogId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }),
+                container: place.container.clone(),
+                restart_count: number,
+            },
+        };
+        let file = source::open_patiently(&source).await.map_err(|error| no_file(&error, whole_id))?;
+        let following = if options.follow {
+            let life = life_of(&self.lives, syncd, &pod, id).await;
+            Some(Following { source, life, growth: self.growth.clone(), name: format!("{number}.log") })
+        } else {
+            None
+        };
+        let transcript = Transcript::new(rules(&options, SystemTime::now()));
+        let reading = Reading::new(file, transcript, options.tail_lines).map_err(|_| Refusal::NoBroker)?;
+        Ok(answer::stream(follow::pieces(reading, following)))
+    }
 }
 
 fn log_number(pod: &PodState, container: &str, id: &str) -> Option<u32> {

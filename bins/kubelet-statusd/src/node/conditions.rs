@@ -118,9 +118,9 @@ pub fn same(old: &[NodeCondition], new: &[NodeCondition]) -> bool {
 /// Remembers which change was told, so that a change that the API server does not take yet is told once, not with
 /// each try.
 #[derive(Debug, Default)]
-pub struct Told(BTreeMap<&'static str, &'static str>);
+pub struct ReportedConditions(BTreeMap<&'static str, &'static str>);
 
-impl Told {
+impl ReportedConditions {
     /// Of the events that one computation gave, those that are new. Changes that are no longer there may be told again.
     pub fn fresh(&mut self, events: Vec<&'static str>) -> Vec<&'static str> {
         let subject = |event: &'static str| match event {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_once_until_it_is_gone() {
-        let mut told = Told::default();
+        let mut told = ReportedConditions::default();
         assert_eq!(told.fresh(vec!["NodeNotReady"]), ["NodeNotReady"]);
         assert!(told.fresh(vec!["NodeNotReady"]).is_empty());
         assert!(told.fresh(vec![]).is_empty());

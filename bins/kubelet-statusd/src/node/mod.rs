@@ -35,8 +35,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 
+use crate::api_writer::ApiWriter;
 use crate::events::{EventQueue, Involved, Record};
-use crate::outward::Outward;
 use csinode::Progress;
 use facts::Facts;
 use metrics::Metrics;
@@ -51,8 +51,13 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
 
 /// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node; `addresses` is told
 /// which ones it has.
-pub async fn run(outward: Outward, view: watch::Receiver<View>, addresses: watch::Sender<Vec<NodeAddress>>) {
-    let metrics = match Metrics::register(&outward.registry) {
+pub async fn run(
+    writer: ApiWriter,
+    events: EventQueue,
+    view: watch::Receiver<View>,
+    addresses: watch::Sender<Vec<NodeAddress>>,
+) {
+    let metrics = match Metrics::register(&writer.registry) {
         Ok(metrics) => metrics,
         Err(error) => {
             // Only a second instance in one process can meet this.
@@ -60,14 +65,14 @@ pub async fn run(outward: Outward, view: watch::Receiver<View>, addresses: watch
             return;
         }
     };
-    let stop = outward.stop.clone();
+    let stop = writer.stop.clone();
     let keep = async {
-        let facts = Facts::read(&outward.broker, &outward.config.boot_id).await;
-        outward.api.ready().await;
-        let server = Server::new(&outward.config, &outward.api);
-        let (config, events) = (outward.config.clone(), outward.events.clone());
-        let progress = outward.progress.clone();
-        let starts = Starts::load(outward.state.clone(), &config.start_id);
+        let facts = Facts::read(&writer.broker, &writer.config.boot_id).await;
+        writer.api.ready().await;
+        let server = Server::new(&writer.config, &writer.api);
+        let config = writer.config.clone();
+        let progress = writer.progress.clone();
+        let starts = Starts::load(writer.state.clone(), &config.start_id);
         let start = Start { config, server, facts, metrics, events, view, addresses, progress, starts };
         keep(start, Timestamp::now).await;
     };
@@ -88,7 +93,7 @@ pub struct Start {
     pub view: watch::Receiver<View>,
     /// Is told the addresses that the Node has.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
-    /// Where each task makes its promise to the watchdog.
+    /// Where each task registers with the watchdog.
     pub progress: progress::Progress,
     /// What this start of the kubelet has done before.
     pub starts: Starts,
@@ -97,7 +102,7 @@ pub struct Start {
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
     let Start { config, server, facts, metrics, events, view, addresses, progress, starts } = start;
-    let promising = |name| server.promising(progress.promise(name, progress::LOOP_BOUND));
+    let with_heartbeat = |name| server.with_heartbeat(progress.register(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
             involved: Involved::Node,
@@ -120,9 +125,9 @@ pub async fn keep(start: Start, clock: Clock) {
     };
     let (uid_sender, node_uid) = watch::channel(None);
     let (stands, storage) = watch::channel(Progress::NotYet);
-    let leaser = lease::Leaser::new(&config, promising("lease"), metrics.clone(), node_uid.clone(), clock);
-    let csi_node = first_csi_node(promising("csinode"), metrics.clone(), node_uid, stands);
-    let (node_uid, server) = (uid_sender, promising("node"));
+    let leaser = lease::Leaser::new(&config, with_heartbeat("lease"), metrics.clone(), node_uid.clone(), clock);
+    let csi_node = first_csi_node(with_heartbeat("csinode"), metrics.clone(), node_uid, stands);
+    let (node_uid, server) = (uid_sender, with_heartbeat("node"));
     let reporter =
         Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid, starts };
     tokio::join!(reporter.run(), leaser.run(), csi_node);

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::addresses::{Decision, Wanted, decide, has_to_detect};
 use super::cadence::{Cadence, jittered};
-use super::conditions::{Pressure, Told};
+use super::conditions::{Pressure, ReportedConditions};
 use super::csinode::Progress;
 use super::metrics::Metrics;
 use super::server::{RequestError, Server};
@@ -83,7 +83,7 @@ struct Memory {
     node: Option<Node>,
     addresses: Option<Decision>,
     prober: Prober,
-    told: Told,
+    told: ReportedConditions,
     rebooted: bool,
     unschedulable: bool,
     enforced: bool,
@@ -97,7 +97,7 @@ impl Reporter {
             node: None,
             addresses: None,
             prober: Prober::default(),
-            told: Told::default(),
+            told: ReportedConditions::default(),
             rebooted: false,
             unschedulable: false,
             enforced: false,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_config::NodeConfig;
-use bulkhead_daemon::progress::Turn;
+use bulkhead_daemon::progress::Heartbeat;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -23,8 +23,8 @@ pub struct Server {
     heartbeat: kube::Client,
     reconnect: Arc<dyn Fn() + Send + Sync>,
     deadline: Duration,
-    /// The promise of the loop whose requests these are.
-    turn: Option<Turn>,
+    /// The watchdog's registration of the loop whose requests these are.
+    watchdog: Option<Heartbeat>,
 }
 
 impl std::fmt::Debug for Server {
@@ -100,19 +100,19 @@ impl Server {
         let lease = Duration::from_secs(u64::try_from(config.kubelet.node_lease_duration_seconds).unwrap_or(40));
         let period = config.kubelet.node_status_update_frequency.to_std();
         let deadline = period.min(lease).max(Duration::from_secs(1));
-        Server { name: config.node_name.as_str().into(), main, heartbeat, reconnect, deadline, turn: None }
+        Server { name: config.node_name.as_str().into(), main, heartbeat, reconnect, deadline, watchdog: None }
     }
 
-    /// The same for one loop, whose promise it keeps: each request is over by its deadline, or the loop is stuck.
+    /// The same for one loop that the watchdog asks: each request is over by its deadline, or the loop is stuck.
     #[must_use]
-    pub fn promising(&self, turn: Turn) -> Self {
-        Server { turn: Some(turn), ..self.clone() }
+    pub fn with_heartbeat(&self, heartbeat: Heartbeat) -> Self {
+        Server { watchdog: Some(heartbeat), ..self.clone() }
     }
 
-    /// Waits for what may never come; see [`Turn::rests`].
+    /// Waits for what may never come; see [`Heartbeat::rests`].
     pub async fn rests<T>(&self, work: impl Future<Output = T>) -> T {
-        match &self.turn {
-            Some(turn) => turn.rests(work).await,
+        match &self.watchdog {
+            Some(heartbeat) => heartbeat.rests(work).await,
             None => work.await,
         }
     }
@@ -137,8 +137,8 @@ impl Server {
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, RequestError> {
         let call = tokio::time::timeout(self.deadline, call);
-        let answer = match &self.turn {
-            Some(turn) => turn.within(self.deadline, call).await,
+        let answer = match &self.watchdog {
+            Some(heartbeat) => heartbeat.within(self.deadline, call).await,
             None => call.await,
         };
         match answer {

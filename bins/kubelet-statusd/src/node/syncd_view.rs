@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_daemon::progress::Turn;
+use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::context::CallContext;
@@ -85,19 +85,19 @@ pub fn differs(old: &NodeState, new: &NodeState) -> bool {
 
 /// Who is told.
 #[derive(Debug)]
-pub struct Told {
+pub struct ViewSenders {
     /// The node's own part.
     pub view: watch::Sender<View>,
     /// What the writer of pods has to know of the node, as the kubelet-syncd of now says it.
     pub facts: watch::Sender<Facts>,
 }
 
-impl Told {
+impl ViewSenders {
     /// The channels, before anything is known.
     pub fn new() -> (Self, watch::Receiver<View>, watch::Receiver<Facts>) {
         let (view, views) = watch::channel(View::new(Instant::now()));
         let (facts, known) = watch::channel(Facts::default());
-        (Told { view, facts }, views, known)
+        (ViewSenders { view, facts }, views, known)
     }
 
     fn take(&self, state: NodeState, epoch: Epoch) {
@@ -111,35 +111,35 @@ impl Told {
     }
 }
 
-/// Follows kubelet-syncd for ever. `turn`: what is promised to the watchdog; a kubelet-syncd that is silent is waited for.
-pub async fn follow(link: Link, told: Told, turn: Turn) {
+/// Follows kubelet-syncd for ever. `heartbeat`: the loop's registration with the watchdog; a kubelet-syncd that is silent is waited for.
+pub async fn follow(link: Link, told: ViewSenders, heartbeat: Heartbeat) {
     let mut retry = RETRY.0;
     loop {
-        let epoch = turn.rests(link.ready()).await;
+        let epoch = heartbeat.rests(link.ready()).await;
         let began = Instant::now();
-        if let Err(status) = converse(&link, &told, epoch, &turn).await {
+        if let Err(status) = converse(&link, &told, epoch, &heartbeat).await {
             tracing::debug!(code = ?status.code(), "kubelet-syncd's node state: {}", status.message());
         }
         if began.elapsed() > RETRY.1 {
             retry = RETRY.0;
         }
-        turn.rests(tokio::time::sleep(retry)).await;
+        heartbeat.rests(tokio::time::sleep(retry)).await;
         retry = (retry * 2).min(RETRY.1);
     }
 }
 
 /// Until the stream or an answer fails, or another life speaks.
-async fn converse(link: &Link, told: &Told, epoch: Epoch, turn: &Turn) -> Result<(), tonic::Status> {
+async fn converse(link: &Link, told: &ViewSenders, epoch: Epoch, heartbeat: &Heartbeat) -> Result<(), tonic::Status> {
     let mut client = NodeClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     // An answer does not say whose it is: of another life than was thought, it is asked for anew.
     let mut lives = link.watch();
     let is_other = move |state: &PeerState| state.ready_epoch().is_some_and(|now| now != epoch);
     let request = CallContext::new().streaming_request(WatchNodeRequest {});
-    let mut stream = match turn.within(DEADLINE, tokio::time::timeout(DEADLINE, client.watch(request))).await {
+    let mut stream = match heartbeat.within(DEADLINE, tokio::time::timeout(DEADLINE, client.watch(request))).await {
         Ok(Ok(stream)) => stream.into_inner(),
         Ok(Err(status)) if status.code() == Code::Unimplemented => loop {
-            told.take(turn.within(DEADLINE, get(&mut client)).await?, epoch);
-            turn.rests(tokio::time::sleep(POLL)).await;
+            told.take(heartbeat.within(DEADLINE, get(&mut client)).await?, epoch);
+            heartbeat.rests(tokio::time::sleep(POLL)).await;
             if is_other(&lives.borrow_and_update()) {
                 return Ok(());
             }
@@ -151,10 +151,10 @@ async fn converse(link: &Link, told: &Told, epoch: Epoch, turn: &Turn) -> Result
     refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let state = tokio::select! {
-            () = turn.asked() => continue,
+            () = heartbeat.asked() => continue,
             () = until(&mut lives, is_other) => return Ok(()),
             message = stream.message() => message?,
-            _ = refresh.tick() => Some(turn.within(DEADLINE, get(&mut client)).await?),
+            _ = refresh.tick() => Some(heartbeat.within(DEADLINE, get(&mut client)).await?),
         };
         match state {
             Some(state) if !is_other(&lives.borrow()) => told.take(state, epoch),

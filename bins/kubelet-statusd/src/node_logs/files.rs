@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use bulkhead_ipc::broker::BrokerClient;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use jiff::Timestamp;
 
@@ -12,7 +13,6 @@ use super::listing::{self, Name};
 use super::opened::{self, NotOpened, Opened};
 use super::pieces::{self, Segment};
 use super::sniff;
-use crate::app::App;
 use crate::routes::encode_path;
 use crate::server::answer::{self, Answer};
 
@@ -29,21 +29,21 @@ pub struct Asked<'a> {
 }
 
 /// `path`: what follows `/logs/`, with its slash at the end.
-pub async fn serve(app: &Arc<App>, path: &str, asked: &Asked<'_>) -> Answer {
+pub async fn serve(broker: &BrokerClient, path: &str, asked: &Asked<'_>) -> Answer {
     let url = format!("/{}", path.trim_start_matches('/'));
     if url.ends_with("/index.html") {
         return moved("./", asked.query);
     }
     let Some(name) = opened::lexical(&url) else { return refused(NotOpened::Missing) };
     let base = name.rsplit('/').next().unwrap_or_default();
-    match opened::open(&app.broker, &name).await {
+    match opened::open(broker, &name).await {
         Err(why) => refused(why),
         Ok(Opened::Directory { .. }) if !url.ends_with('/') => moved(&format!("{}/", relative(base)), asked.query),
         Ok(Opened::File { .. }) if url.ends_with('/') => moved(&format!("../{}", encode_path(base)), asked.query),
         Ok(Opened::File { file, size, modified }) => content(base, file, size, modified, asked).await,
         Ok(Opened::Directory { directory, modified }) => {
             let index = if name.is_empty() { INDEX.to_owned() } else { format!("{name}/{INDEX}") };
-            match opened::open(&app.broker, &index).await {
+            match opened::open(broker, &index).await {
                 Ok(Opened::File { file, size, modified }) => content(INDEX, file, size, modified, asked).await,
                 _ => list(directory, modified, asked).await,
             }

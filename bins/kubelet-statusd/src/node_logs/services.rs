@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::common::JournalQuery;
 use bulkhead_ipc::journal::JournalReader;
 use bytes::{Bytes, BytesMut};
@@ -21,7 +22,6 @@ use tokio::time::Instant;
 use super::opened::{self, NotOpened, Opened};
 use super::pieces;
 use super::query::{Options, Query};
-use crate::app::App;
 use crate::server::answer::{self, Answer, BoxError};
 
 /// Upstream's, for all of one answer.
@@ -31,9 +31,9 @@ const PIECE_BYTES: usize = 64 << 10;
 const UNITS_BYTES_MAX: usize = 8 << 20;
 
 /// Answers a checked query for services.
-pub async fn serve(app: &Arc<App>, query: &Query, headers: &HeaderMap) -> Answer {
+pub async fn serve(broker: &BrokerClient, journal: &JournalReader, query: &Query, headers: &HeaderMap) -> Answer {
     let until = Instant::now() + DEADLINE;
-    let (native, files) = split(&query.services, &app.journal, until).await;
+    let (native, files) = split(&query.services, journal, until).await;
     let mut steps = VecDeque::new();
     if !native.is_empty() {
         steps.push_back(Step::Journal(question(native, &query.options)));
@@ -46,10 +46,13 @@ pub async fn serve(app: &Arc<App>, query: &Query, headers: &HeaderMap) -> Answer
     } else {
         steps.extend(files.into_iter().map(Step::LikelyFile));
     }
-    let pieces = stream::unfold(Work { app: app.clone(), until, steps }, |mut work| async move {
-        let piece = work.next().await?;
-        Some((Ok::<_, BoxError>(piece), work))
-    });
+    let pieces = stream::unfold(
+        Work { broker: broker.clone(), journal: journal.clone(), until, steps },
+        |mut work| async move {
+            let piece = work.next().await?;
+            Some((Ok::<_, BoxError>(piece), work))
+        },
+    );
     let zipped = headers.get(header::ACCEPT_ENCODING).is_some_and(|accepted| accepted == "gzip");
     let mut answer = if zipped { answer::stream(zip(pieces)) } else { answer::stream(pieces) };
     let set = answer.headers_mut();
@@ -107,7 +110,8 @@ enum Step {
 }
 
 struct Work {
-    app: Arc<App>,
+    broker: BrokerClient,
+    journal: JournalReader,
     until: Instant,
     steps: VecDeque<Step>,
 }
@@ -131,7 +135,7 @@ impl Work {
     async fn take(&mut self, step: Step) -> Option<Bytes> {
         match step {
             Step::Text(text) => Some(text.into()),
-            Step::Journal(question) => match self.app.journal.ask(&question).await {
+            Step::Journal(question) => match self.journal.ask(&question).await {
                 Ok(pipe) => {
                     self.steps.push_front(Step::Pipe(pipe));
                     None
@@ -156,7 +160,7 @@ impl Work {
                     Err(error) => Some(format!("\nerror: {error}\n").into()),
                 }
             }
-            Step::LikelyFile(service) => match likely_file(&self.app, &service).await {
+            Step::LikelyFile(service) => match likely_file(&self.broker, &service).await {
                 Ok((file, size)) => {
                     self.steps.push_front(Step::File(file, 0, size));
                     None
@@ -181,9 +185,9 @@ impl Work {
 }
 
 /// The first of the three files that there is; a directory is none.
-async fn likely_file(app: &Arc<App>, service: &str) -> Result<(Arc<File>, u64), NotOpened> {
+async fn likely_file(broker: &BrokerClient, service: &str) -> Result<(Arc<File>, u64), NotOpened> {
     for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
-        match opened::open(&app.broker, &name).await {
+        match opened::open(broker, &name).await {
             Ok(Opened::File { file, size, .. }) => return Ok((Arc::new(file), size)),
             Ok(Opened::Directory { .. }) | Err(NotOpened::Missing) => {}
             Err(error) => return Err(error),

@@ -62,7 +62,7 @@ impl Desired {
 
 /// What a decision depends on beside the pod.
 #[derive(Debug, Clone, Copy)]
-pub struct Circumstances<'a> {
+pub struct Context<'a> {
     /// The newest copy; `None`: the server has none.
     pub api: Option<&'a ApiCopy>,
     /// Who owns mirror pods; `None` while the node is not registered, is being deleted, or while it is not known whether
@@ -113,12 +113,12 @@ pub enum Refusal {
 }
 
 /// Decides.
-pub fn decide(desired: &Desired, around: Circumstances<'_>) -> Decision {
+pub fn decide(desired: &Desired, around: Context<'_>) -> Decision {
     let decision = if desired.is_static { for_static(desired, around) } else { for_pod(desired, around) };
     decision.unwrap_or_else(Decision::Refused)
 }
 
-fn for_pod(desired: &Desired, around: Circumstances<'_>) -> Result<Decision, Refusal> {
+fn for_pod(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusal> {
     // Another uid under the name, or a mirror pod, is not the pod that was run here.
     let Some(api) = around.api.filter(|api| api.uid == desired.uid && api.mirror_hash.is_empty()) else {
         return Ok(Decision::Nothing);
@@ -130,7 +130,7 @@ fn for_pod(desired: &Desired, around: Circumstances<'_>) -> Result<Decision, Ref
     }
 }
 
-fn for_static(desired: &Desired, around: Circumstances<'_>) -> Result<Decision, Refusal> {
+fn for_static(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusal> {
     // What stands under the name and is no mirror pod is somebody's pod.
     if around.api.is_some_and(|api| api.mirror_hash.is_empty()) || desired.static_pod.is_empty() {
         return Ok(Decision::Nothing);

@@ -30,8 +30,8 @@ fn copy(status: Value) -> ApiCopy {
     }
 }
 
-fn around<'a>(api: Option<&'a ApiCopy>, owner: Option<&'a Owner>) -> Circumstances<'a> {
-    Circumstances { api, owner, namesake: false, now: Timestamp::UNIX_EPOCH }
+fn around<'a>(api: Option<&'a ApiCopy>, owner: Option<&'a Owner>) -> Context<'a> {
+    Context { api, owner, namesake: false, now: Timestamp::UNIX_EPOCH }
 }
 
 fn for_api(desired: &Desired, api: &ApiCopy) -> Decision {
@@ -189,7 +189,7 @@ fn a_mirror_pod_is_made_renewed_and_written() {
     for old in [ApiCopy { mirror_hash: "other".into(), ..mirror.clone() }, ApiCopy { deleting: true, ..mirror.clone() }]
     {
         assert_eq!(for_api(&wanted, &old), Decision::DeleteMirror);
-        let later = Circumstances { namesake: true, ..around(Some(&old), Some(&owner)) };
+        let later = Context { namesake: true, ..around(Some(&old), Some(&owner)) };
         assert_eq!(decide(&wanted, later), Decision::Nothing, "still its predecessor's");
     }
     let foreign = ApiCopy { mirror_hash: String::new(), ..mirror };

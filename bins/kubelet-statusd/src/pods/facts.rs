@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use bulkhead_ipc::syncd::NodeState;
 use serde::Deserialize;
 
-use super::gate::{ANSWERED, Jitter};
 use super::mirror::Owner;
 use super::requests::{Action, Job, Outcome};
+use crate::api_writer::gate::{ANSWERED, Jitter};
 
 /// Told of an orphan again after its deletion: it is tried again.
 const AGAIN: Duration = Duration::from_secs(10);

@@ -5,7 +5,8 @@
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::normal::{Status, seconds};
+use super::normal::Status;
+use crate::api_writer::seconds;
 
 /// Conditions that only a kubelet writes (upstream `pkg/kubelet/types/pod_status.go` PodConditionByKubelet).
 const OWNED: [&str; 8] = [

@@ -7,6 +7,8 @@
 use bulkhead_types::Quantity;
 use serde_json::{Map, Value};
 
+use crate::api_writer::seconds;
+
 /// A PodStatus as JSON.
 pub type Status = Map<String, Value>;
 
@@ -144,11 +146,6 @@ fn whole_seconds(value: &mut Value) {
     if let Ok(time) = text.parse() {
         *text = seconds(time);
     }
-}
-
-/// A time as the API writes it.
-pub fn seconds(time: jiff::Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tracing::Instrument as _;
 
 use super::copies::ApiCopy;
-use crate::outward::{ANSWER_DEADLINE, retry_after};
+use crate::api_writer::{ANSWER_DEADLINE, retry_after};
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

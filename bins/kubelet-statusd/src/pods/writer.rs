@@ -1,8 +1,8 @@
-//! The loop around the book: news in, requests out, answers in. Decides nothing.
+//! The loop around the store: news in, requests out, answers in. Decides nothing.
 
 use std::time::{Duration, Instant};
 
-use bulkhead_daemon::progress::Turn;
+use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::client::Link;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
@@ -12,11 +12,11 @@ use kube::Client;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::sync::watch;
 
-use super::book::Book;
 use super::facts::Facts;
 use super::feed::{self, News};
 use super::metrics::PodMetrics;
 use super::requests::{Job, Outcome, send};
+use super::status_store::StatusStore;
 use crate::events::EventQueue;
 
 /// News that wait; kubelet-syncd keeps the newest state of each pod itself, so few do.
@@ -32,8 +32,8 @@ pub struct Writer {
     pub metrics: PodMetrics,
     /// Learns pods' resource versions, which events name.
     pub events: EventQueue,
-    /// The promise to the watchdog. Requests under way end by their own deadline, and are polled where it is kept.
-    pub turn: Turn,
+    /// The loop's registration with the watchdog. Requests under way end by their own deadline, and are polled where the loop is.
+    pub heartbeat: Heartbeat,
 }
 
 impl std::fmt::Debug for Writer {
@@ -47,17 +47,17 @@ impl Writer {
     pub async fn run(self) {
         let (sender, news) = channel(NEWS);
         let seed = getrandom::u64().unwrap_or(1);
-        let book = Book::new(seed, self.metrics.clone());
+        let store = StatusStore::new(seed, self.metrics.clone());
         let pods = feed::pods(self.syncd.clone(), sender);
-        tokio::join!(pods, self.turn(book, news));
+        tokio::join!(pods, self.turn(store, news));
     }
 
-    async fn turn(&self, mut book: Book, mut news: Receiver<News>) {
+    async fn turn(&self, mut store: StatusStore, mut news: Receiver<News>) {
         let mut in_flight: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>> = FuturesUnordered::new();
         let mut node = self.node.clone();
         node.mark_changed();
         loop {
-            while let Some(job) = book.next(Instant::now(), Timestamp::now()) {
+            while let Some(job) = store.next(Instant::now(), Timestamp::now()) {
                 tracing::debug!(pod = %job.pod, name = %job.name, action = job.action.name(), "request");
                 let client = self.client.clone();
                 in_flight.push(Box::pin(async move {
@@ -65,38 +65,38 @@ impl Writer {
                     (job, outcome)
                 }));
             }
-            let wake = book.wake_at();
+            let wake = store.wake_at();
             tokio::select! {
                 one = news.recv() => match one {
-                    Some(one) => self.take(&mut book, one),
+                    Some(one) => self.take(&mut store, one),
                     None => return,
                 },
                 Ok(()) = node.changed() => {
                     let facts = node.borrow_and_update().clone();
-                    book.node(facts, Instant::now());
+                    store.node(facts, Instant::now());
                 }
                 Some((job, outcome)) = in_flight.next() => {
                     self.metrics.request(job.action.name(), outcome.name());
-                    book.finished(&job, outcome, Instant::now());
+                    store.finished(&job, outcome, Instant::now());
                 }
                 () = sleep_until(wake) => {}
-                () = self.turn.asked() => {}
+                () = self.heartbeat.asked() => {}
             }
         }
     }
 
-    fn take(&self, book: &mut Book, news: News) {
+    fn take(&self, store: &mut StatusStore, news: News) {
         let now = Instant::now();
         match news {
-            News::Connected(epoch) => book.connected(epoch),
+            News::Connected(epoch) => store.connected(epoch),
             News::Pod(state) => {
                 if let Some(api) = state.api.as_ref().filter(|api| api.uid == state.uid) {
                     self.events.pod_seen(&state.uid, &api.resource_version);
                 }
-                book.upsert(*state, now);
+                store.upsert(*state, now);
             }
-            News::Removed(uid) => book.removed(&uid, now),
-            News::SnapshotDone => book.snapshot_done(now),
+            News::Removed(uid) => store.removed(&uid, now),
+            News::SnapshotDone => store.snapshot_done(now),
         }
     }
 }

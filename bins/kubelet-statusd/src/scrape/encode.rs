@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::exposition::{Family, Kind, value_text};
+use super::exposition::{Family, Kind, value_text};
 use crate::scrape::join::Joined;
 use crate::scrape::lines::{Block, parse_value};
 use crate::scrape::numbers::{go_float, open_metrics_float};

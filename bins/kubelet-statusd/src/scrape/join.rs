@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 
-use crate::exposition::{Family, Kind, Sample};
+use super::exposition::{Family, Kind, Sample};
 use crate::scrape::lines::Block;
 
 /// The families of one process, by its name.
@@ -145,7 +145,7 @@ fn per_process(blocks: &[(&'static str, Block<'_>)]) -> Family {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::{parse, render};
+    use crate::scrape::exposition::{parse, render};
     use crate::scrape::lines::scan;
     use proptest::prelude::*;
 

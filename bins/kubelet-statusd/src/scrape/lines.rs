@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use crate::exposition::{FormatError, Kind};
+use super::exposition::{FormatError, Kind};
 
 /// A metric with all its series, as it stands in the text.
 #[derive(Debug, Clone, PartialEq, Eq)]

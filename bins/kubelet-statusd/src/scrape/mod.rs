@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod encode;
+pub mod exposition;
 pub mod join;
 pub mod lines;
 pub mod numbers;
@@ -15,12 +16,13 @@ use std::sync::{Arc, LazyLock};
 use bulkhead_types::Process;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
+use prometheus::{IntGaugeVec, Opts, Registry};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::app::App;
-use crate::exposition::{Family, Kind, Sample};
+use crate::peers::Peers;
 use crate::scrape::accept::{Format, Wanted, negotiate};
 use crate::scrape::encode::{Dialect, Encoder};
+use crate::scrape::exposition::{Family, Kind, Sample};
 use crate::scrape::join::{Joined, Source, join};
 use crate::scrape::lines::scan;
 use crate::scrape::slis::HealthCounts;
@@ -29,51 +31,103 @@ use crate::server::answer::{self, Answer};
 /// Scrapes that are answered at once; more wait. Each holds the texts of all processes.
 const AT_ONCE: usize = 4;
 
-/// What the scrapes share.
+/// The turns of scrapes.
+#[derive(Debug)]
+pub struct Slots(Semaphore);
+
+impl Default for Slots {
+    fn default() -> Self {
+        Slots(Semaphore::new(AT_ONCE))
+    }
+}
+
+impl Slots {
+    /// A turn for one scrape. `None`: the process ends.
+    pub async fn one(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.acquire().await.ok()
+    }
+}
+
+/// Answers scrapes of what the processes count.
 #[derive(Debug)]
 pub struct Scrapes {
-    slots: Semaphore,
+    peers: Arc<Peers>,
+    registry: Registry,
+    /// `bulkhead_process_up{process}`: 1 when the process gave its metrics for this scrape.
+    up: IntGaugeVec,
+    slots: Arc<Slots>,
+    /// Outcomes of health checks, for `/metrics/slis`.
     pub health: HealthCounts,
-}
-
-impl Default for Scrapes {
-    fn default() -> Self {
-        Scrapes { slots: Semaphore::new(AT_ONCE), health: HealthCounts::default() }
-    }
-}
-
-impl Scrapes {
-    /// A turn for one scrape. `None`: the process ends.
-    pub async fn slot(&self) -> Option<SemaphorePermit<'_>> {
-        self.slots.acquire().await.ok()
-    }
 }
 
 /// When this process started, seconds since the epoch. It is read once.
 static STARTED: LazyLock<Option<f64>> = LazyLock::new(bulkhead_daemon::process_start_time);
 
-/// `/metrics`.
-pub async fn metrics(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let Some(_slot) = app.scrapes.slot().await else { return busy() };
-    let (syncd, volnetd, evictiond) = tokio::join!(
-        app.peers.metrics(Process::Syncd),
-        app.peers.metrics(Process::Volnetd),
-        app.peers.metrics(Process::Evictiond)
-    );
-    let mut sources = Vec::new();
-    for (process, text) in [(Process::Syncd, &syncd), (Process::Volnetd, &volnetd), (Process::Evictiond, &evictiond)] {
-        let source = text.as_deref().and_then(|text| source(process.name(), text));
-        app.own.up.with_label_values(&[process.name()]).set(source.is_some().into());
-        sources.extend(source);
+impl Scrapes {
+    /// # Errors
+    /// A family of the same name exists already.
+    pub fn new(peers: Arc<Peers>, registry: Registry, slots: Arc<Slots>) -> Result<Self, prometheus::Error> {
+        let up = IntGaugeVec::new(
+            Opts::new(
+                "bulkhead_process_up",
+                "[ALPHA] 1 when the process of the node agent gave its metrics for this scrape.",
+            ),
+            &["process"],
+        )?;
+        registry.register(Box::new(up.clone()))?;
+        Ok(Scrapes { peers, registry, up, slots, health: HealthCounts::default() })
     }
-    app.own.up.with_label_values(&[Process::Statusd.name()]).set(1);
-    // Our own last, so that they tell of this very scrape.
-    let own = bulkhead_daemon::encode_metrics(&app.registry);
-    sources.extend(source(Process::Statusd.name(), &own));
-    let launcher = launcher();
-    sources.extend(launcher.as_deref().and_then(|text| source("kubelet", text)));
-    let wanted = negotiate(request.headers());
-    finished(wanted, write(join(sources), wanted.format))
+
+    /// `/metrics`.
+    pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
+        let Some(_slot) = self.slots.one().await else { return busy() };
+        let (syncd, volnetd, evictiond) = tokio::join!(
+            self.peers.metrics(Process::Syncd),
+            self.peers.metrics(Process::Volnetd),
+            self.peers.metrics(Process::Evictiond)
+        );
+        let mut sources = Vec::new();
+        for (process, text) in
+            [(Process::Syncd, &syncd), (Process::Volnetd, &volnetd), (Process::Evictiond, &evictiond)]
+        {
+            let source = text.as_deref().and_then(|text| source(process.name(), text));
+            self.up.with_label_values(&[process.name()]).set(source.is_some().into());
+            sources.extend(source);
+        }
+        self.up.with_label_values(&[Process::Statusd.name()]).set(1);
+        // Our own last, so that they tell of this very scrape.
+        let own = bulkhead_daemon::encode_metrics(&self.registry);
+        sources.extend(source(Process::Statusd.name(), &own));
+        let launcher = launcher();
+        sources.extend(launcher.as_deref().and_then(|text| source("kubelet", text)));
+        let wanted = negotiate(request.headers());
+        finished(wanted, write(join(sources), wanted.format))
+    }
+
+    /// `/metrics/probes`: series of probes, which only kubelet-syncd has.
+    pub async fn probes(&self, request: Request<Incoming>) -> Answer {
+        let Some(_slot) = self.slots.one().await else { return busy() };
+        let Some(text) = self.peers.probe_metrics().await else {
+            return answer::text(StatusCode::SERVICE_UNAVAILABLE, "kubelet-syncd does not answer\n");
+        };
+        let Some(source) = source(Process::Syncd.name(), &text) else {
+            return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "the series of probes are not in the format\n");
+        };
+        let families = source.blocks.into_iter().filter(|block| !block.lines.is_empty()).map(Joined::Text);
+        let wanted = negotiate(request.headers());
+        finished(wanted, write(families.collect(), wanted.format))
+    }
+
+    /// `/metrics/slis`; `reset`: DELETE.
+    pub async fn slis(&self, reset: bool, request: Request<Incoming>) -> Answer {
+        if reset {
+            self.health.reset();
+            return answer::text(StatusCode::OK, "metrics reset\n");
+        }
+        let mut families = self.health.families();
+        families.extend(STARTED.map(start_time));
+        answer(&families, request.headers())
+    }
 }
 
 /// A process's text; `None` when it is not in the format.
@@ -85,31 +139,6 @@ fn source<'a>(process: &'static str, text: &'a str) -> Option<Source<'a>> {
             None
         }
     }
-}
-
-/// `/metrics/probes`: series of probes, which only kubelet-syncd has.
-pub async fn probes(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let Some(_slot) = app.scrapes.slot().await else { return busy() };
-    let Some(text) = app.peers.probe_metrics().await else {
-        return answer::text(StatusCode::SERVICE_UNAVAILABLE, "kubelet-syncd does not answer\n");
-    };
-    let Some(source) = source(Process::Syncd.name(), &text) else {
-        return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "the series of probes are not in the format\n");
-    };
-    let families = source.blocks.into_iter().filter(|block| !block.lines.is_empty()).map(Joined::Text);
-    let wanted = negotiate(request.headers());
-    finished(wanted, write(families.collect(), wanted.format))
-}
-
-/// `/metrics/slis`; `reset`: DELETE.
-pub async fn slis(app: &Arc<App>, reset: bool, request: Request<Incoming>) -> Answer {
-    if reset {
-        app.scrapes.health.reset();
-        return answer::text(StatusCode::OK, "metrics reset\n");
-    }
-    let mut families = app.scrapes.health.families();
-    families.extend(STARTED.map(start_time));
-    answer(&families, request.headers())
 }
 
 /// Families, sorted by name, in the format and encoding that the request's headers ask for.

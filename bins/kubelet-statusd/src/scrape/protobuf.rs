@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use prost::Message;
 
-use crate::exposition::{Family, Kind, Sample};
+use super::exposition::{Family, Kind, Sample};
 
 #[derive(Clone, PartialEq, Message)]
 struct LabelPair {
@@ -179,7 +179,7 @@ fn count(value: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::parse;
+    use crate::scrape::exposition::parse;
 
     #[test]
     fn messages_say_what_the_text_says() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use crate::exposition::{Family, Kind, Sample};
+use super::exposition::{Family, Kind, Sample};
 
 /// What is known of one check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl HealthCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::render;
+    use crate::scrape::exposition::render;
 
     #[test]
     fn counted_and_forgotten() {

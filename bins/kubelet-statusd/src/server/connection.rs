@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bulkhead_daemon::progress::Progress;
+use futures_util::future::BoxFuture;
 use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,14 +20,13 @@ use tokio::time::{Instant, Sleep};
 
 use super::activity::{Activity, Phase};
 use super::answer::{self, Answer};
+use super::connection_metrics::{Closed, ConnectionMetrics};
 use super::connections::Slot;
 use super::limits::Limits;
 use super::sending::Sending;
 use super::served_body::ServedBody;
 use super::tls::Serving;
 use super::wire::Watched;
-use crate::app::App;
-use crate::own_metrics::Closed;
 use crate::routes::Surface;
 
 /// Go's server allows so many requests at once on a connection (`net/http`, defaultMaxStreams).
@@ -42,11 +43,20 @@ const HEADER_LIST: u32 = 128 << 10;
 /// More headers than this in one request are answered 431.
 const HEADERS: usize = 512;
 
+/// What answers requests.
+pub trait Handler: std::fmt::Debug + Send + Sync {
+    /// Never fails: what goes wrong is an answer too.
+    fn answer(self: Arc<Self>, surface: Surface, request: Request<Incoming>) -> BoxFuture<'static, Answer>;
+}
+
 /// What a connection leads to.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Endpoint {
     pub surface: Surface,
-    pub app: Arc<App>,
+    pub handler: Arc<dyn Handler>,
+    pub metrics: ConnectionMetrics,
+    /// Where the loop that accepts registers with the watchdog.
+    pub progress: Progress,
     pub limits: Limits,
     /// None: plain HTTP.
     pub tls: Option<Serving>,
@@ -81,12 +91,12 @@ pub async fn serve(stream: TcpStream, from: SocketAddr, slot: Slot, endpoint: Ar
         () = &mut served => {}
         () = activity.evicted() => {
             tracing::debug!("a connection makes room for another");
-            endpoint.app.own.closed(endpoint.surface, Closed::MadeRoom);
+            endpoint.metrics.closed(endpoint.surface, Closed::MadeRoom);
         }
     }
 }
 
-async fn https(stream: TcpStream, from: SocketAddr, slot: Slot, tls: &Serving, endpoint: &Endpoint) {
+async fn https(stream: TcpStream, from: SocketAddr, slot: Slot, tls: &Serving, endpoint: &Arc<Endpoint>) {
     let handshake = async {
         // No record of TLS begins with a letter.
         let mut first = [0];
@@ -134,7 +144,7 @@ async fn refuse_plain(mut stream: TcpStream) {
     let _ = stream.shutdown().await;
 }
 
-async fn http1<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
+async fn http1<S>(io: Watched<S>, client: Client, endpoint: &Arc<Endpoint>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -154,7 +164,7 @@ where
     ended(InTime::new(served, activity, endpoint.limits).await, endpoint);
 }
 
-async fn http2<S>(io: Watched<S>, client: Client, endpoint: &Endpoint)
+async fn http2<S>(io: Watched<S>, client: Client, endpoint: &Arc<Endpoint>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -175,7 +185,7 @@ fn ended(outcome: Result<hyper::Result<()>, TimeUp>, endpoint: &Endpoint) {
         Err(TimeUp::Quiet) => tracing::debug!("connection closed: its time was up"),
         Err(TimeUp::Stalled) => {
             tracing::debug!("connection closed: its client took nothing of what it was sent");
-            endpoint.app.own.closed(endpoint.surface, Closed::Stalled);
+            endpoint.metrics.closed(endpoint.surface, Closed::Stalled);
         }
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(error = bulkhead_types::chain(&error), "connection ended"),
@@ -188,7 +198,7 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<ServedBody>, Infall
 fn service(
     activity: Arc<Activity>,
     client: Client,
-    endpoint: &Endpoint,
+    endpoint: &Arc<Endpoint>,
 ) -> impl Fn(Request<Incoming>) -> Answering + Send + 'static {
     let endpoint = endpoint.clone();
     move |mut request| {
@@ -218,7 +228,7 @@ async fn answer(endpoint: &Endpoint, request: Request<Incoming>) -> Answer {
         }
         return answer;
     }
-    let answer = endpoint.app.answer(endpoint.surface, request);
+    let answer = endpoint.handler.clone().answer(endpoint.surface, request);
     match endpoint.limits.answer_time {
         None => answer.await,
         Some(limit) => tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {

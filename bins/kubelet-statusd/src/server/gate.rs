@@ -29,7 +29,7 @@ use crate::routes;
 pub enum GateError {
     #[error(transparent)]
     Config(#[from] bulkhead_config::ServingError),
-    #[error("registering metrics")]
+    #[error("failed to register metrics")]
     Metrics(#[from] prometheus::Error),
     #[error("no random numbers: {0}")]
     Random(getrandom::Error),

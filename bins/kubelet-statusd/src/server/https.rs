@@ -10,7 +10,6 @@ use bulkhead_daemon::{Daemon, ListenError, RunError};
 use bulkhead_types::Process;
 use tokio::net::TcpListener;
 
-use super::connection::Endpoint;
 use super::gate::Gate;
 use super::limits::Limits;
 use super::listener;
@@ -18,15 +17,14 @@ use super::ports;
 use super::tls::Serving;
 use super::tls::follow::{self, Files, Own};
 use super::tls::policy::Policy;
-use crate::app::App;
 use crate::routes::Surface;
 
 /// A port that is listened on, and who may come through it.
 #[derive(Debug)]
 pub struct Https {
-    listener: TcpListener,
-    address: SocketAddr,
-    serving: Serving,
+    pub listener: TcpListener,
+    pub address: SocketAddr,
+    pub serving: Serving,
     gate: Gate,
 }
 
@@ -63,13 +61,10 @@ impl Https {
         self.gate.clone()
     }
 
-    /// For ever.
-    pub async fn serve(self, app: Arc<App>) {
-        let _listening = app.listening(Surface::Main, self.address);
+    /// What its connections may take, by the number of files that the process may open.
+    pub fn limits() -> Limits {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        let limits = Limits::main(usize::try_from(open_files).unwrap_or(usize::MAX));
-        let endpoint = Endpoint { surface: Surface::Main, app, limits, tls: Some(self.serving) };
-        listener::accept(self.listener, Arc::new(endpoint)).await;
+        Limits::main(usize::try_from(open_files).unwrap_or(usize::MAX))
     }
 }
 

@@ -11,11 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::connection::{self, Endpoint};
+use super::connection_metrics::Closed;
 use super::connections::Connections;
-use super::limits::Limits;
-use crate::app::App;
-use crate::own_metrics::Closed;
-use crate::routes::Surface;
 
 /// How long a port may still be held by an instance of this process that ends.
 const TAKEN: Duration = Duration::from_secs(5);
@@ -42,21 +39,16 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Serves plain HTTP on the listener until the future is dropped.
-pub async fn serve_http(listener: TcpListener, surface: Surface, app: Arc<App>, limits: Limits) {
-    accept(listener, Arc::new(Endpoint { surface, app, limits, tls: None })).await;
-}
-
 /// Accepts for ever; connections end with this future.
 pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
     let connections = Connections::new(endpoint.limits.connections, endpoint.limits.stall_time);
     let mut tasks = JoinSet::new();
     let (mut exhausted, mut full) = (false, false);
-    let turn = endpoint.app.progress.promise("accepting", LOOP_BOUND);
+    let heartbeat = endpoint.progress.register("accepting", LOOP_BOUND);
     loop {
         while tasks.try_join_next().is_some() {}
         let accepted = tokio::select! {
-            () = turn.asked() => continue,
+            () = heartbeat.asked() => continue,
             accepted = listener.accept() => accepted,
         };
         let (stream, from) = match accepted {
@@ -76,7 +68,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             }
         };
         let Some(slot) = connections.admit(from.into()) else {
-            endpoint.app.own.closed(endpoint.surface, Closed::Refused);
+            endpoint.metrics.closed(endpoint.surface, Closed::Refused);
             if !std::mem::replace(&mut full, true) {
                 let connections = connections.count();
                 tracing::warn!(connections, surface = ?endpoint.surface, "every connection is at work, refusing more");

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`https`] | how the main server comes about |
 //! | [`listener`], [`connections`], [`source`] | which connections there are, and which goes when there are too many |
-//! | [`connection`], [`activity`], [`wire`], [`sending`], [`served_body`], [`limits`] | what a connection may take of time and memory |
+//! | [`connection`], [`activity`], [`wire`], [`sending`], [`served_body`], [`limits`], [`connection_metrics`] | what a connection may take of time and memory |
 //! | [`tls`] | what is shown and spoken, whose certificates are believed |
 //! | [`gate`] | who is let through to what: [`authn`], then [`authz`] |
 //! | [`reviews`] | what the API server is asked about that |
@@ -15,6 +15,7 @@ pub mod answer;
 pub mod authn;
 pub mod authz;
 pub mod connection;
+pub mod connection_metrics;
 pub mod connections;
 pub mod gate;
 pub mod https;

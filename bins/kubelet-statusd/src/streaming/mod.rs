@@ -20,28 +20,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_ipc::client::Link;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
+use prometheus::Registry;
 use tokio::sync::Semaphore;
 
-use crate::app::App;
 use crate::routes::{ContainerPath, PodPath};
 use crate::server::answer::{self, Answer};
 use options::{OptionsError, StreamOptions, wants_stream_close, wants_tunnel};
 use proxy::{Allowance, pass_through};
-use syncd::Refusal;
+use syncd::{Refusal, Syncd};
 use target::StreamUrl;
-use translate::Subresource;
-
-pub use checkpoint::serve as checkpoint;
-pub use run::serve as run;
+use translate::{Subresource, TranslateMetrics};
 
 /// Streams at once. Each is two connections and a task.
 const STREAMS: usize = 4096;
 
-/// What all streams share.
+/// Answers requests for streams, and holds what all of them share.
 #[derive(Debug)]
 pub struct Streams {
+    syncd: Syncd,
+    metrics: TranslateMetrics,
     slots: Arc<Semaphore>,
     idle: Option<Duration>,
     /// Gate ExtendWebSocketsToKubelet.
@@ -49,94 +49,112 @@ pub struct Streams {
 }
 
 impl Streams {
-    pub fn new(config: &NodeConfig) -> Self {
+    /// # Errors
+    /// A family of metrics of the same name exists already.
+    pub fn new(config: &NodeConfig, syncd: Link, registry: &Registry) -> Result<Self, prometheus::Error> {
         let idle = config.kubelet.streaming_connection_idle_timeout.to_std();
-        Streams {
+        Ok(Streams {
+            syncd: Syncd::new(syncd, config.runtime_request_timeout()),
+            metrics: TranslateMetrics::register(registry)?,
             slots: Arc::new(Semaphore::new(STREAMS)),
             idle: (!idle.is_zero()).then_some(idle),
             translates: config.feature_gates().enabled("ExtendWebSocketsToKubelet"),
-        }
+        })
     }
 
     fn allowance(&self, request: &Request<Incoming>) -> Result<Allowance, Refusal> {
         let slot = self.slots.clone().try_acquire_owned().map_err(|_| Refusal::TooMany)?;
         Ok(Allowance::new(self.idle, slot, request.extensions().get().cloned()))
     }
+
+    /// A command in a container.
+    pub async fn exec(&self, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+        let query = request.uri().query().unwrap_or_default();
+        let options = match options::streams(query) {
+            Ok(options) => options,
+            Err(error) => return bad_request(&error),
+        };
+        let command = options::command(query);
+        let target = async {
+            let allowance = self.allowance(&request)?;
+            Ok::<_, Refusal>((self.syncd.exec(place, command, options).await?, allowance))
+        };
+        match target.await {
+            Ok((target, allowance)) => {
+                self.remote_command(Subresource::Exec, request, target, options, allowance).await
+            }
+            Err(refusal) => refusal.answer(),
+        }
+    }
+
+    /// The container's own process.
+    pub async fn attach(&self, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+        let options = match options::streams(request.uri().query().unwrap_or_default()) {
+            Ok(options) => options,
+            Err(error) => return bad_request(&error),
+        };
+        let target = async {
+            let allowance = self.allowance(&request)?;
+            Ok::<_, Refusal>((self.syncd.attach(place, options).await?, allowance))
+        };
+        match target.await {
+            Ok((target, allowance)) => {
+                self.remote_command(Subresource::Attach, request, target, options, allowance).await
+            }
+            Err(refusal) => refusal.answer(),
+        }
+    }
+
+    /// Connections to ports of a pod.
+    pub async fn port_forward(&self, place: &PodPath, request: Request<Incoming>) -> Answer {
+        let tunnel = self.translates && wants_tunnel(request.headers());
+        let ports = if tunnel {
+            Vec::new()
+        } else {
+            match options::ports(request.uri().query().unwrap_or_default(), request.headers()) {
+                Ok(ports) => ports,
+                Err(error) => return bad_request(&error),
+            }
+        };
+        let target = async {
+            let allowance = self.allowance(&request)?;
+            Ok::<_, Refusal>((self.syncd.port_forward(place, ports).await?, allowance))
+        };
+        match target.await {
+            Ok((target, allowance)) if tunnel => {
+                translate::port_forward(&self.metrics, request, target, allowance).await
+            }
+            Ok((target, allowance)) => pass_through(request, &target, allowance).await,
+            Err(refusal) => refusal.answer(),
+        }
+    }
+
+    /// What the client's protocol needs: the runtime's own is passed through.
+    async fn remote_command(
+        &self,
+        subresource: Subresource,
+        request: Request<Incoming>,
+        target: StreamUrl,
+        options: StreamOptions,
+        allowance: Allowance,
+    ) -> Answer {
+        if self.translates && wants_stream_close(request.headers()) {
+            return translate::remote_command(&self.metrics, subresource, request, target, options, allowance);
+        }
+        pass_through(request, &target, allowance).await
+    }
+
+    /// A command to its end, and what it wrote.
+    pub async fn run(&self, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+        run::serve(&self.syncd, place, request).await
+    }
+
+    /// A container's state, written into an archive by the runtime.
+    pub async fn checkpoint(&self, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+        checkpoint::serve(&self.syncd, place, request).await
+    }
 }
 
 fn bad_request(error: &OptionsError) -> Answer {
     answer::text(StatusCode::BAD_REQUEST, error.to_string())
-}
-
-/// A command in a container.
-pub async fn exec(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
-    let query = request.uri().query().unwrap_or_default();
-    let options = match options::streams(query) {
-        Ok(options) => options,
-        Err(error) => return bad_request(&error),
-    };
-    let command = options::command(query);
-    let target = async {
-        let allowance = app.streams.allowance(&request)?;
-        Ok::<_, Refusal>((syncd::exec(app, place, command, options).await?, allowance))
-    };
-    match target.await {
-        Ok((target, allowance)) => remote_command(app, Subresource::Exec, request, target, options, allowance).await,
-        Err(refusal) => refusal.answer(),
-    }
-}
-
-/// The container's own process.
-pub async fn attach(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
-    let options = match options::streams(request.uri().query().unwrap_or_default()) {
-        Ok(options) => options,
-        Err(error) => return bad_request(&error),
-    };
-    let target = async {
-        let allowance = app.streams.allowance(&request)?;
-        Ok::<_, Refusal>((syncd::attach(app, place, options).await?, allowance))
-    };
-    match target.await {
-        Ok((target, allowance)) => remote_command(app, Subresource::Attach, request, target, options, allowance).await,
-        Err(refusal) => refusal.answer(),
-    }
-}
-
-/// Connections to ports of a pod.
-pub async fn port_forward(app: &Arc<App>, place: &PodPath, request: Request<Incoming>) -> Answer {
-    let tunnel = app.streams.translates && wants_tunnel(request.headers());
-    let ports = if tunnel {
-        Vec::new()
-    } else {
-        match options::ports(request.uri().query().unwrap_or_default(), request.headers()) {
-            Ok(ports) => ports,
-            Err(error) => return bad_request(&error),
-        }
-    };
-    let target = async {
-        let allowance = app.streams.allowance(&request)?;
-        Ok::<_, Refusal>((syncd::port_forward(app, place, ports).await?, allowance))
-    };
-    match target.await {
-        Ok((target, allowance)) if tunnel => {
-            translate::port_forward(&app.own.streams, request, target, allowance).await
-        }
-        Ok((target, allowance)) => pass_through(request, &target, allowance).await,
-        Err(refusal) => refusal.answer(),
-    }
-}
-
-/// What the client's protocol needs: the runtime's own is passed through.
-async fn remote_command(
-    app: &App,
-    subresource: Subresource,
-    request: Request<Incoming>,
-    target: StreamUrl,
-    options: StreamOptions,
-    allowance: Allowance,
-) -> Answer {
-    if app.streams.translates && wants_stream_close(request.headers()) {
-        return translate::remote_command(&app.own.streams, subresource, request, target, options, allowance);
-    }
-    pass_through(request, &target, allowance).await
 }

@@ -1,7 +1,5 @@
 //! `/run`: a command to its end, and what it wrote (upstream `pkg/kubelet/server/server.go` getRun).
 
-use std::sync::Arc;
-
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::run_part::Part;
@@ -12,15 +10,14 @@ use hyper::body::Incoming;
 use tonic::Streaming;
 
 use super::options::run_command;
-use super::syncd::{Refusal, client, container_place};
-use crate::app::App;
+use super::syncd::{Refusal, Syncd, container_place};
 use crate::routes::ContainerPath;
 use crate::server::answer::{self, Answer, BoxError};
 
 /// Answers when the command has ended; a client that goes away ends it. What it wrote is passed on as it is read.
-pub async fn serve(app: &Arc<App>, place: &ContainerPath, request: Request<Incoming>) -> Answer {
+pub async fn serve(syncd: &Syncd, place: &ContainerPath, request: Request<Incoming>) -> Answer {
     let command = run_command(request.uri().query().unwrap_or_default());
-    match begin(app, place, command.clone()).await {
+    match begin(syncd, place, command.clone()).await {
         Ok((0, parts)) => succeeded(parts).await,
         Ok((exit_code, parts)) => failed(&command, exit_code, parts),
         Err(status) => Refusal::Syncd(status).answer(),
@@ -28,12 +25,12 @@ pub async fn serve(app: &Arc<App>, place: &ContainerPath, request: Request<Incom
 }
 
 async fn begin(
-    app: &App,
+    syncd: &Syncd,
     place: &ContainerPath,
     command: Vec<String>,
 ) -> Result<(i32, Streaming<api::RunPart>), tonic::Status> {
     let message = api::RunRequest { place: container_place(place), command };
-    let mut parts = client(app).await?.run(CallContext::new().streaming_request(message)).await?.into_inner();
+    let mut parts = syncd.client().await?.run(CallContext::new().streaming_request(message)).await?.into_inner();
     match parts.message().await?.and_then(|part| part.part) {
         Some(Part::ExitCode(exit_code)) => Ok((exit_code, parts)),
         _ => Err(tonic::Status::internal("kubelet-syncd did not say how the command ended")),

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::streams_client::StreamsClient;
@@ -15,7 +16,6 @@ use tonic::transport::Channel;
 
 use super::options::StreamOptions;
 use super::target::{StreamUrl, UrlError};
-use crate::app::App;
 use crate::routes::{ContainerPath, PodPath};
 use crate::server::answer::{self, Answer};
 
@@ -70,15 +70,79 @@ impl Refusal {
     }
 }
 
-/// A client of the service, once kubelet-syncd is there: its socket takes connections for it while it is away.
-///
-/// # Errors
-/// It is away for longer than a restart takes.
-pub async fn client(app: &App) -> Result<StreamsClient<Channel>, tonic::Status> {
-    let link = app.peers.syncd();
-    let ready = tokio::time::timeout(RESTART, link.ready()).await;
-    ready.map_err(|_| tonic::Status::unavailable("kubelet-syncd does not answer"))?;
-    Ok(StreamsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+/// kubelet-syncd's service of streams.
+#[derive(Debug)]
+pub struct Syncd {
+    link: Link,
+    request_timeout: Duration,
+}
+
+impl Syncd {
+    /// `request_timeout`: `runtimeRequestTimeout`.
+    pub fn new(link: Link, request_timeout: Duration) -> Self {
+        Syncd { link, request_timeout }
+    }
+
+    /// A client of the service, once kubelet-syncd is there: its socket takes connections for it while it is away.
+    ///
+    /// # Errors
+    /// It is away for longer than a restart takes.
+    pub async fn client(&self) -> Result<StreamsClient<Channel>, tonic::Status> {
+        let link = &self.link;
+        let ready = tokio::time::timeout(RESTART, link.ready()).await;
+        ready.map_err(|_| tonic::Status::unavailable("kubelet-syncd does not answer"))?;
+        Ok(StreamsClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+    }
+
+    /// Where the runtime serves the command's streams.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn exec(
+        &self,
+        place: &ContainerPath,
+        command: Vec<String>,
+        options: StreamOptions,
+    ) -> Result<StreamUrl, Refusal> {
+        let StreamOptions { stdin, stdout, stderr, tty } = options;
+        let message = api::ExecRequest { place: container_place(place), command, stdin, stdout, stderr, tty };
+        let mut client = self.client().await?;
+        self.url(message, |request| client.exec(request)).await
+    }
+
+    /// Where the runtime serves the container's own streams.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn attach(&self, place: &ContainerPath, options: StreamOptions) -> Result<StreamUrl, Refusal> {
+        let StreamOptions { stdin, stdout, stderr, .. } = options;
+        let message = api::AttachRequest { place: container_place(place), stdin, stdout, stderr };
+        let mut client = self.client().await?;
+        self.url(message, |request| client.attach(request)).await
+    }
+
+    /// Where the runtime serves connections to the pod's ports.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn port_forward(&self, place: &PodPath, ports: Vec<i32>) -> Result<StreamUrl, Refusal> {
+        let message = api::PortForwardRequest { pod: Some(pod_place(place)), ports };
+        let mut client = self.client().await?;
+        self.url(message, |request| client.port_forward(request)).await
+    }
+
+    async fn url<M, F>(&self, message: M, call: impl FnOnce(tonic::Request<M>) -> F) -> Result<StreamUrl, Refusal>
+    where
+        F: Future<Output = Result<tonic::Response<api::StreamUrl>, tonic::Status>>,
+    {
+        let deadline = self.request_timeout.min(URL_DEADLINE);
+        let call = call(CallContext::new().request(message, deadline));
+        // The server's own deadline does not help when nobody serves.
+        let reply = tokio::time::timeout(deadline, call)
+            .await
+            .map_err(|_| tonic::Status::deadline_exceeded("kubelet-syncd does not answer"))??;
+        Ok(StreamUrl::parse(&reply.into_inner().url)?)
+    }
 }
 
 pub fn pod_place(place: &PodPath) -> api::PodPlace {
@@ -91,56 +155,6 @@ pub fn pod_place(place: &PodPath) -> api::PodPlace {
 
 pub fn container_place(place: &ContainerPath) -> Option<api::ContainerPlace> {
     Some(api::ContainerPlace { pod: Some(pod_place(&place.pod)), container: place.container.clone() })
-}
-
-/// Where the runtime serves the command's streams.
-///
-/// # Errors
-/// See [`Refusal`].
-pub async fn exec(
-    app: &App,
-    place: &ContainerPath,
-    command: Vec<String>,
-    options: StreamOptions,
-) -> Result<StreamUrl, Refusal> {
-    let StreamOptions { stdin, stdout, stderr, tty } = options;
-    let message = api::ExecRequest { place: container_place(place), command, stdin, stdout, stderr, tty };
-    let mut client = client(app).await?;
-    url(app, message, |request| client.exec(request)).await
-}
-
-/// Where the runtime serves the container's own streams.
-///
-/// # Errors
-/// See [`Refusal`].
-pub async fn attach(app: &App, place: &ContainerPath, options: StreamOptions) -> Result<StreamUrl, Refusal> {
-    let StreamOptions { stdin, stdout, stderr, .. } = options;
-    let message = api::AttachRequest { place: container_place(place), stdin, stdout, stderr };
-    let mut client = client(app).await?;
-    url(app, message, |request| client.attach(request)).await
-}
-
-/// Where the runtime serves connections to the pod's ports.
-///
-/// # Errors
-/// See [`Refusal`].
-pub async fn port_forward(app: &App, place: &PodPath, ports: Vec<i32>) -> Result<StreamUrl, Refusal> {
-    let message = api::PortForwardRequest { pod: Some(pod_place(place)), ports };
-    let mut client = client(app).await?;
-    url(app, message, |request| client.port_forward(request)).await
-}
-
-async fn url<M, F>(app: &App, message: M, call: impl FnOnce(tonic::Request<M>) -> F) -> Result<StreamUrl, Refusal>
-where
-    F: Future<Output = Result<tonic::Response<api::StreamUrl>, tonic::Status>>,
-{
-    let deadline = app.config.runtime_request_timeout().min(URL_DEADLINE);
-    let call = call(CallContext::new().request(message, deadline));
-    // The server's own deadline does not help when nobody serves.
-    let reply = tokio::time::timeout(deadline, call)
-        .await
-        .map_err(|_| tonic::Status::deadline_exceeded("kubelet-syncd does not answer"))??;
-    Ok(StreamUrl::parse(&reply.into_inner().url)?)
 }
 
 #[cfg(test)]

@@ -7,57 +7,56 @@ mod pprof;
 mod verbosity;
 mod zpages;
 
-use std::sync::Arc;
-
+use bulkhead_config::NodeConfig;
 use http::{Request, StatusCode, header};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 
-use crate::app::App;
-use crate::routes;
+use crate::peers::Peers;
+use crate::routes::{self, Switches};
 use crate::server::answer::{self, Answer};
 
 /// `/pods`: every pod that a source wants.
-pub async fn pods(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    pods::wanted(app).await
+pub async fn pods(peers: &Peers) -> Answer {
+    pods::wanted(peers).await
 }
 
 /// `/runningpods/`: what the runtime says that runs.
-pub async fn running_pods(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    pods::running(app).await
+pub async fn running_pods(peers: &Peers) -> Answer {
+    pods::running(peers).await
 }
 
 /// `/configz`.
-pub async fn configz(app: &Arc<App>, _request: Request<Incoming>) -> Answer {
-    match configz::document(&app.config.kubelet) {
+pub fn configz(config: &NodeConfig) -> Answer {
+    match configz::document(&config.kubelet) {
         Ok(document) => answer::json(document),
         Err(error) => answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
 /// `/debug/flags/v`.
-pub async fn flags_v(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    verbosity::serve(app, request).await
+pub async fn flags_v(peers: &Peers, request: Request<Incoming>) -> Answer {
+    verbosity::serve(peers, request).await
 }
 
 /// `/flagz`.
-pub async fn flagz(app: &Arc<App>, request: Request<Incoming>) -> Answer {
-    let flags = bulkhead_config::flags::effective(&app.config.flags, &app.config.kubelet);
-    page(&zpages::Page::Flagz(flags), &request)
+pub fn flagz(config: &NodeConfig, request: &Request<Incoming>) -> Answer {
+    let flags = bulkhead_config::flags::effective(&config.flags, &config.kubelet);
+    page(&zpages::Page::Flagz(flags), request)
 }
 
 /// `/statusz`.
-pub async fn statusz(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+pub fn statusz(config: &NodeConfig, switches: &Switches, request: &Request<Incoming>) -> Answer {
     let started = bulkhead_daemon::process_start_time().and_then(|at| Timestamp::from_second(at as i64).ok());
     let now = Timestamp::now();
     let status = zpages::Status {
         started: started.unwrap_or(now),
         now,
-        binary_version: app.config.version.trim_start_matches('v').to_owned(),
+        binary_version: config.version.trim_start_matches('v').to_owned(),
         emulation_version: format!("1.{}", bulkhead_config::version::MINOR),
-        paths: routes::listed_paths(app.switches()),
+        paths: routes::listed_paths(switches),
     };
-    page(&zpages::Page::Statusz(status), &request)
+    page(&zpages::Page::Statusz(status), request)
 }
 
 fn page(page: &zpages::Page, request: &Request<Incoming>) -> Answer {
@@ -71,6 +70,6 @@ fn page(page: &zpages::Page, request: &Request<Incoming>) -> Answer {
 }
 
 /// `profile`: what follows `/debug/pprof/`.
-pub async fn pprof(_app: &Arc<App>, profile: &str, _request: Request<Incoming>) -> Answer {
+pub fn pprof(profile: &str) -> Answer {
     pprof::answer(profile, &pprof::command_line())
 }

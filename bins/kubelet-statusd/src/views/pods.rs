@@ -1,6 +1,5 @@
 //! `/pods` and `/runningpods/`: one pod at a time is asked of kubelet-syncd, written as upstream writes it, and sent.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
@@ -15,7 +14,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::go_json;
-use crate::app::App;
+use crate::peers::Peers;
 use crate::server::answer::{self, Answer, BoxError};
 
 /// For the beginning of an answer: kubelet-syncd may just be starting again.
@@ -27,13 +26,13 @@ const POD_BYTES_MAX: usize = 16 << 20;
 
 const HEAD: &str = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":"#;
 
-fn client(app: &App) -> ViewsClient<Channel> {
-    ViewsClient::new(app.peers.syncd().channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+fn client(peers: &Peers) -> ViewsClient<Channel> {
+    ViewsClient::new(peers.syncd().channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// `/pods`.
-pub async fn wanted(app: &Arc<App>) -> Answer {
-    let mut client = client(app);
+pub async fn wanted(peers: &Peers) -> Answer {
+    let mut client = client(peers);
     let call = client.objects(CallContext::new().request(ObjectsRequest {}, BEGIN));
     let begin = async {
         let mut pods = Objects { pieces: call.await?.into_inner() };
@@ -48,8 +47,8 @@ pub async fn wanted(app: &Arc<App>) -> Answer {
 }
 
 /// `/runningpods/`.
-pub async fn running(app: &Arc<App>) -> Answer {
-    let mut client = client(app);
+pub async fn running(peers: &Peers) -> Answer {
+    let mut client = client(peers);
     let call = client.running(CallContext::new().request(RunningRequest {}, BEGIN));
     let all = async {
         let mut pods = call.await?.into_inner();

@@ -1,7 +1,6 @@
 //! `/debug/flags/v`: how much all four processes log, from now on (upstream `apiserver/pkg/server/routes/flags.go` and
 //! `component-base/logs` GlogSetter). Who starts again logs as the configuration says.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::logging::VERBOSITY_MAX;
@@ -14,7 +13,7 @@ use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 
-use crate::app::App;
+use crate::peers::Peers;
 use crate::server::answer::{self, Answer};
 
 /// A number has ten digits at most.
@@ -22,7 +21,7 @@ const BODY_MAX: usize = 256;
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Answers one request.
-pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
+pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
     if request.method() != Method::PUT {
         return plain(StatusCode::NOT_ACCEPTABLE, "unsupported http method");
     }
@@ -33,7 +32,7 @@ pub async fn serve(app: &Arc<App>, request: Request<Incoming>) -> Answer {
     let said = String::from_utf8_lossy(&body);
     match parse(&said) {
         Ok(verbosity) => {
-            set(app, verbosity).await;
+            set(peers, verbosity).await;
             plain(StatusCode::OK, &format!("successfully set klog.logging.verbosity to {said}"))
         }
         Err(why) => plain(StatusCode::BAD_REQUEST, &why),
@@ -62,7 +61,7 @@ fn parse(text: &str) -> Result<u32, String> {
 }
 
 /// A process that is away starts again with what is configured: it is not waited for.
-async fn set(app: &Arc<App>, verbosity: u32) {
+async fn set(peers: &Peers, verbosity: u32) {
     // Upstream takes any number; from 10 on they all mean the same, and no process is asked for more.
     let verbosity = verbosity.min(VERBOSITY_MAX);
     match bulkhead_daemon::logging::set_verbosity(verbosity) {
@@ -70,7 +69,7 @@ async fn set(app: &Arc<App>, verbosity: u32) {
         Err(error) => tracing::warn!("log verbosity: {error}"),
     }
     let tell = async |process: Process| {
-        let Some(link) = app.peers.link(process) else { return };
+        let Some(link) = peers.link(process) else { return };
         let mut client = LoggingClient::new(link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let call = client.set_verbosity(CallContext::new().request(SetVerbosityRequest { verbosity }, DEADLINE));
         match tokio::time::timeout(DEADLINE, call).await {

@@ -7,20 +7,21 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_apiclient::{ApiClient, CredentialFile, MemorySource};
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
+use bulkhead_ipc::journal::JournalReader;
 use bulkhead_testkit::apiserver::authority::Pair;
 use bulkhead_testkit::apiserver::{ApiServer, Config};
 use bulkhead_testkit::cluster::client::{Answer, Credential};
 use bulkhead_testkit::https::Https;
 use bulkhead_types::Process;
-use kubelet_statusd::server::connection::Endpoint;
 use kubelet_statusd::server::gate::Gate;
 use kubelet_statusd::server::listener;
 use kubelet_statusd::server::tls::follow::{self, Files};
 use kubelet_statusd::server::tls::pair::self_signed;
 use kubelet_statusd::server::tls::policy::Policy;
-use kubelet_statusd::{App, Limits, OwnMetrics, Peers, Surface};
+use kubelet_statusd::{HealthChecks, Limits, Parts, Peers, Router, Surface};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -119,8 +120,8 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
     let registry = prometheus::Registry::new();
     let broker = BrokerClient::new(Path::new("/nonexistent"));
     let link = |process: Process| Link::open("kubelet-statusd", process, &folder.path().join(process.name()));
-    let peers = Peers::new(link(Process::Syncd), link(Process::Volnetd), link(Process::Evictiond));
-    let own = OwnMetrics::register(&registry, "test-node", "v1").unwrap();
+    let peers = Arc::new(Peers::new(link(Process::Syncd), link(Process::Volnetd), link(Process::Evictiond)));
+    let health = Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), None));
     let serving = follow::start(Files {
         source: Arc::new(files.clone()),
         broker: broker.clone(),
@@ -130,12 +131,14 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
         client_ca: true,
     });
     let gate = Gate::new(&config, serving.clone(), client.as_ref(), &registry).unwrap();
-    let app = App::new(config, peers, broker, registry.clone(), own);
-    let app = Arc::new(if plan.gate { app.with_gate(gate) } else { app });
+    let gate = plan.gate.then_some(gate);
+    let (journal, progress) = (JournalReader::default(), Progress::default());
+    let parts = Parts { config, peers, health, broker, journal, registry: registry.clone(), gate, progress };
+    let router = Arc::new(Router::new(parts).unwrap());
     let bound = runtime.block_on(listener::bind("127.0.0.1:0".parse().unwrap())).unwrap();
     let address = bound.local_addr().unwrap();
-    let endpoint = Endpoint { surface: Surface::Main, app, limits: plan.limits, tls: Some(serving) };
-    runtime.spawn(listener::accept(bound, Arc::new(endpoint)));
+    let endpoint = router.endpoint(Surface::Main, plan.limits, Some(serving));
+    runtime.spawn(listener::accept(bound, endpoint));
     if let Some(client) = client {
         runtime.block_on(client.ready());
     }

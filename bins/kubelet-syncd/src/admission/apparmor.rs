@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod};
 
 use super::Rejection;
-use crate::runtime::podspec::{containers, ephemeral_as_container, ephemeral_containers, init_containers};
+use crate::pod::spec::{containers, ephemeral_as_container, ephemeral_containers, init_containers};
 use crate::runtime::security::{APP_ARMOR_ANNOTATION as ANNOTATION, app_armor_profile};
 
 /// The kernel has AppArmor and it is on.

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
 use crate::allocation::record::{Gates, same_level};
-use crate::runtime::podspec::{containers, host_network, init_containers, is_sidecar};
+use crate::pod::spec::{containers, host_network, init_containers, is_sidecar};
 
 /// Gates that admission asks about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

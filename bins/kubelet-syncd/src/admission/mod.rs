@@ -27,7 +27,7 @@ pub use node_info::NodeInfo;
 pub use pressure::Pressure;
 pub use resources::Shortage;
 
-use crate::runtime::podspec::is_critical;
+use crate::pod::spec::is_critical;
 use features::Features;
 use sysctls::Allowlist;
 
@@ -99,7 +99,7 @@ impl Settings {
 
 /// What changes while it runs, beside the node.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Circumstances {
+pub struct Context {
     pub pressure: Pressure,
     /// The machine is going down.
     pub shutting_down: bool,
@@ -144,13 +144,7 @@ impl Obstacle {
 }
 
 /// Decides. `others`: pods that count as using the node, by the rule of upstream's `GetActivePods`, without the pod itself.
-pub fn admit(
-    pod: &Pod,
-    others: &[Arc<Pod>],
-    node: &NodeInfo,
-    settings: &Settings,
-    circumstances: Circumstances,
-) -> Decision {
+pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo, settings: &Settings, circumstances: Context) -> Decision {
     let before = pressure::check(pod, circumstances.pressure)
         .or_else(|| sysctls::check(pod, &settings.sysctls))
         .or_else(|| os::check(pod, node));

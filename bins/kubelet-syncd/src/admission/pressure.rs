@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
 use super::{Rejection, taints};
-use crate::runtime::podspec::is_critical;
-use crate::runtime::resources::qos_class;
+use crate::pod::resources::qos_class;
+use crate::pod::spec::is_critical;
 use bulkhead_types::QosClass;
 
 /// Conditions of the node that are true now.

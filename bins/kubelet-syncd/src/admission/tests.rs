@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::resources::Amounts;
+use crate::pod::resources::Amounts;
 use bulkhead_types::Quantity;
 
 const GIB: i64 = 1 << 30;
@@ -63,7 +63,7 @@ fn settings() -> Settings {
 }
 
 fn decide(pod: &Arc<Pod>, others: &[Arc<Pod>]) -> Decision {
-    admit(pod, others, &node(), &settings(), Circumstances::default())
+    admit(pod, others, &node(), &settings(), Context::default())
 }
 
 /// `reason: message`, or how it was let in.
@@ -122,7 +122,7 @@ fn what_the_node_object_says_of_amounts() {
     let node = NodeInfo::of("n", "host", &BTreeMap::new(), Some(&object), own);
     assert_eq!(["cpu", "example.com/thing"].map(|r| node.capacity(r)), [Some(2000), Some(2)]);
     assert_eq!((&*node.labels["kubernetes.io/os"], &*node.labels["kubernetes.io/hostname"]), ("linux", "host"));
-    let out = |pod: &Pod| text(&admit(pod, &[], &node, &settings(), Circumstances::default()));
+    let out = |pod: &Pod| text(&admit(pod, &[], &node, &settings(), Context::default()));
     assert_eq!(
         out(&is_static(&wanting("p", json!({"ephemeral-storage": "2Gi"})))),
         "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: \
@@ -229,7 +229,7 @@ fn taints_and_tolerations() {
     node.taints = vec![taint("NoSchedule"), taint("NoExecute")];
     let mut settings = settings();
     settings.features.comparing_tolerations = true;
-    let out = |pod: &Pod| text(&admit(pod, &[], &node, &settings, Circumstances::default()));
+    let out = |pod: &Pod| text(&admit(pod, &[], &node, &settings, Context::default()));
     const HURT: &str =
         "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
     for (toleration, result) in [
@@ -305,7 +305,7 @@ fn what_pods_are_made_for() {
     off.features.pod_level_resources = false;
     let level = pod("p", json!({"resources": {"requests": {"cpu": "1"}}}));
     assert_eq!(
-        text(&admit(&level, &[], &node(), &off, Circumstances::default())),
+        text(&admit(&level, &[], &node(), &off, Context::default())),
         "PodLevelResourcesNotSupported: PodLevelResources feature gate is disabled"
     );
 }
@@ -313,9 +313,8 @@ fn what_pods_are_made_for() {
 #[test]
 fn apparmor_is_asked_of_new_pods() {
     let profile = |kind: &str| pod("p", json!({"securityContext": {"appArmorProfile": {"type": kind}}}));
-    let out = |pod: &Pod, apparmor| {
-        text(&admit(pod, &[], &node(), &Settings { apparmor, ..settings() }, Circumstances::default()))
-    };
+    let out =
+        |pod: &Pod, apparmor| text(&admit(pod, &[], &node(), &Settings { apparmor, ..settings() }, Context::default()));
     const OFF: &str = "AppArmor: Cannot enforce AppArmor: AppArmor is not enabled on the host";
     assert_eq!(out(&profile("RuntimeDefault"), false), OFF);
     assert_eq!(out(&profile("RuntimeDefault"), true), "admitted");
@@ -347,7 +346,7 @@ fn apparmor_is_asked_of_new_pods() {
 fn pressure_spares_who_is_critical() {
     let out = |pod: &Pod, memory, disk| {
         let pressure = Pressure { memory, disk, pids: false };
-        text(&admit(pod, &[], &node(), &settings(), Circumstances { pressure, shutting_down: false }))
+        text(&admit(pod, &[], &node(), &settings(), Context { pressure, shutting_down: false }))
     };
     let best_effort = pod("p", json!({}));
     let burstable = wanting("p", json!({"cpu": "1"}));
@@ -357,7 +356,7 @@ fn pressure_spares_who_is_critical() {
     assert_eq!(out(&critical(&best_effort), true, true), "admitted");
     let tolerant = json!({"tolerations": [{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists"}]});
     assert_eq!(out(&pod("p", tolerant), true, false), "admitted");
-    let down = Circumstances { shutting_down: true, ..Circumstances::default() };
+    let down = Context { shutting_down: true, ..Context::default() };
     assert_eq!(
         text(&admit(&burstable, &[], &node(), &settings(), down)),
         "NodeShutdown: Pod was rejected as the node is shutting down."

@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use super::checkpoint::Entries;
 use super::conditions::ResizeConditions;
 use super::record::{Gates, PodResources, effective};
-use crate::runtime::podspec;
-use crate::runtime::resources::amounts;
+use crate::pod::resources::amounts;
+use crate::pod::spec;
 
 /// Of the file's form.
 pub const VERSION: u64 = 1;
@@ -290,7 +290,7 @@ impl Allocations {
 
     /// After a restart the conditions go on from what the API server has.
     pub fn take_up(&self, uid: &PodUid, pod: &Pod) {
-        if podspec::is_static(pod) {
+        if spec::is_static(pod) {
             return;
         }
         let told = ResizeConditions::of(pod);

@@ -4,12 +4,12 @@
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use serde_json::{Map, Value, json};
 
-use crate::runtime::labels::go_json_string;
-use crate::runtime::podspec::{containers, init_containers};
+use crate::pod::labels::go_json_string;
+use crate::pod::spec::{containers, init_containers};
 
 /// Which sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told<'a> {
+pub enum ResizeEvent<'a> {
     Started,
     Completed,
     Error(&'a str),
@@ -18,32 +18,32 @@ pub enum Told<'a> {
     Infeasible(&'a str),
 }
 
-impl<'a> Told<'a> {
+impl<'a> ResizeEvent<'a> {
     /// Reason of the event.
     pub const fn reason(self) -> &'static str {
         match self {
-            Told::Started => "ResizeStarted",
-            Told::Completed => "ResizeCompleted",
-            Told::Error(_) => "ResizeError",
-            Told::Deferred(..) => "ResizeDeferred",
-            Told::Infeasible(_) => "ResizeInfeasible",
+            ResizeEvent::Started => "ResizeStarted",
+            ResizeEvent::Completed => "ResizeCompleted",
+            ResizeEvent::Error(_) => "ResizeError",
+            ResizeEvent::Deferred(..) => "ResizeDeferred",
+            ResizeEvent::Infeasible(_) => "ResizeInfeasible",
         }
     }
 
     /// Last word of the sentence, and the error.
     fn sentence(self) -> (&'a str, &'a str) {
         match self {
-            Told::Started => ("started", ""),
-            Told::Completed => ("completed", ""),
-            Told::Error(why) => ("error", why),
-            Told::Deferred(reason, why) => (reason, why),
-            Told::Infeasible(why) => ("Infeasible", why),
+            ResizeEvent::Started => ("started", ""),
+            ResizeEvent::Completed => ("completed", ""),
+            ResizeEvent::Error(why) => ("error", why),
+            ResizeEvent::Deferred(reason, why) => (reason, why),
+            ResizeEvent::Infeasible(why) => ("Infeasible", why),
         }
     }
 }
 
 /// The whole message. `pod`: the resources that are told are those of its spec.
-pub fn message(pod: &Pod, generation: i64, told: Told<'_>) -> String {
+pub fn message(pod: &Pod, generation: i64, told: ResizeEvent<'_>) -> String {
     let (sentence, error) = told.sentence();
     let mut parts = Vec::new();
     for (name, list) in [("initContainers", init_containers(pod)), ("containers", containers(pod))] {
@@ -94,14 +94,14 @@ mod tests {
         }}))
         .unwrap();
         assert_eq!(
-            message(&pod, 2, Told::Started),
+            message(&pod, 2, ResizeEvent::Started),
             "Pod resize started: {\"initContainers\":[{\"name\":\"i\",\"resources\":{}}],\"containers\":[{\"name\":\"c\",\
              \"resources\":{\"limits\":{\"cpu\":\"2\"},\"requests\":{\"cpu\":\"1\",\"memory\":\"1Gi\"}}}],\"generation\":2}"
         );
         let simple: Pod =
             serde_json::from_value(json!({"metadata": {}, "spec": {"containers": [{"name": "c"}]}})).unwrap();
         assert_eq!(
-            message(&simple, 3, Told::Deferred("OutOfcpu", "a < \"b\"")),
+            message(&simple, 3, ResizeEvent::Deferred("OutOfcpu", "a < \"b\"")),
             "Pod resize OutOfcpu: {\"containers\":[{\"name\":\"c\",\"resources\":{}}],\"generation\":3,\
              \"error\":\"a \\u003c \\\"b\\\"\"}"
         );

@@ -7,7 +7,7 @@ use bulkhead_types::{PodUid, QosClass};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::runtime::resources::{pod_requests, qos_class};
+use crate::pod::resources::{pod_requests, qos_class};
 
 /// One resize that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]

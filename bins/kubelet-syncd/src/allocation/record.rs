@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::podspec::{containers, init_containers, is_sidecar};
-use crate::runtime::resources::amounts;
+use crate::pod::resources::amounts;
+use crate::pod::spec::{containers, init_containers, is_sidecar};
 
 /// Which resources of a pod can be resized; the names are the feature gates'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

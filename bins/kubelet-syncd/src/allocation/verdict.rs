@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::record::{Gates, same_level};
-use crate::runtime::node_facts::{NodeFacts, SwapBehavior};
-use crate::runtime::podspec::{containers, init_containers, is_critical};
-use crate::runtime::resources::{amounts, qos_class};
+use crate::node_facts::{NodeFacts, SwapBehavior};
+use crate::pod::resources::{amounts, qos_class};
+use crate::pod::spec::{containers, init_containers, is_critical};
 use bulkhead_types::{QosClass, Quantity};
 
 /// Managers that bind Guaranteed pods to what they have.

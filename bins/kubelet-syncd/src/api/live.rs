@@ -18,12 +18,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 
 use super::node::NodeSeen;
-use super::objects::{KnownServices, Objects, Token, TokenWanted};
 use super::runtime_classes::RuntimeClasses;
 use super::server::{Got, ObjectServer, object_error};
 use super::store::{Store, Strategy, Ttl};
 use super::tokens::Tokens;
 use super::{node, references, runtime_classes, services};
+use crate::objects::{KnownServices, Objects, Token, TokenWanted};
 
 /// Annotation of the Node: seconds for which configMaps and secrets may be kept.
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";

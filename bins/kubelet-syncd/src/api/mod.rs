@@ -15,7 +15,6 @@
 pub mod live;
 pub mod mirrors;
 pub mod node;
-pub mod objects;
 pub mod pods;
 pub mod references;
 pub mod runtime_classes;

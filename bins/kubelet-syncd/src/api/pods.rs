@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
 use super::mirrors::{CopyOf, Mirrors};
-use crate::service::PodHub;
+use crate::hub::PodHub;
 use crate::sources::static_pod::CONFIG_MIRROR;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
 use crate::start_latency::StartTimes;

@@ -9,8 +9,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::node::v1::RuntimeClass;
 
-use super::objects::ObjectError;
 use super::server::Got;
+use crate::objects::ObjectError;
 
 pub fn changes(client: &ApiClient) -> BoxStream<'static, Change<RuntimeClass>> {
     watch(client, Lane::Main, Scope::default())

@@ -14,7 +14,7 @@ use kube::api::GetParams;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use super::objects::ObjectError;
+use crate::objects::ObjectError;
 
 pub type Got<T> = Result<T, ObjectError>;
 

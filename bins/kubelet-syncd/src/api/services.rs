@@ -10,8 +10,8 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1 as k8s;
 use tokio::sync::watch;
 
-use super::objects::KnownServices;
-use crate::runtime::env::{Service, ServicePort};
+use crate::objects::KnownServices;
+use crate::objects::{Service, ServicePort};
 
 /// Changes that are taken in before others see the result.
 const BATCH: usize = 256;

@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 
-use super::objects::{ObjectError, Token, TokenWanted};
 use super::server::{Got, object_error};
+use crate::objects::{ObjectError, Token, TokenWanted};
 
 /// A token is renewed when it is this old, however long it is valid.
 const AGE_MAX: SignedDuration = SignedDuration::from_hours(24);

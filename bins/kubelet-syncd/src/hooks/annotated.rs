@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 
-use crate::runtime::labels::{CONTAINER_PORTS, PRE_STOP_HANDLER};
+use crate::pod::labels::{CONTAINER_PORTS, PRE_STOP_HANDLER};
 
 /// The hook, and the ports that it may name. What cannot be read is as good as absent: the container has to end in any
 /// case.
@@ -17,11 +17,11 @@ pub fn pre_stop(annotations: &BTreeMap<String, String>) -> Option<(LifecycleHand
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::labels::container_annotations;
+    use crate::pod::labels::container_annotations;
 
     #[test]
     fn what_was_noted_is_read_back() {
-        let pod = crate::runtime::fixtures::pod(serde_json::json!({"containers": [{"name": "a",
+        let pod = crate::fixtures::pod(serde_json::json!({"containers": [{"name": "a",
             "ports": [{"name": "web", "containerPort": 8080}],
             "lifecycle": {"preStop": {"httpGet": {"path": "/a?b<c", "port": "web", "httpHeaders": [{"name": "X", "value": "&"}]}}}}]}));
         let container = &pod.spec.as_ref().unwrap().containers[0];

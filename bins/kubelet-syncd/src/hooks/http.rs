@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::HTTPGetAction;
 
 use super::{Hook, metrics};
 use crate::dial::join_host_port;
+use crate::events::{EventSink, EventType, PodEvent};
 use crate::http_get::{Get, GetErrorKind, get};
-use crate::runtime::events::{EventSink, EventType, PodEvent};
-use crate::runtime::podspec;
+use crate::pod::spec;
 
 /// What servers see (upstream's version is that whose kubelet this one takes the place of).
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -50,7 +50,7 @@ fn plan(hook: &Hook, action: &HTTPGetAction) -> Result<Get, String> {
     Ok(Get {
         https: action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
         host,
-        port: podspec::port_number(&action.port, &hook.ports)?,
+        port: spec::port_number(&action.port, &hook.ports)?,
         path: action.path.clone().unwrap_or_default(),
         headers: headers.collect(),
         user_agent: USER_AGENT.to_owned(),
@@ -69,7 +69,7 @@ mod tests {
     use bulkhead_types::ContainerId;
     use k8s_openapi::api::core::v1::LifecycleHandler;
 
-    use crate::runtime::podspec::ContainerKind;
+    use crate::pod::spec::ContainerKind;
 
     fn hook(ip: Option<&str>) -> Hook {
         let ports = serde_json::json!([{"name": "web", "containerPort": 8080}, {"containerPort": 9}]);

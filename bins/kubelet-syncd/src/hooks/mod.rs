@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use bulkhead_types::ContainerId;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 
-use crate::runtime::podspec::{ContainerKind, PodIdentity};
+use crate::pod::spec::{ContainerKind, PodIdentity};
 
 /// One hook of one container instance.
 #[derive(Debug, Clone)]

@@ -26,7 +26,11 @@ pub trait PreStopStore: Send + Sync {
     fn save(&self, json: &[u8]);
 }
 
-impl PreStopStore for crate::runtime::backoff::NoStore {
+/// For tests and for where nothing is to be kept.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoStore;
+
+impl PreStopStore for NoStore {
     fn save(&self, _json: &[u8]) {}
 }
 
@@ -189,7 +193,6 @@ impl PreStops {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::backoff::NoStore;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[derive(Default)]

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{ExecAction, LifecycleHandler, SleepAction};
 
 use super::metrics::Sleeping;
 use super::{Hook, http};
-use crate::runtime::events::EventSink;
-use crate::runtime::ports::RuntimeApi;
-use crate::sources::validation::field::quote;
+use crate::events::EventSink;
+use crate::runtime_service::RuntimeApi;
+use crate::validation::field::quote;
 
 /// A hook that did not succeed; the text is upstream's, for the status.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

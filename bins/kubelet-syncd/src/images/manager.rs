@@ -12,10 +12,11 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::debug;
 
+use super::ImageMetrics;
 use super::backoff::{BackOff, TokenBucket};
 use super::pull_records::{Policy, PullRecords, Source, Verdict};
-use super::{ImageMetrics, reference};
-use crate::runtime::events::EventType;
+use crate::events::EventType;
+use crate::pod::image_reference;
 
 /// Delays after failed pulls (upstream `pkg/kubelet/kubelet.go`: imageBackOffPeriod, MaxImageBackOff).
 const BACK_OFF_INITIAL: Duration = Duration::from_secs(10);
@@ -36,7 +37,7 @@ impl PullPolicy {
             Some("Always") => PullPolicy::Always,
             Some("IfNotPresent") => PullPolicy::IfNotPresent,
             Some("Never") => PullPolicy::Never,
-            _ if reference::is_latest(image) => PullPolicy::Always,
+            _ if image_reference::is_latest(image) => PullPolicy::Always,
             _ => PullPolicy::IfNotPresent,
         }
     }
@@ -295,7 +296,7 @@ impl<S: ImageService> ImageManager<S> {
                 metrics.ensured(request.policy, present, pull_required);
             }
         };
-        let name = reference::with_default_tag(request.image).map_err(|error| {
+        let name = image_reference::with_default_tag(request.image).map_err(|error| {
             count(None, None);
             let message = format!("Failed to apply default image tag {:?}: {error}", request.image);
             events.event(EventType::Warning, "InspectFailed", &message);
@@ -558,7 +559,8 @@ struct Found<'a, C> {
 impl<C: Credentials> Found<'_, C> {
     async fn all(&mut self) -> &[Credential] {
         if self.known.is_none() {
-            let repository = reference::ImageName::parse(self.image).map(|name| name.repository).unwrap_or_default();
+            let repository =
+                image_reference::ImageName::parse(self.image).map(|name| name.repository).unwrap_or_default();
             self.known = Some(self.credentials.find(&repository).await);
         }
         self.known.as_deref().unwrap_or_default()

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::pull_records::{self, Owner, Policy, PullRecords, Source};
 use super::*;
-use crate::runtime::events::EventType;
+use crate::events::EventType;
 
 /// Answers each pull from a list (success when it has run out), after a second; knows the images of `present`.
 #[derive(Default)]

@@ -7,7 +7,6 @@ mod manager;
 mod manager_tests;
 mod metrics;
 pub mod pull_records;
-pub mod reference;
 
 pub use manager::{
     Credential, Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest,

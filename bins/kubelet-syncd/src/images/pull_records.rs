@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::reference::ImageName;
+use crate::pod::image_reference::ImageName;
 
 /// More images than a node keeps; the oldest records go first, and their images are asked for anew.
 const MAX_RECORDS: usize = 10_000;

@@ -9,20 +9,20 @@ use bulkhead_types::{ContainerId, PodUid};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::runtime::model::RuntimePod;
+use crate::pod::model::RuntimePod;
 
 /// Why no state is given out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
     /// Its last inspection failed.
-    #[error("inspecting pod {uid} at the runtime")]
+    #[error("failed to inspect pod {uid} at the runtime")]
     Inspect {
         uid: PodUid,
         #[source]
         source: CriError,
     },
     /// PLEG has ended: the process is shutting down.
-    #[error("waiting for the state of pod {uid}: the pod lifecycle event generator has ended")]
+    #[error("failed to wait for the state of pod {uid}: the pod lifecycle event generator has ended")]
     Closed { uid: PodUid },
 }
 
@@ -278,7 +278,7 @@ mod tests {
 
     use bulkhead_types::SandboxId;
 
-    use crate::runtime::model::{SandboxState, SandboxStatus};
+    use crate::pod::model::{SandboxState, SandboxStatus};
 
     fn uid(text: &str) -> PodUid {
         PodUid::parse(text).unwrap()

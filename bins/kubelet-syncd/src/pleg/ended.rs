@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{RuntimeEvent, RuntimeEventKind};
 use tokio::time::Instant;
 
-use crate::runtime::model::{RunState, RuntimePod};
+use crate::pod::model::{RunState, RuntimePod};
 
 /// After this the runtime's answers are believed again, whatever the event said. Longer than containerd takes to note an
 /// end whose output a surviving process holds open (10 s), so that no container seems to come back.

@@ -24,9 +24,6 @@ pub(super) fn gives_events_to_one_alone(runtime: &str, version: &str) -> bool {
     runtime == "containerd" && major.is_some_and(|major| major < 2)
 }
 
-/// containerd's name for what its CRI side made.
-pub(crate) const CONTAINERD_NAMESPACE: &str = "k8s.io";
-
 /// Reconnecting after a break. The upper bound is what a restarted runtime waits at most before it is seen again.
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);

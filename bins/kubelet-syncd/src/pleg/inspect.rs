@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 
 use super::mapping;
 use super::relist::{PlegState, PodStates};
-use crate::runtime::model::{ContainerStatus, RuntimePod, SandboxState, SandboxStatus};
+use crate::pod::model::{ContainerStatus, RuntimePod, SandboxState, SandboxStatus};
 
 /// States of everything that carries a pod uid.
 pub(super) async fn list_all(client: &CriClient) -> Result<HashMap<PodUid, PodStates>, CriError> {

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
-use crate::runtime::container_config::absolute;
-use crate::runtime::model::{ContainerStatus, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus};
-use crate::runtime::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
+use crate::pod::model::{ContainerStatus, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus};
+use crate::pod::names::absolute;
+use crate::pod::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
 
 /// Labels that tie a container to its pod (upstream `staging/src/k8s.io/kubelet/pkg/types/labels.go`).
 pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";

@@ -23,7 +23,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub use cache::{Busy, CacheError, PodCache};
-pub(crate) use evented::CONTAINERD_NAMESPACE;
 pub use evented::EventSource;
 pub use relist::{PodLifecycleEvent, PodLifecycleEventKind};
 pub use run::PlegTask;

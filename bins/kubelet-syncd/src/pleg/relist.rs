@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bulkhead_types::PodUid;
 
-use crate::runtime::model::{RunState, RuntimePod, SandboxState};
+use crate::pod::model::{RunState, RuntimePod, SandboxState};
 
 /// What happened to one container or sandbox of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bulkhead_cri::{Code, CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind, v1};
-use bulkhead_daemon::progress::{Turn, asked};
+use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, EventStream, RuntimeEvent, RuntimeEventKind, v1};
+use bulkhead_daemon::progress::{Heartbeat, asked};
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, FuturesUnordered};
@@ -16,13 +16,13 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::ended::EndedAhead;
-use super::evented::{CONTAINERD_NAMESPACE, EventSource, SourcePicker, gives_events_to_one_alone};
+use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone};
 use super::inspect;
 use super::metrics::PlegMetrics;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, PodStates, states_of};
 use super::tracker::{BUSY_MAX, Tracker};
 use super::{PlegOptions, Shared, lock};
-use crate::runtime::model::RuntimePod;
+use crate::pod::model::RuntimePod;
 
 /// Pods that are inspected at the same time. More only queue up inside the runtime; fewer would let some hung calls
 /// hold up the rest.
@@ -66,7 +66,7 @@ pub struct PlegTask {
     /// Pods of the first list that were not inspected yet. None before the first list.
     initial: Option<HashSet<PodUid>>,
     initial_until: Option<Instant>,
-    turn: Option<Turn>,
+    heartbeat: Option<Heartbeat>,
 }
 
 /// The CRI's own stream; "not implemented" where it is none to rely on. A runtime that does not say what it is has one.
@@ -120,13 +120,13 @@ impl PlegTask {
             opened_at: now,
             initial: None,
             initial_until: None,
-            turn: None,
+            heartbeat: None,
         }
     }
 
     /// The watchdog's beat depends on this loop.
-    pub fn promising(mut self, turn: Turn) -> Self {
-        self.turn = Some(turn);
+    pub fn with_heartbeat(mut self, heartbeat: Heartbeat) -> Self {
+        self.heartbeat = Some(heartbeat);
         self
     }
 
@@ -165,7 +165,7 @@ impl PlegTask {
                         self.tracker.request(&uid, tell, now);
                     }
                 }
-                () = asked(self.turn.as_ref()) => {}
+                () = asked(self.heartbeat.as_ref()) => {}
                 () = timer => {}
             }
         }

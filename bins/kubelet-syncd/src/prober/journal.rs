@@ -7,8 +7,8 @@ use bulkhead_daemon::state_file;
 use bulkhead_types::ContainerId;
 use serde::{Deserialize, Serialize};
 
+use super::results::ProbeResult;
 use super::worker::{Memory, ProbeKind, Verdict};
-use crate::runtime::actions::ProbeResult;
 
 /// Where the text is kept.
 pub trait ProbeStore: Send + Sync + 'static {

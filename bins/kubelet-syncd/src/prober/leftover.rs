@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bulkhead_cri::{CriClient, CriError, ExecEnd};
+use bulkhead_cri::{CONTAINERD_NAMESPACE, CriClient, CriError, ExecEnd};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd::EndSessionRequest;
 use bulkhead_sys::clock::since_boot;
@@ -21,7 +21,6 @@ use bulkhead_types::{ContainerId, PodUid};
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
-use crate::pleg::CONTAINERD_NAMESPACE;
 use crate::volnetd::Volnetd;
 
 /// The exit code of a process that SIGKILL ended.

@@ -23,6 +23,7 @@ pub mod grpc;
 pub mod journal;
 pub mod leftover;
 pub mod metrics;
+pub mod results;
 pub mod schedule;
 pub mod slots;
 pub mod spec;
@@ -49,11 +50,11 @@ use leftover::Leftovers;
 use metrics::ProbeMetrics;
 use schedule::WorkerId;
 use slots::Slots;
-use table::{Began, Table};
+use table::{Started, Table};
 
-use crate::runtime::actions::ProbeResults;
-use crate::runtime::events::EventSink;
-use crate::runtime::model::RuntimePod;
+use crate::events::EventSink;
+use crate::pod::model::RuntimePod;
+use crate::prober::results::ProbeResults;
 use spec::Action;
 
 /// Connections of probes at a time; who comes later waits, its own time has not begun.
@@ -84,7 +85,7 @@ impl std::fmt::Debug for Prober {
 
 impl Prober {
     /// With what an earlier process left behind.
-    pub fn new(began: Began, metrics: ProbeMetrics, store: &dyn ProbeStore) -> Self {
+    pub fn new(began: Started, metrics: ProbeMetrics, store: &dyn ProbeStore) -> Self {
         let restored = store.load().map(|json| Restored::from_json(&json)).unwrap_or_default();
         Prober {
             table: Mutex::new(Table::new(began, metrics, restored)),

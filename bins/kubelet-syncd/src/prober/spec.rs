@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::worker::{ProbeKind, Rules};
-use crate::runtime::{env, podspec};
+use crate::pod::expansion::expand;
+use crate::pod::spec;
 
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Action {
 fn action(container: &Container, probe: &Probe) -> Action {
     let host = |host: &Option<String>| host.clone().filter(|host| !host.is_empty());
     // An error is told at each try.
-    let port = |port: &IntOrString| podspec::port_number(port, container.ports.as_deref().unwrap_or_default());
+    let port = |port: &IntOrString| spec::port_number(port, container.ports.as_deref().unwrap_or_default());
     if let Some(exec) = &probe.exec {
         return Action::Exec { command: command(container, exec.command.as_deref().unwrap_or_default()) };
     }
@@ -116,7 +117,7 @@ fn command(container: &Container, command: &[String]) -> Vec<String> {
     let value_of =
         |name: &str| variables().find(|v| v.name == name).map(|v| v.value.as_deref().unwrap_or_default().as_bytes());
     // Text with text put in is text.
-    command.iter().map(|part| String::from_utf8_lossy(&env::expand(part, value_of)).into_owned()).collect()
+    command.iter().map(|part| String::from_utf8_lossy(&expand(part, value_of)).into_owned()).collect()
 }
 
 #[cfg(test)]

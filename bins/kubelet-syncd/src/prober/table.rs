@@ -11,21 +11,21 @@ use tokio::time::Instant;
 use super::act::{Attempt, Outcome};
 use super::journal::{self, Restored};
 use super::metrics::{ProbeMetrics, Series};
+use super::results::{ProbeResult, ProbeResults};
 use super::schedule::{Beat, Queue, WorkerId};
 use super::spec::{ProbeSpec, probe_of};
 use super::worker::{Memory, ProbeKind, Sight, Target, TargetState, Tick, Verdict, Worker};
-use crate::runtime::actions::{ProbeResult, ProbeResults};
-use crate::runtime::events::{EventType, PodEvent};
-use crate::runtime::model::RuntimePod;
-use crate::runtime::podspec::{ContainerKind, PodIdentity, containers, init_containers, is_deleted, is_sidecar};
-use crate::runtime::restart::{may_restart, triggers_restart_all};
+use crate::events::{EventType, PodEvent};
+use crate::pod::model::RuntimePod;
+use crate::pod::restart::{may_restart, triggers_restart_all};
+use crate::pod::spec::{ContainerKind, PodIdentity, containers, init_containers, is_deleted, is_sidecar};
 
 /// What is due so soon is done with what is due now: fewer wake-ups, and nobody sees the difference.
 const TOGETHER: Duration = Duration::from_millis(10);
 
 /// When this process began, by both clocks.
 #[derive(Debug, Clone, Copy)]
-pub struct Began {
+pub struct Started {
     pub instant: Instant,
     pub time: SystemTime,
 }
@@ -70,7 +70,7 @@ struct News {
 /// The state.
 #[derive(Debug)]
 pub struct Table {
-    began: Began,
+    began: Started,
     metrics: ProbeMetrics,
     slots: HashMap<WorkerId, Slot>,
     by_pod: HashMap<PodUid, Vec<WorkerId>>,
@@ -82,7 +82,7 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(began: Began, metrics: ProbeMetrics, restored: Restored) -> Self {
+    pub fn new(began: Started, metrics: ProbeMetrics, restored: Restored) -> Self {
         Table {
             began,
             metrics,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::fixtures::uid;
+use crate::fixtures::uid;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -37,7 +37,7 @@ impl World {
     fn new(restored: Restored) -> Self {
         let (start, registry) = (Instant::now(), prometheus::Registry::new());
         // The process has run for long: no probe waits for a random time.
-        let began = Began { instant: start - SECOND * 999, time: SystemTime::UNIX_EPOCH };
+        let began = Started { instant: start - SECOND * 999, time: SystemTime::UNIX_EPOCH };
         World { table: Table::new(began, ProbeMetrics::register(&registry).unwrap(), restored), registry, start }
     }
 
@@ -51,8 +51,7 @@ impl World {
     }
 
     fn results(&self, name: &str, id: &str) -> [Option<ProbeResult>; 3] {
-        let mut instance =
-            crate::runtime::fixtures::container_status(name, crate::runtime::model::RunState::Running, 0);
+        let mut instance = crate::fixtures::container_status(name, crate::pod::model::RunState::Running, 0);
         instance.id = ContainerId::parse(id).unwrap();
         let runtime = RuntimePod { containers: vec![instance.clone()], ..RuntimePod::default() };
         let results = self.table.results(&uid(), &runtime);

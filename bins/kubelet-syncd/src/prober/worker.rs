@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use bulkhead_types::ContainerId;
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::actions::ProbeResult;
+use super::results::ProbeResult;
 
 /// What a probe decides about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

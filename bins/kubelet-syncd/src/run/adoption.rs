@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::runtime::RUNTIME_RETRY;
 use crate::ownership::{Owner, Ownership};
 use crate::pleg::PodCache;
+use crate::pod::labels;
 use crate::private_state::PrivateState;
-use crate::runtime::labels;
 use crate::sources::RunningPod;
 use crate::sources::uids::UidStore as _;
 

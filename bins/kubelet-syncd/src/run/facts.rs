@@ -9,9 +9,9 @@ use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
 
 use crate::cgroups::reserved;
+use crate::node_facts::MemoryQos;
+use crate::node_facts::{HostFacts, NodeFacts, SwapBehavior};
 use crate::node_resources::NodeResources;
-use crate::runtime::memory_qos::MemoryQos;
-use crate::runtime::node_facts::{HostFacts, NodeFacts, SwapBehavior};
 use crate::sync_loop::runtime_health::RuntimeHealth;
 
 pub fn node_facts(

@@ -25,33 +25,35 @@ use tokio_util::sync::CancellationToken;
 
 use crate::allocation::{self, Allocations};
 use crate::api::live::{ApiObjects, initial_node};
-use crate::api::objects::{NoObjects, Objects};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
+use crate::events::{EventSink as _, EventType, PodEvent};
 use crate::hooks;
+use crate::hub::{EventRing, PodHub};
 use crate::images::ImageMetrics;
 use crate::images::credentials::{self, Keyring};
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
+use crate::node_facts::{HostFacts, SharedFacts};
 use crate::node_resources::{self, texts};
+use crate::objects::{NoObjects, Objects};
 use crate::ownership::{OwnedCgroups, Ownership};
 use crate::pleg::{Pleg, PlegOptions};
+use crate::pod::spec::PodIdentity;
 use crate::private_state::PrivateState;
 use crate::prober::leftover::Leftovers;
 use crate::prober::metrics::ProbeMetrics;
-use crate::prober::table::Began;
+use crate::prober::table::Started;
 use crate::prober::{self, Prober};
 use crate::runtime::dns;
-use crate::runtime::events::{EventSink as _, EventType, PodEvent};
-use crate::runtime::node_facts::{HostFacts, SharedFacts};
-use crate::runtime::podspec::PodIdentity;
 use crate::runtime::request_check;
+use crate::service::api::SyncdApi;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::stats::StatsApi;
 use crate::service::streams::{StreamParts, StreamsApi};
-use crate::service::{EventRing, PodHub, api::SyncdApi, rules, silence};
+use crate::service::{rules, silence};
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
@@ -150,7 +152,7 @@ async fn work(
     let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
     tokio::spawn(image_list::follow(cri.clone(), health.clone(), reporter.ring.clone(), max_images, images_sender));
     let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
-    tokio::spawn(pleg_task.promising(daemon.progress.promise("pleg", LOOP_BOUND)).run());
+    tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
     let pleg_events = pleg.subscribe();
     let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
     daemon.set_ready().await;
@@ -253,7 +255,7 @@ async fn work(
     tokio::spawn(allocation::export::keep(allocations.clone(), daemon.broker.clone()));
     let store = Arc::new(state.clone());
     let began =
-        Began { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
+        Started { instant: started, time: SystemTime::now().checked_sub(started.elapsed()).unwrap_or(UNIX_EPOCH) };
     let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&daemon.probes)?, &*store));
     let leftovers = Leftovers::new(volnetd.clone());
     tokio::spawn(prober::run(prober.clone(), cri.clone(), leftovers, reporter.clone(), store));
@@ -316,7 +318,7 @@ async fn work(
     // The sync loop's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
     let end = CancellationToken::new();
     let sync_loop = SyncLoop::new(SyncLoopParts { node, sources, updates, pleg_events, stop: end.clone() })
-        .promising(daemon.progress.promise("sync loop", LOOP_BOUND));
+        .with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));
     let finish = async {
         daemon.stop.cancelled().await;
         if !calls.finish(FINISH).await {

@@ -8,28 +8,15 @@ use std::collections::BTreeMap;
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::hash::container_hash;
-use super::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
-use super::podspec::{containers, ephemeral_containers, host_network, image, init_containers, is_deleted, is_sidecar};
-use super::restart::{
-    Past, failed_init_exit_code, may_restart, restarts_after_kill, should_start, triggers_restart_all,
+use crate::pod::hash::container_hash;
+use crate::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
+use crate::pod::restart::{
+    History, failed_init_exit_code, may_restart, restarts_after_kill, should_start, triggers_restart_all,
 };
-
-/// Result of a probe of one container instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProbeResult {
-    Success,
-    Failure,
-    Unknown,
-}
-
-/// Newest probe results by container id.
-#[derive(Debug, Clone, Default)]
-pub struct ProbeResults {
-    pub liveness: BTreeMap<ContainerId, ProbeResult>,
-    pub startup: BTreeMap<ContainerId, ProbeResult>,
-    pub readiness: BTreeMap<ContainerId, ProbeResult>,
-}
+use crate::pod::spec::{
+    containers, ephemeral_containers, host_network, image, init_containers, is_deleted, is_sidecar,
+};
+use crate::prober::results::{ProbeResult, ProbeResults};
 
 /// Why a container is killed; decides its grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +110,7 @@ pub fn sandbox_decision(pod: &Pod, runtime: &RuntimePod) -> SandboxDecision {
 }
 
 /// Computes the actions of one sync.
-pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past) -> PodActions {
+pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &History) -> PodActions {
     let sandbox = sandbox_decision(pod, runtime);
     let mut actions = PodActions {
         kill_pod: sandbox.create,
@@ -151,7 +138,7 @@ pub fn compute(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Pa
     actions
 }
 
-fn with_sandbox(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past, actions: &mut PodActions) {
+fn with_sandbox(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &History, actions: &mut PodActions) {
     let ephemeral = ephemeral_containers(pod).iter().enumerate();
     actions.ephemeral_containers_to_start =
         ephemeral.filter(|(_, c)| runtime.newest(&c.name).is_none()).map(|(index, _)| index).collect();
@@ -166,7 +153,7 @@ fn with_sandbox(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &P
 /// What still runs ends with the old sandbox; where its policy asks for its exit code before it runs again, no sandbox is
 /// made for its sake yet. Upstream asks for the pod's policy alone: a pod with `Never` then waits for ever for containers
 /// that have not run, or that may run again by their own policy.
-fn with_new_sandbox(pod: &Pod, runtime: &RuntimePod, past: &Past, actions: &mut PodActions) {
+fn with_new_sandbox(pod: &Pod, runtime: &RuntimePod, past: &History, actions: &mut PodActions) {
     let to_start: Vec<usize> = containers(pod)
         .iter()
         .enumerate()
@@ -223,7 +210,7 @@ fn kill(status: &ContainerStatus, message: String, reason: KillReason) -> Contai
     ContainerKill { id: status.id.clone(), name: status.name.clone(), message, reason }
 }
 
-fn regular_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &Past, actions: &mut PodActions) {
+fn regular_actions(pod: &Pod, runtime: &RuntimePod, probes: &ProbeResults, past: &History, actions: &mut PodActions) {
     let mut kept = 0;
     for (index, container) in containers(pod).iter().enumerate().filter(|(_, c)| !past.ended.contains(&c.name)) {
         let newest = runtime.newest(&container.name);

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 
 use super::*;
-use crate::runtime::fixtures::{container_status, pod, sandbox_status};
+use crate::fixtures::{container_status, pod, sandbox_status};
 
 fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap()
@@ -26,7 +26,7 @@ fn with(states: &[(&str, RunState, i32)]) -> RuntimePod {
 }
 
 fn run(spec: serde_json::Value, runtime: &RuntimePod) -> PodActions {
-    compute(&pod(spec), runtime, &ProbeResults::default(), &Past::default())
+    compute(&pod(spec), runtime, &ProbeResults::default(), &History::default())
 }
 
 fn two(policy: &str) -> serde_json::Value {
@@ -138,7 +138,7 @@ fn what_ended_for_good_is_not_run_again_when_its_record_is_lost() {
     };
     let start = |policy: &str, runtime: &RuntimePod, state: &str| {
         let p = pod(two(policy));
-        let past = Past::of(&p, runtime, Some(&told(state)));
+        let past = History::of(&p, runtime, Some(&told(state)));
         let actions = compute(&p, runtime, &ProbeResults::default(), &past);
         (actions.containers_to_start, actions.kill_pod, actions.create_sandbox)
     };
@@ -185,7 +185,7 @@ fn changed_and_failing_containers_are_killed() {
     let mut probes = ProbeResults::default();
     probes.liveness.insert(runtime.containers[0].id.clone(), ProbeResult::Failure);
     probes.startup.insert(runtime.containers[1].id.clone(), ProbeResult::Failure);
-    let actions = compute(&pod(two("OnFailure")), &runtime, &probes, &Past::default());
+    let actions = compute(&pod(two("OnFailure")), &runtime, &probes, &History::default());
     let kills: Vec<_> = actions.containers_to_kill.iter().map(|k| (k.message.as_str(), k.reason)).collect();
     assert_eq!(
         kills,
@@ -194,7 +194,7 @@ fn changed_and_failing_containers_are_killed() {
             ("Container b failed startup probe, will be restarted", KillReason::StartupProbe),
         ]
     );
-    let actions = compute(&pod(two("Never")), &runtime, &probes, &Past::default());
+    let actions = compute(&pod(two("Never")), &runtime, &probes, &History::default());
     assert!(actions.containers_to_start.is_empty() && actions.kill_pod);
     assert_eq!(actions.containers_to_kill[0].message, "Container a failed liveness probe");
 }
@@ -263,11 +263,11 @@ fn the_next_container_waits_for_a_sidecars_startup_probe() {
     spec["initContainers"][0]["startupProbe"] = serde_json::json!({"exec": {"command": ["true"]}});
     let runtime = with(&[("s1", RunState::Running, 0)]);
     let mut probes = ProbeResults::default();
-    assert!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start.is_empty());
+    assert!(compute(&pod(spec.clone()), &runtime, &probes, &History::default()).init_containers_to_start.is_empty());
     probes.startup.insert(runtime.containers[0].id.clone(), ProbeResult::Success);
-    assert_eq!(compute(&pod(spec.clone()), &runtime, &probes, &Past::default()).init_containers_to_start, [1]);
+    assert_eq!(compute(&pod(spec.clone()), &runtime, &probes, &History::default()).init_containers_to_start, [1]);
     probes.startup.insert(runtime.containers[0].id.clone(), ProbeResult::Failure);
-    let actions = compute(&pod(spec), &runtime, &probes, &Past::default());
+    let actions = compute(&pod(spec), &runtime, &probes, &History::default());
     assert_eq!((actions.init_containers_to_start, actions.containers_to_kill.len()), (vec![0], 1));
 }
 
@@ -306,7 +306,7 @@ fn restarting_all_containers_resets_every_instance() {
     );
     let runtime = with(&[("a", RunState::Exited, 88), ("b", RunState::Running, 0), ("i1", RunState::Exited, 0)]);
     let actions =
-        compute(&pod(spec), &runtime, &ProbeResults::default(), &Past { restart_all: true, ..Past::default() });
+        compute(&pod(spec), &runtime, &ProbeResults::default(), &History { restart_all: true, ..History::default() });
     let order: Vec<_> = actions.containers_to_reset.iter().map(|r| (r.name.as_str(), r.kill)).collect();
     assert_eq!(order, [("b", true), ("i1", false), ("a", false)]);
     assert!(!actions.starts_containers() && !actions.kill_pod);
@@ -356,7 +356,7 @@ proptest! {
         if deleted {
             p.metadata.deletion_timestamp = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
         }
-        let actions = compute(&p, &runtime, &ProbeResults::default(), &Past::default());
+        let actions = compute(&p, &runtime, &ProbeResults::default(), &History::default());
 
         // A sandbox is made only in place of all that there is.
         prop_assert!(!actions.create_sandbox || actions.kill_pod);
@@ -393,6 +393,6 @@ proptest! {
         ids.dedup();
         prop_assert_eq!(ids.len(), actions.containers_to_kill.len());
         // The same again gives the same.
-        prop_assert_eq!(&actions, &compute(&p, &runtime, &ProbeResults::default(), &Past::default()));
+        prop_assert_eq!(&actions, &compute(&p, &runtime, &ProbeResults::default(), &History::default()));
     }
 }

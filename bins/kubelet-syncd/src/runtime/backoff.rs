@@ -14,7 +14,7 @@ use bulkhead_types::hash::fnv1a_64;
 use k8s_openapi::api::core::v1::Container;
 use serde::{Deserialize, Serialize};
 
-use super::podspec::{PodIdentity, image};
+use crate::pod::spec::{PodIdentity, image};
 
 /// A container that ran this long since its last restart begins anew. Independent of the maximum.
 const EXPIRY: Duration = Duration::from_secs(600);

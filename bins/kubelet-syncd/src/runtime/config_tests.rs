@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::node_facts::HostFacts;
+use crate::objects::Services;
+use crate::objects::named_objects::NamedObjects;
+use crate::pod::spec::containers;
 use crate::runtime::dns::ResolvConf;
-use crate::runtime::env::{Inputs, Services, environment};
+use crate::runtime::env::{Inputs, environment};
 use crate::runtime::env_files::EnvFiles;
-use crate::runtime::named_objects::NamedObjects;
-use crate::runtime::node_facts::HostFacts;
-use crate::runtime::podspec::containers;
 use crate::runtime::sandbox_config::sandbox_plan;
 
 const UID: &str = "45bbbc9d-d0f2-4f05-b523-456180a33b77";

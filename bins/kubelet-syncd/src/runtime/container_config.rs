@@ -9,16 +9,17 @@ use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 use super::dynamic_resources;
 use super::env::{EnvError, Environment, expand_command};
 use super::image_volumes::ImageVolumes;
-use super::labels::{container_annotations, container_labels};
-use super::names::container_log_path;
-use super::node_facts::NodeFacts;
 use super::pod_runtime::PodRuntime;
-use super::podspec::{PodIdentity, image};
 use super::request_check::Refusal;
-use super::resources::container_resources;
 use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
-use super::stop_signal;
 use super::sub_paths::{SubPath, SubPathError, sub_paths};
+use crate::node_facts::NodeFacts;
+use crate::pod::labels::{container_annotations, container_labels};
+use crate::pod::names::absolute;
+use crate::pod::names::container_log_path;
+use crate::pod::resources::container_resources;
+use crate::pod::spec::{PodIdentity, image};
+use crate::pod::stop_signal;
 
 /// Why a container cannot be described; the text is the message of `CreateContainerConfigError`.
 #[derive(Debug, thiserror::Error)]
@@ -242,11 +243,6 @@ fn mounts(
         }
     }
     Ok(mounts)
-}
-
-/// As a mount has it: the API takes a termination message path without the slash, too.
-pub fn absolute(path: &str) -> String {
-    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
 fn volume_mount(

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 
-use super::events::{EventType, NodeEvent, PodEvent};
-use super::node_facts::NodeFacts;
-use super::podspec::{PodIdentity, host_network};
-use crate::sources::validation::field::quote;
+use crate::events::{EventType, NodeEvent, PodEvent};
+use crate::node_facts::NodeFacts;
+use crate::pod::spec::{PodIdentity, host_network};
+use crate::validation::field::quote;
 
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCH_PATHS: usize = 32;
@@ -265,7 +265,7 @@ fn exceeded_limit(path: &Path, host: &ResolvConf, cluster: bool) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::node_facts::HostFacts;
+    use crate::node_facts::HostFacts;
 
     fn run(spec: serde_json::Value, host: &str, change: impl Fn(&mut NodeFacts)) -> (v1::DnsConfig, Vec<PodEvent>) {
         let dns = all(spec, host, change);

@@ -10,15 +10,16 @@ use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler, Pod
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::events::{EventType, PodEvent};
 use super::kill::with_floor;
-use super::model::RuntimePod;
-use super::podspec::{ContainerKind, PodIdentity};
-use super::ports::{HostFiles, Images, RuntimeApi};
+use super::ports::{HostFiles, Images};
 use super::result::ActionError;
 use super::sync::RuntimeManager;
+use crate::events::{EventType, PodEvent};
 use crate::hooks::run::run;
 use crate::hooks::{Hook, annotated};
+use crate::pod::model::RuntimePod;
+use crate::pod::spec::{ContainerKind, PodIdentity};
+use crate::runtime_service::RuntimeApi;
 
 /// A handler, and the ports that it may name.
 pub(super) type PreStop = (LifecycleHandler, Vec<ContainerPort>);

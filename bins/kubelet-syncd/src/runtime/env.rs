@@ -7,11 +7,13 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
 
-use super::downward::{DownwardError, variable_field, variable_resource};
 use super::env_files::{self, EnvFileError, EnvFiles};
-use super::named_objects::{LookupError, NamedObjects, Wanted};
-use super::node_facts::NodeFacts;
-use super::podspec::is_static;
+use crate::node_facts::NodeFacts;
+use crate::objects::named_objects::{LookupError, NamedObjects, Wanted};
+use crate::objects::{Service, Services};
+use crate::pod::downward::{DownwardError, variable_field, variable_resource};
+use crate::pod::expansion::expand;
+use crate::pod::spec::is_static;
 
 /// Why an environment cannot be made; becomes the message of `CreateContainerConfigError`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,31 +45,6 @@ impl EnvError {
             _ => false,
         }
     }
-}
-
-/// A service as far as variables need it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Service {
-    pub namespace: String,
-    pub name: String,
-    /// Empty or `None` for a headless one.
-    pub cluster_ip: String,
-    pub ports: Vec<ServicePort>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ServicePort {
-    pub name: String,
-    /// Empty means TCP.
-    pub protocol: String,
-    pub port: i32,
-}
-
-/// The services that are known, and whether they were ever listed (without an API server they never are).
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Services<'a> {
-    pub known: &'a [Service],
-    pub synced: bool,
 }
 
 /// Name and value, in the order in which they go to the runtime. A secret's value may be any bytes.
@@ -254,35 +231,6 @@ pub fn expand_command(
         expanded.collect::<Result<Vec<String>, EnvError>>()
     };
     Ok((expand_all(&container.command)?, expand_all(&container.args)?))
-}
-
-/// `$(NAME)` becomes its value, or stays when there is none; `$$` is one `$`
-/// (upstream `third_party/forked/golang/expansion`).
-pub fn expand<'a>(text: &str, mut value_of: impl FnMut(&str) -> Option<&'a [u8]>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('$') {
-        out.extend_from_slice(&rest.as_bytes()[..at]);
-        rest = &rest[at + 1..];
-        if let Some(after) = rest.strip_prefix('$') {
-            out.push(b'$');
-            rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|r| r.split_once(')')) {
-            match value_of(name) {
-                Some(value) => out.extend_from_slice(value),
-                None => {
-                    out.extend_from_slice(b"$(");
-                    out.extend_from_slice(name.as_bytes());
-                    out.push(b')');
-                }
-            }
-            rest = after;
-        } else {
-            out.push(b'$');
-        }
-    }
-    out.extend_from_slice(rest.as_bytes());
-    out
 }
 
 /// Variables for the services of the namespace (if wanted) and, always, for `kubernetes` in `default`

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Container, FileKeySelector};
 
-use crate::sources::validation::field::quote;
+use crate::validation::field::quote;
 
 /// The longest line, its end included (upstream reads by Go's `bufio.Scanner`).
 const MAX_LINE: usize = 64 * 1024;

@@ -6,10 +6,10 @@ use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
 use super::*;
-use crate::api::objects::{NoObjects, ObjectError};
-use crate::runtime::named_objects::{Lookup, fetch};
-use crate::runtime::node_facts::HostFacts;
-use crate::runtime::podspec::containers;
+use crate::node_facts::HostFacts;
+use crate::objects::named_objects::{Lookup, fetch};
+use crate::objects::{NoObjects, ObjectError, ServicePort};
+use crate::pod::spec::containers;
 
 fn pod(container: serde_json::Value) -> Pod {
     serde_json::from_value(serde_json::json!({

@@ -11,24 +11,23 @@ use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
-use super::actions::ProbeResults;
 use super::backoff::{CrashLoopBackOff, NoStore};
 use super::container_config::{MountedVolume, MountedVolumes};
-use super::events::{EventSink, NodeEvent, PodEvent};
-use super::fixtures::{FakeObjects, pod, sandbox_status, uid};
 use super::hosts::EtcHosts;
 use super::image_volumes::Counted;
-use super::model::{ContainerStatus, RuntimePod, SandboxState};
-use super::node_facts::{HostFacts, NodeFacts};
-use super::podspec::PodIdentity;
-use super::ports::{
-    HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi,
-};
+use super::ports::{HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::resize::NoResizer;
-use super::restart::Past;
 use super::result::SyncResult;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
+use crate::events::{EventSink, NodeEvent, PodEvent};
+use crate::fixtures::{FakeObjects, pod, sandbox_status, uid};
+use crate::node_facts::{HostFacts, NodeFacts};
+use crate::pod::model::{ContainerStatus, RuntimePod, SandboxState};
+use crate::pod::restart::History;
+use crate::pod::spec::PodIdentity;
+use crate::prober::results::ProbeResults;
+use crate::runtime_service::RuntimeApi;
 
 #[derive(Default)]
 pub struct Log {
@@ -299,7 +298,7 @@ impl World {
             volumes: &self.volumes,
             objects: &self.objects,
             probes: &ProbeResults::default(),
-            past: &Past { restart_all, ..Past::default() },
+            past: &History { restart_all, ..History::default() },
             cancel: &cancel,
             resizer: &NoResizer,
             on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
-use super::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
+use crate::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
 
 /// Limits of container garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub fn surplus_dead_containers(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::{container_status, sandbox_status, uid};
+    use crate::fixtures::{container_status, sandbox_status, uid};
     use proptest::prelude::*;
 
     fn at(seconds: u64) -> SystemTime {

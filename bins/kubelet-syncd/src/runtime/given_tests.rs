@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::container_config::{MountedVolume, VolumeRoot};
 use super::fake_runtime::{World, world};
-use super::fixtures::{pod, sandbox_status, uid};
 use super::image_volumes::Counted;
-use super::model::{RuntimePod, SandboxState};
+use crate::fixtures::{pod, sandbox_status, uid};
+use crate::pod::model::{RuntimePod, SandboxState};
 
 fn ready() -> RuntimePod {
     RuntimePod {

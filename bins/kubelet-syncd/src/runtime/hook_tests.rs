@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::{Instant, timeout};
 
 use super::fake_runtime::{World, world};
-use super::fixtures::{container_status, pod, sandbox_status, uid};
-use super::model::{RunState, RuntimePod, SandboxState};
-use super::podspec::PodIdentity;
+use crate::fixtures::{container_status, pod, sandbox_status, uid};
+use crate::pod::model::{RunState, RuntimePod, SandboxState};
+use crate::pod::spec::PodIdentity;
 
 /// A pod of one container with these hooks, and 30 s of grace.
 fn hooked(lifecycle: serde_json::Value) -> Pod {
@@ -181,7 +181,7 @@ async fn a_pod_that_only_the_runtime_knows_has_its_hook_on_its_container() {
     let w = world();
     let p = pre_stop(&["sleep", "1"]);
     let container = &p.spec.as_ref().unwrap().containers[0];
-    w.fake.log().annotations = super::labels::container_annotations(container, &p, 0);
+    w.fake.log().annotations = crate::pod::labels::container_annotations(container, &p, 0);
     let (calls, _) = kill(&w, None, &running(&["a"]), 10).await;
     assert_eq!(calls, ["ContainerStatus a-id", "ExecSync a-id sleep 1", "StopContainer a-id 9"]);
     // No time for a hook: nothing is asked.

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::node_facts::NodeFacts;
-use super::podspec::{PodIdentity, host_network};
-use crate::sources::validation::field::quote;
-use crate::sources::validation::names::{dns_label, dns_subdomain};
+use crate::node_facts::NodeFacts;
+use crate::pod::spec::{PodIdentity, host_network};
+use crate::validation::field::quote;
+use crate::validation::names::{dns_label, dns_subdomain};
 
 /// Why a pod can have no host name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -114,7 +114,7 @@ pub fn etc_hosts(pod: &Pod, name: &HostName, pod_ips: &[IpAddr]) -> Option<EtcHo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::node_facts::HostFacts;
+    use crate::node_facts::HostFacts;
 
     fn run(name: &str, spec: serde_json::Value) -> Result<(HostName, String), HostnameError> {
         run_with(name, spec, true)

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::podspec::PodIdentity;
 use super::ports::{ImageFailure, ImageRequest, Images};
+use crate::pod::spec::PodIdentity;
 
 /// What the runtime's error begins with where it was the volume that it could not mount (cri-api `pkg/errors`).
 pub const MOUNT_FAILED: &str = "ImageVolumeMountFailed";

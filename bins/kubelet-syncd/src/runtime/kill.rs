@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 
 use super::actions::KillReason;
-use super::model::ContainerStatus;
-use super::podspec::{containers, init_containers, is_sidecar};
+use crate::pod::model::ContainerStatus;
+use crate::pod::spec::{containers, init_containers, is_sidecar};
 
 /// Every container gets at least this long between the stop signal and the kill, seconds.
 pub const MINIMUM_GRACE: i64 = 2;
@@ -62,8 +62,8 @@ pub fn predecessors(pod: &Pod, running: &BTreeSet<String>) -> BTreeMap<String, B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::{container_status, pod};
-    use crate::runtime::model::RunState;
+    use crate::fixtures::{container_status, pod};
+    use crate::pod::model::RunState;
 
     #[test]
     fn grace_periods() {

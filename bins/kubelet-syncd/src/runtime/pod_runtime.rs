@@ -3,11 +3,11 @@
 
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 
-use super::named_objects::LookupError;
-use super::node_facts::{HandlerFeatures, NodeFacts};
-use super::podspec::{PodIdentity, containers, ephemeral_containers, init_containers};
 use super::userns::{IdBlock, UserNamespaces, UsernsError};
-use crate::api::objects::Objects;
+use crate::node_facts::{HandlerFeatures, NodeFacts};
+use crate::objects::Objects;
+use crate::objects::named_objects::LookupError;
+use crate::pod::spec::{PodIdentity, containers, ephemeral_containers, init_containers};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -86,8 +86,8 @@ fn asks_for_features(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::{FakeObjects, pod};
-    use crate::runtime::node_facts::HostFacts;
+    use crate::fixtures::{FakeObjects, pod};
+    use crate::node_facts::HostFacts;
     use crate::runtime::userns::{NoBlockStore, Pool};
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_types::ContainerId;
 
-use super::model::{ContainerStatus, RuntimePod};
+use crate::pod::model::{ContainerStatus, RuntimePod};
 
 /// Shared by those who start containers and those who show them.
 #[derive(Debug, Clone, Default)]
@@ -61,8 +61,8 @@ impl Drop for Closed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::container_status;
-    use crate::runtime::model::RunState;
+    use crate::fixtures::container_status;
+    use crate::pod::model::RunState;
 
     #[test]
     fn closed_while_the_guard_lives() {

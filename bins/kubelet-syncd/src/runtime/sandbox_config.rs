@@ -6,14 +6,14 @@ use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::dns::{ResolvConf, pod_dns};
-use super::events::{NodeEvent, PodEvent};
 use super::hosts::{HostName, HostnameError, host_name, sandbox_hostname};
-use super::labels::{sandbox_annotations, sandbox_labels};
-use super::node_facts::NodeFacts;
 use super::pod_runtime::PodRuntime;
-use super::podspec::{PodIdentity, containers};
-use super::resources::{overhead_resources, sandbox_resources};
 use super::security::{SecurityError, sandbox_security_context, sandbox_sysctls};
+use crate::events::{NodeEvent, PodEvent};
+use crate::node_facts::NodeFacts;
+use crate::pod::labels::{sandbox_annotations, sandbox_labels};
+use crate::pod::resources::{overhead_resources, sandbox_resources};
+use crate::pod::spec::{PodIdentity, containers};
 
 /// Why a sandbox cannot be described. The text goes into the event `FailedCreatePodSandBox`.
 #[derive(Debug, thiserror::Error)]

@@ -10,9 +10,9 @@ use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::SecurityContext;
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSecurityContext, SELinuxOptions, SeccompProfile};
 
-use super::node_facts::NodeFacts;
-use super::podspec::{PodIdentity, containers, ephemeral_containers, host_network, init_containers};
 use super::userns::IdBlock;
+use crate::node_facts::NodeFacts;
+use crate::pod::spec::{PodIdentity, containers, ephemeral_containers, host_network, init_containers};
 
 /// A security context that cannot be put into effect. The texts end up in statuses, hence upstream's wording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

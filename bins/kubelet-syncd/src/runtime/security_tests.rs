@@ -1,7 +1,7 @@
 //! Security contexts of small pods, and what is refused.
 
 use super::*;
-use crate::runtime::node_facts::HostFacts;
+use crate::node_facts::HostFacts;
 
 fn pod(pod_context: serde_json::Value, container_context: serde_json::Value) -> Pod {
     serde_json::from_value(serde_json::json!({

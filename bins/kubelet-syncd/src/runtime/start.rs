@@ -14,23 +14,25 @@ use tokio_util::sync::CancellationToken;
 use super::actions::{ContainerKill, KillReason};
 use super::backoff::{CrashLoopBackOff, Undo, held_back_message};
 use super::container_config::{self, ContainerConfigError, Instance, container_config, wants_etc_hosts};
-use super::env::{self, EnvError, Environment, Inputs, Services};
+use super::env::{self, EnvError, Environment, Inputs};
 use super::env_files::{self, EnvFile, EnvFileError, EnvFiles};
-use super::events::{EventType, PodEvent};
 use super::hosts::etc_hosts;
 use super::image_volumes::{self, ImageVolumes};
-use super::model::{RunState, RuntimePod};
-use super::named_objects;
-use super::names::restart_count_from_logs;
-use super::podspec::{ContainerKind, PodIdentity, image};
-use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi};
+use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::request_check::{self, Refusal, Starting};
 use super::result::ActionError;
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
+use crate::events::{EventType, PodEvent};
 use crate::hooks::Hook;
 use crate::hooks::run::run;
+use crate::objects::Services;
+use crate::objects::named_objects;
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::names::restart_count_from_logs;
+use crate::pod::spec::{ContainerKind, PodIdentity, image};
+use crate::runtime_service::RuntimeApi;
 use crate::stages::{self, Stage};
 
 /// The starts of one sync, which share a sandbox.
@@ -141,7 +143,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
 
     /// Refuses a start that comes too early, else notes it.
     fn check_back_off(&self, kind: ContainerKind, container: &Container) -> Result<Option<Undo>, ActionError> {
-        let exited = |s: &&super::model::ContainerStatus| s.name == container.name && s.state == RunState::Exited;
+        let exited = |s: &&crate::pod::model::ContainerStatus| s.name == container.name && s.state == RunState::Exited;
         let Some(last) = self.status.containers.iter().find(exited) else { return Ok(None) };
         let now = (self.manager.clock)();
         let finished = last.finished_at.unwrap_or(last.created_at);

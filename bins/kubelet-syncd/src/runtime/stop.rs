@@ -11,11 +11,12 @@ use super::actions::{ContainerKill, ContainerReset, KillReason};
 use super::end::{self, Ending, Turns, primary_ip};
 use super::gc::{GcPlan, GcPolicy, plan, surplus_dead_containers};
 use super::kill::{grace, orphan_grace, predecessors};
-use super::model::{ContainerStatus, RuntimePod};
-use super::podspec::{ContainerKind, PodIdentity, find_container, has_sidecar};
-use super::ports::{HostFiles, Images, RuntimeApi};
+use super::ports::{HostFiles, Images};
 use super::result::{Action, ActionError, SyncResult};
 use super::sync::RuntimeManager;
+use crate::pod::model::{ContainerStatus, RuntimePod};
+use crate::pod::spec::{ContainerKind, PodIdentity, find_container, has_sidecar};
+use crate::runtime_service::RuntimeApi;
 
 impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// Stops all running containers of the pod at once, sidecars last, then its sandboxes.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
-use super::env::{expand, lookup};
+use super::env::lookup;
+use crate::pod::expansion::expand;
 
 /// A subPath that nobody may have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -19,35 +19,37 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::objects::Objects;
-use crate::hooks::pre_stop::PreStops;
+use crate::hooks::pre_stop::{self, PreStops};
+use crate::objects::Objects;
 use crate::stages::{self, Stage};
 
-use super::actions::{self, PodActions, ProbeResults};
-use super::backoff::{BackOffStore, CrashLoopBackOff, NoStore};
+use super::actions::{self, PodActions};
+use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::MountedVolumes;
 use super::dns::ResolvConf;
 use super::dynamic_resources;
 use super::end::primary_ip;
-use super::events::{EventSink, EventType, PodEvent};
 use super::image_volumes;
-use super::model::{RunState, RuntimePod};
-use super::node_facts::NodeFacts;
 use super::pod_runtime::PodRuntime;
-use super::podspec::{
-    ContainerKind, PodIdentity, containers, ephemeral_as_container, ephemeral_containers, host_network,
-    init_containers, is_sidecar,
-};
-use super::ports::{HostFiles, Images, RuntimeApi};
+use super::ports::{HostFiles, Images};
 use super::post_start_gate::PostStartGate;
 use super::request_check::{self, Known, Refusal};
 use super::resize::act::Resizer;
 use super::resize::{Resize, plan};
-use super::restart::Past;
 use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
 use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
+use crate::events::{EventSink, EventType, PodEvent};
+use crate::node_facts::NodeFacts;
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::restart::History;
+use crate::pod::spec::{
+    ContainerKind, PodIdentity, containers, ephemeral_as_container, ephemeral_containers, host_network,
+    init_containers, is_sidecar,
+};
+use crate::prober::results::ProbeResults;
+use crate::runtime_service::RuntimeApi;
 
 /// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
 pub struct SyncContext<'a> {
@@ -60,7 +62,7 @@ pub struct SyncContext<'a> {
     pub objects: &'a dyn Objects,
     pub probes: &'a ProbeResults,
     /// What was told of the pod and is not in `status` any more.
-    pub past: &'a Past,
+    pub past: &'a History,
     /// The pod's end has been asked for meanwhile, or this process ends: nothing new is begun, what only waits is left, and
     /// a sandbox that cannot be made is no news.
     pub cancel: &'a CancellationToken,
@@ -119,7 +121,8 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     ) -> Self {
         let clock: Clock = Arc::new(SystemTime::now);
         let users = UserNamespaces::new(Pool::of(UNIT, None, 0), Box::new(NoBlockStore));
-        let (pre_stops, post_start_gate) = (Arc::new(PreStops::new(Arc::new(NoStore), None)), PostStartGate::default());
+        let (pre_stops, post_start_gate) =
+            (Arc::new(PreStops::new(Arc::new(pre_stop::NoStore), None)), PostStartGate::default());
         let back_off = Mutex::new(back_off);
         RuntimeManager {
             api,
@@ -479,7 +482,7 @@ impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     pub async fn remove_container(
         &self,
         identity: &PodIdentity,
-        instance: &super::model::ContainerStatus,
+        instance: &crate::pod::model::ContainerStatus,
         keep_log: bool,
     ) -> Result<(), ActionError> {
         let failed =

@@ -7,11 +7,11 @@ use bulkhead_cri::Code;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
 use super::*;
+use crate::fixtures::{FakeObjects, UID, container_status, pod, uid};
+use crate::pod::model::SandboxState;
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
 use crate::runtime::fake_runtime::{container, simple, status, sub_path, world};
-use crate::runtime::fixtures::{FakeObjects, UID, container_status, pod, uid};
 use crate::runtime::gc::GcPolicy;
-use crate::runtime::model::SandboxState;
 
 #[tokio::test]
 async fn from_nothing_to_running() {
@@ -398,7 +398,7 @@ async fn an_environment_waits_for_its_objects() {
 async fn an_environment_of_objects_and_services() {
     let w = world();
     w.objects.put_secret("s", &[("K", b"v")]);
-    let service = crate::runtime::env::Service {
+    let service = crate::objects::Service {
         namespace: "default".into(),
         name: "kubernetes".into(),
         cluster_ip: "10.96.0.1".into(),

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::fits::fitting;
-use super::hub::{Change, PodHub};
 use super::node_view::NodeView;
-use super::ring::EventRing;
+use crate::hub::events::EventRing;
+use crate::hub::pods::{Change, PodHub};
 
 /// A stream of messages, as the services give it.
 pub(super) type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

@@ -13,9 +13,10 @@ use tokio::time::Instant;
 
 use crate::api::node::NodeSeen;
 use crate::api::pods::ApiPods;
+use crate::hub::PodHub;
 use crate::node_resources::{NodeResources, texts};
 use crate::pleg::{EventSource, Pleg};
-use crate::service::{PodHub, silence};
+use crate::service::silence;
 use crate::sources::{SourceKind, SourceState, Sources};
 use crate::sync_loop::NodeContext;
 use crate::sync_loop::runtime_health::{Handler, RuntimeHealth};

@@ -12,7 +12,7 @@ use bulkhead_ipc::syncd as api;
 use prometheus::{GaugeVec, Opts, Registry};
 
 use super::node_view::NodeView;
-use crate::runtime::events::{EventSink as _, EventType, NodeEvent};
+use crate::events::{EventSink as _, EventType, NodeEvent};
 use crate::sync_loop::events::Reporter;
 
 /// A source that has delivered nothing for so long is silent: a start takes seconds.

@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::Pod;
 use tonic::{Request, Response, Status};
 
 use super::api::{Answer, SyncdApi};
-use super::hub::PodHub;
 use crate::desired;
-use crate::runtime::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
-use crate::runtime::podspec;
+use crate::hub::pods::PodHub;
+use crate::pod::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use crate::pod::spec;
 
 /// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
 const PIECE_BYTES: usize = 192 << 10;
@@ -74,7 +74,7 @@ type Texts = [Vec<u8>; 3];
 fn texts(pod: &Pod, hub: &PodHub) -> Result<Texts, serde_json::Error> {
     let uid = desired::uid_of(pod);
     // Who watches the API server sees what was reported there; of a static pod nobody has told it.
-    let state = uid.as_ref().filter(|_| podspec::is_static(pod)).and_then(|uid| hub.get(uid));
+    let state = uid.as_ref().filter(|_| spec::is_static(pod)).and_then(|uid| hub.get(uid));
     let live = state.map(|state| state.status_json.clone()).unwrap_or_default();
     let managed = uid.as_ref().and_then(|uid| hub.managed_fields(uid));
     let managed = managed.map(|text| text.to_vec()).unwrap_or_default();

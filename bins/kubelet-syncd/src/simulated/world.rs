@@ -12,20 +12,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::machine::{Fault, Reach};
 use crate::desired;
+use crate::fixtures::{FakeObjects, UID, uid};
+use crate::node_facts::{HostFacts, NodeFacts};
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::restart::History;
+use crate::pod::spec::PodIdentity;
 use crate::pod_workers::{Action, Lifecycle, Outcome, Retry, Seen, UpdateType, Work, WorkKind, Workers, delay};
-use crate::runtime::actions::ProbeResults;
+use crate::prober::results::ProbeResults;
 use crate::runtime::backoff::{BackOffStore, CrashLoopBackOff};
 use crate::runtime::fake_runtime::Fake;
-use crate::runtime::fixtures::{FakeObjects, UID, uid};
 use crate::runtime::gc::GcPolicy;
-use crate::runtime::model::{RunState, RuntimePod};
-use crate::runtime::node_facts::{HostFacts, NodeFacts};
-use crate::runtime::podspec::PodIdentity;
 use crate::runtime::resize::NoResizer;
-use crate::runtime::restart::Past;
 use crate::runtime::result::SyncResult;
 use crate::runtime::sync::{RuntimeManager, SyncContext};
-use crate::status::next::{Look, Stage, is_over, next};
+use crate::status::next::{Observation, Stage, is_over, next};
 use crate::status::pod_status::StatusInput;
 use crate::status::reason_cache::ReasonCache;
 
@@ -243,7 +243,7 @@ impl World {
             verdict: None,
             now,
         };
-        let look = Look { last: self.told.as_ref(), stage, in_sync: self.in_sync, newer_sandbox: false };
+        let look = Observation { last: self.told.as_ref(), stage, in_sync: self.in_sync, newer_sandbox: false };
         let (status, _) = next(&input, look);
         if let Some(before) = self.told.as_ref().or(pod.status.as_ref()) {
             self.compare(before, &status, "told");
@@ -319,7 +319,7 @@ impl World {
 
     fn bring(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Option<SyncResult> {
         self.fake.log().highest_log = self.reach.machine().highest_log();
-        let past = Past::of(pod, runtime, self.told.as_ref());
+        let past = History::of(pod, runtime, self.told.as_ref());
         let (volumes, objects, cancel) = (BTreeMap::new(), FakeObjects::default(), CancellationToken::new());
         let context = SyncContext {
             facts: &self.facts,

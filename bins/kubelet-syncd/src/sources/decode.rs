@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 
-use super::validation::resources;
+use crate::validation::resources;
 
 /// Upstream refuses what reaches this many bytes.
 pub const MANIFEST_MAX_BYTES: usize = 10 * 1024 * 1024;

@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::validation::resources::{self, Kind, ResourceList};
-use crate::images::reference::is_latest;
+use crate::pod::image_reference::is_latest;
+use crate::validation::resources::{self, Kind, ResourceList};
 
 /// Mode of files in configMap, secret, downward API and projected volumes.
 const FILE_MODE: i32 = 0o644;

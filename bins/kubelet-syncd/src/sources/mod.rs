@@ -19,7 +19,6 @@ pub mod merge;
 mod references;
 pub mod static_pod;
 pub mod uids;
-pub mod validation;
 
 #[cfg(test)]
 mod tests;

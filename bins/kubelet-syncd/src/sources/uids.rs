@@ -12,8 +12,8 @@ use bulkhead_types::hash::fnv1a_128;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::Value;
 
-use super::validation::field::{items, text};
-use crate::runtime::hash::container_hash;
+use crate::pod::hash::container_hash;
+use crate::validation::field::{items, text};
 
 /// A static pod that the runtime runs, from its labels and annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct UidBook {
 
 /// A book that could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing} the record of static pod uids: {source}")]
+#[error("failed to {doing} the record of static pod uids: {source}")]
 pub struct UidStoreError {
     pub doing: &'static str,
     #[source]

@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::phase::Phase;
+use crate::pod::model::RuntimePod;
+use crate::pod::restart::{may_restart_all, restart_all_cleaned_up, restart_all_wanted};
+use crate::pod::spec::{containers, init_containers, is_sidecar};
 use crate::runtime::actions::sandbox_decision;
-use crate::runtime::model::RuntimePod;
-use crate::runtime::podspec::{containers, init_containers, is_sidecar};
-use crate::runtime::restart::{may_restart_all, restart_all_cleaned_up, restart_all_wanted};
 
 /// Conditions that are computed here and never taken over from elsewhere.
 pub const OWNED: [&str; 8] = [

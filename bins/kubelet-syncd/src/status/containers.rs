@@ -16,12 +16,13 @@ use super::reason_cache::StartFailure;
 use super::resources;
 use super::termination::join;
 use crate::allocation::PodResources;
-use crate::runtime::actions::{ProbeResult, ProbeResults, has_any_regular_container_created};
+use crate::pod::model::{ContainerStatus as Instance, LinuxUser, RunState, RuntimePod};
+use crate::pod::restart::should_start;
+use crate::pod::spec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
+use crate::pod::stop_signal;
+use crate::prober::results::{ProbeResult, ProbeResults};
+use crate::runtime::actions::has_any_regular_container_created;
 use crate::runtime::container_config::recursive_read_only;
-use crate::runtime::model::{ContainerStatus as Instance, LinuxUser, RunState, RuntimePod};
-use crate::runtime::podspec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
-use crate::runtime::restart::should_start;
-use crate::runtime::stop_signal;
 
 const UNKNOWN: &str = "ContainerStatusUnknown";
 /// Why a container of a pod that restarts in place waits, and as what it ended.

@@ -20,7 +20,7 @@ pub enum Stage {
 
 /// What is known besides the inputs of the status itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Look<'a> {
+pub struct Observation<'a> {
     /// What this process has told last.
     pub last: Option<&'a PodStatus>,
     pub stage: Stage,
@@ -36,8 +36,8 @@ pub fn is_over(status: &PodStatus) -> bool {
 }
 
 /// The next status, and what kept a computed one from being it.
-pub fn next(input: &StatusInput<'_>, look: Look<'_>) -> (PodStatus, Option<String>) {
-    let Look { last, stage, in_sync, newer_sandbox } = look;
+pub fn next(input: &StatusInput<'_>, look: Observation<'_>) -> (PodStatus, Option<String>) {
+    let Observation { last, stage, in_sync, newer_sandbox } = look;
     let mut status = pod_status::generate(input);
     // A look at the runtime that began before the sandbox stood does not take back that it does.
     if let Some(last) = last.filter(|_| stage == Stage::Alive && newer_sandbox) {

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod};
 
 use super::containers::{RESTARTING, terminated_of};
-use crate::runtime::podspec::{containers, init_containers, is_sidecar, is_static};
-use crate::runtime::restart::{failed_init_exit_code, may_restart};
+use crate::pod::restart::{failed_init_exit_code, may_restart};
+use crate::pod::spec::{containers, init_containers, is_sidecar, is_static};
 
 /// `status.phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub fn phase(pod: &Pod, statuses: &[ContainerStatus], terminal: bool, initialize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::pod;
+    use crate::fixtures::pod;
 
     const RUNNING: &str = r#"{"running": {}}"#;
     const WAITING: &str = r#"{"waiting": {}}"#;

@@ -15,14 +15,14 @@ use super::reason_cache::StartFailure;
 use super::termination::{POD_BYTES_MAX, head};
 use crate::allocation::PodResources;
 use crate::allocation::conditions::IN_PROGRESS;
-use crate::runtime::actions::ProbeResults;
-use crate::runtime::model::RuntimePod;
-use crate::runtime::node_facts::NodeFacts;
-use crate::runtime::podspec::{
+use crate::node_facts::NodeFacts;
+use crate::pod::model::RuntimePod;
+use crate::pod::resources::{pod_limits, pod_requests, qos_class, to_api};
+use crate::pod::restart::restart_all_wanted;
+use crate::pod::spec::{
     self, ContainerKind, ephemeral_as_container, ephemeral_containers, host_network, init_containers,
 };
-use crate::runtime::resources::{pod_limits, pod_requests, qos_class, to_api};
-use crate::runtime::restart::restart_all_wanted;
+use crate::prober::results::ProbeResults;
 
 /// Why a pod is ended from outside: eviction, preemption, deadline, shutdown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,7 +122,7 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
     };
     let ephemeral: Vec<_> = ephemeral_containers(pod).iter().map(ephemeral_as_container).collect();
     status.container_statuses =
-        compute(ContainerKind::Regular, old.and_then(|o| o.container_statuses.as_ref()), podspec::containers(pod));
+        compute(ContainerKind::Regular, old.and_then(|o| o.container_statuses.as_ref()), spec::containers(pod));
     status.init_container_statuses =
         compute(ContainerKind::Init, old.and_then(|o| o.init_container_statuses.as_ref()), init_containers(pod));
     status.ephemeral_container_statuses =
@@ -174,7 +174,7 @@ fn set_phase(
 /// A regular container exists in the newest sandbox.
 fn has_active_regular_container(input: &StatusInput<'_>) -> bool {
     let Some(sandbox) = input.runtime.sandboxes.first() else { return false };
-    let regular = |name: &str| podspec::containers(input.pod).iter().any(|c| c.name == name);
+    let regular = |name: &str| spec::containers(input.pod).iter().any(|c| c.name == name);
     input.runtime.containers.iter().any(|c| c.sandbox_id == sandbox.id && regular(&c.name))
 }
 
@@ -207,7 +207,7 @@ fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut 
 
 /// Each container gets its share of what a pod may say at its end.
 fn limit_messages(pod: &Pod, status: &mut PodStatus) {
-    let count = podspec::containers(pod).len() + init_containers(pod).len() + ephemeral_containers(pod).len();
+    let count = spec::containers(pod).len() + init_containers(pod).len() + ephemeral_containers(pod).len();
     let share = POD_BYTES_MAX / count.max(1);
     let lists =
         [&mut status.container_statuses, &mut status.init_container_statuses, &mut status.ephemeral_container_statuses];

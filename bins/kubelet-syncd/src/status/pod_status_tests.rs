@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 
 use super::*;
-use crate::runtime::fixtures::{container_status, pod, sandbox_status};
-use crate::runtime::model::{LinuxUser, RunState, SandboxState};
-use crate::runtime::node_facts::HostFacts;
+use crate::fixtures::{container_status, pod, sandbox_status};
+use crate::node_facts::HostFacts;
+use crate::pod::model::{LinuxUser, RunState, SandboxState};
 use crate::status::terminate::terminate;
 
 struct World {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::conditions;
 use super::containers::seconds;
-use crate::runtime::actions::ProbeResult;
+use crate::prober::results::ProbeResult;
 
 /// The status with the containers' readiness as probes found it. None: nothing differs.
 pub fn with_readiness(

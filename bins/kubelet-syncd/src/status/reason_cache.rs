@@ -68,7 +68,7 @@ impl ReasonCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::uid;
+    use crate::fixtures::uid;
     use crate::runtime::result::{ActionError, ActionResult};
 
     fn started(name: &str, error: Option<ActionError>) -> SyncResult {

@@ -7,8 +7,8 @@ use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use crate::runtime::model::{ContainerStatus as Instance, RunState};
-use crate::runtime::resources::amounts;
+use crate::pod::model::{ContainerStatus as Instance, RunState};
+use crate::pod::resources::amounts;
 
 /// A limit up to this gives the same quota as this one, in thousandths of a core: what was asked for is shown.
 const MIN_CPU_LIMIT: i64 = 10;
@@ -85,8 +85,8 @@ fn put(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::container_status;
-    use crate::runtime::model::RuntimeResources;
+    use crate::fixtures::container_status;
+    use crate::pod::model::RuntimeResources;
     use serde_json::json;
 
     fn resources(value: serde_json::Value) -> ResourceRequirements {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::containers::{lost, terminated_of};
 use super::phase::Phase;
-use crate::runtime::podspec::{init_containers, is_sidecar, is_static};
+use crate::pod::spec::{init_containers, is_sidecar, is_static};
 
 /// Completes a status: nothing of the pod runs any more, its volumes are gone.
 pub fn terminate(pod: &Pod, status: &PodStatus) -> PodStatus {

@@ -1,7 +1,7 @@
 //! Termination messages: what a container left in its file, or its log, joined to the runtime's own words and cut to
 //! the limits (upstream `kuberuntime_container.go`, `pkg/kubelet/container/runtime.go`).
 
-use crate::runtime::model::{ContainerStatus, RunState};
+use crate::pod::model::{ContainerStatus, RunState};
 
 /// Bytes read from the end of the termination message file.
 pub const FILE_BYTES_MAX: usize = 4096;
@@ -67,7 +67,7 @@ pub fn log_tail(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::container_status;
+    use crate::fixtures::container_status;
 
     #[test]
     fn joining_and_cutting() {

@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::containers::terminated_of;
-use crate::runtime::podspec::{find_container, init_containers, is_sidecar, restart_policy};
-use crate::runtime::restart::{may_restart, may_restart_all};
+use crate::pod::restart::{may_restart, may_restart_all};
+use crate::pod::spec::{find_container, init_containers, is_sidecar, restart_policy};
 
 /// What is wrong with replacing `old` by `new`, if anything.
 pub fn illegal(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {

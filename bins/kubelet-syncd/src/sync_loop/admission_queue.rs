@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use super::main_loop::SyncLoop;
 use super::view;
-use crate::admission::{self, Circumstances, Decision, NodeInfo, Rejection, Settings, preemption};
+use crate::admission::{self, Context, Decision, NodeInfo, Rejection, Settings, preemption};
 use crate::desired;
+use crate::events::{EventSink as _, EventType, PodEvent};
 use crate::housekeeping::ORPHAN_GRACE;
+use crate::pod::resources::Amounts;
+use crate::pod::spec::PodIdentity;
 use crate::pod_workers::{Kill, Lifecycle, Seen, UpdateType};
-use crate::runtime::events::{EventSink as _, EventType, PodEvent};
-use crate::runtime::podspec::PodIdentity;
-use crate::runtime::resources::Amounts;
 use crate::sources::SourceKind;
 use crate::sources::static_pod::CONFIG_SOURCE;
 use crate::status::pod_status::{self, Verdict};
@@ -110,7 +110,7 @@ impl SyncLoop {
     fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
         let others = self.active_pods(uid);
         let node = self.node_info();
-        match admission::admit(pod, &others, &node, &self.admission_queue.settings, Circumstances::default()) {
+        match admission::admit(pod, &others, &node, &self.admission_queue.settings, Context::default()) {
             Decision::Admit => self.start_pod_worker(uid, now),
             Decision::Preempt { victims, resource } => self.preempt(uid, victims, &resource, now),
             Decision::Reject(rejection) => self.reject(uid, pod, &rejection, now),

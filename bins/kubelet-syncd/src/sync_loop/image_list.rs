@@ -8,7 +8,7 @@ use bulkhead_ipc::syncd as api;
 use tokio::sync::watch;
 
 use super::runtime_health::RuntimeHealth;
-use crate::service::EventRing;
+use crate::hub::EventRing;
 
 /// Pause after an answer: others may pull and remove images, too.
 const PAUSE: Duration = Duration::from_secs(300);

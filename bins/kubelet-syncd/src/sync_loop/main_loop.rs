@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
-use bulkhead_daemon::progress::{Turn, asked};
+use bulkhead_daemon::progress::{Heartbeat, asked};
 use bulkhead_ipc::client::PeerState;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,9 +26,9 @@ use super::work::{self, Done};
 use super::{upkeep, view};
 use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
+use crate::node_facts::NodeFacts;
 use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
-use crate::runtime::node_facts::NodeFacts;
 use crate::sources::{PodOp, PodUpdate, Sources};
 use crate::stages;
 use crate::status::pod_status::seconds_to_deadline;
@@ -56,7 +56,7 @@ pub struct SyncLoop {
     updates: mpsc::Receiver<PodUpdate>,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     stop: CancellationToken,
-    turn: Option<Turn>,
+    heartbeat: Option<Heartbeat>,
     health: watch::Receiver<RuntimeHealth>,
     peer: watch::Receiver<PeerState>,
     /// Our Node as the API server has it.
@@ -107,7 +107,7 @@ impl SyncLoop {
             updates,
             pleg_events,
             stop,
-            turn: None,
+            heartbeat: None,
             workers: Workers::default(),
             desired: DesiredPods::default(),
             queue: WorkQueue::default(),
@@ -125,8 +125,8 @@ impl SyncLoop {
     }
 
     /// The watchdog's beat depends on this loop.
-    pub fn promising(mut self, turn: Turn) -> Self {
-        self.turn = Some(turn);
+    pub fn with_heartbeat(mut self, heartbeat: Heartbeat) -> Self {
+        self.heartbeat = Some(heartbeat);
         self
     }
 
@@ -140,7 +140,7 @@ impl SyncLoop {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                () = asked(self.turn.as_ref()) => {}
+                () = asked(self.heartbeat.as_ref()) => {}
                 Some(done) = self.done.1.recv() => self.on_done(done),
                 event = self.pleg_events.recv() => match event {
                     Some(event) => self.on_pleg(event),

@@ -15,19 +15,20 @@ use tokio::sync::Semaphore;
 
 use super::events::Reporter;
 use crate::cri_metrics::SandboxMetrics;
+use crate::events::{EventSink as _, EventType, PodEvent};
 use crate::images::credentials::{Keyring, Puller};
 use crate::images::{Credential, Credentials, ImageManager, PullPolicy};
 use crate::pleg::{Busy, Pleg};
+use crate::pod::spec::PodIdentity;
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
-use crate::runtime::events::{EventSink as _, EventType, PodEvent};
 use crate::runtime::hosts::EtcHosts;
 use crate::runtime::image_volumes::Counted;
-use crate::runtime::podspec::PodIdentity;
 use crate::runtime::ports::{
-    HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage, RuntimeApi,
+    HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage,
 };
 use crate::runtime::security::ImageUser;
 use crate::runtime::sub_paths::SubPath;
+use crate::runtime_service::RuntimeApi;
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, StartSlot};
 use crate::volnetd::{Volnetd, VolnetdError};

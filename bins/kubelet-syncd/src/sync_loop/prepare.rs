@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 use super::node::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
+use crate::events::EventType;
+use crate::node_facts::NodeFacts;
+use crate::objects::named_objects::{self, NamedObjects};
+use crate::pod::model::RunState;
+use crate::pod::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 use crate::pod_workers::Retry;
-use crate::runtime::events::EventType;
-use crate::runtime::model::RunState;
-use crate::runtime::named_objects::{self, NamedObjects};
-use crate::runtime::node_facts::NodeFacts;
-use crate::runtime::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 use crate::volnetd::Volnetd;
 use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
 

@@ -11,17 +11,17 @@ use tokio::time::Instant;
 use super::main_loop::SyncLoop;
 use super::node::NodeContext;
 use crate::admission::features::missing_for_update;
-use crate::admission::{self, Circumstances, Decision, Rejection};
-use crate::allocation::messages::{self, Told};
+use crate::admission::{self, Context, Decision, Rejection};
+use crate::allocation::messages::{self, ResizeEvent};
 use crate::allocation::pending::{Candidate, in_order};
 use crate::allocation::record::same_level;
 use crate::allocation::verdict::{self, StaticManagers};
 use crate::desired::Desired;
+use crate::events::{EventSink as _, EventType, PodEvent};
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::resources::amounts;
+use crate::pod::spec::PodIdentity;
 use crate::pod_workers::UpdateType;
-use crate::runtime::events::{EventSink as _, EventType, PodEvent};
-use crate::runtime::model::{RunState, RuntimePod};
-use crate::runtime::podspec::PodIdentity;
-use crate::runtime::resources::amounts;
 use crate::runtime::result::{Action, SyncResult};
 
 /// Resizes that wait are tried again after so long, if nothing else has changed (upstream's numbers).
@@ -84,10 +84,10 @@ fn generation(pod: &Pod) -> i64 {
     pod.metadata.generation.unwrap_or(0)
 }
 
-fn tell(node: &NodeContext, pod: &Pod, generation: i64, told: Told<'_>) {
+fn tell(node: &NodeContext, pod: &Pod, generation: i64, told: ResizeEvent<'_>) {
     let kind = match told {
-        Told::Started | Told::Completed => EventType::Normal,
-        Told::Error(_) | Told::Deferred(..) | Told::Infeasible(_) => EventType::Warning,
+        ResizeEvent::Started | ResizeEvent::Completed => EventType::Normal,
+        ResizeEvent::Error(_) | ResizeEvent::Deferred(..) | ResizeEvent::Infeasible(_) => EventType::Warning,
     };
     if let Ok(identity) = PodIdentity::of(pod) {
         node.reporter.emit(PodEvent::pod(&identity, kind, told.reason(), messages::message(pod, generation, told)));
@@ -217,11 +217,11 @@ impl SyncLoop {
         let gates = self.node.allocations.gates();
         if let Some(never) = verdict::infeasible(&asked, &pod, gates, &self.node.facts(), managers) {
             self.node.metrics.infeasible_resizes.with_label_values(&[never.detail]).inc();
-            self.postpone(uid, &asked, true, Told::Infeasible(&never.message), &never.message);
+            self.postpone(uid, &asked, true, ResizeEvent::Infeasible(&never.message), &never.message);
             return Tried::Never;
         }
         let (others, node) = (self.active_pods(uid), self.node_info());
-        match admission::admit(&asked, &others, &node, self.admission_queue.settings(), Circumstances::default()) {
+        match admission::admit(&asked, &others, &node, self.admission_queue.settings(), Context::default()) {
             Decision::Admit => self.grant(uid, &asked, &pod, now),
             Decision::Preempt { victims, resource } => {
                 self.kill_victims(&victims, &resource, now);
@@ -229,13 +229,13 @@ impl SyncLoop {
             }
             Decision::Reject(Rejection { reason, message })
             | Decision::RejectByLabels(Rejection { reason, message }) => {
-                self.postpone(uid, &asked, false, Told::Deferred(&reason, &message), &message);
+                self.postpone(uid, &asked, false, ResizeEvent::Deferred(&reason, &message), &message);
                 Tried::Waits
             }
         }
     }
 
-    fn postpone(&self, uid: &PodUid, asked: &Pod, infeasible: bool, told: Told<'_>, message: &str) {
+    fn postpone(&self, uid: &PodUid, asked: &Pod, infeasible: bool, told: ResizeEvent<'_>, message: &str) {
         let generation = generation(asked);
         let since = jiff::Timestamp::now();
         let set = |c: &mut crate::allocation::ResizeConditions| c.set_pending(infeasible, message, generation, since);
@@ -253,7 +253,7 @@ impl SyncLoop {
             return Tried::Waits;
         }
         allocations.start(uid, generation(asked), jiff::Timestamp::now());
-        tell(&self.node, asked, generation(asked), Told::Started);
+        tell(&self.node, asked, generation(asked), ResizeEvent::Started);
         self.desired.grant(uid);
         self.qos_soon(now);
         Tried::Granted
@@ -294,7 +294,7 @@ pub(super) fn note_progress(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime
     if node.allocations.is_in_progress(uid, pod, is_running) {
         node.allocations.change(uid, |c| c.go_on(generation(pod), jiff::Timestamp::now()));
     } else if let (Some(generation), _) = node.allocations.change(uid, |c| c.complete()) {
-        tell(node, pod, generation, Told::Completed);
+        tell(node, pod, generation, ResizeEvent::Completed);
     }
 }
 
@@ -306,7 +306,7 @@ pub(super) fn note_outcome(node: &NodeContext, uid: &PodUid, pod: &Pod, result: 
             c.fail(&error.message, generation(pod), jiff::Timestamp::now())
         };
         if let (Some(generation), _) = node.allocations.change(uid, fail) {
-            tell(node, pod, generation, Told::Error(&error.message));
+            tell(node, pod, generation, ResizeEvent::Error(&error.message));
         }
     }
 }

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use super::node::NodeContext;
 use super::prepare::{wire_qos, wire_resources};
 use crate::allocation::{Gates, PodResources};
-use crate::runtime::node_facts::NodeFacts;
+use crate::node_facts::NodeFacts;
+use crate::pod::resources::{CgroupResources, qos_class};
 use crate::runtime::ports::HostFilesError;
 use crate::runtime::resize::Resize;
 use crate::runtime::resize::act::{Act, Ports, Resizer};
 use crate::runtime::resize::steps::PodLimits;
-use crate::runtime::resources::{CgroupResources, qos_class};
 use crate::runtime::result::ActionError;
 
 /// The hands for one pod, with the resources that were granted.

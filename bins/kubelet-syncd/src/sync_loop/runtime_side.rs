@@ -24,13 +24,13 @@ use crate::images::credentials::Keyring;
 use crate::images::pull_records::Policy;
 use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
+use crate::pod::model::RuntimePod;
+use crate::pod::restart::History;
+use crate::pod::spec::{self, ContainerKind, PodIdentity};
 use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
 use crate::runtime::backoff::CrashLoopBackOff;
 use crate::runtime::gc::GcPolicy;
-use crate::runtime::model::RuntimePod;
-use crate::runtime::podspec::{self, ContainerKind, PodIdentity};
-use crate::runtime::restart::Past;
 use crate::runtime::result::{Action, SyncResult};
 use crate::runtime::sync::{RuntimeManager, SyncContext};
 use crate::runtime::userns::{self, Pool, UserNamespaces};
@@ -38,7 +38,7 @@ use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
 use crate::status::ends;
 pub use crate::status::next::Stage;
-use crate::status::next::{Look, next};
+use crate::status::next::{Observation, next};
 use crate::status::pod_status::StatusInput;
 use crate::status::reason_cache::ReasonCache;
 use crate::volnetd::Volnetd;
@@ -179,7 +179,7 @@ impl RuntimeSide {
             volumes: &prepared.volumes,
             objects: &*node.objects,
             probes: &node.prober.results(uid, runtime),
-            past: &Past::of(pod, runtime, node.status(uid).as_ref()),
+            past: &History::of(pod, runtime, node.status(uid).as_ref()),
             cancel,
             resizer: &resizer,
             on_sandbox_ready: &sandbox_ready,
@@ -253,7 +253,7 @@ impl RuntimeSide {
             verdict: verdict.as_ref(),
             now: jiff::Timestamp::now(),
         };
-        let look = Look {
+        let look = Observation {
             last: last.as_ref(),
             stage,
             in_sync: self.memory().in_sync.contains(uid),
@@ -334,7 +334,7 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
                 }
             }
             Action::StartContainer if action.error.as_ref().is_none_or(|e| e.reason != "CrashLoopBackOff") => {
-                let kind = match podspec::find_container(pod, &action.target) {
+                let kind = match spec::find_container(pod, &action.target) {
                     Some((ContainerKind::Init, _)) => "init_container",
                     Some((ContainerKind::Ephemeral, _)) => "ephemeral_container",
                     Some((ContainerKind::Regular, _)) | None => "container",
@@ -353,7 +353,7 @@ fn since_first_sandbox(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &Ru
     let oldest = runtime.sandboxes.iter().map(|s| s.created_at).min()?;
     let since = jiff::Timestamp::try_from(oldest).ok()?;
     let status = pod.status.clone().unwrap_or_default();
-    let status = if podspec::is_static(pod) { mirrored(node, uid, status) } else { status };
+    let status = if spec::is_static(pod) { mirrored(node, uid, status) } else { status };
     let start_time =
         status.start_time.clone().or_else(|| Some(Time(jiff::Timestamp::from_second(since.as_second()).ok()?)));
     Some(PodStatus { start_time, ..status })

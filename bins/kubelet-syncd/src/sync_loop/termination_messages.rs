@@ -13,7 +13,7 @@ use bulkhead_ipc::volnetd::{ContainerLog, PodLogId, TerminationMessage};
 use bulkhead_types::{ContainerId, PodUid};
 use tonic::Code;
 
-use crate::runtime::model::{ContainerStatus, RunState, RuntimePod};
+use crate::pod::model::{ContainerStatus, RunState, RuntimePod};
 use crate::status::termination::{FILE_BYTES_MAX, LOG_BYTES_MAX, LOG_LINES_MAX, falls_back_to_log, log_tail, tail};
 
 /// What is read from the end of a log: the wanted text with CRI's prefix before each line.

@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::{upkeep, view};
+use crate::events::{EventSink as _, EventType, NodeEvent};
 use crate::housekeeping;
 use crate::pod_workers::UpdateType;
 use crate::pod_workers::state::Known;
-use crate::runtime::events::{EventSink as _, EventType, NodeEvent};
 
 /// Housekeeping while something is left over, and while nothing is.
 pub(super) const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);

@@ -16,9 +16,9 @@ use super::node::NodeContext;
 use super::ports::Files;
 use crate::cgroups::kubepods_resources;
 use crate::ownership::{self, Owner};
-use crate::runtime::model::{RunState, RuntimePod};
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::resources::burstable_cpu_shares;
 use crate::runtime::ports::HostFiles;
-use crate::runtime::resources::burstable_cpu_shares;
 use crate::runtime::stop::identity_of;
 use crate::volnetd::VolnetdError;
 

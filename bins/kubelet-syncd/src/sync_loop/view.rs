@@ -12,12 +12,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use crate::metrics::Metrics;
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::names::log_number;
+use crate::pod::resources::qos_class;
+use crate::pod::spec;
 use crate::pod_workers::Lifecycle;
 use crate::pod_workers::state::Known;
-use crate::runtime::model::{RunState, RuntimePod};
-use crate::runtime::names::log_number;
-use crate::runtime::podspec;
-use crate::runtime::resources::qos_class;
 use crate::status::conditions::SANDBOX_READY;
 use crate::status::containers::seconds;
 use crate::status::readiness::with_readiness;
@@ -32,7 +32,7 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         (Ok(namespace), Ok(name)) => node.config.paths.pod_logs(&namespace, &name, uid).display().to_string(),
         _ => String::new(),
     };
-    let is_static = podspec::is_static(pod);
+    let is_static = spec::is_static(pod);
     let mirrored = || serde_json::to_vec(&Pod { status: None, ..pod.clone() }).unwrap_or_default();
     let static_pod_json = if is_static { mirrored() } else { Vec::new() };
     node.hub.modify(uid, |state| {
@@ -42,9 +42,9 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         state.name = name;
         state.source = source.to_owned();
         state.qos_class = qos_class(pod).as_str().to_owned();
-        state.host_network = podspec::host_network(pod);
+        state.host_network = spec::host_network(pod);
         state.log_directory = logs;
-        state.container_names = podspec::container_names(pod);
+        state.container_names = spec::container_names(pod);
         if state.phase.is_empty() {
             state.phase = "Pending".to_owned();
             // Nothing is known of it yet.
@@ -240,7 +240,7 @@ fn why_of(status: &PodStatus, pod: &Pod) -> String {
         (Some("Running"), None) => {
             let regular = status.container_statuses.iter().flatten();
             let running = regular.clone().filter(|c| is_running(c)).count();
-            let total = podspec::containers(pod).len();
+            let total = spec::containers(pod).len();
             match (running, total) {
                 (1, 1) => "runs, its container is up".to_owned(),
                 (running, total) if running == total => format!("runs, all {total} containers are up"),

@@ -19,11 +19,11 @@ use tracing::Instrument as _;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
+use crate::events::{EventSink as _, EventType, PodEvent};
 use crate::pleg::CacheError;
+use crate::pod::model::RuntimePod;
+use crate::pod::spec::{self, PodIdentity};
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
-use crate::runtime::events::{EventSink as _, EventType, PodEvent};
-use crate::runtime::model::RuntimePod;
-use crate::runtime::podspec::{self, PodIdentity};
 use crate::stages::{self, Stage as Named};
 use crate::status::next::is_over;
 use crate::status::pod_status::{Verdict, is_past_deadline};
@@ -238,7 +238,7 @@ impl PodSyncer {
             return Ok(Outcome::Terminal);
         }
         let network = self.node.health.borrow().clone();
-        if !network.network_ready && !podspec::host_network(pod) {
+        if !network.network_ready && !spec::host_network(pod) {
             self.why(format!("waits for the network: {}", network.network_reason));
             let message =
                 format!("network is not ready: container runtime network not ready: {}", network.network_reason);

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::paths::{PathError, nested_mount_points};
-use crate::api::objects::TokenWanted;
-use crate::runtime::named_objects::Wanted;
+use crate::objects::TokenWanted;
+use crate::objects::named_objects::Wanted;
 
 /// Lifetime that a token gets which says none, seconds (the API's default).
 const TOKEN_SECONDS: i64 = 3600;

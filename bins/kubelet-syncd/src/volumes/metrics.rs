@@ -7,7 +7,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
-use crate::service::PodHub;
+use crate::hub::PodHub;
 
 /// To be registered once.
 #[derive(Debug)]

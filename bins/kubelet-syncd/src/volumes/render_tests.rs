@@ -7,9 +7,9 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::*;
-use crate::api::objects::{ObjectError, Token};
-use crate::runtime::named_objects::{Lookup, Wanted};
-use crate::runtime::node_facts::HostFacts;
+use crate::node_facts::HostFacts;
+use crate::objects::named_objects::{Lookup, Wanted};
+use crate::objects::{ObjectError, Token};
 
 fn pod_with(spec: serde_json::Value) -> Pod {
     serde_json::from_value(serde_json::json!({
@@ -160,7 +160,7 @@ fn tokens_are_asked_for_by_pod() {
     let content = Content::of(&plain(), &serde_json::from_value(token).unwrap(), 0).unwrap();
     let mut wanted = Wanted::default();
     content.add_wanted(&mut wanted);
-    let expected = |audiences: &[&str], expiration_seconds| crate::api::objects::TokenWanted {
+    let expected = |audiences: &[&str], expiration_seconds| crate::objects::TokenWanted {
         namespace: "golden".into(),
         service_account: "default".into(),
         audiences: audiences.iter().map(|a| (*a).to_owned()).collect(),

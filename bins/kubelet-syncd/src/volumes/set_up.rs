@@ -13,9 +13,9 @@ use k8s_openapi::api::core::v1::Pod;
 use super::content::Content;
 use super::plan::{VolumeKind, VolumePlan};
 use super::render::{ContentHash, RenderError, Rendered, render};
+use crate::node_facts::NodeFacts;
+use crate::objects::named_objects::{NamedObjects, Wanted};
 use crate::runtime::container_config::{MountedVolume, MountedVolumes};
-use crate::runtime::named_objects::{NamedObjects, Wanted};
-use crate::runtime::node_facts::NodeFacts;
 use crate::volnetd::{Volnetd, VolnetdError};
 
 /// The verbs of volnetd that make volumes.

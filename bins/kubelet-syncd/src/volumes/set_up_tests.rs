@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use bulkhead_ipc::volnetd::ContentPlugin;
 
 use super::*;
+use crate::fixtures::{FakeObjects, uid};
+use crate::node_facts::HostFacts;
+use crate::objects::named_objects::fetch;
 use crate::runtime::container_config::VolumeRoot;
-use crate::runtime::fixtures::{FakeObjects, uid};
-use crate::runtime::named_objects::fetch;
-use crate::runtime::node_facts::HostFacts;
 
 /// Writes down what it is asked, and fails as told.
 #[derive(Default)]
@@ -92,7 +92,7 @@ fn pod() -> Pod {
     let mut mounts: Vec<_> = ["empty", "host", "config", "secret", "labels"].map(mount).to_vec();
     mounts.push(serde_json::json!({"name": "empty", "mountPath": "/config/inner"}));
     serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "p", "namespace": "ns", "uid": crate::runtime::fixtures::UID, "labels": {"a": "1"}},
+        "metadata": {"name": "p", "namespace": "ns", "uid": crate::fixtures::UID, "labels": {"a": "1"}},
         "spec": {
             "securityContext": {"fsGroup": 7},
             "containers": [{"name": "c", "volumeMounts": mounts}],

@@ -24,7 +24,7 @@ pub enum EnvFileError {
     Open(#[from] OpenError),
     #[error("it has more than {MAX_BYTES} bytes")]
     TooLarge,
-    #[error("copying it")]
+    #[error("failed to copy it")]
     Copy(#[source] std::io::Error),
 }
 

@@ -39,15 +39,15 @@ pub enum BrokerError {
     PastTheLast { index: u32, count: usize },
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("opening {path}")]
+    #[error("failed to open {path}")]
     Kernel { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    #[error("preparing the state folder {path}")]
+    #[error("failed to prepare the state folder {path}")]
     PrivateState { path: PathBuf, source: std::io::Error },
-    #[error("taking over {name}")]
+    #[error("failed to take over {name}")]
     Memfd { name: &'static str, source: MemfdError },
-    #[error("writing {path}")]
+    #[error("failed to write {path}")]
     PutState { path: PathBuf, source: std::io::Error },
     #[error("{path} is there already")]
     Exists { path: PathBuf },
@@ -55,7 +55,7 @@ pub enum BrokerError {
     NotALink { path: PathBuf },
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error("reading the file {path} of volume {volume}")]
+    #[error("failed to read the file {path} of volume {volume}")]
     EnvFile { volume: VolumeName, path: PathBuf, source: EnvFileError },
 }
 

@@ -27,7 +27,7 @@ pub enum PodsTreeError {
     NoRoot { root: String },
     #[error("the systemd cgroup driver needs systemd as the machine's first process")]
     NoSystemd,
-    #[error("asking systemd about the slice {slice}")]
+    #[error("failed to ask systemd about the slice {slice}")]
     Systemd { slice: String, source: bulkhead_sys::systemd::SystemdError },
     #[error("no cgroup of container {container} in that of pod {pod}")]
     NoContainer { pod: PodUid, container: ContainerId },

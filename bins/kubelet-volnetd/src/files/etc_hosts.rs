@@ -31,8 +31,8 @@ pub struct Hosts {
 /// Writes the file. In place, so that containers which have it mounted see the new contents.
 pub fn write(node: &Node, pod: &PodUid, hosts: &Hosts) -> Result<PathBuf, FileError> {
     let path = node.settings.paths.etc_hosts(pod);
-    let open_error = |source| FileError::Open { doing: "opening", path: path.clone(), source };
-    let io_error = |source| FileError::Io { doing: "writing", path: path.clone(), source };
+    let open_error = |source| FileError::Open { doing: "open", path: path.clone(), source };
+    let io_error = |source| FileError::Io { doing: "write", path: path.clone(), source };
     let node_hosts = if hosts.host_network { read_node_hosts()? } else { Vec::new() };
     let text = render(hosts, &node_hosts);
     let dir = pod_dir(node, pod)?;
@@ -59,13 +59,13 @@ fn read_node_hosts() -> Result<Vec<u8>, FileError> {
     use std::io::Read;
     let path = Path::new("/etc/hosts");
     let fd = open::operator(path, open::Wanted::RegularFile).map_err(|source| FileError::Open {
-        doing: "opening",
+        doing: "open",
         path: path.to_owned(),
         source,
     })?;
     let mut text = Vec::new();
     std::fs::File::from(fd).take(MAX_HOST_FILE).read_to_end(&mut text).map_err(|source| FileError::Io {
-        doing: "reading",
+        doing: "read",
         path: path.to_owned(),
         source,
     })?;

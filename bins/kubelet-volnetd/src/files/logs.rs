@@ -25,7 +25,7 @@ pub fn prepare(
     container: Option<&ContainerName>,
 ) -> Result<(PathBuf, Option<u32>), FileError> {
     let pod_path = node.settings.paths.pod_logs_dir.join(pod.dir_name());
-    let open_error = |source| FileError::Open { doing: "creating", path: pod_path.clone(), source };
+    let open_error = |source| FileError::Open { doing: "create", path: pod_path.clone(), source };
     let base = logs_dir(node)?;
     let pod_dir = open::create_dirs_beneath(base.as_fd(), pod.dir_name(), 0o755).map_err(open_error)?;
     let mut highest = None;
@@ -64,7 +64,7 @@ pub fn link(
 ) -> Result<PathBuf, FileError> {
     let name = link_name(pod, container, id);
     let path = node.settings.container_links_dir.join(&name);
-    let error = |errno: Errno| FileError::Io { doing: "linking", path: path.clone(), source: errno.into() };
+    let error = |errno: Errno| FileError::Io { doing: "link", path: path.clone(), source: errno.into() };
     let target =
         node.settings.paths.pod_logs_dir.join(pod.dir_name()).join(container.as_str()).join(format!("{restart}.log"));
     let dir = links_dir(node)?;
@@ -100,7 +100,7 @@ pub fn remove(
             }
         }
         Err(err) if err.is_not_found() => {}
-        Err(source) => return Err(FileError::Open { doing: "opening", path, source }),
+        Err(source) => return Err(FileError::Open { doing: "open", path, source }),
     }
     let links = links_dir(node)?;
     let name = link_name(pod, container, id);
@@ -162,17 +162,17 @@ fn is_uid(text: &str) -> bool {
 
 fn logs_dir(node: &Node) -> Result<OwnedFd, FileError> {
     let path = &node.settings.paths.pod_logs_dir;
-    open::base_dir(path).map_err(|source| FileError::Open { doing: "opening", path: path.clone(), source })
+    open::base_dir(path).map_err(|source| FileError::Open { doing: "open", path: path.clone(), source })
 }
 
 fn links_dir(node: &Node) -> Result<OwnedFd, FileError> {
     let path = &node.settings.container_links_dir;
-    open::base_dir(path).map_err(|source| FileError::Open { doing: "opening", path: path.clone(), source })
+    open::base_dir(path).map_err(|source| FileError::Open { doing: "open", path: path.clone(), source })
 }
 
 fn list(dir: &OwnedFd, path: &Path) -> Result<Vec<tree::Entry>, FileError> {
     tree::list(dir.as_fd(), MAX_ENTRIES).map_err(|source| FileError::Io {
-        doing: "listing",
+        doing: "list",
         path: path.to_owned(),
         source,
     })
@@ -181,7 +181,7 @@ fn list(dir: &OwnedFd, path: &Path) -> Result<Vec<tree::Entry>, FileError> {
 fn unlink(dir: &OwnedFd, path: &Path, name: &std::ffi::OsStr) -> Result<(), FileError> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(FileError::Io { doing: "removing", path: path.join(name), source: errno.into() }),
+        Err(errno) => Err(FileError::Io { doing: "remove", path: path.join(name), source: errno.into() }),
     }
 }
 

@@ -16,10 +16,10 @@ use crate::volumes::VolumeError;
 pub enum FileError {
     #[error(transparent)]
     Pod(#[from] VolumeError),
-    #[error("{doing} {path}")]
+    #[error("failed to {doing} {path}")]
     Open { doing: &'static str, path: PathBuf, source: OpenError },
-    #[error("{doing} {path}")]
+    #[error("failed to {doing} {path}")]
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("removing {path}")]
+    #[error("failed to remove {path}")]
     Remove { path: PathBuf, source: TreeError },
 }

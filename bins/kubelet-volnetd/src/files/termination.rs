@@ -16,7 +16,7 @@ use crate::volumes::pod_dir;
 /// Creates an empty file and answers its path.
 pub fn create(node: &Node, pod: &PodUid, container: &ContainerName) -> Result<PathBuf, FileError> {
     let base = node.settings.paths.container(pod, container);
-    let open_error = |source| FileError::Open { doing: "creating", path: base.clone(), source };
+    let open_error = |source| FileError::Open { doing: "create", path: base.clone(), source };
     let pod_dir = pod_dir(node, pod)?;
     let relative = Path::new("containers").join(container.as_str());
     let dir = open::create_dirs_beneath(pod_dir.as_fd(), relative, 0o750).map_err(open_error)?;
@@ -24,7 +24,7 @@ pub fn create(node: &Node, pod: &PodUid, container: &ContainerName) -> Result<Pa
     for _ in 0..8 {
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|e| FileError::Io {
-            doing: "naming a file in",
+            doing: "name a file in",
             path: base.clone(),
             source: std::io::Error::other(e.to_string()),
         })?;
@@ -34,7 +34,7 @@ pub fn create(node: &Node, pod: &PodUid, container: &ContainerName) -> Result<Pa
                 let path = base.join(&name);
                 // Past the umask.
                 rustix::fs::fchmod(&file, Mode::from_raw_mode(0o666)).map_err(|e| FileError::Io {
-                    doing: "setting the mode of",
+                    doing: "set the mode of",
                     path: path.clone(),
                     source: e.into(),
                 })?;
@@ -44,5 +44,5 @@ pub fn create(node: &Node, pod: &PodUid, container: &ContainerName) -> Result<Pa
             Err(err) => return Err(open_error(err)),
         }
     }
-    Err(FileError::Io { doing: "naming a file in", path: base, source: std::io::ErrorKind::AlreadyExists.into() })
+    Err(FileError::Io { doing: "name a file in", path: base, source: std::io::ErrorKind::AlreadyExists.into() })
 }

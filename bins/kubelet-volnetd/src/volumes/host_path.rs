@@ -26,7 +26,7 @@ pub enum HostPathType {
 pub enum HostPathError {
     #[error("hostPath type check failed: {path} is not {wanted}")]
     Type { path: PathBuf, wanted: &'static str },
-    #[error("creating the hostPath {path}")]
+    #[error("failed to create the hostPath {path}")]
     Create { path: PathBuf, source: io::Error },
 }
 

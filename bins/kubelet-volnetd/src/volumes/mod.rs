@@ -31,31 +31,31 @@ pub const HOST_PATH: &str = "kubernetes.io/host-path";
 pub enum VolumeError {
     #[error("pod {pod} is not known here: PreparePod comes first")]
     UnknownPod { pod: PodUid },
-    #[error("setting up the directory of pod {pod}")]
+    #[error("failed to set up the directory of pod {pod}")]
     PodDir { pod: PodUid, source: OpenError },
-    #[error("setting up volume {volume} of pod {pod}")]
+    #[error("failed to set up volume {volume} of pod {pod}")]
     Open { pod: PodUid, volume: VolumeName, source: OpenError },
-    #[error("setting the mode of volume {volume} of pod {pod}")]
+    #[error("failed to set the mode of volume {volume} of pod {pod}")]
     Mode { pod: PodUid, volume: VolumeName, source: std::io::Error },
-    #[error("mounting volume {volume} of pod {pod}")]
+    #[error("failed to mount volume {volume} of pod {pod}")]
     Mount { pod: PodUid, volume: VolumeName, source: MountError },
     #[error("volume {volume} of pod {pod} is not set up here")]
     NotSetUp { pod: PodUid, volume: VolumeName },
-    #[error("writing the files of volume {volume} of pod {pod}")]
+    #[error("failed to write the files of volume {volume} of pod {pod}")]
     Content { pod: PodUid, volume: VolumeName, source: content::WriteError },
-    #[error("giving volume {volume} of pod {pod} to its group")]
+    #[error("failed to give volume {volume} of pod {pod} to its group")]
     Ownership { pod: PodUid, volume: VolumeName, source: ownership::OwnershipError },
-    #[error("preparing the subPath {path} of volume {volume} of pod {pod}")]
+    #[error("failed to prepare the subPath {path} of volume {volume} of pod {pod}")]
     SubPath { pod: PodUid, volume: VolumeName, path: PathBuf, source: Box<sub_path::SubPathError> },
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
     HostPath(#[from] host_path::HostPathError),
-    #[error("reading the mounts")]
+    #[error("failed to read the mounts")]
     Mounts(#[source] std::io::Error),
-    #[error("listing {path}")]
+    #[error("failed to list {path}")]
     List { path: PathBuf, source: std::io::Error },
-    #[error("removing {what}")]
+    #[error("failed to remove {what}")]
     Remove { what: String, source: TreeError },
 }
 

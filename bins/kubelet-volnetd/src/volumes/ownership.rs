@@ -37,7 +37,7 @@ const TOLD: usize = 5;
 pub enum OwnershipError {
     #[error("giving the volume to group {group} takes long: {entries} entries are done")]
     TakesLong { group: u32, entries: u64 },
-    #[error("examining the volume's root")]
+    #[error("failed to examine the volume's root")]
     Root(#[source] std::io::Error),
 }
 

@@ -35,15 +35,15 @@ pub enum SubPathError {
     Missing,
     #[error("the volume's root {path} is not a directory that can be opened")]
     Root { path: PathBuf, source: std::io::Error },
-    #[error("resolving it")]
+    #[error("failed to resolve it")]
     Source(#[source] OpenError),
-    #[error("preparing the mount point")]
+    #[error("failed to prepare the mount point")]
     Target(#[source] OpenError),
-    #[error("{doing}")]
+    #[error("failed to {doing}")]
     Io { doing: &'static str, source: std::io::Error },
     #[error(transparent)]
     Mount(#[from] MountError),
-    #[error("removing a former mount point")]
+    #[error("failed to remove a former mount point")]
     Remove(#[from] TreeError),
 }
 
@@ -123,7 +123,7 @@ fn bind(pod_dir: BorrowedFd<'_>, volume: Volume<'_>, wanted: &SubPath) -> Result
     let parent = open::create_dirs_beneath(pod_dir, target(wanted), 0o750).map_err(SubPathError::Target)?;
     let name = wanted.index.to_string();
     if mount::is_mount_point(parent.as_fd(), &name)
-        .map_err(|source| SubPathError::Io { doing: "looking for a mount", source })?
+        .map_err(|source| SubPathError::Io { doing: "look for a mount", source })?
     {
         if is_same(&source, &parent, &name)? {
             return Ok(());
@@ -177,7 +177,7 @@ fn mount_point(parent: &OwnedFd, name: &str, is_dir: bool) -> Result<OwnedFd, Su
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Result<Stat, SubPathError> {
-    rustix::fs::fstat(fd).map_err(io_error("examining it"))
+    rustix::fs::fstat(fd).map_err(io_error("examine it"))
 }
 
 fn is_dir(stat: &Stat) -> bool {

@@ -41,7 +41,7 @@ type Print = (u64, u64, u64, i128, i128);
 
 /// One look at the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Look {
+struct Observation {
     names: Names,
     /// Tells whether a file is another one or has other contents.
     prints: BTreeMap<PathBuf, Option<Print>>,
@@ -88,10 +88,10 @@ async fn until_moved(
     follower: &mut Follower,
     watches: &BTreeMap<WatchId, (usize, BTreeSet<OsString>)>,
     subject: &Subject,
-    mut seen: Look,
+    mut seen: Observation,
     all_watched: bool,
     sender: &broadcast::Sender<()>,
-) -> Look {
+) -> Observation {
     let patience = if all_watched { AUDIT } else { RETRY };
     let mut audit = Instant::now() + patience;
     loop {
@@ -125,13 +125,13 @@ fn is_meant(event: &Event, watches: &BTreeMap<WatchId, (usize, BTreeSet<OsString
     event.name.is_empty() || names.contains(&event.name)
 }
 
-async fn look(subject: &Subject) -> Look {
+async fn look(subject: &Subject) -> Observation {
     let subject = subject.clone();
     tokio::task::spawn_blocking(move || look_now(&subject)).await.unwrap_or_default()
 }
 
-fn look_now(subject: &Subject) -> Look {
-    let mut look = Look::default();
+fn look_now(subject: &Subject) -> Observation {
+    let mut look = Observation::default();
     let mut files = subject.files.clone();
     for path in &subject.kubeconfigs {
         let named = kubeconfig::read(path).unwrap_or_else(|error| {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_daemon::progress::Turn;
+use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -77,10 +77,10 @@ impl Watches {
 pub type Opener = Box<dyn FnMut() -> std::io::Result<Inotify> + Send>;
 
 /// Hears why files are not watched, and of `None` once they are.
-pub type Told = Box<dyn Fn(Option<String>) + Send>;
+pub type ReportHealth = Box<dyn Fn(Option<String>) + Send>;
 
-/// Starts the tasks. `turn`: what the one that passes changes on promises to the watchdog.
-pub fn start(followed: Followed, turn: Turn, open: Opener, told: Told) -> Watches {
+/// Starts the tasks. `heartbeat`: the watchdog's registration of the one that passes changes on.
+pub fn start(followed: Followed, heartbeat: Heartbeat, open: Opener, told: ReportHealth) -> Watches {
     let watches = Watches {
         manifests: broadcast::channel(BACKLOG).0,
         credentials: broadcast::channel(BACKLOG).0,
@@ -108,7 +108,7 @@ pub fn start(followed: Followed, turn: Turn, open: Opener, told: Told) -> Watche
         let what = credentials::Subject { kubeconfigs: Vec::new(), files: serving };
         tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.serving.clone()));
     }
-    tokio::spawn(pass_on(hub, source, turn));
+    tokio::spawn(pass_on(hub, source, heartbeat));
     watches
 }
 
@@ -133,7 +133,7 @@ impl Hub {
 /// Where the instance comes from, and who hears that there is none.
 struct Source {
     open: Opener,
-    told: Told,
+    told: ReportHealth,
     complained: bool,
 }
 
@@ -167,25 +167,25 @@ impl Source {
 }
 
 /// Gives every event to every follower; each knows which watches are its own.
-async fn pass_on(hub: Arc<Hub>, mut source: Source, turn: Turn) {
+async fn pass_on(hub: Arc<Hub>, mut source: Source, heartbeat: Heartbeat) {
     let instance = loop {
         match hub.instance.get() {
             Some(instance) => break instance,
             None => {
-                turn.rests(tokio::time::sleep(RETRY)).await;
+                heartbeat.rests(tokio::time::sleep(RETRY)).await;
                 source.try_open(&hub);
             }
         }
     };
     loop {
-        match turn.rests(instance.async_io(Interest::READABLE, read_some)).await {
+        match heartbeat.rests(instance.async_io(Interest::READABLE, read_some)).await {
             Ok(events) => events.into_iter().for_each(|event| {
                 let _ = hub.events.send(event);
             }),
             Err(error) => {
                 tracing::warn!(%error, "reading changes of files");
                 hub.all_may_have_changed();
-                turn.rests(tokio::time::sleep(RETRY)).await;
+                heartbeat.rests(tokio::time::sleep(RETRY)).await;
             }
         }
     }
@@ -274,12 +274,12 @@ mod tests {
     use super::*;
 
     /// Of a process without a watchdog.
-    pub(super) fn turn() -> Turn {
-        Progress::default().promise("changes", LOOP_BOUND)
+    pub(super) fn heartbeat() -> Heartbeat {
+        Progress::default().register("changes", LOOP_BOUND)
     }
 
     pub(super) fn start(followed: Followed) -> Watches {
-        super::start(followed, turn(), Box::new(Inotify::new), Box::new(|_| ()))
+        super::start(followed, heartbeat(), Box::new(Inotify::new), Box::new(|_| ()))
     }
 
     /// Lost changes count as a look at everything.
@@ -298,13 +298,13 @@ mod tests {
         let open: Opener = Box::new(move || {
             if kernel.load(Ordering::Relaxed) { Err(rustix::io::Errno::MFILE.into()) } else { Inotify::new() }
         });
-        let told: Told = {
+        let told: ReportHealth = {
             let said = said.clone();
             Box::new(move |text| said.lock().unwrap().push(text))
         };
         let followed =
             Followed { manifests: Some(manifests.clone()), serving: vec![serving.clone()], ..Followed::default() };
-        let watches = super::start(followed, turn(), open, told);
+        let watches = super::start(followed, heartbeat(), open, told);
         let (mut changes, mut certificates) = (watches.manifests(), watches.serving());
         // Again and again, not once.
         for _ in 0..3 {

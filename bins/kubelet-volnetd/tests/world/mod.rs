@@ -122,8 +122,8 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
         client_pair: None,
         serving: Vec::new(),
     };
-    let turn = Progress::default().promise("changes", LOOP_BOUND);
-    let watches = watch::start(followed, turn, Box::new(bulkhead_sys::inotify::Inotify::new), Box::new(|_| ()));
+    let heartbeat = Progress::default().register("changes", LOOP_BOUND);
+    let watches = watch::start(followed, heartbeat, Box::new(bulkhead_sys::inotify::Inotify::new), Box::new(|_| ()));
     let services = service::add_to(Services::new().unwrap(), node.clone(), watches);
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));

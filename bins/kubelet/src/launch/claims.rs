@@ -70,7 +70,7 @@ impl std::fmt::Display for Holder {
 pub enum ClaimError {
     #[error("{subject} is in use by another node on this machine: {holder}")]
     Held { subject: String, holder: String },
-    #[error("could not claim {subject} in {}", path.display())]
+    #[error("failed to claim {subject} in {}", path.display())]
     Io { subject: String, path: PathBuf, source: std::io::Error },
     #[error("no free users: all blocks of four ids in {first} to {last} are claimed or in the user database")]
     NoFreeUsers { first: u32, last: u32 },

@@ -7,7 +7,7 @@ use bulkhead_config::NodeConfig;
 
 /// The folder cannot be as it must be.
 #[derive(Debug, thiserror::Error)]
-#[error("could not {doing} {}", path.display())]
+#[error("failed to {doing} {}", path.display())]
 pub struct FolderError {
     doing: &'static str,
     path: PathBuf,

@@ -11,7 +11,7 @@ use bulkhead_types::Process;
 
 /// Could not make a socket or its folder.
 #[derive(Debug, thiserror::Error)]
-#[error("could not {doing} {}", path.display())]
+#[error("failed to {doing} {}", path.display())]
 pub struct SocketError {
     doing: &'static str,
     path: PathBuf,

@@ -25,25 +25,25 @@ const CALLER_FIRST: Duration = Duration::from_secs(5);
 /// Why the node does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    #[error("could not start the runtime")]
+    #[error("failed to start the runtime")]
     Runtime(#[source] std::io::Error),
     #[error("the program {} is missing: the four daemons are looked for beside `kubelet` itself, then in ../libexec/bulkhead", .0.display())]
     Missing(PathBuf),
-    #[error("could not find out where `kubelet` itself is")]
+    #[error("failed to find out where `kubelet` itself is")]
     Executable(#[source] std::io::Error),
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(transparent)]
     Socket(#[from] SocketError),
-    #[error("could not write the configuration for the daemons")]
+    #[error("failed to write the configuration for the daemons")]
     Config(#[from] bulkhead_config::NodeConfigError),
-    #[error("could not hide the launcher's memory")]
+    #[error("failed to hide the launcher's memory")]
     Memory(#[source] std::io::Error),
-    #[error("could not reduce the launcher's own privileges")]
+    #[error("failed to reduce the launcher's own privileges")]
     Privileges(#[from] PrivilegeError),
-    #[error("could not make the pipe that tells the daemons of the launcher's end")]
+    #[error("failed to make the pipe that tells the daemons of the launcher's end")]
     Pipe(#[source] std::io::Error),
-    #[error("could not handle signals")]
+    #[error("failed to handle signals")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
     Hopeless(#[from] Hopeless),

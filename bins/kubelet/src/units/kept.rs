@@ -18,9 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// systemd does not keep what it was given.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    #[error("could not take what systemd keeps for kubelet.service")]
+    #[error("failed to take what systemd keeps for kubelet.service")]
     Take(#[source] std::io::Error),
-    #[error("could not have systemd keep this node's claims")]
+    #[error("failed to have systemd keep this node's claims")]
     Give(#[source] std::io::Error),
     #[error("systemd has not taken this node's claims within {} s", PATIENCE.as_secs())]
     Silent,

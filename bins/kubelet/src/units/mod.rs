@@ -54,7 +54,7 @@ pub enum UnitsError {
          the units run: make them with `systemd-sysusers bulkhead.conf`"
     )]
     NoUsers,
-    #[error("could not give up the privileges that writing a configuration does not take")]
+    #[error("failed to give up the privileges that writing a configuration does not take")]
     Privileges(#[source] std::io::Error),
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -64,9 +64,9 @@ pub enum UnitsError {
     Keep(#[from] KeepError),
     #[error(transparent)]
     Folder(#[from] folder::FolderError),
-    #[error("could not write the configuration for the daemons")]
+    #[error("failed to write the configuration for the daemons")]
     Config(#[from] bulkhead_config::NodeConfigError),
-    #[error("could not write the daemons' environment to {}", path.display())]
+    #[error("failed to write the daemons' environment to {}", path.display())]
     Environment { path: PathBuf, source: std::io::Error },
 }
 

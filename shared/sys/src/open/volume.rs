@@ -62,13 +62,13 @@ impl Volume<'_> {
             let made = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(mode & 0o777)) {
                 Ok(()) => true,
                 Err(Errno::EXIST) => false,
-                Err(errno) => return Err(io_error("creating the directory", path)(errno)),
+                Err(errno) => return Err(io_error("create the directory", path)(errno)),
             };
             here = beneath(here.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY, 0)?;
             if made {
                 // Through the handle: of whatever is there by now it is a directory inside the volume.
                 rustix::fs::chmod(format!("/proc/self/fd/{}", here.as_raw_fd()), Mode::from_raw_mode(mode))
-                    .map_err(io_error("setting the mode of", path))?;
+                    .map_err(io_error("set the mode of", path))?;
             }
         }
         Ok(here)
@@ -81,7 +81,7 @@ impl Volume<'_> {
         let path = path.as_ref();
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let handle = openat2(self.root, path, OFlags::PATH, 0, resolve)?;
-        let stat = rustix::fs::fstat(&handle).map_err(io_error("examining", path))?;
+        let stat = rustix::fs::fstat(&handle).map_err(io_error("examine", path))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(OpenError::WrongType { path: path.to_owned(), wanted: "a regular file" });
         }
@@ -93,7 +93,7 @@ impl Volume<'_> {
     pub fn file_or_directory(&self, path: impl AsRef<Path>) -> Result<OwnedFd, OpenError> {
         let path = path.as_ref();
         let handle = self.handle(path)?;
-        let stat = rustix::fs::fstat(&handle).map_err(io_error("examining", path))?;
+        let stat = rustix::fs::fstat(&handle).map_err(io_error("examine", path))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => reopen(&handle, path, OFlags::RDONLY | OFlags::NONBLOCK),
             FileType::Directory => reopen(&handle, path, OFlags::RDONLY | OFlags::DIRECTORY),
@@ -105,7 +105,7 @@ impl Volume<'_> {
     /// that leads out and comes back by those is followed, by others' links it is not.
     fn plain(&self, path: &Path) -> Result<PathBuf, OpenError> {
         let real = rustix::fs::readlink(format!("/proc/self/fd/{}", self.root.as_raw_fd()), Vec::new())
-            .map_err(io_error("finding the volume's own path for", path))?;
+            .map_err(io_error("find the volume's own path for", path))?;
         let real = PathBuf::from(OsString::from_vec(real.into_bytes()));
         let homes = [Some(real.as_path()), self.host_path];
         let mut here = real.clone();
@@ -127,7 +127,7 @@ impl Volume<'_> {
                 _ => continue,
             };
             let handle = beneath(self.root, inside, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
-            let stat = rustix::fs::fstat(&handle).map_err(io_error("examining", path))?;
+            let stat = rustix::fs::fstat(&handle).map_err(io_error("examine", path))?;
             if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
                 continue;
             }
@@ -135,8 +135,7 @@ impl Volume<'_> {
             if links > MAX_LINKS {
                 return Err(OpenError::TooManyLinks { path: path.to_owned() });
             }
-            let target =
-                rustix::fs::readlinkat(&handle, "", Vec::new()).map_err(io_error("reading a link in", path))?;
+            let target = rustix::fs::readlinkat(&handle, "", Vec::new()).map_err(io_error("read a link in", path))?;
             let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
             here.pop();
             if target.is_absolute() {
@@ -149,7 +148,7 @@ impl Volume<'_> {
         }
         match here.strip_prefix(&real) {
             Ok(inside) => Ok(inside.to_owned()),
-            Err(_) => Err(io_error("resolving", path)(Errno::XDEV)),
+            Err(_) => Err(io_error("resolve", path)(Errno::XDEV)),
         }
     }
 }

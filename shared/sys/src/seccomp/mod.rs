@@ -27,11 +27,11 @@ pub use groups::{Deny, Family};
 pub enum SeccompError {
     #[error("no system call filter for the architecture {0}")]
     Architecture(&'static str),
-    #[error("building the system call filter")]
+    #[error("failed to build the system call filter")]
     Build(#[from] seccompiler::BackendError),
-    #[error("loading the system call filter")]
+    #[error("failed to load the system call filter")]
     Load(#[from] seccompiler::Error),
-    #[error("loading the system call filter without no_new_privs, which takes CAP_SYS_ADMIN")]
+    #[error("failed to load the system call filter without no_new_privs, which takes CAP_SYS_ADMIN")]
     Privileged(#[source] io::Error),
 }
 

@@ -12,7 +12,7 @@ use super::request::Request;
 use super::resources::{Resource, named};
 use super::status::{ApiError, FieldError};
 use super::storage::{Object, Store, Stored};
-use super::strategies::{self, Circumstances};
+use super::strategies::{self, StrategyContext};
 use super::{deletion, meta};
 
 /// Who writes, when, and whether for real.
@@ -25,8 +25,8 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn circumstances(&self) -> Circumstances<'a> {
-        Circumstances { user: self.user, taint_new_nodes: self.taint_new_nodes }
+    fn strategy_context(&self) -> StrategyContext<'a> {
+        StrategyContext { user: self.user, taint_new_nodes: self.taint_new_nodes }
     }
 
     /// The admission of a node's writes; everybody else passes.
@@ -117,7 +117,7 @@ pub fn create(
             old: None,
         },
     )?;
-    strategies::prepare_create(store, resource, &mut object, context.circumstances())?;
+    strategies::prepare_create(store, resource, &mut object, context.strategy_context())?;
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let mut errors = meta::complaints(resource, &object);
     errors.extend(required_fields(resource, &object));

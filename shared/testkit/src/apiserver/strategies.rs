@@ -11,7 +11,7 @@ use super::storage::Store;
 
 /// What a strategy needs to know beside the object.
 #[derive(Debug, Clone, Copy)]
-pub struct Circumstances<'a> {
+pub struct StrategyContext<'a> {
     pub user: &'a User,
     /// A new node is not ready: the server taints it until it is.
     pub taint_new_nodes: bool,
@@ -25,7 +25,7 @@ pub fn prepare_create(
     store: &Store,
     resource: &Resource,
     object: &mut Value,
-    circumstances: Circumstances<'_>,
+    context: StrategyContext<'_>,
 ) -> Result<(), ApiError> {
     match resource.kind {
         "Pod" => {
@@ -45,7 +45,7 @@ pub fn prepare_create(
         "Node" => {
             ensure_object(object, "spec");
             ensure_object(object, "status");
-            if circumstances.taint_new_nodes {
+            if context.taint_new_nodes {
                 let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
                 let known = object["spec"]["taints"]
                     .as_array()
@@ -69,7 +69,7 @@ pub fn prepare_create(
         "Service" => service(store, resource, object),
         "CertificateSigningRequest" => {
             object["status"] = json!({});
-            let user = circumstances.user.to_json();
+            let user = context.user.to_json();
             for field in ["username", "groups", "uid", "extra"] {
                 match user.get(field) {
                     Some(value) => object["spec"][field] = value.clone(),

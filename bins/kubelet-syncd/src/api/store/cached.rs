@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::Ttl;
 use super::news::News;
 use super::refs::Key;
-use crate::api::objects::ObjectError;
 use crate::api::server::{Content, Got, ObjectServer};
+use crate::objects::ObjectError;
 
 /// Objects that are looked at anew at a time.
 const LOOKS: usize = 4;

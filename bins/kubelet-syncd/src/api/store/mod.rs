@@ -8,7 +8,7 @@
 //! | Watch | answers from a watch of that object | a watch for each object; none for immutable ones and for those that are only read at a start, 5 sync periods after the last read |
 //!
 //! With Get and Cache nobody says that something has changed: pods with such volumes are named to
-//! [`super::objects::Objects::changes`] once in a sync period, or their objects looked at.
+//! [`crate::objects::Objects::changes`] once in a sync period, or their objects looked at.
 
 mod cached;
 mod news;
@@ -28,9 +28,9 @@ use self::cached::Cached;
 use self::news::News;
 use self::refs::{Key, References};
 use self::watched::Watched;
-use super::objects::ObjectError;
 use super::references::Names;
 use super::server::{Content, Got, ObjectServer};
+use crate::objects::ObjectError;
 
 /// `configMapAndSecretChangeDetectionStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::news::News;
 use super::refs::Key;
-use crate::api::objects::ObjectError;
 use crate::api::server::{Content, Got, ObjectServer};
+use crate::objects::ObjectError;
 
 /// So long a read waits for the watch's first word.
 const FIRST_WORD: Duration = Duration::from_secs(1);

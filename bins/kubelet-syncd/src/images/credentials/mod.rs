@@ -23,8 +23,8 @@ use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
 use super::Credential;
 use super::pull_records::{self, Owner, Source};
-use crate::api::objects::{Objects, TokenWanted};
-use crate::runtime::named_objects::{self, Wanted};
+use crate::objects::named_objects::{self, Wanted};
+use crate::objects::{Objects, TokenWanted};
 
 /// TokenRequest's default, for providers that get a token.
 const TOKEN_SECONDS: i64 = 3600;
@@ -217,7 +217,7 @@ fn entries_of(secret: &Secret) -> Option<Vec<Entry>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::objects::NoObjects;
+    use crate::objects::NoObjects;
     use k8s_openapi::ByteString;
 
     fn entry(pattern: &str, password: &str) -> Entry {

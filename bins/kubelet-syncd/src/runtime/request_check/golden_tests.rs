@@ -9,8 +9,8 @@ use prost_reflect::{DescriptorPool, DynamicMessage};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::node_facts::HostFacts;
-use crate::runtime::podspec::find_container;
+use crate::node_facts::HostFacts;
+use crate::pod::spec::find_container;
 
 fn crates(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)

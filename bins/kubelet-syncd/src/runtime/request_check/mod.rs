@@ -21,10 +21,10 @@ use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityContext};
 use prometheus::{IntCounterVec, Opts};
 
-use super::node_facts::NodeFacts;
 use super::pod_runtime::PodRuntime;
-use super::podspec::PodIdentity;
 use super::security::ImageUser;
+use crate::node_facts::NodeFacts;
+use crate::pod::spec::PodIdentity;
 
 /// What a request asks for and must not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

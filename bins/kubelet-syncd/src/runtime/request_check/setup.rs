@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 
 use super::{Checked, Known, Starting};
+use crate::node_facts::{HandlerFeatures, HostFacts, NodeFacts};
+use crate::pod::spec::{PodIdentity, find_container};
 use crate::runtime::container_config::{Instance, MountedVolume, MountedVolumes, VolumeRoot, container_config};
 use crate::runtime::dns::ResolvConf;
 use crate::runtime::image_volumes::ImageVolumes;
-use crate::runtime::node_facts::{HandlerFeatures, HostFacts, NodeFacts};
 use crate::runtime::pod_runtime::PodRuntime;
-use crate::runtime::podspec::{PodIdentity, find_container};
 use crate::runtime::sandbox_config::sandbox_plan;
 use crate::runtime::security::ImageUser;
 use crate::runtime::sub_paths::sub_paths;

@@ -356,7 +356,7 @@ fn any_pod() -> impl Strategy<Value = Setup> {
         setup.facts.host.selinux_enabled = selinux;
         setup.facts.host.hugepage_sizes = vec!["2MB".into(), "1GB".into()];
         setup.facts.host.thermal_throttle_cpus = (0..cpus).collect();
-        setup.facts.swap_behavior = crate::runtime::node_facts::SwapBehavior::LimitedSwap;
+        setup.facts.swap_behavior = crate::node_facts::SwapBehavior::LimitedSwap;
         setup.runtime.features.recursive_read_only_mounts = seccomp;
         setup.image_user = ImageUser { uid, username: username.to_owned() };
         setup

@@ -10,13 +10,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use super::plan::{ContainerUpdate, Kind, Resize, Size};
 use super::steps::{PodLimits, Step, steps};
 use crate::allocation::{Gates, PodResources};
-use crate::runtime::node_facts::NodeFacts;
-use crate::runtime::podspec::{containers, init_containers};
-use crate::runtime::ports::HostFilesError;
-use crate::runtime::resources::{
+use crate::node_facts::NodeFacts;
+use crate::pod::resources::{
     CgroupResources, container_resources, milli_cpu_to_quota, milli_cpu_to_shares, overhead_resources,
     pod_cgroup_resources, pod_overhead, shares_to_milli_cpu,
 };
+use crate::pod::spec::{containers, init_containers};
+use crate::runtime::ports::HostFilesError;
 use crate::runtime::result::ActionError;
 
 /// What the executor needs of whoever keeps the book of resources.

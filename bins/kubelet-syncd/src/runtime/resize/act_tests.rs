@@ -3,11 +3,11 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 
 use super::*;
+use crate::fixtures::{container_status, sandbox_status};
+use crate::node_facts::HostFacts;
+use crate::node_facts::MemoryQos;
+use crate::pod::model::{RunState, RuntimePod, SandboxState};
 use crate::runtime::actions::PodActions;
-use crate::runtime::fixtures::{container_status, sandbox_status};
-use crate::runtime::memory_qos::MemoryQos;
-use crate::runtime::model::{RunState, RuntimePod, SandboxState};
-use crate::runtime::node_facts::HostFacts;
 use crate::runtime::resize::plan;
 
 /// A runtime and a cgroup that write down what they are asked.

@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
 use crate::allocation::record::effective;
 use crate::allocation::{Gates, PodResources};
+use crate::pod::model::{RunState, RuntimePod};
+use crate::pod::resources::amounts;
+use crate::pod::spec::{containers, init_containers};
 use crate::runtime::actions::{ContainerKill, KillReason, PodActions};
-use crate::runtime::model::{RunState, RuntimePod};
-use crate::runtime::podspec::{containers, init_containers};
-use crate::runtime::resources::amounts;
 
 /// Resources of cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +40,8 @@ impl Size {
     /// Of resources as they are, or of [`effective`] ones.
     pub fn of(resources: &ResourceRequirements) -> Self {
         let (want, cap) = (amounts(resources.requests.as_ref()), amounts(resources.limits.as_ref()));
-        let milli = |list: &crate::runtime::resources::Amounts| list.get("cpu").map_or(0, |q| q.milli_value());
-        let bytes = |list: &crate::runtime::resources::Amounts| list.get("memory").map_or(0, |q| q.value());
+        let milli = |list: &crate::pod::resources::Amounts| list.get("cpu").map_or(0, |q| q.milli_value());
+        let bytes = |list: &crate::pod::resources::Amounts| list.get("memory").map_or(0, |q| q.value());
         Size {
             cpu_request: milli(&want),
             cpu_limit: milli(&cap),

@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::runtime::fixtures::{container_status, sandbox_status};
-use crate::runtime::model::SandboxState;
+use crate::fixtures::{container_status, sandbox_status};
+use crate::pod::model::SandboxState;
 
 /// One regular container `c` and one sidecar `s`, as given.
 fn pod(c: serde_json::Value, s: serde_json::Value) -> Pod {

@@ -3,7 +3,7 @@
 //! its limit). So the pod's limit is never less than the sum of its containers'. Pure.
 
 use super::plan::{ContainerUpdate, Kind, Resize};
-use crate::runtime::resources::CgroupResources;
+use crate::pod::resources::CgroupResources;
 
 /// What the pod's cgroup has, as far as a resize is about it. Limits that are none are -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

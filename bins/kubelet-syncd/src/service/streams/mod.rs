@@ -23,9 +23,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
+use crate::hub::PodHub;
 use crate::pleg::PodCache;
-use crate::runtime::model::RuntimePod;
-use crate::service::PodHub;
+use crate::pod::model::RuntimePod;
 use crate::sources::Sources;
 use lookup::{Candidate, Named};
 
@@ -111,7 +111,7 @@ impl StreamParts {
         };
         let candidates = self.sources.pods().into_iter().filter(|pod| named(pod)).filter_map(|pod| {
             let uid = PodUid::parse(pod.metadata.uid.as_deref()?).ok()?;
-            let mirror = crate::runtime::podspec::is_static(&pod).then(|| self.hub.api(&uid)).flatten();
+            let mirror = crate::pod::spec::is_static(&pod).then(|| self.hub.api(&uid)).flatten();
             let runtime = self.cache.get(&uid);
             Some(Candidate { mirror: mirror.map(|object| object.uid), pod, runtime, uid })
         });

@@ -23,7 +23,7 @@ use super::store::{Content, Entry, EntryKind, Listing, StoreError};
 use crate::sources::decode;
 use crate::sources::static_pod::{self, Origin, StaticPod};
 use crate::sources::uids::Uids;
-use crate::sources::validation::field::text;
+use crate::validation::field::text;
 
 /// A changed manifest of a running pod is taken when it reads the same twice, this far apart: a writer that has got
 /// half-way must not restart the pod twice.

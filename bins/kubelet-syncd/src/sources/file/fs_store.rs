@@ -68,7 +68,7 @@ impl ManifestStore for FsStore {
         let meta = match std::fs::metadata(&self.path) {
             Ok(meta) => meta,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Listing::Missing),
-            Err(e) => return Err(failed("looking at", &shown, e)),
+            Err(e) => return Err(failed("examine", &shown, e)),
         };
         if meta.is_file() {
             return Ok(Listing::File);
@@ -77,9 +77,9 @@ impl ManifestStore for FsStore {
             return Ok(Listing::Other);
         }
         let mut entries = Vec::new();
-        for entry in std::fs::read_dir(&self.path).map_err(|e| failed("listing", &shown, e))? {
-            let entry = entry.map_err(|e| failed("listing", &shown, e))?;
-            let kind = entry.file_type().map_err(|e| failed("listing", &shown, e))?;
+        for entry in std::fs::read_dir(&self.path).map_err(|e| failed("list", &shown, e))? {
+            let entry = entry.map_err(|e| failed("list", &shown, e))?;
+            let kind = entry.file_type().map_err(|e| failed("list", &shown, e))?;
             let kind = if kind.is_file() {
                 EntryKind::Regular
             } else if kind.is_dir() {
@@ -100,9 +100,9 @@ impl ManifestStore for FsStore {
         let file = match opened {
             Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Content::Missing),
-            Err(e) => return Err(failed("opening", name, e)),
+            Err(e) => return Err(failed("open", name, e)),
         };
-        let kind = file.metadata().map_err(|e| failed("looking at", name, e))?.file_type();
+        let kind = file.metadata().map_err(|e| failed("examine", name, e))?.file_type();
         if kind.is_dir() {
             return Ok(Content::Folder);
         }
@@ -110,7 +110,7 @@ impl ManifestStore for FsStore {
             return Ok(Content::NotRegular);
         }
         let mut bytes = Vec::new();
-        file.take(MANIFEST_MAX_BYTES as u64).read_to_end(&mut bytes).map_err(|e| failed("reading", name, e))?;
+        file.take(MANIFEST_MAX_BYTES as u64).read_to_end(&mut bytes).map_err(|e| failed("read", name, e))?;
         Ok(Content::Bytes(bytes))
     }
 

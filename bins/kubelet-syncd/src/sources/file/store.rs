@@ -74,7 +74,7 @@ pub enum Change {
 
 /// The path, or a file in it, exists and cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing} {name:?}: {source}")]
+#[error("failed to {doing} {name:?}: {source}")]
 pub struct StoreError {
     pub doing: &'static str,
     pub name: String,

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::fs_store::FsStore;
 use super::*;
 use crate::sources::uids::{Forgetful, UidBook, UidStore, UidStoreError};
-use crate::sources::validation::field::text;
+use crate::validation::field::text;
 
 const NODE: &str = "node-a";
 
@@ -322,7 +322,7 @@ fn bytes(text: &str) -> Result<Content, StoreError> {
 }
 
 fn denied() -> StoreError {
-    StoreError { doing: "opening", name: "x".to_owned(), source: std::io::ErrorKind::PermissionDenied.into() }
+    StoreError { doing: "open", name: "x".to_owned(), source: std::io::ErrorKind::PermissionDenied.into() }
 }
 
 #[test]

@@ -22,7 +22,7 @@ const REDIRECTS_MAX: usize = 10;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("parsing the URL {url:?}")]
+    #[error("failed to parse the URL {url:?}")]
     Url {
         url: String,
         #[source]
@@ -50,7 +50,7 @@ pub enum FetchError {
     NoLocation { url: String, status: StatusCode },
     #[error("header {0:?} cannot be sent")]
     Header(String),
-    #[error("setting up TLS")]
+    #[error("failed to set up TLS")]
     Tls(#[source] rustls::Error),
 }
 

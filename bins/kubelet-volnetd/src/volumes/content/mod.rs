@@ -122,7 +122,7 @@ pub fn receive(memfd: &OwnedFd) -> Result<Content, ReceiveError> {
 /// Why a memfd is no content.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    #[error("taking over the volume's files")]
+    #[error("failed to take over the volume's files")]
     Memfd(#[from] memfd::MemfdError),
     /// The decoder names fields and never their values, which may be secret.
     #[error("the memfd holds no VolumeContent")]

@@ -24,11 +24,11 @@ const MAX_NAMES: usize = 200_000;
 /// Why the files were not replaced. The former ones are there then, entire.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    #[error("listing the volume")]
+    #[error("failed to list the volume")]
     List(#[source] std::io::Error),
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("{doing} {name}")]
+    #[error("failed to {doing} {name}")]
     Io { doing: &'static str, name: String, source: std::io::Error },
     #[error(transparent)]
     Remove(#[from] TreeError),
@@ -142,32 +142,32 @@ fn take(volume: BorrowedFd<'_>, step: &Step, content: &Content) -> Result<(), Wr
         Step::Remove(name) => Ok(tree::remove(volume, name)?),
         Step::Write(name) => write(volume, name, content),
         Step::LinkNew(name) => {
-            rustix::fs::symlinkat(name.as_str(), volume, NEW_DATA).map_err(io_error("linking", NEW_DATA))
+            rustix::fs::symlinkat(name.as_str(), volume, NEW_DATA).map_err(io_error("link", NEW_DATA))
         }
-        Step::Publish => rustix::fs::renameat(volume, NEW_DATA, volume, DATA).map_err(io_error("replacing", DATA)),
+        Step::Publish => rustix::fs::renameat(volume, NEW_DATA, volume, DATA).map_err(io_error("replace", DATA)),
         Step::Show(name) => {
-            rustix::fs::symlinkat(plan::link_target(name), volume, name.as_str()).map_err(io_error("linking", name))?;
+            rustix::fs::symlinkat(plan::link_target(name), volume, name.as_str()).map_err(io_error("link", name))?;
             match content.visible().get(name.as_str()).copied().flatten() {
                 Some(user) => {
                     let user = Some(Uid::from_raw(user));
                     rustix::fs::chownat(volume, name.as_str(), user, None, AtFlags::SYMLINK_NOFOLLOW)
-                        .map_err(io_error("changing the owner of", name))
+                        .map_err(io_error("change the owner of", name))
                 }
                 None => Ok(()),
             }
         }
         Step::Hide(name) => match rustix::fs::unlinkat(volume, name.as_str(), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(io_error("removing", name)(errno)),
+            Err(errno) => Err(io_error("remove", name)(errno)),
         },
     }
 }
 
 /// Writes a new set of files, with everything that readers shall find: it is not seen before it is complete.
 fn write(volume: BorrowedFd<'_>, name: &str, content: &Content) -> Result<(), WriteError> {
-    rustix::fs::mkdirat(volume, name, Mode::from_raw_mode(0o755)).map_err(io_error("creating", name))?;
+    rustix::fs::mkdirat(volume, name, Mode::from_raw_mode(0o755)).map_err(io_error("create", name))?;
     let set = open::dir_beneath(volume, name)?;
-    rustix::fs::fchmod(&set, Mode::from_raw_mode(0o755)).map_err(io_error("setting the mode of", name))?;
+    rustix::fs::fchmod(&set, Mode::from_raw_mode(0o755)).map_err(io_error("set the mode of", name))?;
     for (path, file) in &content.files {
         if let Some(parent) = path.parents().last() {
             open::create_dirs_beneath(set.as_fd(), parent, 0o777)?;
@@ -181,7 +181,7 @@ fn write(volume: BorrowedFd<'_>, name: &str, content: &Content) -> Result<(), Wr
         }
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(file.mode)).map_err(failed("setting the mode of"))?;
         std::fs::File::from(fd).write_all(&file.data).map_err(|source| WriteError::Io {
-            doing: "writing",
+            doing: "write",
             name: path.as_str().to_owned(),
             source,
         })?;
@@ -190,7 +190,7 @@ fn write(volume: BorrowedFd<'_>, name: &str, content: &Content) -> Result<(), Wr
         ownership::give(set.as_fd(), group, Access::ReadOnly, ownership::PATIENCE)?;
         // The volume's own directory, once: its other names are links, which nobody asks for their group.
         if !ownership::is_given(volume, group, Access::ReadOnly)? {
-            ownership::give_one(volume, group, Access::ReadOnly).map_err(io_error("giving to its group", "."))?;
+            ownership::give_one(volume, group, Access::ReadOnly).map_err(io_error("give to its group", "."))?;
         }
     }
     Ok(())

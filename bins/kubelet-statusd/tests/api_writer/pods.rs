@@ -3,7 +3,7 @@
 use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
 use bulkhead_ipc::syncd::{ApiObject, MirrorRef, NodeState, PodState, WorkerState};
 use kubelet_statusd::events::EventQueue;
-use kubelet_statusd::node::syncd_view::{self, Told};
+use kubelet_statusd::node::syncd_view::{self, ViewSenders};
 use kubelet_statusd::pods::{PodMetrics, Writer};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -24,15 +24,15 @@ impl Drop for Lab {
 }
 
 fn start_writer(api: &Api, syncd: &Syncd) -> JoinHandle<()> {
-    let (progress, (told, view, node)) = (Progress::default(), Told::new());
-    let follow = syncd_view::follow(syncd.link(), told, progress.promise("view", LOOP_BOUND));
+    let (progress, (told, view, node)) = (Progress::default(), ViewSenders::new());
+    let follow = syncd_view::follow(syncd.link(), told, progress.register("view", LOOP_BOUND));
     let writer = Writer {
         client: api.client(),
         syncd: syncd.link(),
         node,
         metrics: PodMetrics::new().unwrap(),
         events: EventQueue::new().0,
-        turn: progress.promise("pods", LOOP_BOUND),
+        heartbeat: progress.register("pods", LOOP_BOUND),
     };
     tokio::spawn(async move {
         // Whoever keeps the Node looks at it too.

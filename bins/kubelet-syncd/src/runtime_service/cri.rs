@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use bulkhead_cri::{Code, CriClient, CriError, v1};
+use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 
-use super::ports::RuntimeApi;
-use crate::pleg::CONTAINERD_NAMESPACE;
+use super::RuntimeApi;
 
 /// An id that the runtime gave and that is none: nothing can be done with it.
 fn bad_id(method: &'static str, error: &bulkhead_types::IdError) -> CriError {

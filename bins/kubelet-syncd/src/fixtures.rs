@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::{
 };
 use tokio::sync::{broadcast, watch};
 
-use super::env::Service;
-use super::hash::container_hash;
-use super::model::{ContainerStatus, RunState, RuntimeResources, SandboxState, SandboxStatus};
-use crate::api::objects::{KnownServices, ObjectError, Objects, Token, TokenWanted};
+use crate::objects::Service;
+use crate::objects::{KnownServices, ObjectError, Objects, Token, TokenWanted};
+use crate::pod::hash::container_hash;
+use crate::pod::model::{ContainerStatus, RunState, RuntimeResources, SandboxState, SandboxStatus};
 
 pub const UID: &str = "11111111-2222-3333-4444-555555555555";
 

@@ -8,7 +8,7 @@ use bulkhead_ipc::syncd::Event;
 use prost::Message as _;
 use tokio::sync::watch;
 
-use super::hub::cut;
+use super::pods::cut;
 
 /// Events kept; the oldest goes first.
 const CAPACITY: usize = 1024;

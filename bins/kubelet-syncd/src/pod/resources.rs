@@ -9,8 +9,8 @@ use bulkhead_types::{QosClass, Quantity};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::node_facts::{NodeFacts, SwapBehavior, hugepage_size_name};
-use super::podspec::{self, containers, init_containers, is_sidecar};
+use super::spec::{self, containers, init_containers, is_sidecar};
+use crate::node_facts::{NodeFacts, SwapBehavior, hugepage_size_name};
 
 /// Resource name to amount.
 pub type Amounts = BTreeMap<String, Quantity>;
@@ -331,7 +331,7 @@ pub fn container_resources(pod: &Pod, container: &Container, facts: &NodeFacts) 
 
 /// `oom_score_adj` of a container's processes.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: u64) -> i64 {
-    if podspec::is_node_critical(pod) {
+    if spec::is_node_critical(pod) {
         return GUARANTEED_OOM_SCORE;
     }
     match qos_class(pod) {
@@ -380,7 +380,7 @@ fn configure_swap(
     }
     let request = get(want, "memory");
     let limited = facts.swap_behavior == SwapBehavior::LimitedSwap
-        && !podspec::is_critical(pod)
+        && !spec::is_critical(pod)
         && qos_class(pod) == QosClass::Burstable
         && !(request.is_zero() && get(cap, "memory").is_zero())
         && request != get(cap, "memory");

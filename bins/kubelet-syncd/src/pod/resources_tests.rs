@@ -1,7 +1,7 @@
 //! Sums, QoS classes and numbers against upstream's recorded and published values.
 
 use super::*;
-use crate::runtime::node_facts::HostFacts;
+use crate::node_facts::HostFacts;
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(serde_json::json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()

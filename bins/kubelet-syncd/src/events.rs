@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::podspec::{ContainerKind, PodIdentity};
+use crate::pod::spec::{ContainerKind, PodIdentity};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventType {

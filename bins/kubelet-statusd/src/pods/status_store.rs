@@ -10,13 +10,13 @@ use bulkhead_ipc::syncd::PodState;
 use jiff::Timestamp;
 
 use super::copies::ApiCopy;
-use super::decide::{Circumstances, Decision, Desired, Urgency, decide};
+use super::decide::{Context, Decision, Desired, Urgency, decide};
 use super::entry::{Entry, Gone};
 use super::facts::{Facts, Orphans};
-use super::gate::{ANSWERED, Gate, Jitter};
 use super::metrics::PodMetrics;
 use super::mirror::Owner;
 use super::requests::{Action, Job, Outcome};
+use crate::api_writer::gate::{ANSWERED, Gate, Jitter};
 
 /// Requests at once.
 pub const IN_FLIGHT: usize = 8;
@@ -32,7 +32,7 @@ const LOOK_AFTER: Duration = Duration::from_secs(10);
 
 /// All pods.
 #[derive(Debug)]
-pub struct Book {
+pub struct StatusStore {
     pods: HashMap<String, Entry>,
     due: BTreeSet<(Instant, String)>,
     in_flight: usize,
@@ -46,10 +46,10 @@ pub struct Book {
     metrics: PodMetrics,
 }
 
-impl Book {
+impl StatusStore {
     /// `seed`: for the spread of retries.
     pub fn new(seed: u64, metrics: PodMetrics) -> Self {
-        Book {
+        StatusStore {
             pods: HashMap::new(),
             due: BTreeSet::new(),
             in_flight: 0,
@@ -133,7 +133,7 @@ impl Book {
         }
     }
 
-    /// When [`Book::next`] may have something, if only time passes.
+    /// When [`StatusStore::next`] may have something, if only time passes.
     pub fn wake_at(&self) -> Option<Instant> {
         let pod = self.due.first().map(|(at, _)| *at);
         let orphan = self.orphans_allowed().then(|| self.orphans.due()).flatten();
@@ -192,7 +192,7 @@ impl Book {
             return None;
         }
         let api = entry.api();
-        let around = Circumstances { api: api.as_ref(), owner: owner.as_ref(), namesake, now: wall };
+        let around = Context { api: api.as_ref(), owner: owner.as_ref(), namesake, now: wall };
         let look_at = entry.unseen_since().map(|since| since + LOOK_AFTER);
         let action = match look_at {
             _ if entry.look => Some(Action::Look),
@@ -421,5 +421,5 @@ fn held_back(entry: &mut Entry, action: &Action, api: Option<&ApiCopy>, now: Ins
 }
 
 #[cfg(test)]
-#[path = "book_tests.rs"]
+#[path = "status_store_tests.rs"]
 mod tests;

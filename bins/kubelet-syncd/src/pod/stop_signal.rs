@@ -4,7 +4,7 @@
 use bulkhead_cri::v1::Signal;
 use k8s_openapi::api::core::v1::Container;
 
-use super::node_facts::NodeFacts;
+use crate::node_facts::NodeFacts;
 
 /// What CreateContainer is told; the runtime's own choice where the container names none.
 pub fn wanted(container: &Container, facts: &NodeFacts) -> Signal {
@@ -25,8 +25,8 @@ pub fn shown(number: i32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::pod;
-    use crate::runtime::node_facts::HostFacts;
+    use crate::fixtures::pod;
+    use crate::node_facts::HostFacts;
 
     #[test]
     fn names_and_numbers() {

@@ -1,5 +1,7 @@
 //! What everything that writes to the API server shares.
 
+pub mod gate;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +11,9 @@ use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::client::Link;
 use tokio_util::sync::CancellationToken;
 
-use crate::events::EventQueue;
-
-/// Shared by the node's, the pods' and the events' tasks. None of them exists on a standalone node.
+/// What the tasks of the Node, of the pods, of events and of certificates have in common. None of them exists on a standalone node.
 #[derive(Debug, Clone)]
-pub struct Outward {
+pub struct ApiWriter {
     pub config: Arc<NodeConfig>,
     pub api: ApiClient,
     pub syncd: Link,
@@ -22,9 +22,7 @@ pub struct Outward {
     /// The process's own folder, locked.
     pub state: Arc<bulkhead_daemon::StateDir>,
     pub registry: prometheus::Registry,
-    /// Records an event; never waits.
-    pub events: EventQueue,
-    /// Where the loops make their promise to the watchdog.
+    /// Where the loops register with the watchdog.
     pub progress: Progress,
     pub stop: CancellationToken,
 }
@@ -38,4 +36,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 pub(crate) fn retry_after(status: &kube::core::Status) -> Option<Duration> {
     let seconds = status.details.as_ref().map(|details| u64::from(details.retry_after_seconds)).filter(|s| *s > 0)?;
     Some(Duration::from_secs(seconds).min(LONGEST_PAUSE))
+}
+
+/// A time as the API writes it.
+pub fn seconds(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -11,8 +11,6 @@ use k8s_openapi::api::core::v1::{
 };
 use tokio::sync::{broadcast, watch};
 
-use crate::runtime::env::Service;
-
 /// Why an object is not to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
@@ -28,6 +26,31 @@ pub enum ObjectError {
     /// A standalone node.
     #[error("couldn't get {kind} {namespace}/{name}, no kubeClient defined")]
     NoApiServer { kind: &'static str, namespace: String, name: String },
+}
+
+/// A service as far as variables need it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Service {
+    pub namespace: String,
+    pub name: String,
+    /// Empty or `None` for a headless one.
+    pub cluster_ip: String,
+    pub ports: Vec<ServicePort>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ServicePort {
+    pub name: String,
+    /// Empty means TCP.
+    pub protocol: String,
+    pub port: i32,
+}
+
+/// The services that are known, and whether they were ever listed (without an API server they never are).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Services<'a> {
+    pub known: &'a [Service],
+    pub synced: bool,
 }
 
 /// All services of the cluster as far as environment variables need them.
@@ -174,3 +197,4 @@ impl Objects for NoObjects {
         self.changes.subscribe()
     }
 }
+pub mod named_objects;

@@ -8,14 +8,25 @@ use std::sync::Arc;
 use bulkhead_types::Quantity;
 use tokio::sync::watch;
 
-use super::memory_qos::MemoryQos;
-
 /// `memorySwap.swapBehavior`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SwapBehavior {
     #[default]
     NoSwap,
     LimitedSwap,
+}
+
+/// The node's settings of memory QoS (gate `MemoryQoS`); there are none where the gate is off or cgroups are those of v1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryQos {
+    /// `memoryThrottlingFactor`, above 0 and at most 1.
+    pub throttling_factor: f64,
+    /// `memoryReservationPolicy` is `TieredReservation`: requests are kept, for guaranteed pods at any rate.
+    pub tiered: bool,
+    /// Bytes: the node's memory without what is reserved; stands in for a limit that a container does not have.
+    pub allocatable: i64,
+    /// Bytes.
+    pub page_size: i64,
 }
 
 /// Facts and settings of the node. Built by the core from the configuration, [`HostFacts`] and the runtime's answers.

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 
-use super::node_facts::NodeFacts;
-use super::podspec::{self, ContainerKind};
 use super::resources::{Amounts, amounts};
-use crate::sources::validation::field::quote;
-use crate::sources::validation::names::qualified_name;
+use super::spec::{self, ContainerKind};
+use crate::node_facts::NodeFacts;
+use crate::validation::field::quote;
+use crate::validation::names::qualified_name;
 
 /// A field or an amount that cannot be told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ pub fn object_field(pod: &Pod, path: &str) -> Result<String, DownwardError> {
 pub fn variable_field(pod: &Pod, path: &str, pod_ips: &[IpAddr], facts: &NodeFacts) -> Result<String, DownwardError> {
     let join = |ips: &[IpAddr]| ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
     let pod_ips = facts.sort_pod_ips(pod_ips);
-    let spec = podspec::spec(pod);
+    let spec = spec::spec(pod);
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     Ok(match path {
         "spec.nodeName" => text(&spec.node_name),
@@ -104,7 +104,7 @@ pub fn variable_resource(
     }
     match selector.container_name.as_deref().filter(|n| !n.is_empty()) {
         None => value(selector, own, &defaults),
-        Some(name) => match podspec::find_container(pod, name) {
+        Some(name) => match spec::find_container(pod, name) {
             Some((ContainerKind::Regular, container)) => value(selector, &container, &defaults),
             Some((ContainerKind::Init, container)) => value(selector, &container, &Amounts::new()),
             Some((ContainerKind::Ephemeral, _)) | None => Err(DownwardError::NoSuchContainer(name.to_owned())),
@@ -115,7 +115,7 @@ pub fn variable_resource(
 /// An amount for a file. Without a limit what the node can give to pods counts.
 pub fn file_resource(selector: &ResourceFieldSelector, pod: &Pod, facts: &NodeFacts) -> Result<String, DownwardError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
-    match podspec::find_container(pod, name) {
+    match spec::find_container(pod, name) {
         Some((ContainerKind::Regular | ContainerKind::Init, container)) => {
             value(selector, &container, &facts.allocatable)
         }
@@ -169,7 +169,7 @@ fn divisor(selector: &ResourceFieldSelector) -> Result<Quantity, DownwardError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::node_facts::HostFacts;
+    use crate::node_facts::HostFacts;
 
     fn pod() -> Pod {
         serde_json::from_value(serde_json::json!({
@@ -227,7 +227,7 @@ mod tests {
         };
         let file =
             |c: &str, r: &str, d: &str| file_resource(&selector(c, r, d), &pod(), &facts()).map_err(|e| e.to_string());
-        let own = podspec::find_container(&pod(), "b").unwrap().1.into_owned();
+        let own = spec::find_container(&pod(), "b").unwrap().1.into_owned();
         let variable = |c: &str, r: &str, d: &str| {
             variable_resource(&selector(c, r, d), &pod(), &own, &facts()).map_err(|e| e.to_string())
         };

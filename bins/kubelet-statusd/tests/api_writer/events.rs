@@ -45,7 +45,7 @@ fn start(api: &Api, syncd: &Syncd, state: &tempfile::TempDir) -> Run {
         queue: queue.clone(),
         backlog: backlog.clone(),
         metrics: EventMetrics::new().unwrap(),
-        turn: Progress::default().promise("events", LOOP_BOUND),
+        heartbeat: Progress::default().register("events", LOOP_BOUND),
     };
     Run { task: tokio::spawn(sender.run(own)), queue, backlog }
 }

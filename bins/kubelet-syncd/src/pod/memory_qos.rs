@@ -7,19 +7,7 @@ use bulkhead_types::{QosClass, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::resources::{Amounts, pod_requests, qos_class};
-
-/// The node's settings; there are none where the gate is off or cgroups are those of v1.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MemoryQos {
-    /// `memoryThrottlingFactor`, above 0 and at most 1.
-    pub throttling_factor: f64,
-    /// `memoryReservationPolicy` is `TieredReservation`: requests are kept, for guaranteed pods at any rate.
-    pub tiered: bool,
-    /// Bytes: the node's memory without what is reserved; stands in for a limit that a container does not have.
-    pub allocatable: i64,
-    /// Bytes.
-    pub page_size: i64,
-}
+use crate::node_facts::MemoryQos;
 
 /// What is kept at the levels of the pods' tree, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

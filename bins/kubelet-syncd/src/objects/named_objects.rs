@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
-use crate::api::objects::{ObjectError, Objects, Token, TokenWanted};
+use super::{ObjectError, Objects, Token, TokenWanted};
 
 /// An answer that takes longer is none. Upstream gives its caches one second (`pkg/kubelet/util/manager`); a request
 /// may take longer.
@@ -140,7 +140,7 @@ async fn in_time<T>(kind: &'static str, call: BoxFuture<'_, Result<T, ObjectErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::fixtures::FakeObjects;
+    use crate::fixtures::FakeObjects;
 
     #[tokio::test(start_paused = true)]
     async fn everything_is_answered_and_silence_is_not_absence() {

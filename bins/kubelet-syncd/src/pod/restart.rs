@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, ContainerState, Pod, PodStatus};
 
 use super::model::{ContainerStatus, RunState, RuntimePod};
-use super::podspec::{containers, init_containers, is_deleted, restart_policy};
+use super::spec::{containers, init_containers, is_deleted, restart_policy};
 
 const RESTART_ALL: &str = "RestartAllContainers";
 
@@ -95,7 +95,7 @@ pub fn restart_all_wanted(pod: &Pod, runtime: &RuntimePod, last: Option<&PodStat
 
 /// What the status told last adds to the runtime's records, which may have been lost since.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Past {
+pub struct History {
     /// See [`restart_all_wanted`].
     pub restart_all: bool,
     /// Regular containers that were told to have ended for good and of which the runtime has nothing any more.
@@ -103,7 +103,7 @@ pub struct Past {
     pub ended: BTreeSet<String>,
 }
 
-impl Past {
+impl History {
     /// `told`: the status told last.
     pub fn of(pod: &Pod, runtime: &RuntimePod, told: Option<&PodStatus>) -> Self {
         let statuses = told.and_then(|t| t.container_statuses.as_deref()).unwrap_or(&[]);
@@ -119,7 +119,7 @@ impl Past {
             runtime.newest(&container.name).is_none()
                 && end.is_some_and(|end| !may_restart(container, pod, end.exit_code))
         };
-        Past {
+        History {
             restart_all: restart_all_wanted(pod, runtime, told),
             ended: containers(pod).iter().filter(ended).map(|c| c.name.clone()).collect(),
         }

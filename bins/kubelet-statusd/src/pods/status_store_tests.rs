@@ -49,31 +49,31 @@ fn pod(uid: &str, phase: &str, api: ApiObject) -> PodState {
     }
 }
 
-/// A book with a clock.
+/// A store with a clock.
 struct Desk {
-    book: Book,
+    store: StatusStore,
     now: Instant,
 }
 
 impl Desk {
     fn new() -> Self {
-        let mut book = Book::new(1, PodMetrics::new().unwrap());
-        book.connected(EPOCH);
-        Desk { book, now: Instant::now() }
+        let mut store = StatusStore::new(1, PodMetrics::new().unwrap());
+        store.connected(EPOCH);
+        Desk { store, now: Instant::now() }
     }
 
     fn tell(&mut self, state: PodState) {
-        self.book.upsert(state, self.now);
+        self.store.upsert(state, self.now);
     }
 
     /// Lets time pass until something is asked; `None`: nothing is, within an hour.
     fn next(&mut self) -> Option<Job> {
         let end = self.now + Duration::from_secs(3600);
         loop {
-            if let Some(job) = self.book.next(self.now, Timestamp::UNIX_EPOCH) {
+            if let Some(job) = self.store.next(self.now, Timestamp::UNIX_EPOCH) {
                 return Some(job);
             }
-            let at = self.book.wake_at().filter(|at| *at <= end)?;
+            let at = self.store.wake_at().filter(|at| *at <= end)?;
             self.now = self.now.max(at) + Duration::from_millis(1);
         }
     }
@@ -83,7 +83,7 @@ impl Desk {
     }
 
     fn end(&mut self, job: &Job, outcome: Outcome) {
-        self.book.finished(job, outcome, self.now);
+        self.store.finished(job, outcome, self.now);
     }
 
     fn quiet(&mut self) {
@@ -273,7 +273,7 @@ fn the_end_and_the_deletion() {
     desk.quiet();
     desk.tell(last(deleting(8, "Failed")));
     desk.quiet();
-    desk.book.removed("a", desk.now);
+    desk.store.removed("a", desk.now);
     desk.quiet();
 }
 
@@ -288,7 +288,7 @@ fn the_version_between_the_deletion_and_the_end_is_no_reason_to_delete_again() {
     let ended = desk.now;
     // With a grace period of 0.
     desk.tell(last(deleting(6)));
-    assert_eq!(desk.book.next(ended + RECONCILE / 2, Timestamp::UNIX_EPOCH), None);
+    assert_eq!(desk.store.next(ended + RECONCILE / 2, Timestamp::UNIX_EPOCH), None);
     desk.tell(PodState { api: None, ..last(deleting(6)) });
     desk.quiet();
     // A server that was put back to an older state has it again, and keeps it.
@@ -308,7 +308,7 @@ fn a_change_that_can_wait_goes_with_the_next() {
     let tell = |status: Vec<u8>| PodState { status_json: status, ..pod("a", "", api.clone()) };
     let began = desk.now;
     desk.tell(tell(with("True", "Pending")));
-    assert_eq!(desk.book.next(desk.now + SETTLE, Timestamp::UNIX_EPOCH), None);
+    assert_eq!(desk.store.next(desk.now + SETTLE, Timestamp::UNIX_EPOCH), None);
     desk.tell(tell(with("True", "Running")));
     let job = desk.job();
     assert!(patch(&job)["phase"] == "Running" && desk.now - began < MINOR);
@@ -358,9 +358,9 @@ fn what_is_gone_leaves_nothing_behind() {
     for i in 0..100 {
         let uid = format!("u{i}");
         desk.tell(pod(&uid, "Running", object(&uid, 1, "Pending")));
-        desk.book.removed(&uid, desk.now);
+        desk.store.removed(&uid, desk.now);
     }
-    assert!(desk.book.pods.is_empty() && desk.book.named.is_empty() && desk.book.due.is_empty());
+    assert!(desk.store.pods.is_empty() && desk.store.named.is_empty() && desk.store.due.is_empty());
 }
 
 #[test]
@@ -369,10 +369,10 @@ fn a_pod_that_a_snapshot_does_not_name_is_forgotten() {
     desk.tell(pod("a", "Running", object("a", 5, "Running")));
     desk.tell(pod("b", "Running", object("b", 5, "Running")));
     desk.quiet();
-    desk.book.connected(EPOCH + 1);
+    desk.store.connected(EPOCH + 1);
     desk.tell(pod("b", "Failed", object("b", 5, "Running")));
-    desk.book.snapshot_done(desk.now);
-    assert_eq!(desk.book.pods.keys().collect::<Vec<_>>(), ["b"]);
+    desk.store.snapshot_done(desk.now);
+    assert_eq!(desk.store.pods.keys().collect::<Vec<_>>(), ["b"]);
     let job = desk.job();
     assert_eq!(patch(&job), json!({"phase": "Failed"}));
     desk.end(&job, Outcome::Object(copy("b", 6, "Failed")));
@@ -410,12 +410,12 @@ fn a_mirror_pod_is_made_once_the_node_is_known_and_written_at_once() {
     let mut desk = Desk::new();
     desk.tell(static_pod("h1", None));
     desk.quiet();
-    desk.book.node(Facts { api_synced: false, ..facts() }, desk.now);
+    desk.store.node(Facts { api_synced: false, ..facts() }, desk.now);
     desk.quiet();
     // Known by another life of kubelet-syncd: not to be acted upon.
-    desk.book.node(Facts { epoch: EPOCH - 1, ..facts() }, desk.now);
+    desk.store.node(Facts { epoch: EPOCH - 1, ..facts() }, desk.now);
     desk.quiet();
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     let create = desk.job();
     assert!(matches!(create.action, Action::Create { .. }));
     let created = desk.now;
@@ -438,7 +438,7 @@ fn a_mirror_pod_is_made_once_the_node_is_known_and_written_at_once() {
 #[test]
 fn a_mirror_pod_of_another_hash_is_replaced() {
     let mut desk = Desk::new();
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     let old = mirror_object("m1", 5, "h0", "Running");
     desk.tell(static_pod("h1", Some(old.clone())));
     let delete = desk.job();
@@ -449,7 +449,11 @@ fn a_mirror_pod_of_another_hash_is_replaced() {
     desk.end(&create, Outcome::Object(mirror("m2", 7, "h1", "Running")));
     desk.tell(PodState { why: "noise".into(), ..static_pod("h1", Some(old)) });
     desk.tell(static_pod("h1", None));
-    assert_eq!(desk.book.next(desk.now + Duration::from_secs(1), Timestamp::UNIX_EPOCH), None, "ours was not seen yet");
+    assert_eq!(
+        desk.store.next(desk.now + Duration::from_secs(1), Timestamp::UNIX_EPOCH),
+        None,
+        "ours was not seen yet"
+    );
     desk.tell(static_pod("h1", Some(mirror_object("m2", 7, "h1", "Running"))));
     desk.quiet();
 }
@@ -457,7 +461,7 @@ fn a_mirror_pod_of_another_hash_is_replaced() {
 #[test]
 fn its_predecessor_ends_first() {
     let mut desk = Desk::new();
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     let m1 = mirror_object("m1", 5, "h0", "Running");
     let leaving = |worker: WorkerState| PodState { worker: worker.into(), ..static_pod("h0", Some(m1.clone())) };
     desk.tell(leaving(WorkerState::Terminating));
@@ -470,7 +474,7 @@ fn its_predecessor_ends_first() {
 #[test]
 fn a_name_that_is_taken_is_looked_at_and_never_deleted_unless_a_mirror() {
     let mut desk = Desk::new();
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     desk.tell(static_pod("h1", None));
     let create = desk.job();
     desk.end(&create, Outcome::Conflict);
@@ -490,7 +494,7 @@ fn a_name_that_is_taken_is_looked_at_and_never_deleted_unless_a_mirror() {
 #[test]
 fn a_mirror_pod_that_no_watch_shows_is_looked_for() {
     let mut desk = Desk::new();
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     desk.tell(static_pod("h1", None));
     let create = desk.job();
     desk.end(&create, Outcome::Object(mirror("m1", 6, "h1", "Running")));
@@ -512,19 +516,19 @@ fn orphans_go_when_everything_is_known_and_their_pod_has_ended() {
         Facts { api_synced: false, orphans: orphans.clone(), ..facts() },
         Facts { epoch: EPOCH - 1, orphans: orphans.clone(), ..facts() },
     ] {
-        desk.book.node(unknown, desk.now);
+        desk.store.node(unknown, desk.now);
         desk.quiet();
     }
-    desk.book.node(Facts { orphans, ..facts() }, desk.now);
+    desk.store.node(Facts { orphans, ..facts() }, desk.now);
     for _ in 0..5 {
-        assert_eq!(desk.book.next(desk.now, Timestamp::UNIX_EPOCH), None);
-        desk.now = desk.book.wake_at().unwrap();
+        assert_eq!(desk.store.next(desk.now, Timestamp::UNIX_EPOCH), None);
+        desk.now = desk.store.wake_at().unwrap();
     }
     desk.tell(ending(WorkerState::Finished));
     let job = desk.job();
     assert_eq!((&job.action, job.target.as_str(), job.name.as_str()), (&Action::DeleteOrphan, "m1", "web-n"));
     desk.end(&job, Outcome::Done);
-    desk.book.node(facts(), desk.now);
+    desk.store.node(facts(), desk.now);
     desk.quiet();
 }
 
@@ -623,15 +627,15 @@ proptest! {
                 }
                 Step::Answer { .. } => {}
                 Step::Restart => {
-                    desk.book.connected(EPOCH + 1);
+                    desk.store.connected(EPOCH + 1);
                     for at in 0..3 {
                         shown[at] = server.object(at);
                         desk.tell(state(at, &wishes[at], &shown[at]));
                     }
-                    desk.book.snapshot_done(desk.now);
+                    desk.store.snapshot_done(desk.now);
                 }
             }
-            while let Some(job) = desk.book.next(desk.now, Timestamp::UNIX_EPOCH) {
+            while let Some(job) = desk.store.next(desk.now, Timestamp::UNIX_EPOCH) {
                 prop_assert!(flying.iter().all(|other| other.pod != job.pod));
                 flying.push(job);
             }
