@@ -11,7 +11,7 @@ use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous};
 use crate::lints::{self, Lints};
 use crate::outcome::Outcome;
 use crate::phases::Phases;
-use crate::{runner, runtimes, versions};
+use crate::{commits, runner, runtimes, versions};
 
 /// What is skipped where there is no clippy.
 const LINTS: &str = "lints";
@@ -64,6 +64,7 @@ fn unbuilt(phases: &mut Phases, skips: Option<&Path>) -> Result<()> {
         skip_into(skips, "the format of the sources", Lack::Program("rustfmt"))?;
     }
     phases.end("format");
+    commits::check()?;
     if has("deny") {
         // The advisory data base is fetched by cargo-deny itself: offline it may be missing, and that is no fault of the change.
         cargo(&["deny", "--offline", "check", "licenses", "bans", "sources"])?;

@@ -3,6 +3,7 @@
 mod checks;
 #[cfg(feature = "cluster")]
 mod cluster_demo;
+mod commits;
 #[cfg(feature = "cluster")]
 mod conformance;
 mod demo;
