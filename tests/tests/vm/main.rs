@@ -2,21 +2,13 @@
 //! the systemd cgroup driver, and vsock. qemu without hardware's help, so it is one story on one boot: a member of a
 //! cluster outside, run by our units, and at the end by the launcher alone.
 
-#[path = "vm/life.rs"]
 mod life;
-#[path = "vm/memory.rs"]
 mod memory;
-#[path = "vm/node.rs"]
 mod node;
-#[path = "vm/numbers.rs"]
 mod numbers;
-#[path = "vm/resize.rs"]
 mod resize;
-#[path = "vm/scarcity.rs"]
 mod scarcity;
-#[path = "vm/tree.rs"]
 mod tree;
-#[path = "vm/vsock.rs"]
 mod vsock;
 
 use std::path::Path;

@@ -22,7 +22,7 @@ const WHO: [&str; 5] = {
 const JOURNAL: &str = "kubelet-journal";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
-const TABLE: &str = include_str!("../fixtures/intruder.txt");
+const TABLE: &str = include_str!("../../fixtures/intruder.txt");
 /// Errors that say no; another (ENOENT, EINVAL…) says that the act met nothing, and proves nothing.
 const REFUSALS: [&str; 9] = [
     "EPERM",

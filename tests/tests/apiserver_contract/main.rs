@@ -3,15 +3,10 @@
 //! stands in the stand-in's README (`shared/testkit/src/apiserver/README.md`). Where a server's inside has to be seen,
 //! the test is about the stand-in alone and says so.
 
-#[path = "apiserver_contract/access.rs"]
 mod access;
-#[path = "apiserver_contract/deletion.rs"]
 mod deletion;
-#[path = "apiserver_contract/forms.rs"]
 mod forms;
-#[path = "apiserver_contract/objects.rs"]
 mod objects;
-#[path = "apiserver_contract/watches.rs"]
 mod watches;
 
 use std::time::Duration;
@@ -93,7 +88,7 @@ contract! {
 
 /// The stand-in's README names the tests that it is known to fail, which then must fail: what no longer differs is struck out.
 fn on_stand_in(name: &str, test: fn(Server) -> Result<()>) -> Result<()> {
-    const KNOWN: &str = include_str!("../../shared/testkit/src/apiserver/README.md");
+    const KNOWN: &str = include_str!("../../../shared/testkit/src/apiserver/README.md");
     if !KNOWN.contains(&format!("| `{name}` |")) {
         return test(Server::StandIn);
     }
