@@ -201,6 +201,34 @@ pub(crate) fn find(pods: &[(&str, &str, &str)], wanted: &str) -> Result<usize, S
 
 /// The text of `pod NAME`.
 pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
+    let mut out = heading(pod, now);
+    section(&mut out, "Containers", &containers(pod, now));
+
+    let mut volumes = Table::new(&["NAME", "KIND", "READY", "PATH", "PROBLEM"]);
+    for volume in &pod.volumes {
+        let ready = if volume.ready { "yes" } else { "no" };
+        table_row(&mut volumes, [&volume.name, &volume.kind, ready, &volume.host_path, &volume.error]);
+    }
+    section(&mut out, "Volumes", &volumes);
+
+    let mut conditions = Table::new(&["TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"]);
+    for condition in &pod.conditions {
+        let status = if condition.status { "True" } else { "False" };
+        let since = age::since(&condition.last_transition, now);
+        table_row(&mut conditions, [&condition.r#type, status, &since, &condition.reason, &condition.message]);
+    }
+    section(&mut out, "Conditions", &conditions);
+
+    let mut events = Table::new(&["AGE", "TYPE", "REASON", "ABOUT", "MESSAGE"]);
+    for PodEvent { time, r#type, reason, message, field_path, .. } in &pod.events {
+        table_row(&mut events, [&age::since(time, now), r#type, reason, field_path, message]);
+    }
+    section(&mut out, "Events", &events);
+    out
+}
+
+/// What there is once of a pod, a line each.
+fn heading(pod: &Pod, now: Timestamp) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: &str| {
         if !value.is_empty() {
@@ -243,7 +271,10 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
     line("IP", &pod.ips.join(", "));
     line("Network", network);
     line("Logs", &pod.log_directory);
+    out
+}
 
+fn containers(pod: &Pod, now: Timestamp) -> Table {
     let mut containers = Table::new(&["NAME", "STATE", "READY", "RESTARTS", "SINCE", "IMAGE", "ID", "WHY"]);
     for container in &pod.containers {
         let name = if container.init { format!("{} (init)", container.name) } else { container.name.clone() };
@@ -281,29 +312,7 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
             ],
         );
     }
-    section(&mut out, "Containers", &containers);
-
-    let mut volumes = Table::new(&["NAME", "KIND", "READY", "PATH", "PROBLEM"]);
-    for volume in &pod.volumes {
-        let ready = if volume.ready { "yes" } else { "no" };
-        table_row(&mut volumes, [&volume.name, &volume.kind, ready, &volume.host_path, &volume.error]);
-    }
-    section(&mut out, "Volumes", &volumes);
-
-    let mut conditions = Table::new(&["TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"]);
-    for condition in &pod.conditions {
-        let status = if condition.status { "True" } else { "False" };
-        let since = age::since(&condition.last_transition, now);
-        table_row(&mut conditions, [&condition.r#type, status, &since, &condition.reason, &condition.message]);
-    }
-    section(&mut out, "Conditions", &conditions);
-
-    let mut events = Table::new(&["AGE", "TYPE", "REASON", "ABOUT", "MESSAGE"]);
-    for PodEvent { time, r#type, reason, message, field_path, .. } in &pod.events {
-        table_row(&mut events, [&age::since(time, now), r#type, reason, field_path, message]);
-    }
-    section(&mut out, "Events", &events);
-    out
+    containers
 }
 
 fn table_row<const N: usize>(table: &mut Table, cells: [&str; N]) {

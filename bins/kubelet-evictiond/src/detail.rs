@@ -3,11 +3,11 @@
 use bulkhead_ipc::evictiond::{CgroupIo, CgroupMemory, CgroupStats, CgroupTasks};
 
 use crate::cgroup::{Hierarchy, Usage};
-use crate::figures::{self, Moment};
 use crate::kernel::Reader;
 use crate::machine::Device;
 use crate::pods::{Pod, PodContainer};
 use crate::processes;
+use crate::stats::{self, Moment};
 
 /// Whose cgroup it is: nobody's, a pod's, its sandbox's (`id` and no container), a container's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -65,9 +65,9 @@ pub fn read(
         interfaces: Vec::new(),
         tasks: Some(tasks),
         oom_kills: detail.oom_kills,
-        cpu_pressure: usage.pressure.cpu.map(figures::psi),
-        memory_pressure: usage.pressure.memory.map(figures::psi),
-        io_pressure: usage.pressure.io.map(figures::psi),
+        cpu_pressure: usage.pressure.cpu.map(stats::psi),
+        memory_pressure: usage.pressure.memory.map(stats::psi),
+        io_pressure: usage.pressure.io.map(stats::psi),
     }
 }
 

@@ -24,7 +24,7 @@
 //! Nothing is measured while nobody asks.
 //!
 //! # Modules
-//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
 //!
 //! | module | tells |
 //! |---|---|
@@ -38,7 +38,7 @@
 //! | [`rates`] | CPU rates from two readings |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `runtime` | what only the runtime knows of disks |
-//! | `figures` | readings as the messages of the API |
+//! | `stats` | readings as the messages of the API |
 //! | `detail` | one cgroup with everything of it |
 //! | `sample` | one sample: the node, its pods, their containers |
 //! | `traced` | which sample is a span of a pod's trace |
@@ -54,7 +54,6 @@ pub mod cgroup;
 mod confinement;
 mod detail;
 pub mod disk;
-mod figures;
 pub mod kernel;
 mod machine;
 mod metrics;
@@ -66,6 +65,7 @@ mod runtime;
 mod sample;
 pub mod service;
 mod starts;
+mod stats;
 mod traced;
 
 use std::sync::Arc;

@@ -14,7 +14,6 @@ use bulkhead_types::InstancePaths;
 use crate::cgroup::{self, Hierarchy, Usage};
 use crate::detail::{self, Owner};
 use crate::disk::{FileSystem, Folder, Volume};
-use crate::figures::{self, Moment};
 use crate::kernel::{self, Reader};
 use crate::machine::{self, Mounted};
 use crate::network;
@@ -22,6 +21,7 @@ use crate::pods::{Pod, PodContainer};
 use crate::rates::Rates;
 use crate::runtime::RuntimeDisks;
 use crate::starts::Starts;
+use crate::stats::{self, Moment};
 
 /// What a sample is about.
 #[derive(Debug, Clone)]
@@ -209,14 +209,14 @@ impl Sampler {
             node_name: self.paths.node_name.clone(),
             start_time: start_time.map(|time| time.to_string()).unwrap_or_default(),
             cpu: self.cpu("/", &usage, &time, gathered),
-            memory: figures::memory(&usage, &time),
-            io: Some(figures::io(&usage, &time)),
-            swap: figures::swap(&usage, &time, gathered.no_swap),
+            memory: stats::memory(&usage, &time),
+            io: Some(stats::io(&usage, &time)),
+            swap: stats::swap(&usage, &time, gathered.no_swap),
             pods_known,
             ..NodeStats::default()
         };
         if wanted.disks {
-            node.network = interfaces.map(|interfaces| figures::network(interfaces, &time));
+            node.network = interfaces.map(|interfaces| stats::network(interfaces, &time));
             self.node_disks(&mut node, disks, &time);
         }
         let pids = self.reader.number(Path::new("/proc/sys/kernel/pid_max"));
@@ -246,15 +246,15 @@ impl Sampler {
     }
 
     fn node_disks(&self, node: &mut NodeStats, disks: &Disks, time: &Moment) {
-        node.node_fs = disks.node.map(|fs| figures::whole(fs, &time.text));
+        node.node_fs = disks.node.map(|fs| stats::whole(fs, &time.text));
         let runtime = disks.runtime.as_deref();
         let told = |usage: Option<&bulkhead_ipc::syncd::DiskUsage>| {
-            usage.map(|usage| figures::told(usage, disks.folders.get(&usage.mountpoint).copied()))
+            usage.map(|usage| stats::told(usage, disks.folders.get(&usage.mountpoint).copied()))
         };
         // Without the runtime's word what images use is left out, not guessed.
         let folder = disks.image_folder.as_ref().and_then(|folder| disks.folders.get(folder)).copied();
         let unknown = || {
-            let whole = figures::whole(folder?, &time.text);
+            let whole = stats::whole(folder?, &time.text);
             Some(bulkhead_ipc::evictiond::FsStats { used_bytes: None, inodes_used: None, ..whole })
         };
         node.image_fs = told(runtime.and_then(|runtime| runtime.images.as_ref())).or_else(unknown);
@@ -278,10 +278,10 @@ impl Sampler {
         SystemContainer {
             name: name.to_owned(),
             cpu: self.cpu(cgroup, &usage, &time, gathered),
-            memory: figures::memory(&usage, &time),
+            memory: stats::memory(&usage, &time),
             start_time: made.map(|time| time.to_string()).unwrap_or_default(),
-            io: Some(figures::io(&usage, &time)),
-            swap: figures::swap(&usage, &time, false),
+            io: Some(stats::io(&usage, &time)),
+            swap: stats::swap(&usage, &time, false),
         }
     }
 
@@ -296,9 +296,9 @@ impl Sampler {
         if let Some(cgroup) = &pod.cgroup {
             let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
             stats.cpu = self.cpu(cgroup, &usage, &time, gathered);
-            stats.memory = figures::memory(&usage, &time);
-            stats.io = usage.memory.map(|_| figures::io(&usage, &time));
-            stats.swap = figures::swap(&usage, &time, false);
+            stats.memory = stats::memory(&usage, &time);
+            stats.io = usage.memory.map(|_| stats::io(&usage, &time));
+            stats.swap = stats::swap(&usage, &time, false);
             if wanted.cgroups && self.hierarchy.exists(cgroup) {
                 let owner = Owner { pod: Some(pod), ..Owner::default() };
                 let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
@@ -341,7 +341,7 @@ impl Sampler {
             stats.interfaces = interfaces.clone().unwrap_or_default();
             gathered.cgroups.push(stats);
         }
-        interfaces.filter(|_| wanted.disks).map(|interfaces| figures::network(interfaces, &time))
+        interfaces.filter(|_| wanted.disks).map(|interfaces| stats::network(interfaces, &time))
     }
 
     /// At the sandbox's process; a sandbox without one (a virtual machine) shares its network with the containers.
@@ -387,9 +387,9 @@ impl Sampler {
             name: container.name.to_string(),
             start_time,
             cpu: self.cpu(path, &usage, &time, gathered),
-            memory: figures::memory(&usage, &time),
-            io: usage.memory.map(|_| figures::io(&usage, &time)),
-            swap: figures::swap(&usage, &time, gathered.no_swap),
+            memory: stats::memory(&usage, &time),
+            io: usage.memory.map(|_| stats::io(&usage, &time)),
+            swap: stats::swap(&usage, &time, gathered.no_swap),
             ..ContainerStats::default()
         };
         (stats, processes)
@@ -415,7 +415,7 @@ impl Sampler {
             time: time.text.clone(),
             usage_nano_cores: rate,
             usage_core_nano_seconds: Some(nanoseconds),
-            psi: usage.pressure.cpu.map(figures::psi),
+            psi: usage.pressure.cpu.map(stats::psi),
         })
     }
 
@@ -430,26 +430,26 @@ fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
     let logs = disk.logs.as_ref();
     let mut ephemeral = logs.map(|logs| logs.other).unwrap_or_default();
     for (name, volume, counts) in &disk.volumes.all {
-        let fs = figures::part(volume.fs, volume.folder, &disk.volumes.time);
+        let fs = stats::part(volume.fs, volume.folder, &disk.volumes.time);
         if *counts && !volume.is_mount {
-            figures::add(&mut ephemeral, &fs);
+            stats::add(&mut ephemeral, &fs);
         }
         stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs) });
     }
     for one in &mut stats.containers {
         one.logs = logs.and_then(|logs| {
             let (_, folder) = logs.containers.iter().find(|(name, _)| *name == one.name)?;
-            Some(figures::part(logs.fs?, *folder, &logs.time))
+            Some(stats::part(logs.fs?, *folder, &logs.time))
         });
         let id = pod.containers.iter().find(|container| container.name.as_str() == one.name).map(|found| &found.id);
         let layer = id.and_then(|id| disks.runtime.as_ref()?.layers.get(id));
-        one.rootfs = layer.map(|usage| figures::told(usage, disks.folders.get(&usage.mountpoint).copied()));
+        one.rootfs = layer.map(|usage| stats::told(usage, disks.folders.get(&usage.mountpoint).copied()));
         for share in one.logs.iter().chain(&one.rootfs) {
-            figures::add(&mut ephemeral, share);
+            stats::add(&mut ephemeral, share);
         }
     }
     if let Some(logs) = logs {
-        stats.ephemeral_storage = disks.node.map(|fs| figures::part(fs, ephemeral, &logs.time));
+        stats.ephemeral_storage = disks.node.map(|fs| stats::part(fs, ephemeral, &logs.time));
     }
 }
 

@@ -14,12 +14,12 @@ use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::disk::{self, Cache};
-use crate::figures::Moment;
 use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, Sampler, Wanted};
+use crate::stats::Moment;
 use crate::traced::Traced;
 
 /// Age of a sample that is good enough when the caller names none.

@@ -31,7 +31,7 @@
 //! the lease says that the node lives, Ready that it works, and neither waits for the other.
 //!
 //! # Modules
-//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
 //!
 //! | module | decides |
 //! |---|---|

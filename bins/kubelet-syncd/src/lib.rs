@@ -4,7 +4,7 @@
 //! container runtime. It holds no capability: what needs one is a verb of `kubelet-volnetd`, and the runtime's socket
 //! comes from there as an open connection.
 //!
-//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
 //!
 //! | module | decides |
 //! |---|---|

@@ -36,7 +36,7 @@
 //! does.
 //!
 //! # Modules
-//! A module uses only those above it in this table (`tests/tests/layers.rs` holds it to that).
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
 //!
 //! | module | decides |
 //! |---|---|

@@ -166,6 +166,30 @@ pub enum ResolveError {
     Endpoint { field: &'static str, source: endpoint::EndpointError },
 }
 
+/// The sockets of the runtime and of its image service; what of them is deprecated is a warning.
+fn runtime_sockets(
+    kubelet: &KubeletConfiguration,
+    warnings: &mut Vec<String>,
+) -> Result<(PathBuf, PathBuf), ResolveError> {
+    let runtime_socket = endpoint::socket_path(&kubelet.container_runtime_endpoint)
+        .map_err(|source| ResolveError::Endpoint { field: "containerRuntimeEndpoint", source })?;
+    let image_socket = if kubelet.image_service_endpoint.is_empty() {
+        runtime_socket.clone()
+    } else {
+        endpoint::socket_path(&kubelet.image_service_endpoint)
+            .map_err(|source| ResolveError::Endpoint { field: "imageServiceEndpoint", source })?
+    };
+    for (field, value) in [
+        ("containerRuntimeEndpoint", &kubelet.container_runtime_endpoint),
+        ("imageServiceEndpoint", &kubelet.image_service_endpoint),
+    ] {
+        if value.starts_with('/') {
+            warnings.push(format!("{field}: using {value:?} without a scheme is deprecated, write \"unix://{value}\""));
+        }
+    }
+    Ok((runtime_socket, image_socket))
+}
+
 impl NodeConfig {
     /// Resolves names, addresses and sockets. Answers lines worth a warning, too.
     pub fn new(
@@ -196,23 +220,7 @@ impl NodeConfig {
         }
         let cgroup_root = if kubelet.cgroup_root.is_empty() { "/" } else { &kubelet.cgroup_root };
         let cgroup_root = crate::path_text::clean(&format!("/{cgroup_root}"));
-        let runtime_socket = endpoint::socket_path(&kubelet.container_runtime_endpoint)
-            .map_err(|source| ResolveError::Endpoint { field: "containerRuntimeEndpoint", source })?;
-        let image_socket = if kubelet.image_service_endpoint.is_empty() {
-            runtime_socket.clone()
-        } else {
-            endpoint::socket_path(&kubelet.image_service_endpoint)
-                .map_err(|source| ResolveError::Endpoint { field: "imageServiceEndpoint", source })?
-        };
-        for (field, value) in [
-            ("containerRuntimeEndpoint", &kubelet.container_runtime_endpoint),
-            ("imageServiceEndpoint", &kubelet.image_service_endpoint),
-        ] {
-            if value.starts_with('/') {
-                warnings
-                    .push(format!("{field}: using {value:?} without a scheme is deprecated, write \"unix://{value}\""));
-            }
-        }
+        let (runtime_socket, image_socket) = runtime_sockets(&kubelet, &mut warnings)?;
         let paths = InstancePaths {
             root_dir: flags.root_dir.clone(),
             run_dir: run_dir_for(&flags.root_dir),

@@ -338,9 +338,13 @@ impl SyncLoop {
                     view::seen(&self.node, &uid, &runtime);
                 } else if self.node.termination_messages.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
+                    let incarnation = node.incarnation(&uid);
                     tokio::spawn(async move {
                         node.termination_messages.learn(&uid, &runtime).await;
-                        view::refresh(&node, &uid, &pod, stage);
+                        // Meanwhile the pod may have been forgotten, and its uid come back as another one.
+                        if node.incarnation(&uid) == incarnation {
+                            view::refresh(&node, &uid, &pod, stage);
+                        }
                     });
                 } else {
                     view::refresh(&self.node, &uid, &pod, stage);

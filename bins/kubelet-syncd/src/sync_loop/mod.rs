@@ -4,7 +4,8 @@
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
 //! * [`admission_queue`] admits pods, keeps them pending or rejects them, as [`crate::admission`] decides.
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
-//! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share.
+//! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
+//!   and `pod_records` what they have found out of each pod.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole,
 //!   and `tidy` says when.
 //!
@@ -15,6 +16,7 @@ pub mod events;
 pub mod image_fs;
 pub mod image_list;
 pub mod node;
+pub mod pod_records;
 pub mod ports;
 mod prepare;
 mod resize;

@@ -1,7 +1,7 @@
 //! What all work on pods shares: the other processes, the runtime, the caches, and the few facts that several tasks
 //! write under a lock that is never held across a wait.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::events::Reporter;
+use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
 use crate::allocation::Allocations;
@@ -25,24 +26,9 @@ use crate::objects::Objects;
 use crate::ownership::Ownership;
 use crate::pleg::{Pleg, PodCache};
 use crate::prober::Prober;
-use crate::runtime::container_config::MountedVolumes;
 use crate::status::pod_status;
 use crate::volnetd::Volnetd;
 use crate::volumes::back_off::{MountBackOff, Verdict};
-use crate::volumes::set_up::ContentHashes;
-
-/// What volnetd has made for a pod, valid for one life of volnetd and one version of the pod's spec.
-#[derive(Debug, Clone)]
-pub struct Prepared {
-    pub epoch: Epoch,
-    pub pod: Arc<Pod>,
-    pub cgroup_parent: String,
-    pub volumes: MountedVolumes,
-    /// What the volumes with files from the API show.
-    pub contents: ContentHashes,
-    /// When the first token among them is to be replaced.
-    pub tokens_renew: Option<jiff::Timestamp>,
-}
 
 /// Shared by the main loop and all tasks.
 #[derive(Debug)]
@@ -78,27 +64,16 @@ pub struct NodeContext {
     pub started: Instant,
     /// volnetd's life in which the top of the cgroup tree is in place.
     pub cgroups: watch::Receiver<Option<Epoch>>,
+    /// Held while values of the QoS levels are written.
+    pub qos_turn: tokio::sync::Mutex<()>,
     shared: Mutex<Shared>,
     /// Pods that are safe from the removal of leftovers that runs now; absent when none runs.
     pruning: watch::Sender<Option<Arc<HashSet<PodUid>>>>,
 }
 
-/// Within this time what is seen of a pod comes of what was done last.
-const EFFECTS_SEEN: Duration = Duration::from_secs(2);
-
 #[derive(Debug, Default)]
 struct Shared {
-    statuses: HashMap<PodUid, PodStatus>,
-    /// When the pod's newest sandbox stood, by its own worker's word.
-    sandboxes: HashMap<PodUid, Instant>,
-    prepared: HashMap<PodUid, Prepared>,
-    /// Pods that wait for their volumes.
-    mounting: HashMap<PodUid, MountBackOff>,
-    first_seen: HashMap<PodUid, Instant>,
-    /// The span of the last work that has changed something, and when: the work that sees the change belongs to its trace.
-    caused: HashMap<PodUid, (TraceParent, Instant)>,
-    /// Pods that are ended from outside, and why.
-    verdicts: HashMap<PodUid, pod_status::Verdict>,
+    pods: PodRecords,
     /// Statuses shown so far.
     status_versions: u64,
     last_turn: Option<Instant>,
@@ -156,6 +131,7 @@ impl NodeContext {
             cgroup_driver: parts.cgroup_driver,
             started: parts.started,
             cgroups: parts.cgroups,
+            qos_turn: tokio::sync::Mutex::default(),
             shared: Mutex::default(),
             pruning: watch::Sender::new(None),
         }
@@ -176,37 +152,54 @@ impl NodeContext {
         self.facts.watch()
     }
 
+    /// What one of those who may does to the record of a pod; nothing is done to that of a pod that is forgotten.
+    fn with_record<T>(&self, uid: &PodUid, act: impl FnOnce(&mut PodRecord) -> T) -> Option<T> {
+        self.shared().pods.get_mut(uid).map(act)
+    }
+
+    /// A source names the pod.
+    pub fn begin(&self, uid: &PodUid) {
+        self.shared().pods.begin(uid);
+    }
+
+    /// Which of the pods that have had this uid it is now; `None`: there is none.
+    pub fn incarnation(&self, uid: &PodUid) -> Option<Incarnation> {
+        self.shared().pods.incarnation(uid)
+    }
+
     /// The last computed status.
     pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
-        self.shared().statuses.get(uid).cloned()
+        self.shared().pods.get(uid)?.observed.status.clone()
     }
 
     pub fn set_status(&self, uid: &PodUid, status: PodStatus) {
-        self.shared().statuses.insert(uid.clone(), status);
+        self.with_record(uid, |record| record.observed.status = Some(status));
     }
 
     /// The pod's sandbox stands from now on.
     pub fn sandbox_made(&self, uid: &PodUid) {
-        self.shared().sandboxes.insert(uid.clone(), Instant::now());
+        self.with_record(uid, |record| record.done.sandbox_made = Some(Instant::now()));
     }
 
     /// Whether the runtime's picture of the pod may be from before its sandbox stood.
     pub fn knows_of_newer_sandbox(&self, uid: &PodUid) -> bool {
-        let made = self.shared().sandboxes.get(uid).copied();
+        let made = self.shared().pods.get(uid).and_then(|record| record.done.sandbox_made);
         made.is_some_and(|made| !self.cache.is_since(uid, made))
     }
 
     /// Why the pod is being ended from outside, if it is.
     pub fn verdict(&self, uid: &PodUid) -> Option<pod_status::Verdict> {
-        self.shared().verdicts.get(uid).cloned()
+        self.shared().pods.get(uid)?.decided.verdict.clone()
     }
 
     /// The pod is to end as failed; what was said first stays. False: something was said before.
     pub fn terminate_pod(&self, uid: &PodUid, verdict: pod_status::Verdict) -> bool {
-        let mut shared = self.shared();
-        let is_first = !shared.verdicts.contains_key(uid);
-        shared.verdicts.entry(uid.clone()).or_insert(verdict);
-        is_first
+        let first = self.with_record(uid, |record| {
+            let is_first = record.decided.verdict.is_none();
+            record.decided.verdict.get_or_insert(verdict);
+            is_first
+        });
+        first == Some(true)
     }
 
     /// A number that is larger than every one before it.
@@ -219,65 +212,49 @@ impl NodeContext {
     /// The pod has ended by its own status or by its configuration's.
     pub fn is_over(&self, uid: &PodUid, pod: &Pod) -> bool {
         let over = |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-        pod.status.as_ref().is_some_and(over) || self.shared().statuses.get(uid).is_some_and(over)
+        let observed =
+            || self.shared().pods.get(uid).and_then(|record| record.observed.status.as_ref()).is_some_and(over);
+        pod.status.as_ref().is_some_and(over) || observed()
     }
 
+    /// See [`Done::prepared`](super::pod_records::Done::prepared).
     pub fn prepared(&self, uid: &PodUid, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
-        let mut shared = self.shared();
-        let prepared = shared.prepared.get_mut(uid).filter(|p| p.epoch == epoch)?;
-        if !Arc::ptr_eq(&prepared.pod, pod) {
-            // A status or a label that changes makes a new object; only the spec says what is to be made.
-            if prepared.pod.spec != pod.spec {
-                return None;
-            }
-            prepared.pod = pod.clone();
-        }
-        Some(prepared.clone())
+        self.with_record(uid, |record| record.done.prepared(pod, epoch)).flatten()
     }
 
-    /// What was made for another version of the pod with the same spec is for this one too.
+    /// See [`Done::replace_pod`](super::pod_records::Done::replace_pod).
     pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>) {
-        let mut shared = self.shared();
-        if let Some(prepared) = shared.prepared.get_mut(uid).filter(|p| p.pod.spec == pod.spec) {
-            prepared.pod = pod.clone();
-        }
+        self.with_record(uid, |record| record.done.replace_pod(pod));
     }
 
     /// When the first token that the pod's volumes show is to be replaced.
     pub fn tokens_renew(&self, uid: &PodUid) -> Option<jiff::Timestamp> {
-        self.shared().prepared.get(uid)?.tokens_renew
+        self.shared().pods.get(uid)?.done.prepared.as_ref()?.tokens_renew
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
-        self.shared().prepared.insert(uid.clone(), prepared);
-    }
-
-    /// The pod's volumes could not be had, for these reasons.
-    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Verdict {
-        let now = Instant::now();
-        let mut shared = self.shared();
-        shared.mounting.entry(uid.clone()).or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
-    }
-
-    pub fn volumes_ready(&self, uid: &PodUid) {
-        self.shared().mounting.remove(uid);
+        self.with_record(uid, |record| record.done.prepared = Some(prepared));
     }
 
     pub fn drop_prepared(&self, uid: &PodUid) {
-        self.shared().prepared.remove(uid);
+        self.with_record(uid, |record| record.done.prepared = None);
+    }
+
+    /// The pod's volumes could not be had, for these reasons. `None`: the pod is forgotten.
+    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Option<Verdict> {
+        let now = Instant::now();
+        self.with_record(uid, |record| {
+            record.done.mounting.get_or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
+        })
+    }
+
+    pub fn volumes_ready(&self, uid: &PodUid) {
+        self.with_record(uid, |record| record.done.mounting = None);
     }
 
     /// Nothing of the pod is left: callers are told, and its uid may come back as a new pod.
     pub fn forget(&self, uid: &PodUid) {
-        let mut shared = self.shared();
-        shared.statuses.remove(uid);
-        shared.sandboxes.remove(uid);
-        shared.prepared.remove(uid);
-        shared.mounting.remove(uid);
-        shared.first_seen.remove(uid);
-        shared.caused.remove(uid);
-        shared.verdicts.remove(uid);
-        drop(shared);
+        self.shared().pods.forget(uid);
         self.objects.unregister_pod(uid);
         self.allocations.forget(uid);
         self.runtime.forget(uid);
@@ -287,21 +264,21 @@ impl NodeContext {
 
     /// The first sight of a pod, for `kubelet_pod_start_duration_seconds`.
     pub fn first_seen(&self, uid: &PodUid) {
-        self.shared().first_seen.entry(uid.clone()).or_insert_with(Instant::now);
+        self.with_record(uid, |record| {
+            record.done.first_seen.get_or_insert_with(Instant::now);
+        });
     }
 
     /// Something of the pod is being changed; what comes of it is seen by the next work on it.
     pub fn will_cause(&self, uid: &PodUid) {
         if let Some(span) = bulkhead_trace::current() {
-            self.shared().caused.insert(uid.clone(), (span, Instant::now()));
+            self.with_record(uid, |record| record.done.will_cause(span));
         }
     }
 
     /// The span of the change of which the effects are being seen now.
-    pub fn cause(&self, uid: &str) -> Option<TraceParent> {
-        let shared = self.shared();
-        let (span, since) = shared.caused.get(uid)?;
-        (since.elapsed() < EFFECTS_SEEN).then_some(*span)
+    pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
+        self.shared().pods.get(uid)?.done.cause()
     }
 
     /// The pod has not been seen running yet, by this process.
@@ -310,7 +287,7 @@ impl NodeContext {
     }
 
     pub fn started_running(&self, uid: &PodUid) {
-        let seen = self.shared().first_seen.remove(uid);
+        let seen = self.with_record(uid, |record| record.done.first_seen.take()).flatten();
         if let Some(seen) = seen {
             self.metrics.pod_start.observe(seen.elapsed().as_secs_f64());
         }

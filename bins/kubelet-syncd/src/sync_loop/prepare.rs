@@ -6,7 +6,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_types::QosClass;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::node::Prepared;
+use super::pod_records::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
 use crate::events::EventType;
@@ -153,7 +153,7 @@ impl PodSyncer {
         if reasons.is_empty() {
             return Stop::Retry(Retry::PeerAway);
         }
-        let verdict = self.node.volumes_failed(&self.uid, &reasons);
+        let Some(verdict) = self.node.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
         if verdict.say {
             reasons.into_iter().for_each(|reason| self.event(pod, EventType::Warning, "FailedMount", reason));
         }

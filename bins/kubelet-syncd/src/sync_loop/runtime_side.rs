@@ -14,7 +14,8 @@ use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 
 use super::events::Reporter;
-use super::node::{NodeContext, Prepared};
+use super::node::NodeContext;
+use super::pod_records::Prepared;
 use super::ports::{Files, PodImages, RateLimitedRuntime, with_turn};
 use super::resize_port::PodResizer;
 use super::{resize, view};

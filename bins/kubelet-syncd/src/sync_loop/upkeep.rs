@@ -89,6 +89,8 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
         kubepods_memory_min_bytes: levels.map(|levels| levels.kubepods_min),
         burstable_memory_low_bytes: levels.map(|levels| levels.burstable_low),
     };
+    // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
+    let _turn = node.qos_turn.lock().await;
     if !node.qos_changed(request) {
         return;
     }

@@ -26,6 +26,7 @@ use crate::volumes::set_up::Outcomes;
 
 /// A pod is wanted: who it is, before anything is known of it.
 pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
+    node.begin(uid);
     let name = pod.metadata.name.clone().unwrap_or_default();
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let logs = match (Namespace::parse(&namespace), PodName::parse(&name)) {
@@ -117,17 +118,17 @@ pub fn sandbox_ready(node: &NodeContext, uid: &PodUid) {
     condition.status = "True".to_owned();
     condition.last_transition_time = Some(Time(seconds(jiff::Timestamp::now())));
     node.set_status(uid, status.clone());
-    node.hub.modify_known(uid, |state| put_status(node, state, &status));
+    node.hub.modify_known(uid, |state| put_status(node, uid, state, &status));
 }
 
 /// The status itself, with a new version when it is a new one.
-fn put_status(node: &NodeContext, state: &mut api::PodState, status: &PodStatus) {
+fn put_status(node: &NodeContext, uid: &PodUid, state: &mut api::PodState, status: &PodStatus) {
     let json = serde_json::to_vec(status).unwrap_or_default();
     if state.status_json != json {
         state.status_json = json;
         state.status_version = node.next_status_version();
         // What events show before the next work begins comes of what the last work did.
-        let span = bulkhead_trace::current().or_else(|| node.cause(&state.uid));
+        let span = bulkhead_trace::current().or_else(|| node.cause(uid));
         state.trace_parent = span.map(|span| span.to_string()).unwrap_or_default();
     }
     state.phase = status.phase.clone().unwrap_or_default();
@@ -145,7 +146,7 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
         node.started_running(uid);
     }
     node.hub.modify_known(uid, |state| {
-        put_status(node, state, status);
+        put_status(node, uid, state, status);
         if stage != Stage::Alive {
             state.containers_may_run = false;
         }

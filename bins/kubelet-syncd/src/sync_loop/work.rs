@@ -86,7 +86,7 @@ pub async fn run(
     let operation = if kind == WorkKind::Terminated { "terminated" } else { work.update.as_str() };
     let context = CallContext::for_pod(&uid);
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
-    let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.cause(uid.as_str())).flatten());
+    let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.cause(&uid)).flatten());
     let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
     let one = PodSyncer { node, uid: uid.clone(), context, cancel };
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.

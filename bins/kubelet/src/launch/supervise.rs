@@ -8,7 +8,7 @@ use bulkhead_sys::process::PrivilegeError;
 use bulkhead_types::Process;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::net::UnixDatagram;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -70,9 +70,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let (death, _held) = std::io::pipe().map_err(LaunchError::Pipe)?;
     let death = death.into();
     let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).map_err(LaunchError::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(LaunchError::Signals)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(LaunchError::Signals)?;
+    let signals = Signals::listen()?;
     privileges::keep_own()?;
 
     let asker = journal.as_ref().map(journal::Reader::asker);
@@ -87,29 +85,8 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         states.push((process, receiver.clone()));
         stops.push((stop_one, receiver));
     }
-    let stopping = async {
-        // A caller stops before those it calls, so nobody sees a peer vanish: the reverse of the start.
-        stop.cancelled().await;
-        for (stop_one, mut state) in stops.into_iter().rev() {
-            stop_one.cancel();
-            // Closed when it has ended. syncd may finish a start, for which it needs volnetd.
-            let _ = tokio::time::timeout(CALLER_FIRST, async { while state.changed().await.is_ok() {} }).await;
-        }
-        std::future::pending::<()>().await
-    };
-    let signals = async {
-        loop {
-            tokio::select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-                _ = hangup.recv() => tracing::info!("SIGHUP does nothing: restart `kubelet` for a changed configuration"),
-            }
-        }
-        tracing::info!("asked to stop; pods go on running");
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-        stop.cancel();
-        std::future::pending::<()>().await
-    };
+    let stopping = stop_in_order(&stop, stops);
+    let signals = signals.obey(&stop);
     let readiness = report_readiness(states);
     let reading = async {
         if let Some(journal) = &journal {
@@ -137,6 +114,58 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         }
     }
     drop(children);
+    clean_up(config, sockets);
+    outcome
+}
+
+/// A caller stops before those it calls, so nobody sees a peer vanish: the reverse of the start.
+async fn stop_in_order(stop: &CancellationToken, stops: Vec<(CancellationToken, watch::Receiver<State>)>) {
+    stop.cancelled().await;
+    for (stop_one, mut state) in stops.into_iter().rev() {
+        stop_one.cancel();
+        // Closed when it has ended. syncd may finish a start, for which it needs volnetd.
+        let _ = tokio::time::timeout(CALLER_FIRST, async { while state.changed().await.is_ok() {} }).await;
+    }
+    std::future::pending::<()>().await;
+}
+
+/// The signals that the launcher obeys.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, LaunchError> {
+        let listen = |kind| signal(kind).map_err(LaunchError::Signals);
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Never ends: what follows from a signal is `stop`.
+    async fn obey(mut self, stop: &CancellationToken) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+                _ = self.hangup.recv() => {
+                    tracing::info!("SIGHUP does nothing: restart `kubelet` for a changed configuration");
+                }
+            }
+        }
+        tracing::info!("asked to stop; pods go on running");
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        stop.cancel();
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Takes away what the launcher has put into the folder of its sockets.
+fn clean_up(config: &NodeConfig, sockets: Sockets) {
     let _ = std::fs::remove_file(config.paths.rendered_config());
     for process in Process::ALL {
         let _ = std::fs::remove_file(child::notification_path(config, process));
@@ -144,7 +173,6 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     sockets.remove();
     // Empty unless somebody else put something there, and then it stays.
     let _ = std::fs::remove_dir(&config.paths.run_dir);
-    outcome
 }
 
 /// A daemon that takes longer to become ready is named in the log, again and again.

@@ -1,5 +1,5 @@
 //! Two versions of the programs, measured in turn in one run: A B A B. What the machine does meanwhile happens to both, so the
-//! ratios of neighbours say what the figures of two runs cannot, and their spread says how much of it to believe.
+//! ratios of neighbours say what the measured of two runs cannot, and their spread says how much of it to believe.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ const NOTHING: f64 = 0.05;
 const ENOUGH: usize = 3;
 
 /// A figure of one version: section and row, and what it is in.
-type Figures = BTreeMap<(String, String), (f64, String)>;
+type Measurements = BTreeMap<(String, String), (f64, String)>;
 
 /// One line: a figure's values in each round, before and now.
 #[derive(Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub fn run(before: &Path, now: &Path, rounds: usize, options: &[String], as_json
     for round in 0..rounds.max(1) {
         for (which, programs) in [("before", &before), ("now", &now)] {
             eprintln!("bench: round {} of {rounds}: {which}, {}", round + 1, programs.display());
-            measured.push(figures(&measure(programs, options)?));
+            measured.push(measurements_of(&measure(programs, options)?));
         }
     }
     let compared = compare(&measured);
@@ -73,22 +73,22 @@ fn measure(programs: &Path, options: &[String]) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("reading what a measurement said")
 }
 
-fn figures(sections: &Value) -> Figures {
-    let mut figures = Figures::new();
+fn measurements_of(sections: &Value) -> Measurements {
+    let mut measured = Measurements::new();
     for (title, section) in sections.as_object().into_iter().flatten() {
         for row in section["rows"].as_array().into_iter().flatten() {
             let (Some(what), Some(value)) = (row["what"].as_str(), row["node"].as_f64()) else { continue };
             let unit = row["unit"].as_str().unwrap_or_default().to_owned();
-            // Processes and requests are parts of several figures.
+            // Processes and requests are parts of several measured.
             let name = row["of"].as_str().map_or_else(|| what.to_owned(), |whole| format!("{whole}: {what}"));
-            figures.insert((title.clone(), name), (value, unit));
+            measured.insert((title.clone(), name), (value, unit));
         }
     }
-    figures
+    measured
 }
 
 /// `measured` is before, now, before, now; only what all have is compared.
-fn compare(measured: &[Figures]) -> Vec<Compared> {
+fn compare(measured: &[Measurements]) -> Vec<Compared> {
     let Some(first) = measured.first() else { return Vec::new() };
     let common = first.iter().filter(|(name, _)| measured.iter().all(|one| one.contains_key(*name)));
     common
@@ -189,11 +189,13 @@ fn table(compared: &[Compared]) -> String {
 mod tests {
     use super::*;
 
-    fn measured(start: f64, idle: f64) -> Figures {
+    fn measured(start: f64, idle: f64) -> Measurements {
         let row = |what: &str, node: f64, of: Option<&str>| json!({"what": what, "node": node, "unit": "s", "of": of});
         let parts = [row("kubelet", 1.0, Some("start")), row("kubelet", 2.0, Some("idle"))];
         let [one, other] = parts;
-        figures(&json!({"standalone": {"rows": [row("start", start, None), one, row("idle", idle, None), other]}}))
+        measurements_of(
+            &json!({"standalone": {"rows": [row("start", start, None), one, row("idle", idle, None), other]}}),
+        )
     }
 
     #[test]

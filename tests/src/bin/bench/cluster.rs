@@ -37,7 +37,7 @@ pub struct Plan {
 pub type Requests = BTreeMap<(String, String), u64>;
 
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct Measurements {
     pub pss_empty_kib: BTreeMap<String, u64>,
     /// Nothing where the server is a real one.
     pub requests: Option<AllRequests>,
@@ -62,7 +62,7 @@ pub struct AllRequests {
     pub delete_many: Requests,
 }
 
-impl Figures {
+impl Measurements {
     /// Takes what the server was asked since `mark`.
     fn count(
         &mut self,
@@ -86,32 +86,32 @@ fn mark(cluster: &Cluster) -> Result<Option<u64>> {
 ///
 /// # Errors
 /// A pod did not start or end, or a process ended meanwhile.
-pub fn run(plan: &Plan) -> Result<Figures> {
-    let mut figures = Figures::default();
+pub fn run(plan: &Plan) -> Result<Measurements> {
+    let mut measured = Measurements::default();
     progress("a runtime for the floor, another one with the node, an API server");
     let lab = Lab::start_alone()?;
     let floor = Floor::new(Lab::start_beside()?)?;
     let cluster = lab.cluster()?;
-    figures.requests = cluster.is_stand_in().then(AllRequests::default);
+    measured.requests = cluster.is_stand_in().then(AllRequests::default);
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     // Twice, so that what only the start needed has been given back.
     std::thread::sleep(SETTLE * 2);
-    figures.pss_empty_kib = pss(&node)?;
+    measured.pss_empty_kib = pss(&node)?;
 
-    one_pod(&cluster, &mut figures)?;
+    one_pod(&cluster, &mut measured)?;
     let best = measure::floor_many(&floor, "cluster", plan.pods, &plan.in_flight)?;
-    figures.start_many.floor = best.started;
-    figures.delete_many.floor = vec![best.deleted];
-    figures.floor_in_flight = best.in_flight;
+    measured.start_many.floor = best.started;
+    measured.delete_many.floor = vec![best.deleted];
+    measured.floor_in_flight = best.in_flight;
 
     let names: Vec<String> = (0..plan.pods).map(|index| format!("many-{index}")).collect();
-    start_many(&cluster, &node, &names, &mut figures)?;
-    idle(plan, &cluster, &node, &mut figures)?;
-    exits(plan, &cluster, &node, &mut figures)?;
-    delete_many(&cluster, &names, &mut figures)?;
+    start_many(&cluster, &node, &names, &mut measured)?;
+    idle(plan, &cluster, &node, &mut measured)?;
+    exits(plan, &cluster, &node, &mut measured)?;
+    delete_many(&cluster, &names, &mut measured)?;
     node.finish().context("the node's end")?;
-    Ok(figures)
+    Ok(measured)
 }
 
 fn progress(text: &str) {
@@ -149,7 +149,7 @@ fn is_about_node(record: &Record) -> bool {
 }
 
 /// The life of the pod that upstream's 39 requests were counted for: one volume from a configMap, the default token.
-fn one_pod(cluster: &Cluster, figures: &mut Figures) -> Result<()> {
+fn one_pod(cluster: &Cluster, measured: &mut Measurements) -> Result<()> {
     progress("requests for the life of one pod");
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cm", "namespace": NAMESPACE},
                      "data": {"k1": "v1"}});
@@ -164,7 +164,7 @@ fn one_pod(cluster: &Cluster, figures: &mut Figures) -> Result<()> {
     cluster.delete("pods", NAMESPACE, "one", None)?;
     cluster.wait_gone("pods", NAMESPACE, "one")?;
     std::thread::sleep(QUIET);
-    if let (Some(mark), Some(requests)) = (mark, &mut figures.requests) {
+    if let (Some(mark), Some(requests)) = (mark, &mut measured.requests) {
         let records = cluster.log()?.after(mark);
         requests.one_pod = count(records.iter().filter(|record| !is_about_node(record)));
     }
@@ -192,7 +192,7 @@ fn until_each(
     Ok(times)
 }
 
-fn start_many(cluster: &Cluster, node: &Node, names: &[String], figures: &mut Figures) -> Result<()> {
+fn start_many(cluster: &Cluster, node: &Node, names: &[String], measured: &mut Measurements) -> Result<()> {
     progress(&format!("{} pods at once", names.len()));
     let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
     let (mark, before) = (mark(cluster)?, usage(node)?);
@@ -205,25 +205,25 @@ fn start_many(cluster: &Cluster, node: &Node, names: &[String], figures: &mut Fi
         (creator.join(), times)
     });
     created.map_err(|_| anyhow::anyhow!("creating pods panicked"))??;
-    figures.start_many.node = times?;
-    figures.start_many_use = measure::since(&before, &usage(node)?);
-    figures.count(cluster, mark, |requests| &mut requests.start_many)
+    measured.start_many.node = times?;
+    measured.start_many_use = measure::since(&before, &usage(node)?);
+    measured.count(cluster, mark, |requests| &mut requests.start_many)
 }
 
-fn idle(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> Result<()> {
+fn idle(plan: &Plan, cluster: &Cluster, node: &Node, measured: &mut Measurements) -> Result<()> {
     progress(&format!("idle for {} s", plan.idle.as_secs()));
     std::thread::sleep(SETTLE);
     let (mark, before, begin) = (mark(cluster)?, usage(node)?, Instant::now());
     std::thread::sleep(plan.idle);
-    figures.idle = measure::since(&before, &usage(node)?);
-    figures.idle_seconds = begin.elapsed().as_secs_f64();
-    figures.count(cluster, mark, |requests| &mut requests.idle)?;
-    figures.pss_full_kib = pss(node)?;
+    measured.idle = measure::since(&before, &usage(node)?);
+    measured.idle_seconds = begin.elapsed().as_secs_f64();
+    measured.count(cluster, mark, |requests| &mut requests.idle)?;
+    measured.pss_full_kib = pss(node)?;
     Ok(())
 }
 
 /// Kills one container after the other and takes the time until the server has the request that tells of it.
-fn exits(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> Result<()> {
+fn exits(plan: &Plan, cluster: &Cluster, node: &Node, measured: &mut Measurements) -> Result<()> {
     let cri = node.cri()?;
     // Each is killed once: the second time its restart is held back, which is another thing.
     let victims: Vec<(String, i32)> = cri
@@ -234,7 +234,7 @@ fn exits(plan: &Plan, cluster: &Cluster, node: &Node, figures: &mut Figures) -> 
         .collect::<Result<_>>()?;
     progress(&format!("{} exits", victims.len()));
     for (pod, pid) in victims {
-        figures.exit_to_patch.push(exit(cluster, &pod, pid)?);
+        measured.exit_to_patch.push(exit(cluster, &pod, pid)?);
         // The restart must be over before the next one is killed.
         cluster.wait_for("pods", NAMESPACE, &pod, "it runs again", |pod| {
             pod["status"]["containerStatuses"][0]["restartCount"] == 1 && condition(pod, "Ready")
@@ -277,7 +277,7 @@ fn has_ended_once(pod: &Value) -> bool {
     })
 }
 
-fn delete_many(cluster: &Cluster, names: &[String], figures: &mut Figures) -> Result<()> {
+fn delete_many(cluster: &Cluster, names: &[String], measured: &mut Measurements) -> Result<()> {
     progress(&format!("deletion of {} pods", names.len()));
     let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
     let mark = mark(cluster)?;
@@ -288,8 +288,8 @@ fn delete_many(cluster: &Cluster, names: &[String], figures: &mut Figures) -> Re
         (asker.join(), times)
     });
     asked.map_err(|_| anyhow::anyhow!("deleting pods panicked"))??;
-    figures.delete_many.node = vec![times?.into_iter().max().unwrap_or_default()];
-    figures.count(cluster, mark, |requests| &mut requests.delete_many)
+    measured.delete_many.node = vec![times?.into_iter().max().unwrap_or_default()];
+    measured.count(cluster, mark, |requests| &mut requests.delete_many)
 }
 
 /// Whether a request changes something on the server.

@@ -37,7 +37,7 @@ pub struct Pair {
 }
 
 #[derive(Debug, Clone)]
-pub struct Figures {
+pub struct Measurements {
     /// For each process and each of [`CALLS`].
     pub pairs: Vec<(&'static str, [Pair; CALLS.len()])>,
 }
@@ -46,10 +46,10 @@ pub struct Figures {
 ///
 /// # Errors
 /// A filter cannot be loaded, or a call that is measured is refused.
-pub fn run(plan: &Plan) -> Result<Figures> {
+pub fn run(plan: &Plan) -> Result<Measurements> {
     let daemons = Program::ALL.into_iter().filter(|program| *program != Program::Launcher);
     let pairs = daemons.map(|program| Ok((program.name(), measure(program, plan)?))).collect::<Result<_>>()?;
-    Ok(Figures { pairs })
+    Ok(Measurements { pairs })
 }
 
 fn measure(program: Program, plan: &Plan) -> Result<[Pair; CALLS.len()]> {

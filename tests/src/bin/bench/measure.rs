@@ -61,7 +61,7 @@ impl std::iter::Sum for Usage {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct Measurements {
     pub start_one: Pair,
     pub delete_one: Pair,
     /// Each pod's time from the common beginning.
@@ -87,32 +87,32 @@ pub const MANY: Duration = Duration::from_secs(300);
 ///
 /// # Errors
 /// A pod did not start or end, or a process ended meanwhile.
-pub fn run(plan: &Plan) -> Result<Figures> {
-    let mut figures = Figures::default();
+pub fn run(plan: &Plan) -> Result<Measurements> {
+    let mut measured = Measurements::default();
     progress("a runtime for the floor, another one with the node");
     let node_lab = Lab::start_alone()?;
     let floor = Floor::new(Lab::start_beside()?)?;
     let node = node_lab.node("bench").start()?;
     std::thread::sleep(SETTLE);
-    figures.pss_empty_kib = pss(&node)?;
+    measured.pss_empty_kib = pss(&node)?;
 
-    pairs(plan, &floor, &node, &mut figures)?;
-    floor_exits(plan, &floor, &mut figures)?;
+    pairs(plan, &floor, &node, &mut measured)?;
+    floor_exits(plan, &floor, &mut measured)?;
     let best = floor_many(&floor, "many", plan.pods, &plan.in_flight)?;
-    figures.start_many.floor = best.started;
-    figures.delete_many.floor = vec![best.deleted];
-    figures.floor_in_flight = best.in_flight;
-    node_many(plan, &node, &mut figures)?;
-    figures.events_missed = node.agent()?.node()?.events_missed;
+    measured.start_many.floor = best.started;
+    measured.delete_many.floor = vec![best.deleted];
+    measured.floor_in_flight = best.in_flight;
+    node_many(plan, &node, &mut measured)?;
+    measured.events_missed = node.agent()?.node()?.events_missed;
     node.finish().context("the node's end")?;
-    Ok(figures)
+    Ok(measured)
 }
 
 fn progress(text: &str) {
     eprintln!("bench: {text}");
 }
 
-fn pairs(plan: &Plan, floor: &Floor, node: &Node, figures: &mut Figures) -> Result<()> {
+fn pairs(plan: &Plan, floor: &Floor, node: &Node, measured: &mut Measurements) -> Result<()> {
     let agent = node.agent()?;
     let mut watch = agent.watch()?;
     // The first start of a runtime reads its files from disk: it counts for neither.
@@ -122,10 +122,10 @@ fn pairs(plan: &Plan, floor: &Floor, node: &Node, figures: &mut Figures) -> Resu
         let floor_delete = floor.delete(&pod)?;
         let (node_start, node_delete) = one(node, &mut watch, &format!("pair-{index}"))?;
         if index > 0 {
-            figures.start_one.floor.push(floor_start);
-            figures.delete_one.floor.push(floor_delete);
-            figures.start_one.node.push(node_start);
-            figures.delete_one.node.push(node_delete);
+            measured.start_one.floor.push(floor_start);
+            measured.delete_one.floor.push(floor_delete);
+            measured.start_one.node.push(node_start);
+            measured.delete_one.node.push(node_delete);
         }
     }
     Ok(())
@@ -175,11 +175,11 @@ fn ended(update: &Update) -> Option<&str> {
     }
 }
 
-fn floor_exits(plan: &Plan, floor: &Floor, figures: &mut Figures) -> Result<()> {
+fn floor_exits(plan: &Plan, floor: &Floor, measured: &mut Measurements) -> Result<()> {
     progress("floor: exits");
     for index in 0..plan.exits {
         let (pod, _) = floor.start(&format!("exit-{index}"))?;
-        figures.exit_to_known.floor.push(floor.exit_to_known(&pod)?);
+        measured.exit_to_known.floor.push(floor.exit_to_known(&pod)?);
         floor.delete(&pod)?;
     }
     Ok(())
@@ -214,7 +214,7 @@ pub fn floor_many(floor: &Floor, prefix: &str, pods: usize, in_flight: &[usize])
     best.context("the floor was not tried")
 }
 
-fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
+fn node_many(plan: &Plan, node: &Node, measured: &mut Measurements) -> Result<()> {
     let agent = node.agent()?;
     progress(&format!("node: {} pods at once", plan.pods));
     let mut watch = agent.watch()?;
@@ -232,17 +232,17 @@ fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
         }
         running.len() == plan.pods
     })?;
-    figures.start_many.node = running.values().copied().collect();
-    figures.start_many_cpu_ns = total(node)?.since(Some(before)).cpu_ns;
+    measured.start_many.node = running.values().copied().collect();
+    measured.start_many_cpu_ns = total(node)?.since(Some(before)).cpu_ns;
     drop(watch);
 
     progress(&format!("node: idle with {} pods for {} s", plan.pods, plan.idle.as_secs()));
     std::thread::sleep(SETTLE);
     let (before, since) = (total(node)?, Instant::now());
     std::thread::sleep(plan.idle);
-    figures.idle = total(node)?.since(Some(before));
-    figures.idle_seconds = since.elapsed().as_secs_f64();
-    figures.pss_full_kib = pss(node)?;
+    measured.idle = total(node)?.since(Some(before));
+    measured.idle_seconds = since.elapsed().as_secs_f64();
+    measured.pss_full_kib = pss(node)?;
 
     progress("node: exits");
     let mut watch = agent.watch()?;
@@ -265,7 +265,7 @@ fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
             }),
             _ => false,
         })?;
-        figures.exit_to_known.node.push(known - begin);
+        measured.exit_to_known.node.push(known - begin);
         // The restart must be over before the next one is killed.
         std::thread::sleep(Duration::from_millis(700));
     }
@@ -282,7 +282,7 @@ fn node_many(plan: &Plan, node: &Node, figures: &mut Figures) -> Result<()> {
         }
         gone.len() == plan.pods
     })?;
-    figures.delete_many.node = vec![begin.elapsed()];
+    measured.delete_many.node = vec![begin.elapsed()];
     Ok(())
 }
 

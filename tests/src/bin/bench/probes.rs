@@ -29,7 +29,7 @@ pub struct Plan {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct Measurements {
     pub probes: usize,
     pub seconds: f64,
     /// Connections that the server took meanwhile.
@@ -43,7 +43,7 @@ pub struct Figures {
 ///
 /// # Errors
 /// A pod did not start, or a process ended meanwhile.
-pub fn run(plan: &Plan) -> Result<Figures> {
+pub fn run(plan: &Plan) -> Result<Measurements> {
     let lab = Lab::start_alone()?;
     // The node has a network of its own, in which its loopback is another one.
     let at = lab.netns().gateway();
@@ -52,7 +52,7 @@ pub fn run(plan: &Plan) -> Result<Figures> {
     // A port for each pod: to one alone 500 connections a second would use up the ports of a client within a minute.
     let servers = (0..pods).map(|_| Server::start(at)).collect::<Result<Vec<_>>>()?;
     let taken = || servers.iter().map(Server::taken).sum::<u64>();
-    let mut figures = Figures { probes: pods * CONTAINERS * PROBES_EACH, ..Figures::default() };
+    let mut measured = Measurements { probes: pods * CONTAINERS * PROBES_EACH, ..Measurements::default() };
 
     // The same containers first without and then with probes: what is measured is the probes.
     for (with, name) in [(false, "plain"), (true, "probed")] {
@@ -68,28 +68,28 @@ pub fn run(plan: &Plan) -> Result<Figures> {
         let (before, made, begin) = (usage(&node)?, taken(), Instant::now());
         std::thread::sleep(plan.watched);
         let used = measure::since(&before, &usage(&node)?);
-        figures.seconds = begin.elapsed().as_secs_f64();
+        measured.seconds = begin.elapsed().as_secs_f64();
         if with {
-            figures.made = taken() - made;
-            figures.with = used;
+            measured.made = taken() - made;
+            measured.with = used;
         } else {
-            figures.without = used;
+            measured.without = used;
         }
         names.iter().try_for_each(|one| node.remove(one))?;
         for one in &names {
             node.wait_gone(one)?;
         }
     }
-    let expected = figures.probes as f64 * figures.seconds;
+    let expected = measured.probes as f64 * measured.seconds;
     ensure!(
-        (figures.made as f64 - expected).abs() < expected / 20.0,
+        (measured.made as f64 - expected).abs() < expected / 20.0,
         "{} probes arrived where {expected:.0} were due",
-        figures.made
+        measured.made
     );
     progress("the floor");
-    figures.floor = floor(servers.iter().map(|server| server.address).collect(), figures.made)?;
+    measured.floor = floor(servers.iter().map(|server| server.address).collect(), measured.made)?;
     node.finish().context("the node's end")?;
-    Ok(figures)
+    Ok(measured)
 }
 
 fn progress(text: &str) {

@@ -48,7 +48,7 @@ pub struct Scrape {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct Measurements {
     /// Bytes of the log file.
     pub log_bytes: u64,
     pub log: Pair,
@@ -66,7 +66,7 @@ pub struct Figures {
 ///
 /// # Errors
 /// Anything that keeps a figure from being one.
-pub fn run(plan: &Plan) -> Result<Figures> {
+pub fn run(plan: &Plan) -> Result<Measurements> {
     let lab = Lab::start_alone()?;
     let node = lab
         .node("bench")
@@ -74,19 +74,19 @@ pub fn run(plan: &Plan) -> Result<Figures> {
         .config("authorization", json!({"mode": "AlwaysAllow"}))
         .start()?;
     let https = Https::new(SocketAddr::new(lab.netns().address().into(), 10250), &Credential::Nothing);
-    let mut figures = Figures::default();
-    log(plan, &node, &https, &mut figures)?;
-    exec(plan, &lab, &node, &https, &mut figures)?;
-    scrapes(plan, &node, &https, &mut figures)?;
+    let mut measured = Measurements::default();
+    log(plan, &node, &https, &mut measured)?;
+    exec(plan, &lab, &node, &https, &mut measured)?;
+    scrapes(plan, &node, &https, &mut measured)?;
     node.finish().context("the node's end")?;
-    Ok(figures)
+    Ok(measured)
 }
 
 fn progress(text: &str) {
     eprintln!("bench: server: {text}");
 }
 
-fn log(plan: &Plan, node: &Node, https: &Https, figures: &mut Figures) -> Result<()> {
+fn log(plan: &Plan, node: &Node, https: &Https, measured: &mut Measurements) -> Result<()> {
     progress(&format!("a log of {} MiB", plan.log_mib));
     let script = format!("yes '{LINE}' | head -c {}; echo; echo written; {IDLE}", plan.log_mib << 20);
     node.write(&Pod::busybox("writer", &script))?;
@@ -98,19 +98,19 @@ fn log(plan: &Plan, node: &Node, https: &Https, figures: &mut Figures) -> Result
         ensure!(String::from_utf8_lossy(&written).ends_with(" F written\n"));
         Ok(file)
     })?;
-    figures.log_bytes = std::fs::metadata(&file)?.len();
+    measured.log_bytes = std::fs::metadata(&file)?.len();
     let before = usage(node)?;
     for _ in 0..READINGS {
-        figures.log.floor.push(cat(&file)?);
+        measured.log.floor.push(cat(&file)?);
         let begin = Instant::now();
         let mut answer = https.open("GET", "/containerLogs/default/writer-bench/main", &[])?;
         ensure!(answer.status == 200, "{}", answer.status);
         let bytes = read_all(&mut answer)?;
-        figures.log.node.push(begin.elapsed());
+        measured.log.node.push(begin.elapsed());
         ensure!(bytes > (plan.log_mib << 20), "only {bytes} bytes of the log came");
     }
     let used = measure::since(&before, &usage(node)?);
-    figures.log_cpu_ns = used.get("kubelet-statusd").map_or(0, |used| used.cpu_ns) / READINGS as u64;
+    measured.log_cpu_ns = used.get("kubelet-statusd").map_or(0, |used| used.cpu_ns) / READINGS as u64;
     node.remove("writer")?;
     node.wait_gone("writer")
 }
@@ -134,7 +134,7 @@ fn read_all(from: &mut impl std::io::Read) -> Result<usize> {
     }
 }
 
-fn exec(plan: &Plan, lab: &Lab, node: &Node, https: &Https, figures: &mut Figures) -> Result<()> {
+fn exec(plan: &Plan, lab: &Lab, node: &Node, https: &Https, measured: &mut Measurements) -> Result<()> {
     progress(&format!("{} pairs of commands", plan.execs));
     node.write(&Pod::idle("web"))?;
     let container = node.wait_running("web", 1)?.main().id.clone();
@@ -145,12 +145,12 @@ fn exec(plan: &Plan, lab: &Lab, node: &Node, https: &Https, figures: &mut Figure
         let (address, path) = place(&url)?;
         let direct = Https::plain(address).within(&lab.netns().path());
         ensure!(channels::open(&direct, &path)?.messages.to_end()?.exit_code()? == 0);
-        figures.exec.floor.push(begin.elapsed());
+        measured.exec.floor.push(begin.elapsed());
 
         let begin = Instant::now();
         let path = "/exec/default/web-bench/main?output=1&command=true";
         ensure!(channels::open(https, path)?.messages.to_end()?.exit_code()? == 0);
-        figures.exec.node.push(begin.elapsed());
+        measured.exec.node.push(begin.elapsed());
     }
     node.remove("web")?;
     node.wait_gone("web")
@@ -163,7 +163,7 @@ fn place(url: &str) -> Result<(SocketAddr, String)> {
     Ok((address.parse()?, format!("/{path}")))
 }
 
-fn scrapes(plan: &Plan, node: &Node, https: &Https, figures: &mut Figures) -> Result<()> {
+fn scrapes(plan: &Plan, node: &Node, https: &Https, measured: &mut Measurements) -> Result<()> {
     progress(&format!("scrapes with {} pods", plan.pods));
     let names: Vec<String> = (0..plan.pods).map(|index| format!("pod-{index}")).collect();
     names.iter().try_for_each(|name| node.write(&Pod::idle(name)))?;
@@ -173,11 +173,11 @@ fn scrapes(plan: &Plan, node: &Node, https: &Https, figures: &mut Figures) -> Re
     for path in SCRAPED {
         for _ in 0..plan.rounds {
             std::thread::sleep(SAMPLE_LIFE);
-            figures.nothing.push(timed(https, "/healthz")?.0);
+            measured.nothing.push(timed(https, "/healthz")?.0);
             let before = usage(node)?;
             let (took, bytes) = timed(https, path)?;
             let used = measure::since(&before, &usage(node)?);
-            let scrape = figures.scrapes.entry(path).or_default();
+            let scrape = measured.scrapes.entry(path).or_default();
             scrape.bytes = bytes;
             scrape.took.push(took);
             scrape.cpu_ns.push(used.values().map(|used| used.cpu_ns).sum());
@@ -186,7 +186,7 @@ fn scrapes(plan: &Plan, node: &Node, https: &Https, figures: &mut Figures) -> Re
             }
         }
     }
-    figures.files = files(node)?;
+    measured.files = files(node)?;
     names.iter().try_for_each(|name| node.remove(name))?;
     for name in &names {
         node.wait_gone(name)?;

@@ -1,17 +1,17 @@
-//! The figures of filters, as rows.
+//! The measured of filters, as rows.
 
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::{Row, Section, median_of_ratios, quantile};
-use crate::filters::{CALLS, Figures, Plan};
+use crate::filters::{CALLS, Measurements, Plan};
 
 /// What confinement costs.
-pub fn section(plan: &Plan, figures: &Figures) -> Section {
+pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     let ns = |times: &[Duration]| quantile(times, 0.5) * 1e9;
     let mut rows = Vec::new();
-    for (process, pairs) in &figures.pairs {
+    for (process, pairs) in &measured.pairs {
         for (call, pair) in CALLS.iter().zip(pairs) {
             let ratio = median_of_ratios(&pair.free, &pair.confined);
             let row = Row::new(format!("{process}: {call}"), Some(ns(&pair.free)), ns(&pair.confined), "ns");

@@ -1,4 +1,4 @@
-//! The figures as tables for people and as JSON for comparisons, with the budget beside each.
+//! The measured as tables for people and as JSON for comparisons, with the budget beside each.
 
 mod cluster;
 mod filters;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::measure::{Figures, Pair, Plan};
+use crate::measure::{Measurements, Pair, Plan};
 
 pub use cluster::section as cluster;
 pub use filters::section as filters;
@@ -98,19 +98,19 @@ fn total(pss_kib: &BTreeMap<String, u64>) -> f64 {
     pss_kib.values().sum::<u64>() as f64 / 1024.0
 }
 
-fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
+fn rows(plan: &Plan, measured: &Measurements) -> Vec<Row> {
     let pods = plan.pods;
     let half = |values: &[Duration]| quantile(values, 0.5);
     let last = |values: &[Duration]| quantile(values, 1.0);
-    let seconds = figures.idle_seconds.max(1.0);
-    let start_ratio = median_of_ratios(&figures.start_one.floor, &figures.start_one.node);
-    let delete_ratio = median_of_ratios(&figures.delete_one.floor, &figures.delete_one.node);
-    let (many_floor, many_node) = (&figures.start_many.floor, &figures.start_many.node);
+    let seconds = measured.idle_seconds.max(1.0);
+    let start_ratio = median_of_ratios(&measured.start_one.floor, &measured.start_one.node);
+    let delete_ratio = median_of_ratios(&measured.delete_one.floor, &measured.delete_one.node);
+    let (many_floor, many_node) = (&measured.start_many.floor, &measured.start_many.node);
     let median_share = if last(many_node) > 0.0 { half(many_node) / last(many_node) } else { 0.0 };
     let mut rows = vec![
-        pair("start one, p50 (median of the pairs' ratios)", &figures.start_one, 0.5).judge(start_ratio).budget(1.15),
-        pair("start one, p90", &figures.start_one, 0.9),
-        pair("delete one, p50 (median of the pairs' ratios)", &figures.delete_one, 0.5).judge(delete_ratio),
+        pair("start one, p50 (median of the pairs' ratios)", &measured.start_one, 0.5).judge(start_ratio).budget(1.15),
+        pair("start one, p90", &measured.start_one, 0.9),
+        pair("delete one, p50 (median of the pairs' ratios)", &measured.delete_one, 0.5).judge(delete_ratio),
         Row::new(format!("start {pods} at once, last"), Some(last(many_floor)), last(many_node), "s").budget(1.15),
         Row::new(
             format!("start {pods} at once, median (judged: its share of the last)"),
@@ -120,46 +120,51 @@ fn rows(plan: &Plan, figures: &Figures) -> Vec<Row> {
         )
         .judge(median_share)
         .budget(0.6),
-        pair(&format!("delete {pods} at once, last"), &figures.delete_many, 1.0),
-        pair("container exit to known, p50", &figures.exit_to_known, 0.5),
-        pair("container exit to known, max", &figures.exit_to_known, 1.0),
-        Row::new(format!("CPU of the agent for {pods} starts"), None, figures.start_many_cpu_ns as f64 / 1e9, "s"),
-        Row::new(format!("idle CPU with {pods} pods"), None, figures.idle.cpu_ns as f64 / 1e7 / seconds, "% of a core")
-            .budget(1.0),
+        pair(&format!("delete {pods} at once, last"), &measured.delete_many, 1.0),
+        pair("container exit to known, p50", &measured.exit_to_known, 0.5),
+        pair("container exit to known, max", &measured.exit_to_known, 1.0),
+        Row::new(format!("CPU of the agent for {pods} starts"), None, measured.start_many_cpu_ns as f64 / 1e9, "s"),
+        Row::new(
+            format!("idle CPU with {pods} pods"),
+            None,
+            measured.idle.cpu_ns as f64 / 1e7 / seconds,
+            "% of a core",
+        )
+        .budget(1.0),
         Row::new(
             format!("idle context switches with {pods} pods"),
             None,
-            figures.idle.context_switches as f64 / seconds,
+            measured.idle.context_switches as f64 / seconds,
             "per s",
         ),
-        Row::new("PSS of all processes, empty", None, total(&figures.pss_empty_kib), "MiB"),
-        Row::new(format!("PSS of all processes, {pods} pods"), None, total(&figures.pss_full_kib), "MiB").budget(36.0),
+        Row::new("PSS of all processes, empty", None, total(&measured.pss_empty_kib), "MiB"),
+        Row::new(format!("PSS of all processes, {pods} pods"), None, total(&measured.pss_full_kib), "MiB").budget(36.0),
     ];
-    for (name, kib) in &figures.pss_full_kib {
+    for (name, kib) in &measured.pss_full_kib {
         rows.push(Row::new(format!("  {name}"), None, *kib as f64 / 1024.0, "MiB"));
     }
     if !plan.judged {
         rows.iter_mut().for_each(|row| row.budget = None);
     }
-    rows.push(Row::new("exits that no event told and a relist found", None, figures.events_missed as f64, ""));
+    rows.push(Row::new("exits that no event told and a relist found", None, measured.events_missed as f64, ""));
     rows
 }
 
 /// The node on its own.
-pub fn standalone(plan: &Plan, figures: &Figures) -> Section {
-    let pairs = figures.start_one.floor.len();
+pub fn standalone(plan: &Plan, measured: &Measurements) -> Section {
+    let pairs = measured.start_one.floor.len();
     let note = format!(
         "{pairs} pairs; floor of many: {} in flight; idle over {:.0} s. floor = the same CRI calls with no agent, same run.",
-        figures.floor_in_flight, figures.idle_seconds
+        measured.floor_in_flight, measured.idle_seconds
     );
     let facts = [
         ("pairs", json!(pairs)),
         ("pods", json!(plan.pods)),
-        ("floor_in_flight", json!(figures.floor_in_flight)),
-        ("idle_seconds", json!(figures.idle_seconds)),
+        ("floor_in_flight", json!(measured.floor_in_flight)),
+        ("idle_seconds", json!(measured.idle_seconds)),
     ];
     let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-    Section { title: "standalone", rows: rows(plan, figures), note, facts }
+    Section { title: "standalone", rows: rows(plan, measured), note, facts }
 }
 
 impl Section {

@@ -1,0 +1,445 @@
+//! The stages of a start, each with what the one before it has made: [`Connections`], [`Followers`], [`Machine`], [`Server`],
+//! [`Known`], [`Loops`].
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bulkhead_apiclient::ApiClient;
+use bulkhead_config::NodeConfig;
+use bulkhead_cri::CriClient;
+use bulkhead_daemon::addresses::Prober as AddressProber;
+use bulkhead_daemon::{Daemon, RunError};
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::syncd::NodeImage;
+use bulkhead_types::Process;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{RuntimeApis, adoption, facts, runtime};
+use crate::allocation::{self, Allocations};
+use crate::api::live::{ApiObjects, initial_node};
+use crate::api::pods::{ApiPods, PodSource};
+use crate::api::{node as api_node, pods as api_pods};
+use crate::cgroups::{Capacity, Reserved, reserved};
+use crate::cri_metrics::{CriMetrics, SandboxMetrics};
+use crate::events::{EventSink as _, EventType, PodEvent};
+use crate::hooks;
+use crate::images::ImageMetrics;
+use crate::images::credentials::{self, Keyring};
+use crate::manifests::BrokerManifests;
+use crate::metrics::Metrics;
+use crate::node_facts::{HostFacts, SharedFacts};
+use crate::node_resources::{self, NodeResources, texts};
+use crate::objects::{NoObjects, Objects};
+use crate::ownership::{OwnedCgroups, Ownership};
+use crate::pleg::{Pleg, PlegOptions, PodLifecycleEvent};
+use crate::pod::spec::PodIdentity;
+use crate::private_state::PrivateState;
+use crate::prober::leftover::Leftovers;
+use crate::prober::metrics::ProbeMetrics;
+use crate::prober::table::Started;
+use crate::prober::{self, Prober};
+use crate::runtime::dns;
+use crate::runtime::request_check;
+use crate::service::node_view::{ApiParts, FirstParts, NodeView};
+use crate::service::silence;
+use crate::service::streams::StreamParts;
+use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
+use crate::start_latency::StartTimes;
+use crate::start_limit::{HOLD, StartLimiter, slots};
+use crate::sync_loop::events::Reporter;
+use crate::sync_loop::node::{NodeContext, NodeParts};
+use crate::sync_loop::runtime_health::{self, RuntimeHealth};
+use crate::sync_loop::termination_messages::TerminationMessages;
+use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, upkeep};
+use crate::volnetd::{Authority, Volnetd};
+use crate::volumes::metrics::VolumeCounts;
+
+/// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
+const LOOP_BOUND: Duration = Duration::from_secs(20);
+
+/// Default of `nodeStatusMaxImages`.
+const MAX_IMAGES: i32 = 50;
+
+/// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
+const FINISH: Duration = Duration::from_secs(4);
+
+/// A start does not wait longer for the resolver; what it says later is taken then.
+const RESOLVE_AT_START: Duration = Duration::from_millis(250);
+
+/// What every stage has at hand.
+pub(super) struct Start {
+    pub(super) daemon: Arc<Daemon>,
+    pub(super) config: Arc<NodeConfig>,
+    pub(super) reporter: Arc<Reporter>,
+    pub(super) view: Arc<NodeView>,
+    pub(super) runtime_apis: RuntimeApis,
+    /// When this process began.
+    pub(super) started: Instant,
+}
+
+/// First stage: whom everything is asked of.
+pub(super) struct Connections {
+    state: PrivateState,
+    link: Link,
+    authority: Arc<Authority>,
+    volnetd: Volnetd,
+    pub(super) cri: CriClient,
+}
+
+impl Connections {
+    /// `None`: the daemon is to stop, and the state folder was not to be had yet.
+    pub(super) async fn open(start: &Start) -> Result<Option<Self>, RunError> {
+        let daemon = &start.daemon;
+        let state = tokio::select! {
+            state = daemon.state_dir() => PrivateState::new(state?),
+            () = daemon.stop.cancelled() => return Ok(None),
+        };
+        let link = daemon.link(Process::Volnetd);
+        let authority = Arc::new(Authority::new(daemon.epoch));
+        let volnetd = Volnetd::new(link.clone(), daemon.broker.clone(), authority.clone());
+        let cri = runtime::runtime_client(&daemon.broker, &start.config)
+            .observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
+        start.runtime_apis.stats.set(cri.clone());
+        Ok(Some(Connections { state, link, authority, volnetd, cri }))
+    }
+}
+
+/// Second stage: tasks that follow the runtime from here on.
+pub(super) struct Followers {
+    health: watch::Receiver<RuntimeHealth>,
+    answered: watch::Receiver<Option<Instant>>,
+    image_fs: watch::Receiver<String>,
+    images: watch::Receiver<Arc<[NodeImage]>>,
+    pleg: Pleg,
+    pleg_events: mpsc::Receiver<PodLifecycleEvent>,
+    metrics: Metrics,
+}
+
+impl Followers {
+    pub(super) fn begin(start: &Start, connections: &Connections) -> Result<Self, RunError> {
+        let (daemon, config, cri) = (&start.daemon, &start.config, &connections.cri);
+        let (health_sender, health) = watch::channel(RuntimeHealth::default());
+        let (answered_sender, answered) = watch::channel(None);
+        tokio::spawn(runtime_health::follow(cri.clone(), health_sender, answered_sender));
+        let (image_fs_sender, image_fs) = watch::channel(String::new());
+        tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
+        let (images_sender, images) = watch::channel(Arc::default());
+        let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
+        let ring = start.reporter.ring.clone();
+        tokio::spawn(image_list::follow(cri.clone(), health.clone(), ring, max_images, images_sender));
+        let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
+        tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
+        let pleg_events = pleg.subscribe();
+        let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
+        Ok(Followers { health, answered, image_fs, images, pleg, pleg_events, metrics })
+    }
+
+    /// What other processes are shown from now on.
+    pub(super) fn shown(&self, connections: &Connections, machine: &Machine) -> FirstParts {
+        FirstParts {
+            cri: connections.cri.clone(),
+            pleg: self.pleg.clone(),
+            health: self.health.clone(),
+            answered: self.answered.clone(),
+            image_fs: self.image_fs.clone(),
+            images: self.images.clone(),
+            authority: connections.authority.clone(),
+            resources: machine.resources.clone(),
+            swap_capacity: machine.host.swap_capacity,
+        }
+    }
+}
+
+/// What the machine has, and what of it pods may have. It is read once.
+pub(super) struct Machine {
+    capacity: Capacity,
+    reserved: Reserved,
+    resources: NodeResources,
+    host: HostFacts,
+}
+
+impl Machine {
+    pub(super) fn read(config: &NodeConfig) -> Self {
+        let capacity = Capacity::read();
+        let reserved = reserved(&config.kubelet.kube_reserved, &config.kubelet.system_reserved);
+        let resources = node_resources::of_node(config, &capacity, &reserved);
+        Machine { capacity, reserved, resources, host: HostFacts::read(std::path::Path::new("/")) }
+    }
+}
+
+/// Third stage: what is read from the API server; on a standalone node nothing.
+pub(super) struct Server {
+    client: Option<ApiClient>,
+    objects: Arc<dyn Objects>,
+    node_seen: watch::Receiver<api_node::NodeSeen>,
+    pods_seen: watch::Sender<ApiPods>,
+}
+
+impl Server {
+    pub(super) fn connect(start: &Start, connections: &Connections, machine: &Machine) -> Result<Self, RunError> {
+        let (daemon, config) = (&start.daemon, &start.config);
+        let resources = &machine.resources;
+        let initial = initial_node(config, &texts(&resources.capacity), &texts(&resources.allocatable));
+        let (pods_seen, pods) = watch::channel(ApiPods::default());
+        if config.is_standalone() {
+            let (_, node_seen) = watch::channel(api_node::NodeSeen::default());
+            let objects = Arc::new(NoObjects::with_node(initial));
+            return Ok(Server { client: None, objects, node_seen, pods_seen });
+        }
+        let (broker, link) = (daemon.broker.clone(), connections.link.clone());
+        let client = ApiClient::start("kubelet-syncd", config.clone(), broker, link).with_metrics(&daemon.registry)?;
+        let objects = ApiObjects::start(&client, config, initial);
+        let node_seen = objects.node_seen();
+        let reachability = client.reachability();
+        start.view.set_api(ApiParts { node: node_seen.clone(), pods, reachability });
+        Ok(Server { client: Some(client), objects, node_seen, pods_seen })
+    }
+}
+
+/// Fourth stage: what has to be known before anything is decided.
+pub(super) struct Known {
+    ownership: Arc<Ownership>,
+    cgroup_driver: String,
+    /// Static pods that the runtime has.
+    running: Vec<RunningPod>,
+    facts: SharedFacts,
+}
+
+impl Known {
+    /// `None`: the daemon is to stop.
+    pub(super) async fn wait(
+        start: &Start,
+        connections: &Connections,
+        followers: &Followers,
+        machine: &Machine,
+        server: &Server,
+    ) -> Option<Self> {
+        let (daemon, config) = (&start.daemon, &start.config);
+        let Connections { cri, volnetd, state, .. } = connections;
+        let (cgroups, recorded) = (OwnedCgroups::of(config), adoption::recorded_pods(state));
+        let ownership = Arc::new(Ownership::new(cgroups, cri.clone(), volnetd.clone(), recorded));
+        // Nothing is decided before the runtime has said what it has.
+        let runtime = async {
+            let version = runtime::runtime_version(cri).await;
+            let driver = runtime::cgroup_driver(cri, &daemon.registry).await;
+            followers.pleg.first_relist().await;
+            let mut health = followers.health.clone();
+            // Which features the runtime has is part of the requests to it.
+            let _ = health.wait_for(|health| health.known).await;
+            let running = adoption::running_static_pods(cri).await;
+            let running = adoption::not_foreign(running, &ownership, &followers.pleg.cache(), start.started).await;
+            (version, driver, running)
+        };
+        let mut detection = AddressProber::default();
+        let found = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_AT_START);
+        let ((version, cgroup_driver, running), host_ips) = tokio::select! {
+            known = async { tokio::join!(runtime, found) } => known,
+            () = daemon.stop.cancelled() => return None,
+        };
+        start.view.set_runtime(version.clone());
+        let (host, health) = (machine.host.clone(), followers.health.clone());
+        let facts = facts::node_facts(config, host, &machine.resources, &version, &health.borrow(), host_ips);
+        let facts = SharedFacts::new(facts);
+        let node_seen = server.node_seen.clone();
+        tokio::spawn(runtime_health::keep_handlers(health, facts.clone()));
+        tokio::spawn(api_node::keep_addresses(node_seen.clone(), config.clone(), detection, facts.clone()));
+        tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen, cri.clone()));
+        Some(Known { ownership, cgroup_driver, running, facts })
+    }
+}
+
+/// Last stage: the sync loop, with all that it decides by.
+pub(super) struct Loops {
+    sync_loop: SyncLoop,
+    /// Cuts off what the sync loop's workers are doing.
+    end: CancellationToken,
+}
+
+impl Loops {
+    pub(super) async fn begin(
+        start: &Start,
+        connections: Connections,
+        followers: Followers,
+        machine: Machine,
+        server: Server,
+        known: Known,
+    ) -> Result<Self, RunError> {
+        let (daemon, config, reporter) = (&start.daemon, &start.config, &start.reporter);
+        let Connections { state, link, cri, .. } = &connections;
+        let starts = StartTimes::register(&daemon.registry)?;
+        register_counters(start)?;
+        let runtime = runtime_side(start, &connections, &machine, &server, starts.clone())?;
+        let allocations = allocations(start, state).await;
+        let prober = prober(start, &connections)?;
+        let (cgroups_sender, cgroups) = watch::channel(None);
+        let node = Arc::new(NodeContext::new(NodeParts {
+            config: config.clone(),
+            facts: known.facts,
+            capacity: machine.capacity,
+            reserved: machine.reserved,
+            allocatable_memory: machine.resources.allocatable_memory(),
+            volnetd: connections.volnetd.clone(),
+            objects: server.objects,
+            pleg: followers.pleg.clone(),
+            health: followers.health,
+            reporter: reporter.clone(),
+            metrics: followers.metrics,
+            runtime,
+            prober,
+            termination_messages: TerminationMessages::new(daemon.broker.clone()),
+            ownership: known.ownership,
+            allocations,
+            cgroup_driver: known.cgroup_driver,
+            started: start.started,
+            cgroups,
+        }));
+        tokio::spawn(upkeep::keep_node_cgroups(node.clone(), cgroups_sender));
+        let (sources, updates) = Sources::start(
+            sources_config(config, known.running),
+            BrokerManifests::new(daemon.broker.clone(), link.clone()),
+            Box::new(state.clone()),
+            dropped_sink(reporter.clone()),
+        );
+        let sources = Arc::new(sources);
+        start.view.set_sync_loop(node.clone(), sources.clone());
+        let silent = silence::register(&daemon.registry)?;
+        tokio::spawn(silence::tell(start.view.clone(), reporter.clone(), silent));
+        start.runtime_apis.streams.set(StreamParts {
+            cri: cri.clone(),
+            cache: followers.pleg.cache(),
+            sources: sources.clone(),
+            hub: reporter.hub.clone(),
+            checkpoints_dir: config.paths.checkpoints(),
+            request_timeout: config.runtime_request_timeout(),
+        });
+        if let (Some(client), Some(sender)) = (server.client, sources.api_sender()) {
+            let (node, hub, statics) = (config.node_name.clone(), reporter.hub.clone(), sources.statics());
+            let source = PodSource { node, sender, hub, statics, seen: server.pods_seen, starts };
+            tokio::spawn(watch_pods(client, source, server.node_seen));
+        }
+        if let Some(event) = dns::check_host_file(&node.facts()) {
+            reporter.emit_node(event);
+        }
+        let end = CancellationToken::new();
+        let parts = SyncLoopParts { node, sources, updates, pleg_events: followers.pleg_events, stop: end.clone() };
+        let sync_loop = SyncLoop::new(parts).with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));
+        Ok(Loops { sync_loop, end })
+    }
+
+    /// Until the daemon is to stop. `calls`: the runtime's, of which some must not be cut off.
+    pub(super) async fn run(self, daemon: &Daemon, calls: CriClient) -> Result<(), RunError> {
+        // The sync loop's end cuts off what its workers are doing, so it comes after the calls that must not be cut off.
+        let finish = async {
+            daemon.stop.cancelled().await;
+            if !calls.finish(FINISH).await {
+                tracing::warn!("a sandbox or container is still being made or removed, its call is cut off");
+            }
+            self.end.cancel();
+            std::future::pending::<()>().await
+        };
+        tokio::select! {
+            () = self.sync_loop.run() => {}
+            () = finish => {}
+        }
+        if daemon.stop.is_cancelled() {
+            Ok(())
+        } else {
+            Err("the main loop has ended: a pod source or PLEG is gone".into())
+        }
+    }
+}
+
+/// Families of metrics that no part registers with itself.
+fn register_counters(start: &Start) -> Result<(), RunError> {
+    let registry = &start.daemon.registry;
+    hooks::metrics::register(registry)?;
+    credentials::metrics::register(registry)?;
+    registry.register(Box::new(VolumeCounts::new(start.reporter.hub.clone())?))?;
+    Ok(())
+}
+
+fn runtime_side(
+    start: &Start,
+    connections: &Connections,
+    machine: &Machine,
+    server: &Server,
+    starts: Arc<StartTimes>,
+) -> Result<RuntimeSide, RunError> {
+    let (daemon, config, registry) = (&start.daemon, &start.config, &start.daemon.registry);
+    let providers = config.credential_providers.as_ref();
+    let keyring = Arc::new(Keyring::new(server.objects.clone(), daemon.broker.clone(), providers));
+    let refusals = request_check::counter()?;
+    registry.register(Box::new(refusals.clone()))?;
+    let runtime = RuntimeSide::new(
+        connections.cri.clone(),
+        connections.volnetd.clone(),
+        config,
+        connections.state.clone(),
+        StartLimiter::new(slots(machine.capacity.cpus), HOLD),
+        start.reporter.clone(),
+        keyring,
+        RuntimeMetrics {
+            images: ImageMetrics::register(registry)?,
+            sandboxes: SandboxMetrics::register(registry)?,
+            starts,
+        },
+    );
+    Ok(runtime.with_refusals(refusals))
+}
+
+/// What pods were granted, as it was saved; it is exported in upstream's form from here on.
+async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
+    let broker = &start.daemon.broker;
+    let saved = allocation::export::load(state.allocations(), broker).await;
+    let gates = allocation::Gates::of(&start.config.feature_gates());
+    let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
+    tokio::spawn(allocation::export::keep(allocations.clone(), broker.clone()));
+    allocations
+}
+
+fn prober(start: &Start, connections: &Connections) -> Result<Arc<Prober>, RunError> {
+    let store = Arc::new(connections.state.clone());
+    let began = SystemTime::now().checked_sub(start.started.elapsed()).unwrap_or(UNIX_EPOCH);
+    let began = Started { instant: start.started, time: began };
+    let prober = Arc::new(Prober::new(began, ProbeMetrics::register(&start.daemon.probes)?, &*store));
+    let leftovers = Leftovers::new(connections.volnetd.clone());
+    tokio::spawn(prober::run(prober.clone(), connections.cri.clone(), leftovers, start.reporter.clone(), store));
+    Ok(prober)
+}
+
+/// Pods of the API server are asked for once it has said what it has of our Node, as upstream does it: a pod is admitted
+/// by the Node's labels and taints.
+async fn watch_pods(client: ApiClient, source: PodSource, node: watch::Receiver<api_node::NodeSeen>) {
+    if api_node::known_or_late(node, client.reachability()).await {
+        let changes = api_pods::changes(&client, &source.node);
+        source.run(changes).await;
+    }
+}
+
+fn sources_config(config: &NodeConfig, running: Vec<RunningPod>) -> SourcesConfig {
+    let kubelet = &config.kubelet;
+    let headers = kubelet.static_pod_url_header.iter();
+    let headers = headers.flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone()))).collect();
+    SourcesConfig {
+        node: config.node_name.clone(),
+        file: config
+            .static_pod_path()
+            .map(|path| FileConfig { path: path.to_owned(), check_every: config.file_check_frequency() }),
+        http: (!kubelet.static_pod_url.is_empty()).then(|| HttpConfig {
+            url: kubelet.static_pod_url.clone(),
+            headers,
+            check_every: config.http_check_frequency(),
+        }),
+        api: !config.is_standalone(),
+        running,
+    }
+}
+
+fn dropped_sink(reporter: Arc<Reporter>) -> crate::sources::DroppedSink {
+    Arc::new(move |dropped: DroppedPod| match PodIdentity::of(&dropped.pod) {
+        Ok(pod) => reporter.emit(PodEvent::pod(&pod, EventType::Warning, dropped.reason, dropped.message)),
+        Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "pod dropped: {}", dropped.message),
+    })
+}

@@ -1,0 +1,174 @@
+//! What this process has found out of each pod, in one record: made when a source names the pod, gone when nothing of the
+//! pod is left. A uid may come back (a static pod's does), so each record has an incarnation: what a task that outlived its
+//! pod wants to write is dropped, be the record absent or another one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_trace::TraceParent;
+use bulkhead_types::{Epoch, PodUid};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::time::Instant;
+
+use crate::runtime::container_config::MountedVolumes;
+use crate::status::pod_status;
+use crate::volumes::back_off::MountBackOff;
+use crate::volumes::set_up::ContentHashes;
+
+/// Within this time what is seen of a pod comes of what was done last.
+const EFFECTS_SEEN: Duration = Duration::from_secs(2);
+
+/// Which of the pods that have had one uid, in the life of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incarnation(u64);
+
+/// What volnetd has made for a pod, valid for one life of volnetd and one version of the pod's spec.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    pub epoch: Epoch,
+    pub pod: Arc<Pod>,
+    pub cgroup_parent: String,
+    pub volumes: MountedVolumes,
+    /// What the volumes with files from the API show.
+    pub contents: ContentHashes,
+    /// When the first token among them is to be replaced.
+    pub tokens_renew: Option<jiff::Timestamp>,
+}
+
+/// A pod's facts, by who writes them.
+#[derive(Debug)]
+pub struct PodRecord {
+    incarnation: Incarnation,
+    /// The main loop.
+    pub decided: Decided,
+    /// The pod worker.
+    pub done: Done,
+    /// Whoever has looked at the runtime.
+    pub observed: Observed,
+}
+
+#[derive(Debug, Default)]
+pub struct Decided {
+    /// Why the pod is ended from outside, if it is.
+    pub verdict: Option<pod_status::Verdict>,
+}
+
+#[derive(Debug, Default)]
+pub struct Done {
+    /// First sight of the pod by its worker, until it was seen running.
+    pub first_seen: Option<Instant>,
+    /// When the pod's newest sandbox stood.
+    pub sandbox_made: Option<Instant>,
+    pub prepared: Option<Prepared>,
+    /// The pod waits for its volumes.
+    pub mounting: Option<MountBackOff>,
+    /// The span of the last work that has changed something, and when: the work that sees the change belongs to its trace.
+    caused: Option<(TraceParent, Instant)>,
+}
+
+impl Done {
+    /// Something of the pod is being changed; what comes of it is seen by the next work on it.
+    pub fn will_cause(&mut self, span: TraceParent) {
+        self.caused = Some((span, Instant::now()));
+    }
+
+    /// The span of the change of which the effects are being seen now.
+    pub fn cause(&self) -> Option<TraceParent> {
+        self.caused.filter(|(_, since)| since.elapsed() < EFFECTS_SEEN).map(|(span, _)| span)
+    }
+
+    /// What was prepared, if it is still good for this pod in this life of volnetd.
+    pub fn prepared(&mut self, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
+        self.replace_pod(pod);
+        self.prepared.clone().filter(|prepared| prepared.epoch == epoch && Arc::ptr_eq(&prepared.pod, pod))
+    }
+
+    /// What was made for another version of the pod with the same spec is for this one too: a status or a label that changes
+    /// makes a new object, and only the spec says what is to be made.
+    pub fn replace_pod(&mut self, pod: &Arc<Pod>) {
+        if let Some(prepared) = self.prepared.as_mut().filter(|prepared| prepared.pod.spec == pod.spec) {
+            prepared.pod = pod.clone();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// The last computed status.
+    pub status: Option<PodStatus>,
+}
+
+/// The records of all pods.
+#[derive(Debug, Default)]
+pub struct PodRecords {
+    pods: HashMap<PodUid, PodRecord>,
+    begun: u64,
+}
+
+impl PodRecords {
+    /// There is such a pod. Nothing happens where there is a record of it.
+    pub fn begin(&mut self, uid: &PodUid) {
+        let begun = &mut self.begun;
+        self.pods.entry(uid.clone()).or_insert_with(|| {
+            *begun += 1;
+            let incarnation = Incarnation(*begun);
+            PodRecord { incarnation, decided: Decided::default(), done: Done::default(), observed: Observed::default() }
+        });
+    }
+
+    /// Nothing of the pod is left.
+    pub fn forget(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+
+    pub fn get(&self, uid: &PodUid) -> Option<&PodRecord> {
+        self.pods.get(uid)
+    }
+
+    /// For those who write while the pod is there: the main loop, and the pod's own worker, which ends before it is forgotten.
+    pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodRecord> {
+        self.pods.get_mut(uid)
+    }
+
+    pub fn incarnation(&self, uid: &PodUid) -> Option<Incarnation> {
+        self.pods.get(uid).map(|record| record.incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid() -> PodUid {
+        PodUid::parse("a").unwrap()
+    }
+
+    fn status(phase: &str) -> PodStatus {
+        PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() }
+    }
+
+    #[test]
+    fn what_is_written_of_a_forgotten_pod_is_dropped() {
+        let mut records = PodRecords::default();
+        assert!(records.get_mut(&uid()).is_none());
+        records.begin(&uid());
+        records.get_mut(&uid()).unwrap().observed.status = Some(status("Succeeded"));
+        records.begin(&uid());
+        assert_eq!(records.get(&uid()).unwrap().observed.status, Some(status("Succeeded")), "it had begun already");
+        records.forget(&uid());
+        assert!(records.get_mut(&uid()).is_none());
+    }
+
+    #[test]
+    fn a_uid_that_comes_back_is_another_pod() {
+        let mut records = PodRecords::default();
+        records.begin(&uid());
+        let first = records.incarnation(&uid());
+        records.forget(&uid());
+        assert_eq!(records.incarnation(&uid()), None);
+        records.begin(&uid());
+        assert!(first.is_some() && records.incarnation(&uid()).is_some() && records.incarnation(&uid()) != first);
+        assert_eq!(records.get(&uid()).unwrap().observed.status, None);
+    }
+}
