@@ -46,6 +46,13 @@
 //! | [`service`] | the answers: one sample for all who take one of its age |
 //! | `confinement` | what is left of the capability |
 //!
+//! # Tasks and channels
+//! | task | takes | gives |
+//! |---|---|---|
+//! | gRPC ([`service`]) | calls | the newest sample, measured on a pool of threads when it is too old |
+//! | measuring for metrics | that somebody reads them | a sample |
+//! | the state folder, the fence (`confinement`) | volnetd's broker; folders that appear | the lock; the process's end where the fence is too narrow |
+//!
 //! # Known gaps
 //! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
 //! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.

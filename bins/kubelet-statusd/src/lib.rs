@@ -57,6 +57,19 @@
 //! | [`router`] | who is let through to which handler |
 //! | `service` | nothing: what an operator is told |
 //!
+//! # Tasks and channels
+//! | task | takes | gives |
+//! |---|---|---|
+//! | kubelet-syncd's view ([`node::syncd_view`]) | its stream of the node | the view, and what the writer of pods needs of it (watch) |
+//! | the Node, its lease, the CSINode ([`node`]) | the view (watch) | requests; the Node's addresses (watch), events |
+//! | pods ([`pods`]) | kubelet-syncd's stream of pods (mpsc), facts (watch) | requests; events |
+//! | events ([`events`]) | kubelet-syncd's stream, this process's own queue | requests; the backlog on the disk |
+//! | certificates ([`certificates`]) | the Node's addresses (watch), files' changes | requests; files through volnetd |
+//! | each listening port ([`server::listener`]), each connection ([`server::connection`]) | connections; requests | answers |
+//! | the serving pair ([`server::tls`]) | files' changes | what is shown, who is believed (watch) |
+//! | streams into pods ([`streaming`]), followers of logs ([`logs`]) | the runtime; files' growth and containers' lives (watch) | bytes to clients |
+//! | traces ([`traces`]) | spans of all processes | batches to the collector |
+//!
 //! # Known gaps
 //! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet.
 

@@ -41,6 +41,20 @@
 //! | [`service`] | what other processes are told |
 //! | [`run`] | in which order the parts are put together |
 //!
+//! # Tasks and channels
+//! | task | takes | gives |
+//! |---|---|---|
+//! | the sync loop ([`sync_loop`]) | pod updates (mpsc), PLEG's events (mpsc), ends of work (mpsc), changes of what pods name (broadcast); health, peers, Node and facts (watch) | work to pod workers; each pod's state to [`hub`] |
+//! | a pod worker's work, one task a pod ([`sync_loop::work`]) | the pod as it was when the work began | its end, to the sync loop (mpsc) |
+//! | sources: file, URL, merge ([`sources`]) | manifests through volnetd, an URL | pod changes to the merge (mpsc), updates to the sync loop (mpsc) |
+//! | the watch of pods ([`api::pods`]) | the API server | pod changes to the merge (mpsc) |
+//! | watches of the Node, services, runtime classes, and of what pods name ([`api`]) | the API server | the newest of each (watch), whose objects have changed (broadcast) |
+//! | PLEG ([`pleg`]) | the runtime's events, requests for a look | the pod cache, events to its subscribers (mpsc) |
+//! | the prober ([`prober`]) | pods that were added, the time | results (its table), that some have changed |
+//! | runtime health, image file system, image list ([`sync_loop`]) | the runtime | the newest of each (watch) |
+//! | the node's cgroups, exported allocations ([`sync_loop::upkeep`], [`allocation`]) | volnetd's life (watch), grants | the life in which the tree is in place (watch); upstream's files |
+//! | silent sources ([`service::silence`]) | the node's view | events, a metric |
+//!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
 //! volnetd's epoch is known; a peer or a runtime that does not answer is unknown, never gone; a pod goes one way through
 //! its life; one hung call holds up one pod. It never writes to the API server, and of what it reads there secrets and

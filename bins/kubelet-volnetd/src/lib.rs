@@ -56,6 +56,14 @@
 //! | [`setup`] | what is made once at start |
 //! | [`service`] | nothing: from the wire to typed values, and to the work |
 //!
+//! # Tasks and channels
+//! | task | takes | gives |
+//! |---|---|---|
+//! | gRPC, one task a connection ([`service`]) | calls | work on a pool of threads; answers |
+//! | the broker ([`broker`]) | requests on the side socket | descriptors, opened on the pool |
+//! | changes of files ([`watch`]) | the one inotify instance | events to followers (broadcast) |
+//! | manifests, credentials, serving pair: a follower each ([`watch`]) | events | changes to whoever streams them (broadcast) |
+//!
 //! # Known gaps
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
 //! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.

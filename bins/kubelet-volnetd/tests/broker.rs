@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
 
-mod world;
+use crate::world;
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};

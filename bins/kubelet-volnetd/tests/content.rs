@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
 
-mod world;
+use crate::world;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

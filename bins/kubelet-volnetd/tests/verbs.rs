@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
 
-mod world;
+use crate::world;
 
 use std::os::unix::fs::symlink;
 

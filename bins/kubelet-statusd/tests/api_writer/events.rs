@@ -10,8 +10,8 @@ use kubelet_statusd::events::{EventMetrics, EventQueue, Involved, Record, Sender
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::api::{Api, Fault};
-use crate::syncd::Syncd;
+use crate::api_writer::api::{Api, Fault};
+use crate::api_writer::syncd::Syncd;
 
 struct Run {
     task: JoinHandle<()>,

@@ -8,8 +8,8 @@ use kubelet_statusd::pods::{PodMetrics, Writer};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::api::{Api, Fault};
-use crate::syncd::Syncd;
+use crate::api_writer::api::{Api, Fault};
+use crate::api_writer::syncd::Syncd;
 
 struct Lab {
     api: Api,

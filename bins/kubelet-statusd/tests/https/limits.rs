@@ -8,7 +8,7 @@ use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Connection;
 use kubelet_statusd::Limits;
 
-use crate::world::{Plan, World, said, start};
+use crate::https::world::{Plan, World, said, start};
 
 fn limited(change: impl FnOnce(&mut Limits)) -> (World, Credential) {
     let mut limits = Limits::main(4096);
@@ -256,5 +256,5 @@ fn few_streams_before_somebody_is_known() {
     };
     assert_eq!(streams(&admin), 250);
     assert_eq!(streams(&Credential::Nothing), 32);
-    assert_eq!(streams(&crate::world::Ca::new().client("admin")), 32, "anybody can have a certificate");
+    assert_eq!(streams(&crate::https::world::Ca::new().client("admin")), 32, "anybody can have a certificate");
 }

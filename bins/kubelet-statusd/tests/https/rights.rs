@@ -4,7 +4,7 @@ use bulkhead_testkit::apiserver::identity::{MASTERS, User};
 use bulkhead_testkit::apiserver::{Grant, StaticToken};
 use bulkhead_testkit::cluster::client::Credential;
 
-use crate::world::{Plan, World, said, start, token};
+use crate::https::world::{Plan, World, said, start, token};
 
 fn world(allow_get: bool) -> World {
     let mut plan = Plan { webhook: true, ..Plan::default() };

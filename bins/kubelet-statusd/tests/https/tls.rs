@@ -7,7 +7,7 @@ use bulkhead_testkit::cluster::client::Credential;
 use kubelet_statusd::server::tls::pair::self_signed;
 use rustls::version::{TLS12, TLS13};
 
-use crate::world::{Plan, eventually, start};
+use crate::https::world::{Plan, eventually, start};
 
 /// A ClientHello of TLS 1.1, for suites that 1.2 has, too.
 fn hello_of_tls_1_1() -> Vec<u8> {

@@ -15,7 +15,7 @@ use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_types::GoDuration;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
 
-use crate::world::{Ca, Plan, eventually, said, start, token};
+use crate::https::world::{Ca, Plan, eventually, said, start, token};
 
 const REFUSED: (u16, &str) = (401, "Unauthorized");
 

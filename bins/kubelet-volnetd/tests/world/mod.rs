@@ -1,5 +1,4 @@
 //! A volnetd on real sockets, in directories and a cgroup of the test's own, and peers with other uids. Needs root.
-#![allow(dead_code)] // each test binary uses its part
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;

@@ -1,0 +1,7 @@
+//! The tests of this crate from outside: one binary of the files below, because each would hold another copy of the same
+//! libraries.
+
+mod api_server;
+mod pleg;
+mod pleg_events;
+mod state;

@@ -1,0 +1,10 @@
+//! The tests of this crate from outside: one binary of the files below, because each would hold another copy of the same
+//! libraries.
+
+mod broker;
+mod content;
+mod life;
+mod process;
+mod sub_path;
+mod verbs;
+mod world;

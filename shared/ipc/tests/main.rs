@@ -1,0 +1,5 @@
+//! The tests of this crate from outside: one binary of the files below, because each would hold another copy of the same
+//! libraries.
+
+mod limits;
+mod sockets;
