@@ -1,5 +1,4 @@
 //! The task that keeps the client certificate, against a broker of the test's own.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,5 @@
 //! The HTTP servers over real sockets, with processes that are fakes behind the real gRPC server: what a kubeadm, a
 //! scraper and a hostile client see.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

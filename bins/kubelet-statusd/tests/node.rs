@@ -1,6 +1,5 @@
 //! The node's tasks against an API server that is a table in memory: which requests are made, with what, and how often.
 //! Time is tokio's paused clock, so half an hour of cluster life takes no time and every count is exact.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::VecDeque;
 use std::path::Path;

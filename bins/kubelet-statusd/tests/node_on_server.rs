@@ -1,6 +1,5 @@
 //! The node's tasks over TLS against the stand-in API server, which checks what a real one checks (node authorizer,
 //! NodeRestriction, strategic merges, resource versions).
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
 use std::sync::Arc;

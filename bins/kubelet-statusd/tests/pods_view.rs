@@ -1,7 +1,5 @@
 //! `/pods` over a fake kubelet-syncd: pods of any size, many of them, one that breaks off, and a process that does not answer.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

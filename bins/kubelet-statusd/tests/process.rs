@@ -1,6 +1,5 @@
 //! The real process, started as the launcher starts it and with nobody else there: it holds nothing, answers, and does
 //! not call that healthy.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

@@ -1,5 +1,4 @@
 //! State files as released versions wrote them. What was once written is read for ever; no file here is ever changed.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
 //! What syncd reads of an API server, and what that costs there: pods through interruptions, 400 configMaps with each
-//! strategy, tokens.
 
-#![allow(clippy::unwrap_used)]
+//! strategy, tokens.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,7 +1,5 @@
 //! The lifecycle event generator and the image manager against a real containerd.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

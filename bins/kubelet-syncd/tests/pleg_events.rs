@@ -1,7 +1,5 @@
 //! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! State files as released versions wrote them, one folder for each version of the forms. What was once written is read
 //! for ever; a new form gets a folder of its own, and no file here is ever changed.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};

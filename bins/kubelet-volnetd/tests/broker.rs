@@ -1,7 +1,5 @@
 //! The descriptor broker: who gets which kind, and what comes along.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
-
 use crate::world;
 
 use std::io::{Read, Write};

@@ -1,7 +1,5 @@
 //! Volumes whose files come over the API, and volumes that belong to a group.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
-
 use crate::world;
 
 use std::collections::BTreeMap;

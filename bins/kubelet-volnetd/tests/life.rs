@@ -1,7 +1,5 @@
 //! What the verbs do, on real mounts, files and cgroups: a pod's life, crashes in between, orphans.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
-
 use crate::world;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

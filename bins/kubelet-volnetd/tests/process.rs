@@ -1,7 +1,6 @@
 //! The built program, confined as it is when it ships: it has what it needs, nothing else, and a restart loses no
-//! caller. Sets the kernel tunables of the machine as every node does. Needs root.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
+//! caller. Sets the kernel tunables of the machine as every node does. Needs root.
 
 use crate::world;
 

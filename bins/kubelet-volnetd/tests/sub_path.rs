@@ -1,7 +1,5 @@
 //! subPath: what is bound, and pods that try to make it something else.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
-
 use crate::world;
 
 use std::os::fd::AsFd;

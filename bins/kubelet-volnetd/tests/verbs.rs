@@ -1,7 +1,6 @@
 //! Each verb against what must be refused: a wrong peer, an unknown id, a path in place of an id, a link in the way, a
-//! message that is too large, a guard that is stale.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are no tests to the lint
+//! message that is too large, a guard that is stale.
 
 use crate::world;
 

@@ -1,8 +1,7 @@
 //! The real program on input that it must refuse, and on what it answers without starting anything.
 //!
-//! Every refusal: exit code 1, the reason on standard error, no trace of a node.
 
-#![allow(clippy::unwrap_used, reason = "a test's panic is its message")]
+//! Every refusal: exit code 1, the reason on standard error, no trace of a node.
 
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -1,9 +1,8 @@
 //! The real program with four stand-ins for the daemons: who is started with what, who dies with whom, who comes back.
 //!
 //! A stand-in is this test program itself, entered through [`stand_in`]; it takes its sockets, reports what the kernel
-//! says of it, is ready, and ends with its launcher. Needs root, as the program does; without it there is nothing to see.
 
-#![allow(clippy::unwrap_used, reason = "a test's panic is its message")]
+//! says of it, is ready, and ends with its launcher. Needs root, as the program does; without it there is nothing to see.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -71,7 +70,7 @@ impl Node {
         fs::copy(env!("CARGO_BIN_EXE_kubelet"), bin.join("kubelet")).unwrap();
         for daemon in DAEMONS {
             let script = format!(
-                "#!/bin/sh\nSTAND_IN_FOR={daemon} STAND_IN_REPORTS={} exec {} stand_in --exact --test-threads=1 # $0 $*\n",
+                "#!/bin/sh\nSTAND_IN_FOR={daemon} STAND_IN_REPORTS={} exec {} launcher::stand_in --exact --test-threads=1 # $0 $*\n",
                 reports.display(),
                 bin.join("stand-in").display()
             );

@@ -1,7 +1,5 @@
 //! The client against a stand-in for a runtime on a real socket: reconnecting, deadlines, events.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,5 @@
 //! The wire format, against bytes put together by hand from the published field numbers.
 
-#![allow(clippy::unwrap_used)]
-
 use bulkhead_cri::v1;
 use prost::Message;
 

@@ -1,6 +1,5 @@
 //! What is written to the API server about pods, and the events: the real tasks between a kubelet-syncd that is a fake
 //! behind the real gRPC server and an API server of a few lines.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 mod api;
 mod events;

@@ -1,6 +1,5 @@
 //! The HTTPS server over real connections: what certificates, tokens and rights lead to, and how much a hostile client
 //! gets. The API server is the test kit's; the other processes are away.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 mod limits;
 mod rights;
