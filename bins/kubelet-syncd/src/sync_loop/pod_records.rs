@@ -1,6 +1,6 @@
 //! What this process has found out of each pod, in one record: made when a source names the pod, gone when nothing of the
-//! pod is left. A uid may come back (a static pod's does), so each record has an incarnation: what a task that outlived its
-//! pod wants to write is dropped, be the record absent or another one.
+//! pod is left. A uid may come back (a static pod's does), so each record has an incarnation: what is written of an
+//! absent pod is dropped, and a task that may outlive its pod asks whether it is still the same one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -87,7 +87,9 @@ impl Done {
     /// What was made for another version of the pod with the same spec is for this one too: a status or a label that changes
     /// makes a new object, and only the spec says what is to be made.
     pub fn replace_pod(&mut self, pod: &Arc<Pod>) {
-        if let Some(prepared) = self.prepared.as_mut().filter(|prepared| prepared.pod.spec == pod.spec) {
+        // Mostly it is the same object: specs are compared where it is not.
+        let Some(prepared) = self.prepared.as_mut().filter(|prepared| !Arc::ptr_eq(&prepared.pod, pod)) else { return };
+        if prepared.pod.spec == pod.spec {
             prepared.pod = pod.clone();
         }
     }
