@@ -1,17 +1,36 @@
-//! A list of promises, each tried and told by itself: one that is broken does not hide the others.
+//! A checklist of a document, each row tried and reported by itself: one that is broken does not hide the others.
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use bulkhead_testkit::build;
 
-/// What was tried, in order.
-#[derive(Debug, Default)]
+/// The rows of a document that one test is to try, and what was tried so far, in order.
+#[derive(Debug)]
 pub struct Checklist {
+    documented: BTreeSet<String>,
     rows: Vec<(String, Result<(), String>)>,
 }
 
 impl Checklist {
-    /// Tries one promise. What it says about is the row's name in the document, too.
+    /// The checklist of `document`, a path from the root of the repository, for the test in `file`, which is `file!()`.
+    ///
+    /// # Errors
+    /// The document cannot be read, or no row of it names the test: said before anything is tried.
+    pub fn of(document: &str, file: &str) -> Result<Self> {
+        let path = build::workspace_root().join(document);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+        Self::parse(&text, file).with_context(|| document.to_owned())
+    }
+
+    fn parse(document: &str, file: &str) -> Result<Self> {
+        let documented: BTreeSet<String> =
+            document.lines().filter_map(|line| row_of(line, file)).map(Into::into).collect();
+        ensure!(!documented.is_empty(), "no row names {file} in its last column");
+        Ok(Self { documented, rows: Vec::new() })
+    }
+
+    /// Tries one row. `what` is its name in the document.
     pub fn holds(&mut self, what: &str, check: impl FnOnce() -> Result<()>) {
         let result = check().map_err(|error| format!("{error:#}"));
         eprintln!("{} {what}", if result.is_ok() { "ok    " } else { "FAILED" });
@@ -30,12 +49,12 @@ impl Checklist {
         }
     }
 
-    /// The table, and whether it is the document's: the lines of `document` whose last column begins with `test`.
+    /// Prints the table of what was tried, and holds it against the document's rows.
     ///
     /// # Errors
     /// What does not hold, and where the document says something else.
-    pub fn finish(self, document: &str, test: &str) -> Result<()> {
-        let told: BTreeSet<&str> = document.lines().filter_map(|line| named(line, test)).collect();
+    pub fn finish(self) -> Result<()> {
+        let documented: BTreeSet<&str> = self.documented.iter().map(String::as_str).collect();
         let tried: BTreeSet<&str> = self.rows.iter().map(|(what, _)| what.as_str()).collect();
         let mut table = format!("\n| {:<110} | |\n", "what holds");
         for (what, result) in &self.rows {
@@ -51,36 +70,51 @@ impl Checklist {
             bail!("{} of {} do not hold:\n{}", broken.len(), self.rows.len(), broken.join("\n"));
         }
         ensure!(
-            told == tried,
+            documented == tried,
             "the document names what was not tried: {:#?}\nand lacks: {:#?}",
-            told.difference(&tried).collect::<Vec<_>>(),
-            tried.difference(&told).collect::<Vec<_>>()
+            documented.difference(&tried).collect::<Vec<_>>(),
+            tried.difference(&documented).collect::<Vec<_>>()
         );
         Ok(())
     }
 }
 
-/// The second column of a row whose last one begins with the test's name.
-fn named<'a>(line: &'a str, test: &str) -> Option<&'a str> {
+/// The second column of a row whose last one begins with the path of the test, or with the end of it, in backquotes.
+fn row_of<'a>(line: &'a str, file: &str) -> Option<&'a str> {
     let mut columns = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim);
     let (_, what, how) = (columns.next()?, columns.next()?, columns.next()?);
-    how.starts_with(&format!("`{test}`")).then_some(what)
+    let (test, _) = how.strip_prefix('`')?.split_once('`')?;
+    let rest = file.strip_suffix(test)?;
+    (rest.is_empty() || rest.ends_with('/')).then_some(what)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_document_and_the_test_say_the_same() {
-        let document = "| line | what | how |\n|---|---|---|\n| 1 | it runs | `init` |\n| 2 | OpenRC | not run |\n";
-        let mut list = Checklist::default();
-        list.holds("it runs", || Ok(()));
-        list.finish(document, "init").unwrap();
+    const DOCUMENT: &str =
+        "| line | what | how |\n|---|---|---|\n| 1 | it runs | `init/main.rs` |\n| 2 | OpenRC | not run |\n";
 
-        let mut list = Checklist::default();
+    fn checklist() -> Checklist {
+        Checklist::parse(DOCUMENT, "tests/tests/init/main.rs").unwrap()
+    }
+
+    #[test]
+    fn the_document_and_the_test_have_the_same_rows() {
+        let mut list = checklist();
+        list.holds("it runs", || Ok(()));
+        list.finish().unwrap();
+
+        let mut list = checklist();
         list.holds("it runs", || bail!("it does not"));
-        assert!(list.finish(document, "init").unwrap_err().to_string().contains("it does not"));
-        assert!(Checklist::default().finish(document, "init").unwrap_err().to_string().contains("it runs"));
+        assert!(list.finish().unwrap_err().to_string().contains("it does not"));
+        assert!(checklist().finish().unwrap_err().to_string().contains("it runs"));
+    }
+
+    #[test]
+    fn a_document_that_does_not_name_the_test_is_an_error_before_anything_is_tried() {
+        let error = Checklist::parse(DOCUMENT, "tests/tests/init.rs").unwrap_err();
+        assert_eq!(error.to_string(), "no row names tests/tests/init.rs in its last column");
+        assert!(Checklist::parse(DOCUMENT, "tests/tests/reinit/main.rs").is_err());
     }
 }

@@ -10,7 +10,6 @@ mod steps {
 
 use anyhow::Result;
 use bulkhead_testkit::apiserver::Config;
-use bulkhead_testkit::build;
 use bulkhead_testkit::systemd::Machine;
 use bulkhead_tests::checklist::Checklist;
 use bulkhead_tests::systemd_machine;
@@ -21,9 +20,9 @@ use steps::{init, join, reset};
 #[test]
 fn a_node_from_init_to_reset_and_join() -> Result<()> {
     let Some(builder) = systemd_machine()? else { return Ok(()) };
+    let mut list = Checklist::of("docs/kubeadm.md", file!())?;
     let machine = Machine::boot(builder)?;
     let cluster = machine.stand_in(Config::default())?;
-    let mut list = Checklist::default();
     let host = Host { machine, cluster };
     host.install()?;
 
@@ -40,8 +39,7 @@ fn a_node_from_init_to_reset_and_join() -> Result<()> {
     reset::reset(&host, &mut list)?;
     join::join(&host, &mut list)?;
 
-    let document = std::fs::read_to_string(build::workspace_root().join("docs/kubeadm.md"))?;
-    let told = list.finish(&document, "kubeadm.rs");
+    let result = list.finish();
     drop(host.cluster);
-    told.and(host.machine.finish())
+    result.and(host.machine.finish())
 }

@@ -1,5 +1,5 @@
 //! kubeadm itself, unchanged, on two machines with systemd and our package: is what it makes with our kubelet a cluster, from
-//! init and join over an upgrade, new certificates and reboots to reset? What it relies on, line by line, is `kubeadm.rs`.
+//! init and join over an upgrade, new certificates and reboots to reset? What it relies on, line by line, is `kubeadm/main.rs`.
 
 mod hosts;
 mod left;
@@ -7,7 +7,7 @@ mod steps;
 
 use anyhow::Result;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
-use bulkhead_testkit::{build, kubernetes_images, machine};
+use bulkhead_testkit::{kubernetes_images, machine};
 use bulkhead_tests::checklist::Checklist;
 
 use hosts::Hosts;
@@ -18,8 +18,8 @@ fn a_cluster_of_two_machines_from_init_to_reset() -> Result<()> {
         return skip_this_test(Lack::Root);
     }
     let Some(programs) = kubernetes_images::programs() else { return skip_this_test(Lack::ControlPlane) };
+    let mut list = Checklist::of("docs/kubeadm.md", file!())?;
     let mut hosts = Hosts::boot(&programs)?;
-    let mut list = Checklist::default();
     hosts.install()?;
     let before = [left::State::of(&hosts.first)?, left::State::of(&hosts.second)?];
 
@@ -30,8 +30,7 @@ fn a_cluster_of_two_machines_from_init_to_reset() -> Result<()> {
     steps::reboots(&mut hosts, &mut list)?;
     steps::reset(&hosts, &before, &mut list);
 
-    let document = std::fs::read_to_string(build::workspace_root().join("docs/kubeadm.md"))?;
-    let told = list.finish(&document, "kubeadm_cluster.rs");
+    let result = list.finish();
     let Hosts { first, second } = hosts;
-    told.and(second.finish()).and(first.finish())
+    result.and(second.finish()).and(first.finish())
 }
