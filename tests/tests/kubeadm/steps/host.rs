@@ -144,6 +144,17 @@ impl Host {
         .map_err(|error| error.context(self.machine.last_words(&["kubelet*"], 40)))
     }
 
+    /// Waits until the kubelet-syncd of now has read the manifest folder: one that was replaced before would be the first that it
+    /// sees, and the pod of the old one an orphan, which ends beside the start of the new one.
+    pub fn wait_manifest_read(&self) -> Result<()> {
+        let name = format!("{COMPONENT}-{}", self.machine.hostname());
+        eventually(&format!("kubelet-ctl shows {name}"), LONG, || {
+            let pods = self.machine.check(&["kubelet-ctl", "pods"])?;
+            ensure!(pods.contains(&name), "{pods}");
+            Ok(())
+        })
+    }
+
     /// As kubeadm's preflight: to listen on all addresses must succeed.
     pub fn port_is_free(&self) -> Result<()> {
         self.machine.netns().run(|| {

@@ -223,6 +223,7 @@ pub fn finalize(host: &Host, list: &mut Checklist) -> Result<()> {
 /// `kubeadm upgrade`: one manifest is moved away, another one in, from another file system.
 pub fn upgrade(host: &Host, list: &mut Checklist) -> Result<()> {
     let machine = &host.machine;
+    host.wait_manifest_read()?;
     let before = host.mirror("it is there", |_| true)?;
     let old = host.pod()?;
     machine.write("/etc/kubernetes/tmp/new.yaml", host.manifest("2").to_string().as_bytes(), 0o600)?;
