@@ -199,7 +199,7 @@ pub fn volume(path: &Path) -> std::io::Result<Volume> {
     Ok(Volume { fs: file_system, folder: walk(path, Bounds::default())?, is_mount: false })
 }
 
-struct Kept<V> {
+struct CachedUsage<V> {
     value: Option<V>,
     at: Option<Instant>,
     in_work: bool,
@@ -207,7 +207,7 @@ struct Kept<V> {
 
 /// Figures by key, renewed on the blocking pool when they are asked for and older than the cache keeps them.
 pub struct Cache<K, V> {
-    kept: Arc<Mutex<HashMap<K, Kept<V>>>>,
+    kept: Arc<Mutex<HashMap<K, CachedUsage<V>>>>,
     slots: Arc<tokio::sync::Semaphore>,
     keep: Duration,
 }
@@ -243,7 +243,7 @@ where
             kept.retain(|key, _| names.contains(key));
             drop(names);
             for (key, measure) in wanted {
-                let entry = kept.entry(key.clone()).or_insert(Kept { value: None, at: None, in_work: false });
+                let entry = kept.entry(key.clone()).or_insert(CachedUsage { value: None, at: None, in_work: false });
                 if entry.in_work || entry.at.is_some_and(|at| at.elapsed() < self.keep) {
                     continue;
                 }
@@ -262,7 +262,7 @@ where
                     if let Ok(mut kept) = kept.lock()
                         && let Some(entry) = kept.get_mut(&key)
                     {
-                        *entry = Kept { value, at: Some(Instant::now()), in_work: false };
+                        *entry = CachedUsage { value, at: Some(Instant::now()), in_work: false };
                     }
                 }));
             }

@@ -89,7 +89,7 @@ pub use confinement::wait_for_folders;
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
-pub use sample::{NodePaths, Sample, Sampler, Wanted};
+pub use sample::{NodePaths, Sample, SampleScope, Sampler};
 
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
@@ -154,7 +154,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             }
             // For file systems that hang, and for kubelet-syncd.
             let _waiting = heartbeat.waits_on();
-            if let Err(status) = stats.sample(service::DEFAULT_AGE, Wanted { disks: true, cgroups: false }).await {
+            if let Err(status) = stats.sample(service::DEFAULT_AGE, SampleScope { disks: true, cgroups: false }).await {
                 tracing::debug!("no sample for the metrics: {}", status.message());
             }
         }

@@ -38,16 +38,16 @@ pub struct NodePaths {
 
 /// What a sample is to hold beside CPU and memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct SampleScope {
     /// Disks and networks.
     pub disks: bool,
     /// Every cgroup in detail.
     pub cgroups: bool,
 }
 
-impl Wanted {
+impl SampleScope {
     /// A sample that holds `self` answers who wants `other`.
-    pub fn covers(self, other: Wanted) -> bool {
+    pub fn covers(self, other: SampleScope) -> bool {
         self.disks >= other.disks && self.cgroups >= other.cgroups
     }
 }
@@ -104,7 +104,7 @@ pub struct Sample {
     pub cgroups: Vec<CgroupStats>,
     /// A cgroup was seen for the first time: it has no CPU rate yet.
     pub without_rate: bool,
-    pub holds: Wanted,
+    pub holds: SampleScope,
 }
 
 /// Why the kernel's files cannot be read at all.
@@ -157,7 +157,7 @@ impl Sampler {
     }
 
     /// Measures everything now. `pods: None` means that nobody told which pods there are.
-    pub fn sample(&mut self, pods: Option<&[Pod]>, disks: &Disks, wanted: Wanted) -> Sample {
+    pub fn sample(&mut self, pods: Option<&[Pod]>, disks: &Disks, wanted: SampleScope) -> Sample {
         self.rates.begin();
         self.starts.begin();
         let mut gathered = Gathered::default();
@@ -188,7 +188,7 @@ impl Sampler {
         Sample { node, pods, machine, cgroups, without_rate, holds: wanted }
     }
 
-    fn node(&mut self, pods_known: bool, disks: &Disks, wanted: Wanted, gathered: &mut Gathered) -> NodeStats {
+    fn node(&mut self, pods_known: bool, disks: &Disks, wanted: SampleScope, gathered: &mut Gathered) -> NodeStats {
         let usage = self.hierarchy.machine(&mut self.reader);
         let time = Moment::now();
         gathered.no_swap = usage.swap.is_some_and(|swap| swap.limit == Some(0));
@@ -266,7 +266,7 @@ impl Sampler {
         &mut self,
         name: &str,
         cgroup: &str,
-        wanted: Wanted,
+        wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> SystemContainer {
         let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
@@ -285,7 +285,14 @@ impl Sampler {
         }
     }
 
-    fn pod(&mut self, pod: &Pod, disk: &PodDisk, disks: &Disks, wanted: Wanted, gathered: &mut Gathered) -> PodStats {
+    fn pod(
+        &mut self,
+        pod: &Pod,
+        disk: &PodDisk,
+        disks: &Disks,
+        wanted: SampleScope,
+        gathered: &mut Gathered,
+    ) -> PodStats {
         let mut stats = PodStats {
             uid: pod.uid.to_string(),
             namespace: pod.namespace.to_string(),
@@ -326,7 +333,13 @@ impl Sampler {
     }
 
     /// The sandbox: its network, which is the pod's, and in detail its own cgroup.
-    fn sandbox(&mut self, pod: &Pod, cgroup: &str, wanted: Wanted, gathered: &mut Gathered) -> Option<NetworkStats> {
+    fn sandbox(
+        &mut self,
+        pod: &Pod,
+        cgroup: &str,
+        wanted: SampleScope,
+        gathered: &mut Gathered,
+    ) -> Option<NetworkStats> {
         if !wanted.disks && !wanted.cgroups {
             return None;
         }
@@ -364,7 +377,7 @@ impl Sampler {
         pod: &Pod,
         container: &PodContainer,
         path: &str,
-        wanted: Wanted,
+        wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> (ContainerStats, Option<u64>) {
         let (usage, time) = (self.hierarchy.usage(&mut self.reader, path), Moment::now());
@@ -469,7 +482,7 @@ mod tests {
             system_cgroups: vec![("misc", "/no-such-group".into())],
         };
         let mut sampler = Sampler::new(paths).unwrap();
-        let sample = sampler.sample(None, &Disks::default(), Wanted { disks: true, cgroups: true });
+        let sample = sampler.sample(None, &Disks::default(), SampleScope { disks: true, cgroups: true });
         assert!(sample.without_rate, "the first has no rate");
         assert!(!sample.node.pods_known && !sample.machine.pods_known);
         let memory = sample.node.memory.clone().unwrap();
@@ -485,7 +498,7 @@ mod tests {
         let root = &sample.cgroups[0];
         assert_eq!((root.id.as_str(), root.start_time_seconds > 0), ("/", true));
         assert!(root.tasks.unwrap().max_open_files.is_some());
-        let small = sampler.sample(None, &Disks::default(), Wanted::default());
+        let small = sampler.sample(None, &Disks::default(), SampleScope::default());
         assert!(small.cgroups.is_empty() && small.node.network.is_none());
         assert!(sample.holds.covers(small.holds) && !small.holds.covers(sample.holds));
     }

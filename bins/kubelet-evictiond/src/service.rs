@@ -18,7 +18,7 @@ use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
-use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, Sampler, Wanted};
+use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, SampleScope, Sampler};
 use crate::stats::Moment;
 use crate::traced::Traced;
 
@@ -91,7 +91,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     ///
     /// # Errors
     /// The blocking pool is gone: the process stops.
-    pub async fn sample(&self, max_age: Duration, wanted: Wanted) -> Result<Arc<Sample>, Status> {
+    pub async fn sample(&self, max_age: Duration, wanted: SampleScope) -> Result<Arc<Sample>, Status> {
         let asked = Instant::now();
         let mut state = self.state.lock().await;
         // Waiting for the lock may have taken the time in which another request measured.
@@ -134,7 +134,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     /// `None`: it is not its time. `Some(None)`: nobody answered.
-    async fn runtime_disks(&self, state: &State, wanted: Wanted) -> Option<Option<Arc<RuntimeDisks>>> {
+    async fn runtime_disks(&self, state: &State, wanted: SampleScope) -> Option<Option<Arc<RuntimeDisks>>> {
         let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
             let mut running = state.pods.iter().flat_map(|pods| pods.iter()).flat_map(|pod| &pod.containers);
             running.all(|container| runtime.layers.contains_key(&container.id))
@@ -146,7 +146,12 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         Some(self.runtime.disks().await.map(Arc::new))
     }
 
-    async fn measure(&self, pods: Option<Arc<Vec<Pod>>>, disks: Arc<Disks>, wanted: Wanted) -> Result<Sample, Status> {
+    async fn measure(
+        &self,
+        pods: Option<Arc<Vec<Pod>>>,
+        disks: Arc<Disks>,
+        wanted: SampleScope,
+    ) -> Result<Sample, Status> {
         let sampler = self.sampler.clone();
         let timer = self.metrics.sample_seconds.start_timer();
         let work = move || {
@@ -166,7 +171,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         pods: &[Pod],
         image_folder: Option<String>,
         runtime: Option<Arc<RuntimeDisks>>,
-        wanted: Wanted,
+        wanted: SampleScope,
     ) -> Disks {
         let mut disks = Disks { image_folder, ..Disks::default() };
         if wanted.cgroups {
@@ -287,7 +292,7 @@ impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
 
     async fn summary(&self, request: Request<SummaryRequest>) -> Result<Response<Self::SummaryStream>, Status> {
         let request = request.into_inner();
-        let wanted = Wanted { disks: !request.cpu_and_memory_only, cgroups: false };
+        let wanted = SampleScope { disks: !request.cpu_and_memory_only, cgroups: false };
         let sample = self.sample(age(request.max_age_ms), wanted).await?;
         let node = std::iter::once(summary_part::Part::Node(sample.node.clone()));
         let pods = sample.pods.iter().cloned().map(summary_part::Part::Pod);
@@ -298,7 +303,7 @@ impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
     type CgroupsStream = Parts<CgroupsPart>;
 
     async fn cgroups(&self, request: Request<CgroupsRequest>) -> Result<Response<Self::CgroupsStream>, Status> {
-        let wanted = Wanted { disks: false, cgroups: true };
+        let wanted = SampleScope { disks: false, cgroups: true };
         let sample = self.sample(age(request.into_inner().max_age_ms), wanted).await?;
         let machine = std::iter::once(cgroups_part::Part::Machine(sample.machine.clone()));
         let pages =
@@ -366,7 +371,7 @@ mod tests {
         }
     }
 
-    const ALL: Wanted = Wanted { disks: true, cgroups: false };
+    const ALL: SampleScope = SampleScope { disks: true, cgroups: false };
 
     fn service(root: &std::path::Path) -> (StatsService<Arc<FakePods>, Arc<FakePods>>, Arc<FakePods>) {
         let instance = InstancePaths { root_dir: root.into(), run_dir: root.into(), pod_logs_dir: root.join("logs") };
@@ -434,13 +439,13 @@ mod tests {
     async fn what_is_not_wanted_is_not_measured() {
         let temp = tempfile::tempdir().unwrap();
         let (service, fake) = service(temp.path());
-        let small = service.sample(Duration::ZERO, Wanted::default()).await.unwrap();
+        let small = service.sample(Duration::ZERO, SampleScope::default()).await.unwrap();
         assert!(small.node.node_fs.is_none() && small.node.network.is_none() && small.cgroups.is_empty());
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 0);
-        let detailed = service.sample(DEFAULT_AGE, Wanted { disks: false, cgroups: true }).await.unwrap();
+        let detailed = service.sample(DEFAULT_AGE, SampleScope { disks: false, cgroups: true }).await.unwrap();
         assert_eq!(detailed.cgroups[0].id, "/", "a young sample that lacks it does not answer");
         assert!(detailed.cgroups[0].file_systems.iter().any(|fs| fs.capacity_bytes > 0));
-        let again = service.sample(DEFAULT_AGE, Wanted::default()).await.unwrap();
+        let again = service.sample(DEFAULT_AGE, SampleScope::default()).await.unwrap();
         assert!(Arc::ptr_eq(&again, &detailed), "one with more answers who wants less");
     }
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use bulkhead_ipc::volnetd::CgroupResources;
 use bulkhead_types::Quantity;
 
-use crate::node_facts::hugepage_size_name;
-use crate::pod::resources::milli_cpu_to_shares;
+use kubelet_model::node_facts::hugepage_size_name;
+use kubelet_model::pod::resources::milli_cpu_to_shares;
 
 /// What the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

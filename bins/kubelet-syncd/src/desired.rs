@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::pod::spec;
 use crate::pod_workers::PodFacts;
+use kubelet_model::pod::spec;
 
 /// One wanted pod.
 #[derive(Debug, Clone)]

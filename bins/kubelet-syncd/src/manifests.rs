@@ -15,8 +15,8 @@ use bulkhead_ipc::volnetd::{Manifest, WatchEvent, WatchKind, WatchRequest};
 use rustix::fs::{Dir, FileType};
 use tonic::{Code, Streaming};
 
-use crate::sources::decode::MANIFEST_MAX_BYTES;
 use crate::sources::file::{Change, Content, Entry, EntryKind, Listing, ManifestStore, StoreError};
+use kubelet_model::decode::MANIFEST_MAX_BYTES;
 
 /// Pause before a broken watch is opened again.
 const REOPEN: Duration = Duration::from_millis(200);

@@ -15,8 +15,8 @@ use bulkhead_cri::{CriClient, v1};
 use bulkhead_types::{PodUid, SandboxId};
 use tokio::sync::Notify;
 
-use crate::pod::model::{RunState, RuntimePod, SandboxState};
-use crate::volnetd::Volnetd;
+use kubelet_edges::volnetd::Volnetd;
+use kubelet_model::pod::model::{RunState, RuntimePod, SandboxState};
 
 /// To whom a pod or a sandbox belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -268,7 +268,7 @@ pub fn has_dead_parts(pod: &RuntimePod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{container_status, sandbox_status, uid};
+    use kubelet_model::fixtures::{container_status, sandbox_status, uid};
 
     fn owned_cgroups() -> OwnedCgroups {
         OwnedCgroups {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_daemon::{StateDir, StateError};
 
-use crate::allocation::{self, AllocationStore, Saved};
-use crate::hooks::pre_stop::{PreStopStore, PreStops};
-use crate::images::pull_records::{self, PullRecords};
-use crate::images::{RecordStore, RecordStoreError};
-use crate::prober::journal::{self, ProbeStore};
-use crate::runtime::backoff::{self, BackOffStore, CrashLoopBackOff};
-use crate::runtime::userns::{self, BlockStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
+use kubelet_images::pull_records::{self, PullRecords};
+use kubelet_images::{RecordStore, RecordStoreError};
+use kubelet_probes::hooks::pre_stop::{PreStopStore, PreStops};
+use kubelet_probes::prober::journal::{self, ProbeStore};
+use kubelet_runtime::allocation::{self, AllocationStore, Saved};
+use kubelet_runtime::runtime::backoff::{self, BackOffStore, CrashLoopBackOff};
+use kubelet_runtime::runtime::userns::{self, BlockStore};
 
 const UIDS: StateFile = StateFile { name: "static-pod-uids.json", version: 1 };
 const BACK_OFF: StateFile = StateFile { name: "restart-back-off.json", version: backoff::VERSION };

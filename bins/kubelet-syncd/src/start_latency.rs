@@ -16,7 +16,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, Registry};
 use tokio::time::Instant;
 
 use crate::metrics::STARTUP_BUCKETS;
-use crate::pod::spec;
+use kubelet_model::pod::spec;
 
 /// One for the node.
 #[derive(Debug)]

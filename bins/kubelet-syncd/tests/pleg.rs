@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_testkit::{Lab, Release, image};
 use bulkhead_types::PodUid;
-use kubelet_syncd::events::EventType;
-use kubelet_syncd::images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
-use kubelet_syncd::pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
-use kubelet_syncd::pod::model::RunState;
+use kubelet_images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
+use kubelet_model::events::EventType;
+use kubelet_model::pod::model::RunState;
+use kubelet_pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -298,7 +298,7 @@ async fn without_events_it_relists() {
 struct Nobody;
 
 impl Credentials for Nobody {
-    async fn find(&self, _: &str) -> Vec<kubelet_syncd::images::Credential> {
+    async fn find(&self, _: &str) -> Vec<kubelet_images::Credential> {
         Vec::new()
     }
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bulkhead_daemon::StateDir;
 use bulkhead_types::{ContainerId, PodUid};
-use kubelet_syncd::hooks::pre_stop::{NoStore, PreStops};
+use kubelet_probes::hooks::pre_stop::{NoStore, PreStops};
+use kubelet_probes::prober::journal::{ProbeStore, Restored};
+use kubelet_probes::prober::results::ProbeResult;
+use kubelet_probes::prober::worker::ProbeKind;
+use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
+use kubelet_runtime::runtime::userns::{IdBlock, PoolError, UserNamespaces};
 use kubelet_syncd::private_state::PrivateState;
-use kubelet_syncd::prober::journal::{ProbeStore, Restored};
-use kubelet_syncd::prober::results::ProbeResult;
-use kubelet_syncd::prober::worker::ProbeKind;
-use kubelet_syncd::runtime::backoff::CrashLoopBackOff;
-use kubelet_syncd::runtime::userns::{IdBlock, PoolError, UserNamespaces};
 use kubelet_syncd::sources::uids::UidStore;
 use serde_json::{Value, json};
 

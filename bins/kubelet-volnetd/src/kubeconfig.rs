@@ -8,7 +8,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_sys::open::{self, FileKind, OpenError};
 use serde::Deserialize;
 
 /// Far above a kubeconfig with every certificate inline.
@@ -151,7 +151,7 @@ pub fn read_cluster(path: &Path) -> Result<Cluster, KubeconfigError> {
 }
 
 fn text(path: &Path) -> Result<String, KubeconfigError> {
-    let file = std::fs::File::from(open::operator(path, Wanted::RegularFile)?);
+    let file = std::fs::File::from(open::operator(path, FileKind::RegularFile)?);
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)

@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_config::kubeconfig::{Kubeconfig, KubeconfigError, MAX_BYTES, Material};
-use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_sys::open::{self, FileKind, OpenError};
 use bulkhead_types::chain;
 
 /// Why a kubeconfig cannot be read.
@@ -64,7 +64,7 @@ fn has_its_files(config: &Kubeconfig, path: &Path) -> bool {
 
 fn read(path: &Path) -> Result<Kubeconfig, ReadError> {
     let path = std::path::absolute(path).map_err(|source| ReadError::Read { path: path.to_owned(), source })?;
-    let file = std::fs::File::from(open::operator(&path, Wanted::RegularFile)?);
+    let file = std::fs::File::from(open::operator(&path, FileKind::RegularFile)?);
     let mut bytes = Vec::new();
     file.take(MAX_BYTES as u64 + 1)
         .read_to_end(&mut bytes)

@@ -166,12 +166,14 @@ where
     }
 }
 
-/// `bins/kubelet-syncd/src/pleg/evented.rs` -> `kubelet-syncd/pleg/evented.rs`.
+/// `bins/kubelet-syncd/pleg/src/evented.rs` -> `kubelet-syncd/pleg/evented.rs`.
 fn place(file: &str) -> String {
-    let short = file.rsplit_once("/src/").map_or_else(
-        || file.to_owned(),
-        |(before, after)| format!("{}/{after}", before.rsplit('/').next().unwrap_or(before)),
-    );
+    let ours = ["bins/", "shared/"].iter().find_map(|folder| file.strip_prefix(folder));
+    let short = match (ours, file.rsplit_once("/src/")) {
+        (Some(ours), _) => ours.replacen("/src/", "/", 1),
+        (None, Some((before, after))) => format!("{}/{after}", before.rsplit('/').next().unwrap_or(before)),
+        (None, None) => file.to_owned(),
+    };
     short.replace(['"', '\\'], "_")
 }
 
@@ -242,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_line_leads_to_its_file() {
-        assert_eq!(place("bins/kubelet-syncd/src/pleg/evented.rs"), "kubelet-syncd/pleg/evented.rs");
+        assert_eq!(place("bins/kubelet-syncd/pleg/src/evented.rs"), "kubelet-syncd/pleg/evented.rs");
         assert_eq!(place("shared/ipc/src/client.rs"), "ipc/client.rs");
     }
 

@@ -72,7 +72,7 @@ pub struct Waiting<'a>(&'a Loop);
 
 /// What the watchdog knows of one loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct LoopProgress {
     pub name: &'static str,
     /// How long an answer may take.
     pub bound: Duration,
@@ -91,7 +91,7 @@ pub enum Beat {
 }
 
 /// The decision at a beat. Pure.
-pub fn decide(loops: &[Seen]) -> Beat {
+pub fn decide(loops: &[LoopProgress]) -> Beat {
     let overdue = loops.iter().filter(|seen| !seen.waits).filter_map(|seen| Some((seen, seen.overdue?)));
     let stuck: Vec<String> = overdue
         .filter(|(seen, overdue)| *overdue > seen.bound)
@@ -119,7 +119,7 @@ impl Progress {
     }
 
     /// What is known at a beat; asks those that owe no answer yet.
-    fn look(&self) -> Vec<Seen> {
+    fn look(&self) -> Vec<LoopProgress> {
         let now = Instant::now();
         let loops: Vec<Arc<Loop>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
         let looked = loops.iter().map(|one| {
@@ -129,7 +129,7 @@ impl Progress {
                 state.since = Some(now);
                 one.asked.notify_one();
             }
-            Seen { name: one.name, bound: one.bound, overdue, waits: state.waits == Waits::OnOthers }
+            LoopProgress { name: one.name, bound: one.bound, overdue, waits: state.waits == Waits::OnOthers }
         });
         looked.collect()
     }
@@ -200,8 +200,13 @@ mod tests {
     use std::pin::Pin;
     use std::task::Poll;
 
-    fn seen(overdue: Option<u64>, waits: bool) -> Seen {
-        Seen { name: "engine", bound: Duration::from_secs(20), overdue: overdue.map(Duration::from_secs), waits }
+    fn seen(overdue: Option<u64>, waits: bool) -> LoopProgress {
+        LoopProgress {
+            name: "engine",
+            bound: Duration::from_secs(20),
+            overdue: overdue.map(Duration::from_secs),
+            waits,
+        }
     }
 
     /// Polls it once.

@@ -18,9 +18,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::apiserver::authority::Authority;
 use crate::image::{self, Image, Tar};
 use crate::{Lab, machine};
+use bulkhead_apiserver::authority::Authority;
 
 /// What the recorded pods name.
 pub const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";

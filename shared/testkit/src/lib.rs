@@ -20,8 +20,6 @@
 pub mod agent;
 #[cfg(feature = "apiserver")]
 pub mod agnhost;
-#[cfg(feature = "apiserver")]
-pub mod apiserver;
 pub mod build;
 pub mod cgroups;
 #[cfg(feature = "apiserver")]
@@ -55,6 +53,8 @@ pub mod systemd;
 pub mod vm;
 pub mod wait;
 
+#[cfg(feature = "apiserver")]
+pub use bulkhead_apiserver as apiserver;
 #[cfg(feature = "apiserver")]
 pub use cluster::Cluster;
 pub use lab::{Claim, Lab, only_machine};

@@ -15,7 +15,7 @@ use super::leave::Place;
 
 /// A pod as upstream's sources would give it: of the API server, or of a file.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct ExpectedPod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
@@ -54,7 +54,7 @@ const POD: [&str; 7] = ["volumes", "volumeDevices", "volume-subpaths", "plugins"
 ///
 /// # Errors
 /// The runtime does not answer.
-pub fn stumbles(place: &Place, cri: &Cri, wanted: &[Wanted]) -> Result<Vec<String>> {
+pub fn stumbles(place: &Place, cri: &Cri, wanted: &[ExpectedPod]) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let (sandboxes, containers) = (cri.sandboxes()?, cri.containers()?);
     for pod in wanted {
@@ -83,7 +83,7 @@ pub fn stumbles(place: &Place, cri: &Cri, wanted: &[Wanted]) -> Result<Vec<Strin
     Ok(found)
 }
 
-fn of_sandbox(found: &mut Vec<String>, place: &Place, pod: &Wanted, sandbox: &Sandbox) {
+fn of_sandbox(found: &mut Vec<String>, place: &Place, pod: &ExpectedPod, sandbox: &Sandbox) {
     let mut wrong = |what: String| found.push(format!("sandbox of {}: {what}", pod.name));
     for (label, value) in [("name", &pod.name), ("namespace", &pod.namespace), ("uid", &pod.uid)] {
         let has = sandbox.labels.get(&format!("io.kubernetes.pod.{label}"));
@@ -106,7 +106,7 @@ fn of_sandbox(found: &mut Vec<String>, place: &Place, pod: &Wanted, sandbox: &Sa
     }
 }
 
-fn of_container(found: &mut Vec<String>, place: &Place, pod: &Wanted, container: &Container) {
+fn of_container(found: &mut Vec<String>, place: &Place, pod: &ExpectedPod, container: &Container) {
     let mut wrong = |what: String| found.push(format!("container {} of {}: {what}", container.name, pod.name));
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let mut specs = lists.iter().filter_map(|list| pod.spec[list].as_array()).flatten();
@@ -206,7 +206,7 @@ fn atomic_writer(folder: &Path) -> Option<String> {
     None
 }
 
-fn of_root(found: &mut Vec<String>, place: &Place, wanted: &[Wanted]) {
+fn of_root(found: &mut Vec<String>, place: &Place, wanted: &[ExpectedPod]) {
     for name in names(&place.root) {
         if !ROOT.contains(&name.as_str()) {
             found.push(format!("{name} in the root directory is not upstream's"));
@@ -243,7 +243,7 @@ fn of_root(found: &mut Vec<String>, place: &Place, wanted: &[Wanted]) {
 }
 
 /// Pods' cgroups are where upstream looks for them, and no others.
-fn of_cgroups(found: &mut Vec<String>, place: &Place, wanted: &[Wanted]) {
+fn of_cgroups(found: &mut Vec<String>, place: &Place, wanted: &[ExpectedPod]) {
     let mut seen = BTreeSet::new();
     for cgroup in cgroups::below(&place.cgroup) {
         let cgroup = format!("/{cgroup}");
@@ -265,7 +265,7 @@ fn of_cgroups(found: &mut Vec<String>, place: &Place, wanted: &[Wanted]) {
     }
 }
 
-fn of_logs(found: &mut Vec<String>, place: &Place, wanted: &[Wanted]) {
+fn of_logs(found: &mut Vec<String>, place: &Place, wanted: &[ExpectedPod]) {
     for name in names(&place.logs) {
         let uid = name.rsplit('_').next().unwrap_or_default();
         if !wanted.iter().any(|pod| pod.uid == uid) {

@@ -1,6 +1,6 @@
 //! What every API server that our tests use must do: the same suite runs against the stand-in of the test kit and, where
 //! `$KUBEBUILDER_ASSETS` names its programs, against a real control plane, in the same run. What is known to differ
-//! stands in the stand-in's README (`shared/testkit/src/apiserver/README.md`). Where a server's inside has to be seen,
+//! stands in the stand-in's README (`shared/apiserver/README.md`). Where a server's inside has to be seen,
 //! the test is about the stand-in alone and says so.
 
 mod access;
@@ -88,7 +88,7 @@ contract! {
 
 /// The stand-in's README names the tests that it is known to fail, which then must fail: what no longer differs is struck out.
 fn on_stand_in(name: &str, test: fn(Server) -> Result<()>) -> Result<()> {
-    const KNOWN: &str = include_str!("../../../shared/testkit/src/apiserver/README.md");
+    const KNOWN: &str = include_str!("../../../shared/apiserver/README.md");
     if !KNOWN.contains(&format!("| `{name}` |")) {
         return test(Server::StandIn);
     }

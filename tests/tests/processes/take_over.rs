@@ -13,7 +13,7 @@ use bulkhead_tests::history::pod_only_advances;
 use bulkhead_tests::lab;
 use bulkhead_tests::upstream::checkpoints;
 use bulkhead_tests::upstream::leave::{Left, Place, Volume, WRITTEN, log_link, status, tell};
-use bulkhead_tests::upstream::read::{Wanted, stumbles};
+use bulkhead_tests::upstream::read::{ExpectedPod, stumbles};
 use serde_json::{Value, json};
 
 const NODE: &str = "node-a";
@@ -146,13 +146,13 @@ impl World {
     }
 
     /// Every pod as upstream's sources would give it to a kubelet that starts now.
-    fn wanted(&self) -> Result<Vec<Wanted>> {
+    fn wanted(&self) -> Result<Vec<ExpectedPod>> {
         let mut wanted = Vec::new();
         for pod in self.cluster.list("pods", None)? {
             let metadata = &pod["metadata"];
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let mirror = &metadata["annotations"]["kubernetes.io/config.mirror"];
-            wanted.push(Wanted {
+            wanted.push(ExpectedPod {
                 namespace: text(&metadata["namespace"]),
                 name: text(&metadata["name"]),
                 uid: if mirror.is_string() { text(mirror) } else { text(&metadata["uid"]) },
@@ -289,7 +289,7 @@ fn pods_do_not_notice_who_the_kubelet_is() -> Result<()> {
         let wanted = world.wanted()?;
         for file in ["allocated_pods_state", "actuated_pods_state"] {
             let entries = checkpoints::read_resources(&std::fs::read_to_string(world.place.root.join(file))?)?;
-            let has = |pod: &Wanted| entries[&pod.uid]["ContainerResources"].is_object();
+            let has = |pod: &ExpectedPod| entries[&pod.uid]["ContainerResources"].is_object();
             let missing: Vec<&str> = wanted.iter().filter(|pod| !has(pod)).map(|pod| pod.name.as_str()).collect();
             ensure!(missing.is_empty(), "{missing:?} are not in {file}: {entries:#}");
             ensure!(entries.as_object().is_some_and(|all| all.len() == wanted.len()), "{file}: {entries:#}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// How map and reality stand to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Verdict {
+pub(super) enum Comparison {
     /// Nothing in the map to compare with: for people.
     Shown,
     Same,
@@ -18,28 +18,28 @@ pub(super) enum Verdict {
     Differs,
 }
 
-impl Verdict {
+impl Comparison {
     /// The gravest.
-    pub(super) fn of_all(verdicts: impl Iterator<Item = Verdict>) -> Self {
-        verdicts.max().unwrap_or(Verdict::Shown)
+    pub(super) fn of_all(verdicts: impl Iterator<Item = Comparison>) -> Self {
+        verdicts.max().unwrap_or(Comparison::Shown)
     }
 
     pub(super) fn mark(self) -> &'static str {
         match self {
-            Verdict::Shown => " ",
-            Verdict::Same => "=",
-            Verdict::Withheld => "--",
-            Verdict::Unknown => "??",
-            Verdict::Differs => "!!",
+            Comparison::Shown => " ",
+            Comparison::Same => "=",
+            Comparison::Withheld => "--",
+            Comparison::Unknown => "??",
+            Comparison::Differs => "!!",
         }
     }
 
     pub(super) fn sentence(self) -> &'static str {
         match self {
-            Verdict::Shown | Verdict::Same => "as in the map",
-            Verdict::Withheld => "as in the map, but for what this machine withholds",
-            Verdict::Unknown => "not all of it can be seen",
-            Verdict::Differs => "DIFFERS from the map",
+            Comparison::Shown | Comparison::Same => "as in the map",
+            Comparison::Withheld => "as in the map, but for what this machine withholds",
+            Comparison::Unknown => "not all of it can be seen",
+            Comparison::Differs => "DIFFERS from the map",
         }
     }
 }
@@ -50,20 +50,20 @@ pub(super) struct Fact {
     pub(super) what: String,
     pub(super) map: String,
     pub(super) reality: String,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: Comparison,
 }
 
 impl Fact {
-    pub(super) fn new(what: &str, map: impl Into<String>, reality: impl Into<String>, verdict: Verdict) -> Self {
+    pub(super) fn new(what: &str, map: impl Into<String>, reality: impl Into<String>, verdict: Comparison) -> Self {
         Fact { what: what.into(), map: map.into(), reality: reality.into(), verdict }
     }
 
     /// One value that must be the same.
     pub(super) fn equal<T: PartialEq + std::fmt::Display>(what: &str, map: &T, reality: Option<T>) -> Self {
         match reality {
-            None => Fact::new(what, map.to_string(), UNSEEN, Verdict::Unknown),
+            None => Fact::new(what, map.to_string(), UNSEEN, Comparison::Unknown),
             Some(reality) => {
-                let verdict = if reality == *map { Verdict::Same } else { Verdict::Differs };
+                let verdict = if reality == *map { Comparison::Same } else { Comparison::Differs };
                 Fact::new(what, map.to_string(), reality.to_string(), verdict)
             }
         }
@@ -71,9 +71,9 @@ impl Fact {
 
     /// A list whose order does not matter.
     pub(super) fn same_list(what: &str, map: &[String], reality: Option<&[String]>) -> Self {
-        let Some(reality) = reality else { return Fact::new(what, list(map), UNSEEN, Verdict::Unknown) };
+        let Some(reality) = reality else { return Fact::new(what, list(map), UNSEEN, Comparison::Unknown) };
         let set = |list: &[String]| list.iter().cloned().collect::<BTreeSet<String>>();
-        let verdict = if set(map) == set(reality) { Verdict::Same } else { Verdict::Differs };
+        let verdict = if set(map) == set(reality) { Comparison::Same } else { Comparison::Differs };
         Fact::new(what, list(map), list(reality), verdict)
     }
 
@@ -84,20 +84,20 @@ impl Fact {
         reality: Option<&[String]>,
         granted: Option<&[String]>,
     ) -> Self {
-        let Some(reality) = reality else { return Fact::new(what, list(map), UNSEEN, Verdict::Unknown) };
-        let mut verdict = Verdict::Same;
+        let Some(reality) = reality else { return Fact::new(what, list(map), UNSEEN, Comparison::Unknown) };
+        let mut verdict = Comparison::Same;
         let mut words = list(reality);
         let extra: Vec<String> = reality.iter().filter(|cap| !map.contains(cap)).cloned().collect();
         if !extra.is_empty() {
-            verdict = Verdict::Differs;
+            verdict = Comparison::Differs;
             words.push_str(&format!("; too many: {}", list(&extra)));
         }
         let missing: Vec<String> = map.iter().filter(|cap| !reality.contains(cap)).cloned().collect();
         if !missing.is_empty() {
             let (why, how) = match granted {
-                None => ("missing, and it cannot be seen what the machine grants", Verdict::Unknown),
-                Some(granted) if missing.iter().any(|cap| granted.contains(cap)) => ("missing", Verdict::Differs),
-                Some(_) => ("withheld by the machine", Verdict::Withheld),
+                None => ("missing, and it cannot be seen what the machine grants", Comparison::Unknown),
+                Some(granted) if missing.iter().any(|cap| granted.contains(cap)) => ("missing", Comparison::Differs),
+                Some(_) => ("withheld by the machine", Comparison::Withheld),
             };
             verdict = verdict.max(how);
             words.push_str(&format!("; {why}: {}", list(&missing)));

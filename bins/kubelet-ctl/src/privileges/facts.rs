@@ -8,7 +8,7 @@ use bulkhead_sys::Capability;
 use bulkhead_sys::process::{self, PrivilegeReport};
 use bulkhead_types::Process as Daemon;
 
-use super::compare::{Fact, UNSEEN, Verdict, list};
+use super::compare::{Comparison, Fact, UNSEEN, list};
 use super::seen::Process;
 
 /// What holds for the whole node.
@@ -58,14 +58,14 @@ fn running(process: &Process) -> Vec<Fact> {
         [pid] => format!("pid {pid}"),
         pids => format!("{} of them: {}", pids.len(), list(&texts(pids))),
     };
-    let verdict = if process.pids.len() == 1 { Verdict::Same } else { Verdict::Differs };
+    let verdict = if process.pids.len() == 1 { Comparison::Same } else { Comparison::Differs };
     let mut facts = vec![Fact::new("process", "one", reality, verdict)];
     if let Some(silence) = &process.silence {
-        facts.push(Fact::new("its own word", "answers", silence, Verdict::Unknown));
+        facts.push(Fact::new("its own word", "answers", silence, Comparison::Unknown));
     }
     if let Some(says) = process.says.as_ref().filter(|says| !process.pids.contains(&says.pid)) {
         let reality = format!("pid {} answers, which is not found as {}", says.pid, process.program.name());
-        facts.push(Fact::new("its own word", "answers", reality, Verdict::Differs));
+        facts.push(Fact::new("its own word", "answers", reality, Comparison::Differs));
     }
     facts
 }
@@ -74,7 +74,12 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
     let uid = kernel.map(|kernel| kernel.uid);
     let Some(config) = &context.config else {
         let reality = uid.map_or(UNSEEN.to_owned(), |uid| uid.to_string());
-        return vec![Fact::new("user", "as configured (the configuration cannot be read)", reality, Verdict::Unknown)];
+        return vec![Fact::new(
+            "user",
+            "as configured (the configuration cannot be read)",
+            reality,
+            Comparison::Unknown,
+        )];
     };
     let users = config.users;
     let group = |daemon| Fact::equal("group", &users.primary_gid(daemon), kernel.map(|kernel| kernel.gid));
@@ -84,9 +89,9 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
         User::JournalReader => {
             let others = [0, users.syncd, users.evictiond, users.statusd];
             let verdict = match uid {
-                None => Verdict::Unknown,
-                Some(uid) if others.contains(&uid) => Verdict::Differs,
-                Some(_) => Verdict::Same,
+                None => Comparison::Unknown,
+                Some(uid) if others.contains(&uid) => Comparison::Differs,
+                Some(_) => Comparison::Same,
             };
             let reality = uid.map_or(UNSEEN.to_owned(), |uid| uid.to_string());
             vec![Fact::new("user", "neither root nor a daemon's", reality, verdict)]
@@ -98,8 +103,8 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
         others.copied().collect::<Vec<u32>>()
     });
     facts.push(match (row.program, groups) {
-        (_, None) => Fact::new("groups", "", UNSEEN, Verdict::Unknown),
-        (Program::Launcher, Some(groups)) => Fact::new("groups", "any", list(&texts(&groups)), Verdict::Shown),
+        (_, None) => Fact::new("groups", "", UNSEEN, Comparison::Unknown),
+        (Program::Launcher, Some(groups)) => Fact::new("groups", "any", list(&texts(&groups)), Comparison::Shown),
         (Program::Daemon(Daemon::Volnetd), Some(groups)) => {
             // A unit's root has root's group besides.
             let own: Vec<u32> = groups.into_iter().filter(|group| *group != 0).collect();
@@ -109,7 +114,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
             Fact::same_list("groups", &[users.gid.to_string()], Some(&texts(&groups)))
         }
         (Program::Journal, Some(groups)) => {
-            let verdict = if groups.contains(&users.gid) { Verdict::Differs } else { Verdict::Same };
+            let verdict = if groups.contains(&users.gid) { Comparison::Differs } else { Comparison::Same };
             Fact::new("groups", "the journal's, not the daemons'", list(&texts(&groups)), verdict)
         }
     });
@@ -137,7 +142,7 @@ fn capabilities(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) 
             Bounding::Row => Fact::capabilities("bounding", &own, bounding, granted),
             Bounding::Untouched => {
                 let reality = bounding.map_or(UNSEEN.to_owned(), |all| format!("{} capabilities", all.len()));
-                Fact::new("bounding", "what the machine gives", reality, Verdict::Shown)
+                Fact::new("bounding", "what the machine gives", reality, Comparison::Shown)
             }
         },
     );
@@ -146,14 +151,14 @@ fn capabilities(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) 
 
 /// At least one filter of its own, upon those that it was started under.
 fn filter(process: &Process, kernel: Option<&PrivilegeReport>) -> Fact {
-    let Some(kernel) = kernel else { return Fact::new("filter", "filter", UNSEEN, Verdict::Unknown) };
+    let Some(kernel) = kernel else { return Fact::new("filter", "filter", UNSEEN, Comparison::Unknown) };
     let mode = ["off", "strict", "filter"].get(kernel.seccomp_mode as usize).copied().unwrap_or("unknown");
     let (map, enough) = match (kernel.seccomp_filters, process.filters_above) {
         (Some(count), Some(above)) => (format!("filter, more than {above}"), count > above),
         _ => ("filter".to_owned(), true),
     };
     let count = kernel.seccomp_filters.map(|count| format!(", {count}")).unwrap_or_default();
-    let verdict = if mode == "filter" && enough { Verdict::Same } else { Verdict::Differs };
+    let verdict = if mode == "filter" && enough { Comparison::Same } else { Comparison::Differs };
     Fact::new("filter", map, format!("{mode}{count}"), verdict)
 }
 
@@ -174,18 +179,18 @@ fn fence(context: &Context, row: &Row, says: Option<&PrivilegesReply>) -> Vec<Fa
             "landlock",
             "as configured (the configuration cannot be read)",
             UNSEEN,
-            Verdict::Unknown,
+            Comparison::Unknown,
         )];
     };
-    let Some(says) = says else { return vec![Fact::new("landlock", "rules", UNSEEN, Verdict::Unknown)] };
+    let Some(says) = says else { return vec![Fact::new("landlock", "rules", UNSEEN, Comparison::Unknown)] };
     // "read-write /state (by /var/lib)": the rule is about a folder above, because that is what the process can reach.
     let plain = |rule: &str| rule.split(" (by ").next().unwrap_or_default().to_owned();
     let fence = match row.fencing(Some(config)) {
         Fencing::None(why) if says.landlock.is_empty() => {
-            return vec![Fact::new("landlock", format!("none: {why}"), "none", Verdict::Same)];
+            return vec![Fact::new("landlock", format!("none: {why}"), "none", Comparison::Same)];
         }
         Fencing::None(why) => {
-            return vec![Fact::new("landlock", format!("none: {why}"), list(&says.landlock), Verdict::Differs)];
+            return vec![Fact::new("landlock", format!("none: {why}"), list(&says.landlock), Comparison::Differs)];
         }
         Fencing::Fence { fence, .. } => fence,
     };
@@ -193,23 +198,23 @@ fn fence(context: &Context, row: &Row, says: Option<&PrivilegesReply>) -> Vec<Fa
     let mut facts = Vec::new();
     for rule in &wanted {
         facts.push(match says.landlock.iter().find(|said| plain(said) == *rule) {
-            Some(said) => Fact::new("landlock", rule, said, Verdict::Same),
+            Some(said) => Fact::new("landlock", rule, said, Comparison::Same),
             None => {
                 let path = rule.split_once(' ').map_or("", |(_, path)| path);
                 let left_out = says.landlock_left_out.iter().find(|left| left.ends_with(&format!(": {path}")));
                 match left_out {
                     // What does not exist needs no rule: nothing below it can be opened either.
-                    Some(left_out) => Fact::new("landlock", rule, left_out, Verdict::Same),
+                    Some(left_out) => Fact::new("landlock", rule, left_out, Comparison::Same),
                     None if says.landlock_left_out.iter().any(|left| left.contains("kernel")) => {
-                        Fact::new("landlock", rule, list(&says.landlock_left_out), Verdict::Withheld)
+                        Fact::new("landlock", rule, list(&says.landlock_left_out), Comparison::Withheld)
                     }
-                    None => Fact::new("landlock", rule, "not in force", Verdict::Differs),
+                    None => Fact::new("landlock", rule, "not in force", Comparison::Differs),
                 }
             }
         });
     }
     for said in says.landlock.iter().filter(|said| !wanted.contains(&plain(said))) {
-        facts.push(Fact::new("landlock", "none", said, Verdict::Differs));
+        facts.push(Fact::new("landlock", "none", said, Comparison::Differs));
     }
     facts
 }
@@ -219,7 +224,7 @@ fn securebits(context: &Context, row: &Row, says: Option<&PrivilegesReply>) -> F
     let bits = says.and_then(|says| says.securebits);
     let shown = |bits: u32| format!("{bits:#04x}");
     if !context.by_launcher {
-        return Fact::new("securebits", "the unit's", bits.map_or(UNSEEN.to_owned(), shown), Verdict::Shown);
+        return Fact::new("securebits", "the unit's", bits.map_or(UNSEEN.to_owned(), shown), Comparison::Shown);
     }
     let locked =
         if row.user == User::Root { process::locked_securebits_of_root() } else { process::locked_securebits() };
@@ -235,7 +240,12 @@ fn listeners(
     daemon: Daemon,
 ) -> Fact {
     let Some(config) = &context.config else {
-        return Fact::new("listens on", "as configured (the configuration cannot be read)", UNSEEN, Verdict::Unknown);
+        return Fact::new(
+            "listens on",
+            "as configured (the configuration cannot be read)",
+            UNSEEN,
+            Comparison::Unknown,
+        );
     };
     let sockets = kernel.and_then(|kernel| kernel.sockets.as_ref()).or(says.map(|says| &says.sockets));
     let listening = sockets.map(|sockets| {
@@ -247,9 +257,9 @@ fn listeners(
     let map = row.listeners(config);
     let fact = Fact::same_list("listens on", &map, listening.as_deref());
     let less = listening.is_some_and(|all| all.iter().all(|one| map.contains(one)));
-    if daemon == Daemon::Statusd && fact.verdict == Verdict::Differs && less {
+    if daemon == Daemon::Statusd && fact.verdict == Comparison::Differs && less {
         // A port that somebody else holds is no privilege too many.
-        return Fact { verdict: Verdict::Shown, ..fact };
+        return Fact { verdict: Comparison::Shown, ..fact };
     }
     fact
 }
@@ -267,7 +277,7 @@ fn listener(socket: &str) -> Option<String> {
 fn dumpable(row: &Row, kernel: Option<&PrivilegeReport>, says: Option<&PrivilegesReply>) -> Fact {
     let seen = kernel.and_then(|kernel| kernel.dumpable).or(says.map(|says| says.dumpable));
     if seen.is_none() && row.program == Program::Launcher {
-        return Fact::new("dumpable", "no", "the kernel does not show it of root's processes", Verdict::Shown);
+        return Fact::new("dumpable", "no", "the kernel does not show it of root's processes", Comparison::Shown);
     }
     Fact::equal("dumpable", &yes(false), seen.map(yes))
 }
@@ -284,14 +294,14 @@ fn oom_score(context: &Context, program: Program, kernel: Option<&PrivilegeRepor
             "oom score",
             "any",
             seen.map_or(UNSEEN.to_owned(), |score| score.to_string()),
-            Verdict::Shown,
+            Comparison::Shown,
         );
     }
     let fact = Fact::equal("oom score", &map, seen);
     let withheld = context.granted.as_ref().is_some_and(|granted| !granted.iter().any(|cap| cap == "SYS_RESOURCE"));
-    if fact.verdict == Verdict::Differs && withheld {
+    if fact.verdict == Comparison::Differs && withheld {
         let reality = format!("{}; lowering it takes SYS_RESOURCE, which the machine withholds", fact.reality);
-        return Fact { reality, verdict: Verdict::Withheld, ..fact };
+        return Fact { reality, verdict: Comparison::Withheld, ..fact };
     }
     fact
 }

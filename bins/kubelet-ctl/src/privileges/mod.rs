@@ -20,7 +20,7 @@ use crate::output::Printer;
 use crate::table::{Table, printable};
 use crate::{Exit, Failure};
 
-use compare::{Fact, Verdict};
+use compare::{Comparison, Fact};
 
 /// One process: map beside reality.
 #[derive(Debug, Clone, Serialize)]
@@ -29,7 +29,7 @@ struct Shown {
     process: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
-    verdict: Verdict,
+    verdict: Comparison,
     facts: Vec<Fact>,
     /// Who may call it.
     serves: Vec<Service>,
@@ -49,10 +49,10 @@ pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Resu
     let node = seen::look(instance).await;
     let all: Vec<Shown> = node.processes.iter().map(|process| shown(&node.context, process)).collect();
     printer.print(&all, || text(&all))?;
-    Ok(match Verdict::of_all(all.iter().map(|process| process.verdict)) {
-        Verdict::Differs => Exit::Differs,
-        Verdict::Unknown => Exit::Unreachable,
-        Verdict::Same | Verdict::Withheld | Verdict::Shown => Exit::Success,
+    Ok(match Comparison::of_all(all.iter().map(|process| process.verdict)) {
+        Comparison::Differs => Exit::Differs,
+        Comparison::Unknown => Exit::Unreachable,
+        Comparison::Same | Comparison::Withheld | Comparison::Shown => Exit::Success,
     })
 }
 
@@ -61,7 +61,7 @@ fn shown(context: &facts::Context, process: &seen::Process) -> Shown {
     Shown {
         process: process.program.name(),
         pid: process.pid(),
-        verdict: Verdict::of_all(facts.iter().map(|fact| fact.verdict)),
+        verdict: Comparison::of_all(facts.iter().map(|fact| fact.verdict)),
         facts,
         serves: services(process.program),
         warnings: process.says.as_ref().map(|says| says.warnings.clone()).unwrap_or_default(),
@@ -95,9 +95,9 @@ fn text(all: &[Shown]) -> String {
     let _ = writeln!(
         out,
         "{} different from the map (marked !!), {} not to be seen (??), {} withheld by this machine (--)",
-        count(Verdict::Differs),
-        count(Verdict::Unknown),
-        count(Verdict::Withheld)
+        count(Comparison::Differs),
+        count(Comparison::Unknown),
+        count(Comparison::Withheld)
     );
     out
 }

@@ -6,7 +6,7 @@ use bulkhead_privileges::{Fencing, Program, User};
 use bulkhead_sys::process::{PrivilegeReport, short_name};
 use bulkhead_types::Process as Daemon;
 
-use super::compare::Verdict;
+use super::compare::Comparison;
 use super::facts::{self, Context};
 use super::{Shown, seen, shown, text};
 
@@ -73,9 +73,9 @@ fn as_mapped(context: &Context, daemon: Daemon) -> seen::Process {
 const ALL: [&str; 8] =
     ["SYS_ADMIN", "CHOWN", "FOWNER", "FSETID", "DAC_OVERRIDE", "KILL", "SYS_RESOURCE", "DAC_READ_SEARCH"];
 
-fn verdict(context: &Context, process: &seen::Process) -> (Verdict, Vec<String>) {
+fn verdict(context: &Context, process: &seen::Process) -> (Comparison, Vec<String>) {
     let facts = facts::of(context, process);
-    let worst = Verdict::of_all(facts.iter().map(|fact| fact.verdict));
+    let worst = Comparison::of_all(facts.iter().map(|fact| fact.verdict));
     let which = facts.into_iter().filter(|fact| fact.verdict == worst).map(|fact| fact.what).collect();
     (worst, which)
 }
@@ -85,7 +85,7 @@ fn what_is_as_in_the_map_is_said_to_be() {
     let context = context(&ALL);
     for daemon in Daemon::ALL {
         let (worst, which) = verdict(&context, &as_mapped(&context, daemon));
-        assert_eq!(worst, Verdict::Same, "{daemon}: {which:?}");
+        assert_eq!(worst, Comparison::Same, "{daemon}: {which:?}");
     }
 }
 
@@ -117,7 +117,7 @@ fn each_departure_is_noticed() {
     for (what, change) in kernel {
         let mut process = as_mapped(&context, Daemon::Syncd);
         change(process.kernel.as_mut().unwrap());
-        assert_eq!(verdict(&context, &process), (Verdict::Differs, vec![what.to_owned()]));
+        assert_eq!(verdict(&context, &process), (Comparison::Differs, vec![what.to_owned()]));
     }
     let said: [(&str, Departure<PrivilegesReply>); 7] = [
         ("calls denied", |s| drop(s.denied.pop())),
@@ -132,7 +132,7 @@ fn each_departure_is_noticed() {
         let mut process = as_mapped(&context, Daemon::Syncd);
         change(process.says.as_mut().unwrap());
         let (worst, which) = verdict(&context, &process);
-        assert!(worst == Verdict::Differs && which.iter().all(|one| one == what), "{what}: {worst:?} {which:?}");
+        assert!(worst == Comparison::Differs && which.iter().all(|one| one == what), "{what}: {worst:?} {which:?}");
     }
 }
 
@@ -147,15 +147,15 @@ fn what_the_machine_withholds_is_no_difference_and_what_somebody_else_took_is() 
     let plenty = context(&ALL);
     let mut process = as_mapped(&plenty, Daemon::Volnetd);
     less(&mut process);
-    assert_eq!(verdict(&plenty, &process).0, Verdict::Differs);
+    assert_eq!(verdict(&plenty, &process).0, Comparison::Differs);
     let scarce = context(&["SYS_ADMIN"]);
     let mut process = as_mapped(&scarce, Daemon::Volnetd);
     less(&mut process);
     process.kernel.as_mut().unwrap().oom_score_adj = Some(0);
     let (worst, which) = verdict(&scarce, &process);
-    assert_eq!((worst, which.len()), (Verdict::Withheld, 4), "{which:?}");
+    assert_eq!((worst, which.len()), (Comparison::Withheld, 4), "{which:?}");
     let unknown = Context { granted: None, ..context(&[]) };
-    assert_eq!(verdict(&unknown, &process).0, Verdict::Differs, "the score differs, the sets are unknown");
+    assert_eq!(verdict(&unknown, &process).0, Comparison::Differs, "the score differs, the sets are unknown");
 }
 
 #[test]
@@ -171,11 +171,11 @@ fn what_cannot_be_seen_is_no_success() {
     for change in changes {
         let mut process = as_mapped(&context, Daemon::Syncd);
         change(&mut process);
-        assert_eq!(verdict(&context, &process).0, Verdict::Unknown);
+        assert_eq!(verdict(&context, &process).0, Comparison::Unknown);
     }
     let blind = Context { config: None, ..context };
     let process = as_mapped(&self::context(&ALL), Daemon::Statusd);
-    assert_eq!(verdict(&blind, &process).0, Verdict::Unknown);
+    assert_eq!(verdict(&blind, &process).0, Comparison::Unknown);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_process_that_is_down_or_there_twice_is_a_difference() {
     for pids in [vec![], vec![7, 9]] {
         let mut process = as_mapped(&context, Daemon::Evictiond);
         process.pids = pids;
-        assert_eq!(verdict(&context, &process).0, Verdict::Differs);
+        assert_eq!(verdict(&context, &process).0, Comparison::Differs);
     }
 }
 
@@ -195,13 +195,13 @@ fn a_kernel_s_old_landlock_is_the_machine_s_doing() {
     let says = process.says.as_mut().unwrap();
     says.landlock.retain(|rule| !rule.starts_with("signals"));
     says.landlock_left_out.push("Landlock version 4 of this kernel lets signals out (6 would not)".into());
-    assert_eq!(verdict(&context, &process).0, Verdict::Withheld);
+    assert_eq!(verdict(&context, &process).0, Comparison::Withheld);
     // A folder that is not there needs no rule.
     let mut process = as_mapped(&context, Daemon::Statusd);
     let says = process.says.as_mut().unwrap();
     says.landlock.retain(|rule| !rule.ends_with("/nix/store"));
     says.landlock_left_out.push("not there: /nix/store".into());
-    assert_eq!(verdict(&context, &process).0, Verdict::Same);
+    assert_eq!(verdict(&context, &process).0, Comparison::Same);
 }
 
 #[test]

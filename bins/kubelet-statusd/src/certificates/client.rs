@@ -20,7 +20,7 @@ use futures_util::stream::BoxStream;
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
-use super::decide::{self, Kubeconfig, Memory, Seen, Shown, Todo, Wanted, Why};
+use super::decide::{self, CertificateSettings, CertificateState, Kubeconfig, Memory, Shown, Todo, Why};
 use super::key::{Key, KeyError, request_name};
 use super::leaf::{self, Chain, Subject};
 use super::metrics::ClientMetrics;
@@ -61,7 +61,7 @@ type Pair = (Vec<u8>, Vec<u8>);
 
 /// One look at the disk; the pair that is inline in the kubeconfig comes along.
 struct Observation {
-    seen: Seen,
+    seen: CertificateState,
     inline: Option<Pair>,
     /// What the bootstrap kubeconfig has in it, as a digest.
     begins_with: Option<[u8; 32]>,
@@ -86,7 +86,7 @@ pub struct ClientCertificate {
     /// None: rotateCertificates is off, and upstream has no counters then.
     metrics: Option<ClientMetrics>,
     subject: Subject,
-    wanted: Wanted,
+    wanted: CertificateSettings,
 }
 
 impl std::fmt::Debug for ClientCertificate {
@@ -105,7 +105,10 @@ impl ClientCertificate {
         state: Arc<StateDir>,
         metrics: Option<ClientMetrics>,
     ) -> Option<Self> {
-        let wanted = Wanted { rotates: config.rotates_client(), bootstraps: config.bootstrap_kubeconfig().is_some() };
+        let wanted = CertificateSettings {
+            rotates: config.rotates_client(),
+            bootstraps: config.bootstrap_kubeconfig().is_some(),
+        };
         if !wanted.rotates && !wanted.bootstraps {
             return None;
         }
@@ -206,7 +209,7 @@ impl ClientCertificate {
         }
     }
 
-    fn todo(&self, seen: &Seen, memory: Memory) -> Todo {
+    fn todo(&self, seen: &CertificateState, memory: Memory) -> Todo {
         decide::client(self.wanted, seen, memory, &self.subject, Timestamp::now())
     }
 
@@ -263,7 +266,7 @@ impl ClientCertificate {
         let signed = signed.filter(|pair| is_pair(pair)).and_then(|pair| Chain::parse(&pair));
         let begins_with = if self.wanted.bootstraps { self.begins_with().await? } else { None };
         let can_bootstrap = self.wanted.bootstraps && (knows_bootstrap || begins_with.is_some());
-        Ok(Observation { seen: Seen { kubeconfig, signed, can_bootstrap }, inline, begins_with })
+        Ok(Observation { seen: CertificateState { kubeconfig, signed, can_bootstrap }, inline, begins_with })
     }
 
     async fn begins_with(&self) -> Result<Option<[u8; 32]>, StoreError> {
@@ -395,7 +398,7 @@ pub(super) async fn wait(changes: &mut BoxStream<'static, ()>, longest: Duration
 struct LastLogged(Option<(Todo, bool)>);
 
 impl LastLogged {
-    fn tell(&mut self, todo: &Todo, seen: &Seen, wanted: Wanted) {
+    fn tell(&mut self, todo: &Todo, seen: &CertificateState, wanted: CertificateSettings) {
         let stuck = wanted.bootstraps && !seen.can_bootstrap && !matches!(seen.kubeconfig, Kubeconfig::Usable(_));
         let now = Some((*todo, stuck));
         if std::mem::replace(&mut self.0, now) == now {

@@ -12,7 +12,7 @@ use super::leaf::{Chain, Subject};
 
 /// What the configuration asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CertificateSettings {
     /// rotateCertificates.
     pub rotates: bool,
     /// `--bootstrap-kubeconfig`.
@@ -42,7 +42,7 @@ pub enum Kubeconfig {
 
 /// All that was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct CertificateState {
     pub kubeconfig: Kubeconfig,
     /// The pair that was signed for the node (`kubelet-client-current.pem`).
     pub signed: Option<Chain>,
@@ -107,7 +107,13 @@ impl Why {
 }
 
 /// About the client certificate.
-pub fn client(wanted: Wanted, seen: &Seen, memory: Memory, subject: &Subject, now: Timestamp) -> Todo {
+pub fn client(
+    wanted: CertificateSettings,
+    seen: &CertificateState,
+    memory: Memory,
+    subject: &Subject,
+    now: Timestamp,
+) -> Todo {
     let shown = match &seen.kubeconfig {
         Kubeconfig::Usable(Shown::Named(chain) | Shown::Inline(chain)) => Some(chain),
         _ => None,
@@ -137,7 +143,7 @@ pub fn client(wanted: Wanted, seen: &Seen, memory: Memory, subject: &Subject, no
 }
 
 /// How long until another certificate of those that are in use ends, which may be another thing to do.
-pub fn until_another_end(seen: &Seen, now: Timestamp) -> Duration {
+pub fn until_another_end(seen: &CertificateState, now: Timestamp) -> Duration {
     let shown = match &seen.kubeconfig {
         Kubeconfig::Usable(Shown::Named(chain) | Shown::Inline(chain)) => Some(chain),
         _ => None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use proptest::prelude::*;
 
-use super::decide::{self, Kubeconfig, Memory, Seen, Shown, Todo, Wanted, Why};
+use super::decide::{self, CertificateSettings, CertificateState, Kubeconfig, Memory, Shown, Todo, Why};
 use super::leaf::{Chain, Subject, of_node};
 
 fn at(second: i64) -> Timestamp {
@@ -21,12 +21,12 @@ fn chain(end: i64) -> Chain {
 const START: Memory = Memory { was_good: false, is_first: false, share: 0.5 };
 const LATER: Memory = Memory { was_good: true, ..START };
 
-fn seen(kubeconfig: Kubeconfig, signed: Option<Chain>, can_bootstrap: bool) -> Seen {
-    Seen { kubeconfig, signed, can_bootstrap }
+fn seen(kubeconfig: Kubeconfig, signed: Option<Chain>, can_bootstrap: bool) -> CertificateState {
+    CertificateState { kubeconfig, signed, can_bootstrap }
 }
 
-fn ask(rotates: bool, bootstraps: bool, memory: Memory, seen: &Seen) -> Todo {
-    decide::client(Wanted { rotates, bootstraps }, seen, memory, &of_node("a"), at(0))
+fn ask(rotates: bool, bootstraps: bool, memory: Memory, seen: &CertificateState) -> Todo {
+    decide::client(CertificateSettings { rotates, bootstraps }, seen, memory, &of_node("a"), at(0))
 }
 
 #[test]

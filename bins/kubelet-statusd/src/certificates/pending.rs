@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedRequest {
     version: u32,
     name: String,
     /// SEC 1, PEM.
@@ -68,15 +68,19 @@ pub fn forget(state: &StateDir, signer: Signer) {
 }
 
 fn keep(state: &StateDir, signer: Signer, subject: &Subject, pending: &Pending) -> Result<(), StateError> {
-    let kept =
-        Kept { version: VERSION, name: pending.name.clone(), key: pending.key.to_pem(), subject: digest(subject) };
+    let kept = SavedRequest {
+        version: VERSION,
+        name: pending.name.clone(),
+        key: pending.key.to_pem(),
+        subject: digest(subject),
+    };
     let bytes = serde_json::to_vec(&kept)
         .map_err(|error| StateError::Write { name: file(signer).to_owned(), source: error.into() })?;
     state.write(file(signer), &bytes)
 }
 
 fn decode(bytes: &[u8], subject: &Subject) -> Option<Pending> {
-    let kept: Kept = serde_json::from_slice(bytes).ok()?;
+    let kept: SavedRequest = serde_json::from_slice(bytes).ok()?;
     let fits = kept.version == VERSION && kept.subject == digest(subject) && kept.name.starts_with("csr-");
     let key = Key::from_pem(kept.key.as_bytes()).filter(|_| fits)?;
     Some(Pending { key, name: kept.name })

@@ -95,7 +95,7 @@ impl RequestError {
 
 /// What the server says of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RequestState {
     Waiting { approved: bool },
     Issued(Vec<u8>),
     Denied { reason: String, message: String },
@@ -103,21 +103,21 @@ pub enum Verdict {
 }
 
 /// Reads a request's status.
-pub fn verdict(request: &CertificateSigningRequest) -> Verdict {
+pub fn verdict(request: &CertificateSigningRequest) -> RequestState {
     let status = request.status.clone().unwrap_or_default();
     let mut approved = false;
     for condition in status.conditions.unwrap_or_default() {
         let words = (condition.reason.unwrap_or_default(), condition.message.unwrap_or_default());
         match condition.type_.as_str() {
-            "Denied" => return Verdict::Denied { reason: words.0, message: words.1 },
-            "Failed" => return Verdict::Failed { reason: words.0, message: words.1 },
+            "Denied" => return RequestState::Denied { reason: words.0, message: words.1 },
+            "Failed" => return RequestState::Failed { reason: words.0, message: words.1 },
             "Approved" => approved = true,
             _ => {}
         }
     }
     match status.certificate {
-        Some(ByteString(pem)) if approved && !pem.is_empty() => Verdict::Issued(pem),
-        _ => Verdict::Waiting { approved },
+        Some(ByteString(pem)) if approved && !pem.is_empty() => RequestState::Issued(pem),
+        _ => RequestState::Waiting { approved },
     }
 }
 
@@ -140,7 +140,7 @@ fn misfit(there: &CertificateSigningRequest, wish: &Wish<'_>, now: Timestamp) ->
     if subject != (wish.subject.common_name.clone(), wish.subject.organizations.clone()) {
         return Some("has another subject");
     }
-    if let Verdict::Issued(pem) = verdict(there)
+    if let RequestState::Issued(pem) = verdict(there)
         && Chain::parse(&pem).is_none_or(|chain| chain.first_end <= now)
     {
         return Some("has a certificate that has ended");
@@ -223,10 +223,10 @@ async fn wait(
             return Some(Err(RequestError::Replaced { name }));
         }
         match verdict(request) {
-            Verdict::Issued(pem) => Some(Ok(pem)),
-            Verdict::Denied { reason, message } => Some(Err(RequestError::Denied { name, reason, message })),
-            Verdict::Failed { reason, message } => Some(Err(RequestError::Failed { name, reason, message })),
-            Verdict::Waiting { approved } => {
+            RequestState::Issued(pem) => Some(Ok(pem)),
+            RequestState::Denied { reason, message } => Some(Err(RequestError::Denied { name, reason, message })),
+            RequestState::Failed { reason, message } => Some(Err(RequestError::Failed { name, reason, message })),
+            RequestState::Waiting { approved } => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::info!(csr = name, approved, "waiting for the certificate");
                 }

@@ -25,7 +25,7 @@ pub const CAPACITY: usize = 1000;
 const BYTES_MAX: usize = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedBacklog {
     epoch: u64,
     seq: u64,
     #[serde(default, deserialize_with = "state_file::list")]
@@ -127,7 +127,7 @@ impl Backlog {
     /// Reads what the last run left. A file that cannot be read counts as none: events are then named again, and refused
     /// by the server where they are there already.
     pub fn read(state: Arc<StateDir>) -> Self {
-        let now = match state.load(FILE, |bytes| serde_json::from_slice::<Kept>(bytes)) {
+        let now = match state.load(FILE, |bytes| serde_json::from_slice::<SavedBacklog>(bytes)) {
             Ok(Some(kept)) => {
                 let mut now = Now { read: Some(Cursor { epoch: kept.epoch, seq: kept.seq }), ..Now::default() };
                 for event in kept.waiting.into_iter().take(CAPACITY).map(KeptEvent::event) {
@@ -215,7 +215,7 @@ impl Backlog {
             // Nothing was ever read with a place to go on from.
             let Some(read) = now.read.filter(|_| now.changes != now.written) else { return };
             let waiting = now.waiting.iter().filter_map(KeptEvent::of).collect();
-            (now.changes, Kept { epoch: read.epoch, seq: read.seq, waiting })
+            (now.changes, SavedBacklog { epoch: read.epoch, seq: read.seq, waiting })
         };
         let state = self.state.clone();
         let written = tokio::task::spawn_blocking(move || {

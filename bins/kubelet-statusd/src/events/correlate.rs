@@ -24,7 +24,7 @@ const COMBINED: &str = "(combined from similar events): ";
 
 /// What to do with an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Correlation {
     Create(EventObject),
     /// It is there already; its count, time and message are to be renewed. If it is not there any more it is created as
     /// it stands here.
@@ -40,7 +40,7 @@ struct Similar {
 }
 
 #[derive(Debug, Clone)]
-struct Seen {
+struct SeenEvent {
     name: String,
     first: Timestamp,
     count: u32,
@@ -50,7 +50,7 @@ struct Seen {
 #[derive(Debug)]
 pub struct Correlator {
     similar: Lru<u64, Similar>,
-    seen: Lru<u64, Seen>,
+    seen: Lru<u64, SeenEvent>,
     spam: Lru<u64, Bucket>,
 }
 
@@ -62,14 +62,14 @@ impl Default for Correlator {
 
 impl Correlator {
     /// Judges one event, in the order in which they happened.
-    pub fn judge(&mut self, event: EventObject) -> Verdict {
+    pub fn judge(&mut self, event: EventObject) -> Correlation {
         let now = event.last;
         let (event, key) = self.aggregate(event);
         let event = self.observe(event, key);
         if self.is_spam(&event, now) {
-            return Verdict::Spam;
+            return Correlation::Spam;
         }
-        if event.count > 1 { Verdict::Count(event) } else { Verdict::Create(event) }
+        if event.count > 1 { Correlation::Count(event) } else { Correlation::Create(event) }
     }
 
     /// The event, or the one that stands for all similar ones; and under which key it is counted.
@@ -115,7 +115,7 @@ impl Correlator {
             event.first = seen.first;
             event.count = seen.count.saturating_add(1);
         }
-        self.seen.put(key, Seen { name: event.name.clone(), first: event.first, count: event.count });
+        self.seen.put(key, SeenEvent { name: event.name.clone(), first: event.first, count: event.count });
         event
     }
 

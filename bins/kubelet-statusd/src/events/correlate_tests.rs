@@ -29,8 +29,8 @@ fn about(pod: &str, seconds: i64, reason: &str, message: &str) -> EventObject {
 fn an_equal_event_is_counted_under_its_first_name() {
     let mut correlator = Correlator::default();
     let first = event(0, "BackOff", "m");
-    assert_eq!(correlator.judge(first.clone()), Verdict::Create(first.clone()));
-    let Verdict::Count(second) = correlator.judge(event(7, "BackOff", "m")) else { panic!("not counted") };
+    assert_eq!(correlator.judge(first.clone()), Correlation::Create(first.clone()));
+    let Correlation::Count(second) = correlator.judge(event(7, "BackOff", "m")) else { panic!("not counted") };
     assert_eq!((second.count, &second.name, second.first), (2, &first.name, first.first));
     assert_eq!(
         second.patch(),
@@ -38,7 +38,7 @@ fn an_equal_event_is_counted_under_its_first_name() {
     );
     // Another message, another object, another reason: another event.
     for other in [event(8, "BackOff", "x"), about("q", 8, "BackOff", "m"), event(8, "Failed", "m")] {
-        assert!(matches!(correlator.judge(other), Verdict::Create(_)));
+        assert!(matches!(correlator.judge(other), Correlation::Create(_)));
     }
 }
 
@@ -46,31 +46,33 @@ fn an_equal_event_is_counted_under_its_first_name() {
 fn the_tenth_similar_event_is_combined() {
     let mut correlator = Correlator::default();
     for i in 0..9 {
-        assert!(matches!(correlator.judge(event(i, "Unhealthy", &i.to_string())), Verdict::Create(e) if e.reporting));
+        assert!(
+            matches!(correlator.judge(event(i, "Unhealthy", &i.to_string())), Correlation::Create(e) if e.reporting)
+        );
     }
-    let Verdict::Create(combined) = correlator.judge(event(9, "Unhealthy", "9")) else { panic!("not created") };
+    let Correlation::Create(combined) = correlator.judge(event(9, "Unhealthy", "9")) else { panic!("not created") };
     assert_eq!((combined.message.as_str(), combined.reporting), ("(combined from similar events): 9", false));
     assert_eq!(combined.body()["reportingComponent"], "");
-    let Verdict::Count(again) = correlator.judge(event(10, "Unhealthy", "10")) else { panic!("not counted") };
+    let Correlation::Count(again) = correlator.judge(event(10, "Unhealthy", "10")) else { panic!("not counted") };
     assert_eq!(
         (again.message.as_str(), again.count, &again.name),
         ("(combined from similar events): 10", 2, &combined.name)
     );
     // After ten quiet minutes it begins anew.
-    assert!(matches!(correlator.judge(event(611, "Unhealthy", "11")), Verdict::Create(e) if e.message == "11"));
+    assert!(matches!(correlator.judge(event(611, "Unhealthy", "11")), Correlation::Create(e) if e.message == "11"));
 }
 
 #[test]
 fn an_object_has_25_events_and_one_more_every_five_minutes() {
     let mut correlator = Correlator::default();
-    let mut spam = |seconds: i64| matches!(correlator.judge(event(seconds, "BackOff", "m")), Verdict::Spam);
+    let mut spam = |seconds: i64| matches!(correlator.judge(event(seconds, "BackOff", "m")), Correlation::Spam);
     assert!((0..25).all(|_| !spam(0)));
     assert!(spam(0) && spam(299));
     assert!(!spam(300) && spam(300));
     // What was not sent was counted all the same.
-    let Verdict::Count(last) = correlator.judge(event(1000, "BackOff", "m")) else { panic!("not counted") };
+    let Correlation::Count(last) = correlator.judge(event(1000, "BackOff", "m")) else { panic!("not counted") };
     assert_eq!(last.count, 30);
-    assert!(matches!(correlator.judge(about("other", 0, "BackOff", "m")), Verdict::Create(_)));
+    assert!(matches!(correlator.judge(about("other", 0, "BackOff", "m")), Correlation::Create(_)));
 }
 
 #[test]
@@ -80,8 +82,8 @@ fn memories_are_bounded() {
         correlator.judge(about(&format!("p{i}"), 0, "Created", "m"));
     }
     assert_eq!((correlator.seen.len(), correlator.similar.len(), correlator.spam.len()), (MEMORY, MEMORY, MEMORY));
-    assert!(matches!(correlator.judge(about("p0", 1, "Created", "m")), Verdict::Create(_)), "forgotten");
-    assert!(matches!(correlator.judge(about(&format!("p{}", MEMORY + 49), 1, "Created", "m")), Verdict::Count(_)));
+    assert!(matches!(correlator.judge(about("p0", 1, "Created", "m")), Correlation::Create(_)), "forgotten");
+    assert!(matches!(correlator.judge(about(&format!("p{}", MEMORY + 49), 1, "Created", "m")), Correlation::Count(_)));
 }
 
 proptest! {
@@ -93,9 +95,9 @@ proptest! {
         for (step, message) in moments {
             now += step;
             match correlator.judge(event(now, "Unhealthy", &message.to_string())) {
-                Verdict::Spam => continue,
-                Verdict::Create(event) => prop_assert!(event.count == 1 && event.first == event.last),
-                Verdict::Count(event) => prop_assert!(event.count > 1 && event.first <= event.last),
+                Correlation::Spam => continue,
+                Correlation::Create(event) => prop_assert!(event.count == 1 && event.first == event.last),
+                Correlation::Count(event) => prop_assert!(event.count > 1 && event.first <= event.last),
             }
             sent += 1;
             prop_assert!(sent <= 25 + now / 300);

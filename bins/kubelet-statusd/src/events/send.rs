@@ -13,7 +13,7 @@ use kube::Client;
 
 use super::Involved;
 use super::backlog::Backlog;
-use super::correlate::{Correlator, Verdict};
+use super::correlate::{Correlation, Correlator};
 use super::feed;
 use super::metrics::EventMetrics;
 use super::object::{EventObject, Occurrence};
@@ -95,9 +95,9 @@ impl Sender {
             Involved::Pod { uid, .. } => self.queue.pod_version(uid),
         };
         match run.correlator.judge(EventObject::new(occurrence, &self.node, version.as_deref())) {
-            Verdict::Spam => self.metrics.count("spam", 1),
-            Verdict::Create(event) => self.deliver(run, &event, false).await,
-            Verdict::Count(event) => self.deliver(run, &event, true).await,
+            Correlation::Spam => self.metrics.count("spam", 1),
+            Correlation::Create(event) => self.deliver(run, &event, false).await,
+            Correlation::Count(event) => self.deliver(run, &event, true).await,
         }
     }
 

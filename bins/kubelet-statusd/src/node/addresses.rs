@@ -12,7 +12,7 @@ pub const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
 /// What the configuration asks for.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct AddressSettings<'a> {
     /// At most one of each family; an unspecified one alone picks the family.
     pub node_ips: &'a [IpAddr],
     /// Name of the node, which is its Hostname too.
@@ -41,7 +41,7 @@ pub enum AddressError {
 }
 
 /// Whether the name has to be resolved and the default route looked at, for there is nothing better.
-pub fn has_to_detect(wanted: &Wanted<'_>, has_addresses: bool) -> bool {
+pub fn has_to_detect(wanted: &AddressSettings<'_>, has_addresses: bool) -> bool {
     let specified = wanted.node_ips.first().is_some_and(|ip| !ip.is_unspecified());
     let left_to_provider = wanted.external_cloud_provider && (has_addresses || wanted.node_ips.is_empty());
     !specified && !left_to_provider && wanted.name.parse::<IpAddr>().is_err()
@@ -51,7 +51,7 @@ pub fn has_to_detect(wanted: &Wanted<'_>, has_addresses: bool) -> bool {
 ///
 /// # Errors
 /// `--node-ip` is not the machine's or not usable, or nothing was found.
-pub fn decide(wanted: &Wanted<'_>, has_addresses: bool, probed: &Probed) -> Result<Decision, AddressError> {
+pub fn decide(wanted: &AddressSettings<'_>, has_addresses: bool, probed: &Probed) -> Result<Decision, AddressError> {
     let specified: Vec<IpAddr> = wanted.node_ips.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     if let Some(first) = specified.first() {
         probed.check(*first).map_err(AddressError::NodeIp)?;
@@ -113,7 +113,7 @@ mod tests {
         let node_ips: Vec<IpAddr> = node_ips.split(',').filter(|text| !text.is_empty()).map(ip).collect();
         let mut probed = probed();
         change(&mut probed);
-        let wanted = Wanted { node_ips: &node_ips, name, external_cloud_provider: false };
+        let wanted = AddressSettings { node_ips: &node_ips, name, external_cloud_provider: false };
         let decision = decide(&wanted, true, &probed).map_err(|error| error.to_string())?;
         assert_eq!(decision.provided, None);
         let mut addresses = decision.addresses.unwrap();
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn an_external_provider_has_the_say() {
         let decide = |ips: &[IpAddr], has| {
-            let wanted = Wanted { node_ips: ips, name: "n", external_cloud_provider: true };
+            let wanted = AddressSettings { node_ips: ips, name: "n", external_cloud_provider: true };
             let decision = decide(&wanted, has, &probed()).unwrap();
             let ips: Option<Vec<String>> =
                 decision.addresses.map(|list| list.into_iter().map(|one| one.address).collect());
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn detection_only_where_it_is_needed() {
         let detect = |ips: &[IpAddr], name: &str, external, has| {
-            has_to_detect(&Wanted { node_ips: ips, name, external_cloud_provider: external }, has)
+            has_to_detect(&AddressSettings { node_ips: ips, name, external_cloud_provider: external }, has)
         };
         assert!(detect(&[], "n", false, true));
         assert!(detect(&[ip("::")], "n", true, false));

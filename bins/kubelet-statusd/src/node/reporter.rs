@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::addresses::{Decision, Wanted, decide, has_to_detect};
+use super::addresses::{AddressSettings, Decision, decide, has_to_detect};
 use super::cadence::{Cadence, jittered};
 use super::conditions::{Pressure, ReportedConditions};
 use super::csinode::Progress;
@@ -291,7 +291,7 @@ impl Reporter {
     }
 
     async fn look_at_addresses(&self, old: &Node, memory: &mut Memory) {
-        let wanted = Wanted {
+        let wanted = AddressSettings {
             node_ips: &self.config.node_ips,
             name: self.config.node_name.as_str(),
             external_cloud_provider: object::is_external(&self.config),

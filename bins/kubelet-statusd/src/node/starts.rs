@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 const FILE: StateFile = StateFile { name: "registered.json", version: 1 };
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedStarts {
     /// Of the start that registered the Node last.
     start: String,
 }
@@ -27,7 +27,7 @@ pub struct Starts {
 impl Starts {
     /// `id`: of this start. A file that cannot be read counts as none: the Node is then put right once more.
     pub fn load(state: Arc<StateDir>, id: &str) -> Self {
-        let kept = state.load(FILE, |content| serde_json::from_slice::<Kept>(content));
+        let kept = state.load(FILE, |content| serde_json::from_slice::<SavedStarts>(content));
         let kept = kept.unwrap_or_else(|error| {
             tracing::warn!(%error, "which start registered the Node last cannot be read");
             None
@@ -47,8 +47,8 @@ impl Starts {
             return;
         }
         let Some(state) = &self.state else { return };
-        let kept =
-            state_file::encode(FILE.version, &Kept { start: self.id.clone() }).map_err(|error| error.to_string());
+        let kept = state_file::encode(FILE.version, &SavedStarts { start: self.id.clone() })
+            .map_err(|error| error.to_string());
         if let Err(error) = kept.and_then(|kept| state.write(FILE.name, &kept).map_err(|error| error.to_string())) {
             tracing::warn!(error, "that this start has registered the Node is not remembered");
         }

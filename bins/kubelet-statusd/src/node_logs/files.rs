@@ -22,14 +22,14 @@ const INDEX: &str = "index.html";
 
 /// A request, as far as files depend on it.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct FileRequest<'a> {
     pub method: &'a Method,
     pub headers: &'a HeaderMap,
     pub query: Option<&'a str>,
 }
 
 /// `path`: what follows `/logs/`, with its slash at the end.
-pub async fn serve(broker: &BrokerClient, path: &str, asked: &Asked<'_>) -> Answer {
+pub async fn serve(broker: &BrokerClient, path: &str, asked: &FileRequest<'_>) -> Answer {
     let url = format!("/{}", path.trim_start_matches('/'));
     if url.ends_with("/index.html") {
         return moved("./", asked.query);
@@ -83,7 +83,7 @@ fn dated(answer: &mut Answer, modified: Option<Timestamp>) {
     }
 }
 
-async fn list(directory: OwnedFd, modified: Option<Timestamp>, asked: &Asked<'_>) -> Answer {
+async fn list(directory: OwnedFd, modified: Option<Timestamp>, asked: &FileRequest<'_>) -> Answer {
     if conditions::not_modified_since(asked.headers, modified).is_some() {
         return answer::empty(StatusCode::NOT_MODIFIED);
     }
@@ -112,7 +112,7 @@ fn names(directory: OwnedFd) -> rustix::io::Result<Vec<Name>> {
     Ok(names)
 }
 
-async fn content(name: &str, file: File, size: u64, modified: Option<Timestamp>, asked: &Asked<'_>) -> Answer {
+async fn content(name: &str, file: File, size: u64, modified: Option<Timestamp>, asked: &FileRequest<'_>) -> Answer {
     let file = Arc::new(file);
     let content_type = match sniff::by_name(name) {
         Some(content_type) => content_type,
@@ -189,7 +189,7 @@ mod tests {
         let size = file.metadata().unwrap().len();
         let modified = "2026-11-21T10:00:00Z".parse().ok();
         let headers = pairs.iter().map(|(k, v)| (HeaderName::from_static(k), v.parse().unwrap())).collect();
-        let asked = Asked { method: &Method::GET, headers: &headers, query: None };
+        let asked = FileRequest { method: &Method::GET, headers: &headers, query: None };
         let name = path.file_name().unwrap().to_str().unwrap();
         let answer = content(name, file, size, modified, &asked).await;
         let (parts, body) = answer.into_parts();
@@ -248,14 +248,14 @@ mod tests {
         let open = || rustix::fs::open(dir.path(), rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
         let modified = "2026-11-21T10:00:00Z".parse().ok();
         let headers = HeaderMap::new();
-        let asked = Asked { method: &Method::GET, headers: &headers, query: None };
+        let asked = FileRequest { method: &Method::GET, headers: &headers, query: None };
         let answer = list(open(), modified, &asked).await;
         assert_eq!(answer.headers()["content-type"], "text/html; charset=utf-8");
         let page = answer.into_body().collect().await.unwrap().to_bytes();
         assert!(page.ends_with(b"<a href=\"a\">a</a>\n<a href=\"pods/\">pods/</a>\n</pre>\n"));
         let since = [(header::IF_MODIFIED_SINCE, HeaderValue::from_static("Sat, 21 Nov 2026 10:00:00 GMT"))];
         let headers = since.into_iter().collect();
-        let asked = Asked { headers: &headers, ..asked };
+        let asked = FileRequest { headers: &headers, ..asked };
         assert_eq!(list(open(), modified, &asked).await.status(), 304);
     }
 

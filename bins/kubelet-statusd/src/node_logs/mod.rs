@@ -39,7 +39,8 @@ impl NodeLogs {
 
     /// Answers one request. `relative`: what follows `/logs/`, decoded.
     pub async fn serve(&self, relative: &str, request: Request<Incoming>) -> Answer {
-        let asked = files::Asked { method: request.method(), headers: request.headers(), query: request.uri().query() };
+        let asked =
+            files::FileRequest { method: request.method(), headers: request.headers(), query: request.uri().query() };
         let query = if self.queries { Query::parse(asked.query.unwrap_or_default()) } else { Ok(None) };
         let query = match query {
             Ok(None) => return files::serve(&self.broker, relative, &asked).await,

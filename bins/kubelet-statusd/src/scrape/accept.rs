@@ -44,13 +44,13 @@ impl Escaping {
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct AcceptedFormat {
     pub format: Format,
     pub escaping: Escaping,
     pub gzip: bool,
 }
 
-impl Wanted {
+impl AcceptedFormat {
     /// The `Content-Type` of the answer.
     pub fn content_type(self) -> String {
         let kind = match self.format {
@@ -66,11 +66,11 @@ impl Wanted {
 }
 
 /// Reads `Accept` and `Accept-Encoding`. What cannot be understood is as if it were not there: the answer is then plain text.
-pub fn negotiate(headers: &HeaderMap) -> Wanted {
+pub fn negotiate(headers: &HeaderMap) -> AcceptedFormat {
     // The first header of this name alone counts, as upstream's.
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let (format, escaping) = format(accept);
-    Wanted { format, escaping, gzip: gzip(headers) }
+    AcceptedFormat { format, escaping, gzip: gzip(headers) }
 }
 
 #[derive(Debug)]

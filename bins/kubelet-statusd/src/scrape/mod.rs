@@ -20,7 +20,7 @@ use prometheus::{IntGaugeVec, Opts, Registry};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::peers::Peers;
-use crate::scrape::accept::{Format, Wanted, negotiate};
+use crate::scrape::accept::{AcceptedFormat, Format, negotiate};
 use crate::scrape::encode::{Dialect, Encoder};
 use crate::scrape::exposition::{Family, Kind, Sample};
 use crate::scrape::join::{Joined, Source, join};
@@ -205,7 +205,7 @@ fn write(families: Vec<Joined<'_>>, format: Format) -> Vec<u8> {
     encoder.finish().into_bytes()
 }
 
-fn finished(wanted: Wanted, content: Vec<u8>) -> Answer {
+fn finished(wanted: AcceptedFormat, content: Vec<u8>) -> Answer {
     let (content, encoding) = match wanted.gzip.then(|| compressed(&content)).flatten() {
         Some(compressed) => (compressed, Some(HeaderValue::from_static("gzip"))),
         None => (content, None),

@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod};
 
 use super::Rejection;
-use crate::pod::spec::{containers, ephemeral_as_container, ephemeral_containers, init_containers};
-use crate::runtime::security::{APP_ARMOR_ANNOTATION as ANNOTATION, app_armor_profile};
+use kubelet_model::pod::spec::{containers, ephemeral_as_container, ephemeral_containers, init_containers};
+use kubelet_runtime::runtime::security::{APP_ARMOR_ANNOTATION as ANNOTATION, app_armor_profile};
 
 /// The kernel has AppArmor and it is on.
 pub fn is_enabled() -> bool {

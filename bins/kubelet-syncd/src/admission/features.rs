@@ -5,8 +5,8 @@ use bulkhead_config::FeatureGates;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
-use crate::allocation::record::{Gates, same_level};
-use crate::pod::spec::{containers, host_network, init_containers, is_sidecar};
+use kubelet_model::pod::spec::{containers, host_network, init_containers, is_sidecar};
+use kubelet_runtime::allocation::record::{Gates, same_level};
 
 /// Gates that admission asks about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

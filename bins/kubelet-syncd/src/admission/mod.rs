@@ -3,7 +3,7 @@
 //!
 //! Pure: a pod, the pods that count beside it, the node and the settings in; a [`Decision`] out. The main loop acts on it.
 //! Not here because this node has none of it: device, CPU and memory managers. What is asked of resizes beforehand is
-//! [`crate::allocation::verdict`].
+//! [`kubelet_runtime::allocation::feasibility`].
 
 pub mod affinity;
 pub mod apparmor;
@@ -27,8 +27,8 @@ pub use node_info::NodeInfo;
 pub use pressure::Pressure;
 pub use resources::Shortage;
 
-use crate::pod::spec::is_critical;
 use features::Features;
+use kubelet_model::pod::spec::is_critical;
 use sysctls::Allowlist;
 
 /// Why a pod is refused: `status.reason`, and what stands behind `Pod was rejected: ` in `status.message`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bulkhead_types::{Quantity, go_arch};
 use k8s_openapi::api::core::v1::{Node, Taint};
 
-use crate::pod::resources::{Amounts, amounts};
+use kubelet_model::pod::resources::{Amounts, amounts};
 
 /// Label with the operating system.
 pub const OS_LABEL: &str = "kubernetes.io/os";

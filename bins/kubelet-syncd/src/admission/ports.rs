@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
 use super::Obstacle;
-use crate::pod::spec::{containers, init_containers, is_sidecar};
+use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};
 
 /// Address (empty: all), protocol, number.
 type HostPort<'a> = (&'a str, &'a str, i32);

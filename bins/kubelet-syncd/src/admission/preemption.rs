@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Shortage;
 use super::resources::request;
 use crate::desired::uid_of;
-use crate::pod::resources::qos_class;
-use crate::pod::spec::is_critical;
+use kubelet_model::pod::resources::qos_class;
+use kubelet_model::pod::spec::is_critical;
 
 /// Reason of the event and of the status.
 pub const REASON: &str = "Preempting";

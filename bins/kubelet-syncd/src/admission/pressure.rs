@@ -4,9 +4,9 @@
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
 use super::{Rejection, taints};
-use crate::pod::resources::qos_class;
-use crate::pod::spec::is_critical;
 use bulkhead_types::QosClass;
+use kubelet_model::pod::resources::qos_class;
+use kubelet_model::pod::spec::is_critical;
 
 /// Conditions of the node that are true now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::node_info::{NodeInfo, count};
-use crate::pod::resources::{Amounts, pod_requests};
+use kubelet_model::pod::resources::{Amounts, pod_requests};
 
 /// What a pod cannot have, in the resource's own counting unit.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
-use crate::validation::sysctl::{Namespace, normalize};
+use kubelet_model::validation::sysctl::{Namespace, normalize};
 
 /// Parameters that are safe, and since which kernel they are isolated.
 const SAFE: [(&str, (u32, u32)); 12] = [

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Pod, Taint, Toleration};
 
 use super::Obstacle;
 use super::node_info::NodeInfo;
-use crate::pod::spec::is_static;
+use kubelet_model::pod::spec::is_static;
 
 pub(super) fn check(pod: &Pod, node: &NodeInfo, comparing: bool) -> Option<Obstacle> {
     if is_static(pod) {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod::resources::Amounts;
 use bulkhead_types::Quantity;
+use kubelet_model::pod::resources::Amounts;
 
 const GIB: i64 = 1 << 30;
 

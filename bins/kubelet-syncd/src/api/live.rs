@@ -23,7 +23,7 @@ use super::server::{Got, ObjectServer, object_error};
 use super::store::{Store, Strategy, Ttl};
 use super::tokens::Tokens;
 use super::{node, references, runtime_classes, services};
-use crate::objects::{KnownServices, Objects, Token, TokenWanted};
+use kubelet_model::objects::{KnownServices, Objects, Token, TokenWanted};
 
 /// Annotation of the Node: seconds for which configMaps and secrets may be kept.
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";

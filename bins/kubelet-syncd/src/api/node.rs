@@ -16,7 +16,7 @@ use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
-use crate::node_facts::SharedFacts;
+use kubelet_model::node_facts::SharedFacts;
 
 /// Pause before the runtime is told again after a failure; upstream tries with each node status.
 const RETRY: Duration = Duration::from_secs(10);
@@ -268,7 +268,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_host_is_asked_while_nobody_else_names_its_addresses() {
-        use crate::node_facts::{HostFacts, NodeFacts};
+        use kubelet_model::node_facts::{HostFacts, NodeFacts};
         let mut config = NodeConfig::for_tests(std::path::Path::new("/nowhere"));
         // A name that is an address needs no resolver.
         config.node_name = NodeName::parse("192.0.2.9").unwrap();

@@ -51,7 +51,7 @@ pub fn changes(client: &ApiClient, node: &NodeName) -> BoxStream<'static, Change
 
 /// A pod as it was seen, sorted out.
 #[derive(Debug)]
-enum Seen {
+enum WatchedPod {
     /// To be run here. Last its managedFields as JSON, which the typed copy is without.
     Pod(PodUid, ApiObject, Box<Pod>, Vec<u8>),
     Mirror(FullName, ApiObject),
@@ -101,33 +101,33 @@ impl Source {
         match change {
             Change::Restarted(pods) => self.restarted(pods).await,
             Change::Applied(pod) => match self.sort_out(pod) {
-                Seen::Pod(uid, object, pod, managed) => {
+                WatchedPod::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
                     self.parts.hub.keep_managed_fields(&uid, &managed);
                     self.known.insert(uid);
                     self.parts.sender.upsert(*pod).await
                 }
-                Seen::Mirror(name, object) => {
+                WatchedPod::Mirror(name, object) => {
                     let copy = self.mirrors.upsert(name, object);
                     self.tell(copy);
                     true
                 }
-                Seen::Nothing => true,
+                WatchedPod::Nothing => true,
             },
             Change::Deleted(pod) => match sort_out(pod, &self.parts.node) {
-                Seen::Pod(uid, ..) => {
+                WatchedPod::Pod(uid, ..) => {
                     self.parts.hub.set_api(&uid, None);
                     self.parts.hub.drop_managed_fields(&uid);
                     self.parts.starts.forget(&uid);
                     self.known.remove(&uid);
                     self.parts.sender.remove(uid).await
                 }
-                Seen::Mirror(name, object) => {
+                WatchedPod::Mirror(name, object) => {
                     let copy = self.mirrors.remove(&name, &object.uid);
                     self.tell(copy);
                     true
                 }
-                Seen::Nothing => true,
+                WatchedPod::Nothing => true,
             },
             Change::Failed(error) => {
                 tracing::debug!("pods could not be watched on the API server: {error}");
@@ -138,7 +138,7 @@ impl Source {
     }
 
     /// What the pod is to us. How far its start has got is noted on the way: later its status is not at hand any more.
-    fn sort_out(&self, pod: Pod) -> Seen {
+    fn sort_out(&self, pod: Pod) -> WatchedPod {
         if let Some(uid) = pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok())
             && !is_mirror(&pod)
         {
@@ -151,14 +151,14 @@ impl Source {
         let (mut pods, mut mirrors, mut known) = (Vec::new(), Vec::new(), HashSet::new());
         for pod in all {
             match self.sort_out(pod) {
-                Seen::Pod(uid, object, pod, managed) => {
+                WatchedPod::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
                     self.parts.hub.keep_managed_fields(&uid, &managed);
                     known.insert(uid);
                     pods.push(*pod);
                 }
-                Seen::Mirror(name, object) => mirrors.push((name, object)),
-                Seen::Nothing => {}
+                WatchedPod::Mirror(name, object) => mirrors.push((name, object)),
+                WatchedPod::Nothing => {}
             }
         }
         let before = std::mem::replace(&mut self.known, known);
@@ -199,7 +199,7 @@ impl Source {
     }
 }
 
-fn sort_out(pod: Pod, node: &NodeName) -> Seen {
+fn sort_out(pod: Pod, node: &NodeName) -> WatchedPod {
     let bound_here = pod.spec.as_ref().is_some_and(|s| s.node_name.as_deref() == Some(node.as_str()));
     let uid = pod.metadata.uid.as_deref().map(PodUid::parse);
     let Some(Ok(uid)) = uid.filter(|_| bound_here) else {
@@ -208,14 +208,14 @@ fn sort_out(pod: Pod, node: &NodeName) -> Seen {
             name = pod.metadata.name,
             "the API server sent a pod of another node, or one without a usable uid: ignored"
         );
-        return Seen::Nothing;
+        return WatchedPod::Nothing;
     };
     let object = api_object(&pod);
     if object.mirror_hash.is_empty() && !is_mirror(&pod) {
         let managed = pod.metadata.managed_fields.as_ref().and_then(|fields| serde_json::to_vec(fields).ok());
-        return Seen::Pod(uid, object, Box::new(compact(&pod)), managed.unwrap_or_default());
+        return WatchedPod::Pod(uid, object, Box::new(compact(&pod)), managed.unwrap_or_default());
     }
-    Seen::Mirror((pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default()), object)
+    WatchedPod::Mirror((pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default()), object)
 }
 
 fn is_mirror(pod: &Pod) -> bool {
@@ -372,7 +372,10 @@ mod tests {
 
     #[test]
     fn an_empty_mirror_annotation_makes_a_mirror() {
-        assert!(matches!(sort_out(pod("m", "a", "n", Some("")), &NodeName::parse("n").unwrap()), Seen::Mirror(..)));
+        assert!(matches!(
+            sort_out(pod("m", "a", "n", Some("")), &NodeName::parse("n").unwrap()),
+            WatchedPod::Mirror(..)
+        ));
         let compacted = compact(&pod("m", "a", "n", None));
         assert!(compacted.metadata.managed_fields.is_none());
     }

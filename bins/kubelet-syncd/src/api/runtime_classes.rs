@@ -10,7 +10,7 @@ use futures_util::stream::BoxStream;
 use k8s_openapi::api::node::v1::RuntimeClass;
 
 use super::server::Got;
-use crate::objects::ObjectError;
+use kubelet_model::objects::ObjectError;
 
 pub fn changes(client: &ApiClient) -> BoxStream<'static, Change<RuntimeClass>> {
     watch(client, Lane::Main, Scope::default())

@@ -14,7 +14,7 @@ use kube::api::GetParams;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::objects::ObjectError;
+use kubelet_model::objects::ObjectError;
 
 pub type Got<T> = Result<T, ObjectError>;
 

@@ -10,8 +10,8 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1 as k8s;
 use tokio::sync::watch;
 
-use crate::objects::KnownServices;
-use crate::objects::{Service, ServicePort};
+use kubelet_model::objects::KnownServices;
+use kubelet_model::objects::{Service, ServicePort};
 
 /// Changes that are taken in before others see the result.
 const BATCH: usize = 256;

@@ -15,7 +15,7 @@ use kube::Api;
 use kube::api::PostParams;
 
 use super::server::{Got, object_error};
-use crate::objects::{ObjectError, Token, TokenWanted};
+use kubelet_model::objects::{ObjectError, Token, TokenWanted};
 
 /// A token is renewed when it is this old, however long it is valid.
 const AGE_MAX: SignedDuration = SignedDuration::from_hours(24);

@@ -44,7 +44,7 @@ pub struct PodFacts {
 
 /// A pod as its source and the runtime show it.
 #[derive(Debug, Clone)]
-pub struct Seen<P> {
+pub struct PodView<P> {
     pub pod: P,
     pub facts: PodFacts,
     /// The runtime shows no running container and no ready sandbox of it. Counts only for a pod that is seen for the

@@ -3,7 +3,7 @@
 use bulkhead_types::PodUid;
 
 use super::messages::Lifecycle;
-use super::state::{Known, Worker, Workers};
+use super::state::{PodWorkerSync, Worker, Workers};
 
 impl<P: Clone> Workers<P> {
     pub fn lifecycle(&self, uid: &PodUid) -> Option<Lifecycle> {
@@ -30,10 +30,14 @@ impl<P: Clone> Workers<P> {
     }
 
     /// Each worker's place, for metrics: lifecycle, has configuration, static.
-    pub fn snapshot(&self) -> impl Iterator<Item = (&PodUid, Known)> {
+    pub fn snapshot(&self) -> impl Iterator<Item = (&PodUid, PodWorkerSync)> {
         self.pods.iter().map(|(uid, w)| {
-            let known =
-                Known { lifecycle: w.lifecycle(), orphan: w.deleted, has_config: w.has_config, is_static: w.is_static };
+            let known = PodWorkerSync {
+                lifecycle: w.lifecycle(),
+                orphan: w.deleted,
+                has_config: w.has_config,
+                is_static: w.is_static,
+            };
             (uid, known)
         })
     }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use bulkhead_types::PodUid;
 
-use super::messages::{Action, Kill, Lifecycle, Outcome, PodFacts, Seen, UpdateType, Work, WorkKind};
+use super::messages::{Action, Kill, Lifecycle, Outcome, PodFacts, PodView, UpdateType, Work, WorkKind};
 use super::requeue::Retry;
 
 /// Shortest grace period, seconds, that a pod is given.
@@ -115,7 +115,7 @@ fn effective_grace(current: u64, facts: Option<&PodFacts>, kill: Option<u64>) ->
 
 /// What [`Workers::sync_known`] says about a pod that has a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct PodWorkerSync {
     pub lifecycle: Lifecycle,
     /// No configuration names it any more.
     pub orphan: bool,
@@ -145,11 +145,11 @@ impl<P: Clone> Workers<P> {
         &mut self,
         uid: &PodUid,
         kind: UpdateType,
-        seen: Seen<P>,
+        seen: PodView<P>,
         kill: Option<&Kill>,
         now: Instant,
     ) -> Vec<Action<P>> {
-        let Seen { pod, facts, runtime_ended } = seen;
+        let PodView { pod, facts, runtime_ended } = seen;
         let first = !self.pods.contains_key(uid);
         let worker = self.pods.entry(uid.clone()).or_insert_with(Worker::new);
         if first && facts.terminal_phase && runtime_ended {
@@ -371,7 +371,11 @@ impl<P: Clone> Workers<P> {
     }
 
     /// Housekeeping's pass: forgets what is over, starts to end what nobody wants. Only once every source has delivered.
-    pub fn sync_known(&mut self, desired: &HashSet<PodUid>, now: Instant) -> (BTreeMap<PodUid, Known>, Vec<Action<P>>) {
+    pub fn sync_known(
+        &mut self,
+        desired: &HashSet<PodUid>,
+        now: Instant,
+    ) -> (BTreeMap<PodUid, PodWorkerSync>, Vec<Action<P>>) {
         self.synced = true;
         let mut known = BTreeMap::new();
         let mut actions = Vec::new();
@@ -387,7 +391,7 @@ impl<P: Clone> Workers<P> {
             }
             actions.extend(self.try_run(&uid));
             if let Some(worker) = self.pods.get(&uid) {
-                let state = Known {
+                let state = PodWorkerSync {
                     lifecycle: worker.lifecycle(),
                     orphan,
                     has_config: worker.has_config,

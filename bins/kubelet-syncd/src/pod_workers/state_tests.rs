@@ -14,8 +14,8 @@ fn facts(name: &str) -> PodFacts {
     PodFacts { full_name: format!("{name}_default"), is_static: true, spec_grace: Some(30), ..PodFacts::default() }
 }
 
-fn seen(facts: PodFacts, runtime_ended: bool) -> Seen<u32> {
-    Seen { pod: 1, facts, runtime_ended }
+fn seen(facts: PodFacts, runtime_ended: bool) -> PodView<u32> {
+    PodView { pod: 1, facts, runtime_ended }
 }
 
 struct Machine {
@@ -56,7 +56,7 @@ impl Machine {
         self.take(actions);
     }
 
-    fn known(&mut self, desired: &[&str]) -> BTreeMap<PodUid, Known> {
+    fn known(&mut self, desired: &[&str]) -> BTreeMap<PodUid, PodWorkerSync> {
         let desired = desired.iter().map(|t| uid(t)).collect();
         let (known, actions) = self.workers.sync_known(&desired, self.now);
         self.take(actions);
@@ -232,7 +232,7 @@ enum Step {
     Update(u8, UpdateType, Option<u64>, bool),
     Done(u8, u8),
     RuntimePod(u8),
-    Known(Vec<u8>),
+    SyncKnown(Vec<u8>),
     Renotify(u8),
 }
 
@@ -244,7 +244,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(pod, kind, grace, deleted)| Step::Update(pod, kind, grace, deleted)),
         6 => (0u8..4, 0u8..5).prop_map(|(pod, outcome)| Step::Done(pod, outcome)),
         1 => (0u8..4).prop_map(Step::RuntimePod),
-        2 => proptest::collection::vec(0u8..4, 0..4).prop_map(Step::Known),
+        2 => proptest::collection::vec(0u8..4, 0..4).prop_map(Step::SyncKnown),
         1 => (0u8..4).prop_map(Step::Renotify),
     ]
 }
@@ -276,7 +276,7 @@ proptest! {
                     m.workers.done(&uid, kind, outcome, m.now)
                 }
                 Step::RuntimePod(pod) => m.workers.kill_runtime_pod(&uid(&format!("u{pod}")), &format!("n{}_default", pod / 2), 1, m.now),
-                Step::Known(pods) => {
+                Step::SyncKnown(pods) => {
                     let desired = pods.iter().map(|p| uid(&format!("u{p}"))).collect();
                     m.workers.sync_known(&desired, m.now).1
                 }

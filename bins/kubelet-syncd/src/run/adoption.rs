@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use super::runtime::RUNTIME_RETRY;
 use crate::ownership::{Owner, Ownership};
-use crate::pleg::PodCache;
-use crate::pod::labels;
 use crate::private_state::PrivateState;
 use crate::sources::RunningPod;
 use crate::sources::uids::UidStore as _;
+use kubelet_model::pod::labels;
+use kubelet_pleg::PodCache;
 
 /// So often it is asked whose a running pod is, before that counts as unclear.
 const OWNER_TRIES: usize = 20;

@@ -9,10 +9,10 @@ use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
 
 use crate::cgroups::reserved;
-use crate::node_facts::MemoryQos;
-use crate::node_facts::{HostFacts, NodeFacts, SwapBehavior};
 use crate::node_resources::NodeResources;
 use crate::sync_loop::runtime_health::RuntimeHealth;
+use kubelet_model::node_facts::MemoryQos;
+use kubelet_model::node_facts::{HostFacts, NodeFacts, SwapBehavior};
 
 pub fn node_facts(
     config: &NodeConfig,

@@ -24,7 +24,7 @@ use crate::service::rules;
 use crate::service::stats::StatsApi;
 use crate::service::streams::StreamsApi;
 use crate::sync_loop::events::Reporter;
-use stages::{Connections, Followers, Known, Loops, Machine, Server, Start};
+use stages::{Connections, Followers, Learned, Loops, Machine, Server, Start};
 
 /// The daemon's work, from the first socket to the last.
 ///
@@ -89,7 +89,7 @@ async fn work(
     start.view.set_first(followers.shown(&connections, &machine));
     // The API server need not be there: static pods do not wait for it.
     let server = Server::connect(&start, &connections, &machine)?;
-    let Some(known) = Known::wait(&start, &connections, &followers, &machine, &server).await else { return Ok(()) };
+    let Some(known) = Learned::wait(&start, &connections, &followers, &machine, &server).await else { return Ok(()) };
     let calls = connections.cri.clone();
     let loops = Loops::begin(&start, connections, followers, machine, server, known).await?;
     loops.run(daemon, calls).await

@@ -1,5 +1,5 @@
 //! The stages of a start, each with what the one before it has made: [`Connections`], [`Followers`], [`Machine`], [`Server`],
-//! [`Known`], [`Loops`].
+//! [`Learned`], [`Loops`].
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,31 +17,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RuntimeApis, adoption, facts, runtime};
-use crate::allocation::{self, Allocations};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
-use crate::events::{EventSink as _, EventType, PodEvent};
-use crate::hooks;
-use crate::images::ImageMetrics;
-use crate::images::credentials::{self, Keyring};
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
-use crate::node_facts::{HostFacts, SharedFacts};
 use crate::node_resources::{self, NodeResources, texts};
-use crate::objects::{NoObjects, Objects};
 use crate::ownership::{OwnedCgroups, Ownership};
-use crate::pleg::{Pleg, PlegOptions, PodLifecycleEvent};
-use crate::pod::spec::PodIdentity;
 use crate::private_state::PrivateState;
-use crate::prober::leftover::Leftovers;
-use crate::prober::metrics::ProbeMetrics;
-use crate::prober::table::Started;
-use crate::prober::{self, Prober};
-use crate::runtime::dns;
-use crate::runtime::request_check;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::silence;
 use crate::service::streams::StreamParts;
@@ -52,9 +37,24 @@ use crate::sync_loop::events::Reporter;
 use crate::sync_loop::node::{NodeContext, NodeParts};
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
-use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, upkeep};
-use crate::volnetd::{Authority, Volnetd};
+use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use crate::volumes::metrics::VolumeCounts;
+use kubelet_edges::volnetd::{Authority, Volnetd};
+use kubelet_images::ImageMetrics;
+use kubelet_images::credentials::{self, Keyring};
+use kubelet_model::events::{EventSink as _, EventType, PodEvent};
+use kubelet_model::node_facts::{HostFacts, SharedFacts};
+use kubelet_model::objects::{NoObjects, Objects};
+use kubelet_model::pod::spec::PodIdentity;
+use kubelet_pleg::{Pleg, PlegOptions, PodLifecycleEvent};
+use kubelet_probes::hooks;
+use kubelet_probes::prober::leftover::Leftovers;
+use kubelet_probes::prober::metrics::ProbeMetrics;
+use kubelet_probes::prober::table::Started;
+use kubelet_probes::prober::{self, Prober};
+use kubelet_runtime::allocation::{self, Allocations};
+use kubelet_runtime::runtime::dns;
+use kubelet_runtime::runtime::request_check;
 
 /// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
@@ -199,7 +199,7 @@ impl Server {
 }
 
 /// Fourth stage: what has to be known before anything is decided.
-pub(super) struct Known {
+pub(super) struct Learned {
     ownership: Arc<Ownership>,
     cgroup_driver: String,
     /// Static pods that the runtime has.
@@ -207,7 +207,7 @@ pub(super) struct Known {
     facts: SharedFacts,
 }
 
-impl Known {
+impl Learned {
     /// `None`: the daemon is to stop.
     pub(super) async fn wait(
         start: &Start,
@@ -246,7 +246,7 @@ impl Known {
         tokio::spawn(runtime_health::keep_handlers(health, facts.clone()));
         tokio::spawn(api_node::keep_addresses(node_seen.clone(), config.clone(), detection, facts.clone()));
         tokio::spawn(api_node::keep_pod_cidrs(config.kubelet.pod_cidr.clone(), node_seen, cri.clone()));
-        Some(Known { ownership, cgroup_driver, running, facts })
+        Some(Learned { ownership, cgroup_driver, running, facts })
     }
 }
 
@@ -264,7 +264,7 @@ impl Loops {
         followers: Followers,
         machine: Machine,
         server: Server,
-        known: Known,
+        known: Learned,
     ) -> Result<Self, RunError> {
         let (daemon, config, reporter) = (&start.daemon, &start.config, &start.reporter);
         let Connections { state, link, cri, .. } = &connections;
@@ -295,7 +295,7 @@ impl Loops {
             started: start.started,
             cgroups,
         }));
-        tokio::spawn(upkeep::keep_node_cgroups(node.clone(), cgroups_sender));
+        tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_sender));
         let (sources, updates) = Sources::start(
             sources_config(config, known.running),
             BrokerManifests::new(daemon.broker.clone(), link.clone()),

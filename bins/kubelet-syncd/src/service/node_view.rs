@@ -15,12 +15,12 @@ use crate::api::node::NodeSeen;
 use crate::api::pods::ApiPods;
 use crate::hub::PodHub;
 use crate::node_resources::{NodeResources, texts};
-use crate::pleg::{EventSource, Pleg};
 use crate::service::silence;
 use crate::sources::{SourceKind, SourceState, Sources};
 use crate::sync_loop::NodeContext;
 use crate::sync_loop::runtime_health::{Handler, RuntimeHealth};
-use crate::volnetd::Authority;
+use kubelet_edges::volnetd::Authority;
+use kubelet_pleg::{EventSource, Pleg};
 
 /// Changes are gathered for so long before watchers are told.
 const DEBOUNCE: Duration = Duration::from_millis(50);

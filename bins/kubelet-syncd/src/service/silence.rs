@@ -12,8 +12,8 @@ use bulkhead_ipc::syncd as api;
 use prometheus::{GaugeVec, Opts, Registry};
 
 use super::node_view::NodeView;
-use crate::events::{EventSink as _, EventType, NodeEvent};
 use crate::sync_loop::events::Reporter;
+use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
 
 /// A source that has delivered nothing for so long is silent: a start takes seconds.
 pub const SILENT_AFTER: Duration = Duration::from_secs(60);
@@ -57,11 +57,11 @@ enum Say {
 
 /// What was said of one source.
 #[derive(Debug, Default)]
-struct Said {
+struct LastReport {
     last: Option<Duration>,
 }
 
-impl Said {
+impl LastReport {
     fn next(&mut self, state: &api::SourceState) -> Option<Say> {
         if state.seen {
             return self.last.take().map(|_| Say::Delivered);
@@ -93,7 +93,7 @@ pub fn register(registry: &Registry) -> Result<GaugeVec, prometheus::Error> {
 
 /// Looks until every source has delivered; none falls silent after that, as what it has delivered stays.
 pub async fn tell(view: Arc<NodeView>, reporter: Arc<Reporter>, metric: GaugeVec) {
-    let mut said: BTreeMap<String, Said> = BTreeMap::new();
+    let mut said: BTreeMap<String, LastReport> = BTreeMap::new();
     loop {
         let states = view.source_states();
         for state in &states {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn when_what_is_said() {
-        let mut said = Said::default();
+        let mut said = LastReport::default();
         let seen = api::SourceState { seen: true, ..at(0.0) };
         let story = [
             (at(1.0), None),
@@ -153,8 +153,8 @@ mod tests {
         for (state, expected) in story {
             assert_eq!(said.next(&state), expected, "{state:?}");
         }
-        assert_eq!(Said::default().next(&seen), None, "a start that is none worth a line");
-        assert_eq!(Said::default().next(&at(70.0)), Some(Say::Silent), "looked at late");
+        assert_eq!(LastReport::default().next(&seen), None, "a start that is none worth a line");
+        assert_eq!(LastReport::default().next(&at(70.0)), Some(Say::Silent), "looked at late");
     }
 
     #[tokio::test(start_paused = true)]

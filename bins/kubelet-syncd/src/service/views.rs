@@ -14,8 +14,8 @@ use tonic::{Request, Response, Status};
 use super::api::{Answer, SyncdApi};
 use crate::desired;
 use crate::hub::pods::PodHub;
-use crate::pod::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
-use crate::pod::spec;
+use kubelet_model::pod::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use kubelet_model::pod::spec;
 
 /// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
 const PIECE_BYTES: usize = 192 << 10;

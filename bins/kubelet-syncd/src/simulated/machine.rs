@@ -9,11 +9,11 @@ use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use crate::fixtures::{container_status, sandbox_status};
-use crate::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
-use crate::pod::restart::may_restart_all;
-use crate::pod::spec::{containers, ephemeral_containers, image, init_containers, is_sidecar, restart_policy};
-use crate::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_model::fixtures::{container_status, sandbox_status};
+use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
+use kubelet_model::pod::restart::may_restart_all;
+use kubelet_model::pod::spec::{containers, ephemeral_containers, image, init_containers, is_sidecar, restart_policy};
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -300,7 +300,7 @@ impl RuntimeApi for Reach {
             status.created_at = machine.now() + Duration::from_nanos(machine.count);
             status.restart_count = metadata.attempt;
             if let Some(container) = listed {
-                status.hash = crate::pod::hash::container_hash(&container.name, image(container));
+                status.hash = kubelet_model::pod::hash::container_hash(&container.name, image(container));
             }
             machine.logs.insert(metadata.name.clone(), metadata.attempt);
             let id = status.id.clone();

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 
 use super::machine::Fault;
 use super::world::World;
-use crate::fixtures::{UID, uid};
-use crate::pod::model::{RunState, SandboxState};
-use crate::pod::restart::may_restart;
-use crate::pod::spec::{containers, init_containers, is_sidecar};
 use crate::pod_workers::Lifecycle;
-use crate::prober::results::ProbeResult;
-use crate::status::next::is_over;
+use kubelet_model::fixtures::{UID, uid};
+use kubelet_model::pod::model::{RunState, SandboxState};
+use kubelet_model::pod::restart::may_restart;
+use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};
+use kubelet_probes::prober::results::ProbeResult;
+use kubelet_runtime::status::next::is_over;
 
 /// Something that happens. Numbers choose among what is there.
 #[derive(Debug, Clone)]
@@ -126,7 +126,7 @@ prop_compose! {
 }
 
 impl World {
-    fn pick(&self, which: usize, wanted: impl Fn(&str) -> bool) -> Option<crate::pod::model::ContainerStatus> {
+    fn pick(&self, which: usize, wanted: impl Fn(&str) -> bool) -> Option<kubelet_model::pod::model::ContainerStatus> {
         let machine = self.reach.machine();
         let all: Vec<_> = machine.living().filter(|c| wanted(&c.name)).cloned().collect();
         all.get(which.checked_rem(all.len())?).cloned()
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    fn startup(&mut self, one: &crate::pod::model::ContainerStatus, good: bool) {
+    fn startup(&mut self, one: &kubelet_model::pod::model::ContainerStatus, good: bool) {
         if one.state != RunState::Running {
             return;
         }

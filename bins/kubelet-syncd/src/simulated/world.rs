@@ -12,22 +12,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::machine::{Fault, Reach};
 use crate::desired;
-use crate::fixtures::{FakeObjects, UID, uid};
-use crate::node_facts::{HostFacts, NodeFacts};
-use crate::pod::model::{RunState, RuntimePod};
-use crate::pod::restart::History;
-use crate::pod::spec::PodIdentity;
-use crate::pod_workers::{Action, Lifecycle, Outcome, Retry, Seen, UpdateType, Work, WorkKind, Workers, delay};
-use crate::prober::results::ProbeResults;
-use crate::runtime::backoff::{BackOffStore, CrashLoopBackOff};
-use crate::runtime::fake_runtime::Fake;
-use crate::runtime::gc::GcPolicy;
-use crate::runtime::resize::NoResizer;
-use crate::runtime::result::SyncResult;
-use crate::runtime::sync::{RuntimeManager, SyncContext};
-use crate::status::next::{Observation, Stage, is_over, next};
-use crate::status::pod_status::StatusInput;
-use crate::status::reason_cache::ReasonCache;
+use crate::pod_workers::{Action, Lifecycle, Outcome, PodView, Retry, UpdateType, Work, WorkKind, Workers, delay};
+use kubelet_model::fixtures::{FakeObjects, UID, uid};
+use kubelet_model::node_facts::{HostFacts, NodeFacts};
+use kubelet_model::pod::model::{RunState, RuntimePod};
+use kubelet_model::pod::restart::History;
+use kubelet_model::pod::spec::PodIdentity;
+use kubelet_probes::prober::results::ProbeResults;
+use kubelet_runtime::runtime::backoff::{BackOffStore, CrashLoopBackOff};
+use kubelet_runtime::runtime::fake_runtime::Fake;
+use kubelet_runtime::runtime::gc::GcPolicy;
+use kubelet_runtime::runtime::resize::NoResizer;
+use kubelet_runtime::runtime::result::SyncResult;
+use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
+use kubelet_runtime::status::next::{Observation, Stage, is_over, next};
+use kubelet_runtime::status::pod_status::StatusInput;
+use kubelet_runtime::status::reason_cache::ReasonCache;
 
 const SYNC: Duration = Duration::from_secs(60);
 /// So much work without any time passing is a circle.
@@ -133,7 +133,7 @@ impl World {
         }
         let runtime = self.reach.machine().runtime.clone();
         let pod = Arc::new(self.pod.clone());
-        let seen = Seen {
+        let seen = PodView {
             facts: desired::facts(&pod),
             pod,
             runtime_ended: !runtime.has_ready_sandbox() && runtime.running().next().is_none(),
@@ -226,7 +226,7 @@ impl World {
     }
 
     fn tell(&mut self, runtime: &RuntimePod, stage: Stage) -> PodStatus {
-        let failures = self.failures.of(&uid());
+        let failures = self.failures.failures().clone();
         let pod = self.pod.clone();
         let now = jiff::Timestamp::try_from(self.reach.machine().now()).unwrap();
         let input = StatusInput {
@@ -240,7 +240,7 @@ impl World {
             actuated: None,
             resize: &[],
             terminal: stage != Stage::Alive,
-            verdict: None,
+            termination: None,
             now,
         };
         let look = Observation { last: self.told.as_ref(), stage, in_sync: self.in_sync, newer_sandbox: false };
@@ -303,7 +303,7 @@ impl World {
         }
         self.in_sync = false;
         let result = result?;
-        self.failures.update(&uid(), &result);
+        self.failures.update(&result);
         let worked = result.did_work() && result.is_ok();
         let now = self.reach.machine().runtime.clone();
         self.tell(&now, Stage::Alive);

@@ -11,8 +11,6 @@
 //! "No pods desired" and "not heard from yet" never look alike: a source that has not delivered is not ready, and until
 //! [`Sources::all_ready`] nothing is deleted.
 
-pub mod decode;
-pub mod defaults;
 pub mod file;
 pub mod http;
 pub mod merge;

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
-use crate::validation::field::{items, text};
+use kubelet_model::validation::field::{items, text};
 
 /// The first kind of object that the pod needs, in upstream's wording and order.
 pub fn first(spec: &PodSpec) -> Option<&'static str> {

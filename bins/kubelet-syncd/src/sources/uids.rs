@@ -12,8 +12,8 @@ use bulkhead_types::hash::fnv1a_128;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::Value;
 
-use crate::pod::hash::container_hash;
-use crate::validation::field::{items, text};
+use kubelet_model::pod::hash::container_hash;
+use kubelet_model::validation::field::{items, text};
 
 /// A static pod that the runtime runs, from its labels and annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]

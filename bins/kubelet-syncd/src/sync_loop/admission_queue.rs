@@ -12,18 +12,18 @@ use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::housekeeping::plan::ORPHAN_GRACE;
 use super::main_loop::SyncLoop;
 use super::view;
 use crate::admission::{self, Context, Decision, NodeInfo, Rejection, Settings, preemption};
 use crate::desired;
-use crate::events::{EventSink as _, EventType, PodEvent};
-use crate::housekeeping::ORPHAN_GRACE;
-use crate::pod::resources::Amounts;
-use crate::pod::spec::PodIdentity;
-use crate::pod_workers::{Kill, Lifecycle, Seen, UpdateType};
+use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use crate::sources::SourceKind;
 use crate::sources::static_pod::CONFIG_SOURCE;
-use crate::status::pod_status::{self, Verdict};
+use kubelet_model::events::{EventSink as _, EventType, PodEvent};
+use kubelet_model::pod::resources::Amounts;
+use kubelet_model::pod::spec::PodIdentity;
+use kubelet_runtime::status::pod_status::{self, TerminationReason};
 
 /// A pod that only the node's labels keep out waits so long for their newest state: the pod and the node come by two
 /// watches, and the one may be ahead of the other (upstream asks the API server once more).
@@ -195,7 +195,7 @@ impl SyncLoop {
             // A static pod that was never started here would count as ended.
             self.workers.kill_runtime_pod(uid, &facts.full_name, ORPHAN_GRACE, now)
         } else {
-            let seen = Seen { pod: pod.clone(), facts, runtime_ended: false };
+            let seen = PodView { pod: pod.clone(), facts, runtime_ended: false };
             self.workers.update(uid, UpdateType::Kill, seen, Some(&Kill::default()), now)
         };
         self.apply(actions, now);
@@ -226,13 +226,13 @@ impl SyncLoop {
                 self.reject(victim, &pod, &gone, now);
                 continue;
             }
-            let verdict = Verdict {
+            let termination = TerminationReason {
                 reason: preemption::REASON.to_owned(),
                 message: preemption::MESSAGE.to_owned(),
                 disruption: Some(preemption::DISRUPTION.to_owned()),
             };
-            self.node.terminate_pod(victim, verdict);
-            let seen = Seen { facts: desired::facts(&pod), pod, runtime_ended: false };
+            self.node.terminate_pod(victim, termination);
+            let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };
             let kill = Kill { grace: None, evicted: true };
             let actions = self.workers.update(victim, UpdateType::Kill, seen, Some(&kill), now);
             self.apply(actions, now);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bulkhead_ipc::syncd::Event;
 
-use crate::events::{EventSink, EventType, NodeEvent, PodEvent};
 use crate::hub::{EventRing, PodHub};
+use kubelet_model::events::{EventSink, EventType, NodeEvent, PodEvent};
 
 /// The sink that everything about pods reports to.
 #[derive(Debug, Clone)]

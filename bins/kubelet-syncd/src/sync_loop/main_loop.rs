@@ -1,9 +1,8 @@
 //! The loop itself. Every branch is short and none waits: what takes time is a task, what is due later is a time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
@@ -17,21 +16,21 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admission_queue::AdmissionQueue;
+use super::housekeeping::{Housekeeping, container_gc};
 use super::node::NodeContext;
 use super::resize::{Resizes, Trigger};
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
-use super::tidy::{GC_PERIOD, HOUSEKEEPING_BUSY, HOUSEKEEPING_IDLE};
 use super::work::{self, Done};
-use super::{upkeep, view};
+use super::{node_cgroups, view};
 use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
-use crate::node_facts::NodeFacts;
-use crate::pleg::{PodLifecycleEvent, PodLifecycleEventKind};
-use crate::pod_workers::{Action, Lifecycle, Seen, UpdateType, WorkKind, WorkQueue, Workers, requeue};
+use crate::pod_workers::{Action, Lifecycle, PodView, UpdateType, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
-use crate::stages;
-use crate::status::pod_status::seconds_to_deadline;
+use kubelet_model::node_facts::NodeFacts;
+use kubelet_pleg::{PodLifecycleEvent, PodLifecycleEventKind};
+use kubelet_runtime::stages;
+use kubelet_runtime::status::pod_status::seconds_to_deadline;
 
 /// Changes of the pod set are gathered for so long before the QoS cgroups follow.
 const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
@@ -74,19 +73,8 @@ pub struct SyncLoop {
     tasks: HashMap<PodUid, CancellationToken>,
     /// At most one message for each pod is under way.
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
-    pub(super) housekeeping_at: Instant,
-    pub(super) gc_at: Instant,
+    pub(super) housekeeping: Housekeeping,
     qos_at: Option<Instant>,
-    /// What belongs to nobody is to be removed from the disk: at the start, and when an orphan was seen.
-    pub(super) prune: bool,
-    /// A pod has ended or is not wanted any more: garbage collection looks for log folders of pods that are gone.
-    pub(super) logs: bool,
-    /// A life of volnetd or of ours has begun: a start that it interrupted may have left a container's log without its link.
-    pub(super) links: bool,
-    /// The last pass could not remove everything.
-    pub(super) prune_again: Arc<AtomicBool>,
-    /// Pods that ended while they were wanted: their dead containers, logs and folders stay until nobody wants them.
-    pub(super) ended: HashSet<PodUid>,
 }
 
 impl SyncLoop {
@@ -113,14 +101,8 @@ impl SyncLoop {
             queue: WorkQueue::default(),
             tasks: HashMap::new(),
             done: mpsc::unbounded_channel(),
-            housekeeping_at: now + HOUSEKEEPING_BUSY,
-            gc_at: now + GC_PERIOD,
+            housekeeping: Housekeeping::new(now),
             qos_at: None,
-            prune: true,
-            logs: true,
-            links: true,
-            prune_again: Arc::default(),
-            ended: HashSet::new(),
         }
     }
 
@@ -135,7 +117,7 @@ impl SyncLoop {
         loop {
             self.node.turned();
             let due = [self.qos_at, self.queue.next(), self.admission_queue.next(), self.resizes.next()];
-            let first = due.into_iter().flatten().fold(self.housekeeping_at.min(self.gc_at), Instant::min);
+            let first = due.into_iter().flatten().fold(self.housekeeping.next(), Instant::min);
             let wake = first.min(Instant::now() + HEARTBEAT);
             tokio::select! {
                 biased;
@@ -156,7 +138,7 @@ impl SyncLoop {
                 Ok(()) = self.facts.changed() => self.on_facts(),
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
                 () = self.node.prober.changed() => self.on_probes(),
-                () = self.node.ownership.learned() => self.housekeeping_at = Instant::now(),
+                () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             self.on_time();
@@ -292,7 +274,7 @@ impl SyncLoop {
     fn remove_pod(&mut self, uid: &PodUid, now: Instant) {
         let Some(gone) = self.desired.remove(uid) else { return };
         // Its folder of logs was wanted until now, also when its work had ended before.
-        self.logs = true;
+        self.housekeeping.look_for_logs();
         self.node.allocations.release(uid);
         if self.admission_queue.forget(uid) && self.workers.lifecycle(uid).is_none() {
             // It never began.
@@ -305,7 +287,7 @@ impl SyncLoop {
         if self.node.volnetd.authority().sources_ready() {
             self.update_worker(uid, gone.pod, UpdateType::Kill, now);
         }
-        self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
+        self.housekeeping.run_soon(now);
     }
 
     pub(super) fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {
@@ -315,7 +297,7 @@ impl SyncLoop {
         let facts = desired::facts(&pod);
         let runtime = self.node.cache.get(uid);
         let ended = !runtime.has_ready_sandbox() && runtime.running().next().is_none();
-        let actions = self.workers.update(uid, kind, Seen { pod, facts, runtime_ended: ended }, None, now);
+        let actions = self.workers.update(uid, kind, PodView { pod, facts, runtime_ended: ended }, None, now);
         self.apply(actions, now);
         self.show(uid);
     }
@@ -355,7 +337,7 @@ impl SyncLoop {
             }
             // Something runs that nobody wants.
             None if self.workers.lifecycle(&uid).is_none() => {
-                self.housekeeping_at = self.housekeeping_at.min(now + HOUSEKEEPING_BUSY);
+                self.housekeeping.run_soon(now);
             }
             None => view::seen(&self.node, &uid, &self.node.cache.get(&uid)),
         }
@@ -363,7 +345,7 @@ impl SyncLoop {
             let node = self.node.clone();
             let everything = self.workers.content_should_be_removed(&uid);
             if self.node.volnetd.authority().sources_ready() {
-                tokio::spawn(async move { upkeep::collect_died(&node, &uid, &event.id, everything).await });
+                tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
             }
         }
         self.count();
@@ -392,7 +374,9 @@ impl SyncLoop {
         let now = Instant::now();
         self.tasks.remove(&done.uid);
         // Nobody knew what the pod had on the disk: whatever it is, nobody wants it now.
-        self.prune |= done.kind == WorkKind::TerminatingRuntime;
+        if done.kind == WorkKind::TerminatingRuntime {
+            self.housekeeping.look_for_leftovers();
+        }
         self.node.metrics.worker_duration.with_label_values(&[done.operation]).observe(done.took.as_secs_f64());
         let actions = self.workers.done(&done.uid, done.kind, done.outcome, now);
         self.apply(actions, now);
@@ -426,7 +410,7 @@ impl SyncLoop {
                     let (node, done) = (self.node.clone(), self.done.0.clone());
                     let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
                     if stays {
-                        self.ended.insert(uid.clone());
+                        self.housekeeping.keep(uid.clone());
                     }
                     tokio::spawn(async move {
                         let end = work::run(node, uid, *work, stays, cancel).await;
@@ -451,9 +435,9 @@ impl SyncLoop {
                     tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
                     self.node.objects.unregister_pod(&uid);
                     self.queue.remove(&uid);
-                    self.housekeeping_at = now;
-                    self.logs = true;
-                    if !self.ended.contains(&uid) || !self.stays(&uid) {
+                    self.housekeeping.run_at_once();
+                    self.housekeeping.look_for_logs();
+                    if !self.housekeeping.is_kept(&uid) || !self.stays(&uid) {
                         self.collect_ended(uid);
                     }
                 }
@@ -499,16 +483,9 @@ impl SyncLoop {
             self.qos_at = None;
             let pods: Vec<Arc<Pod>> = self.active().map(|(_, d)| d.pod.clone()).collect();
             let node = self.node.clone();
-            tokio::spawn(async move { upkeep::set_qos(&node, &pods).await });
+            tokio::spawn(async move { node_cgroups::set_qos(&node, &pods).await });
         }
-        if self.housekeeping_at <= now {
-            self.housekeeping_at = now + HOUSEKEEPING_IDLE;
-            self.housekeep(now);
-        }
-        if self.gc_at <= now {
-            self.gc_at = now + GC_PERIOD;
-            self.start_gc();
-        }
+        self.run_housekeeping(now);
     }
 
     /// Wanted pods that are neither over nor about to end.
@@ -536,9 +513,9 @@ impl SyncLoop {
         let state = *self.peer.borrow_and_update();
         if state.ready_epoch().is_some() {
             // Another life of volnetd: its journal may hold what nobody wants.
-            self.prune = true;
-            self.links = true;
-            self.housekeeping_at = Instant::now();
+            self.housekeeping.look_for_leftovers();
+            self.housekeeping.look_for_missing_links();
+            self.housekeeping.run_at_once();
         }
     }
 

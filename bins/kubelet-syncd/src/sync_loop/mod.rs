@@ -6,16 +6,18 @@
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and `pod_records` what they have found out of each pod.
-//! * [`runtime_health`] asks the runtime how it is, rarely; [`upkeep`] is what is done for the node as a whole,
-//!   and `tidy` says when.
+//! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
+//! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
 
 mod admission_queue;
 pub mod events;
+mod housekeeping;
 pub mod image_fs;
 pub mod image_list;
 pub mod node;
+pub mod node_cgroups;
 pub mod pod_records;
 pub mod ports;
 mod prepare;
@@ -24,8 +26,6 @@ mod resize_port;
 pub mod runtime_health;
 pub mod runtime_side;
 pub mod termination_messages;
-mod tidy;
-pub mod upkeep;
 pub mod view;
 pub mod work;
 

@@ -1,7 +1,7 @@
 //! What all work on pods shares: the other processes, the runtime, the caches, and the few facts that several tasks
 //! write under a lock that is never held across a wait.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -17,18 +17,20 @@ use super::events::Reporter;
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
-use crate::allocation::Allocations;
 use crate::cgroups::Capacity;
 use crate::hub::PodHub;
 use crate::metrics::Metrics;
-use crate::node_facts::{NodeFacts, SharedFacts};
-use crate::objects::Objects;
 use crate::ownership::Ownership;
-use crate::pleg::{Pleg, PodCache};
-use crate::prober::Prober;
-use crate::status::pod_status;
-use crate::volnetd::Volnetd;
-use crate::volumes::back_off::{MountBackOff, Verdict};
+use crate::volumes::back_off::{MountBackOff, MountRetry};
+use kubelet_edges::volnetd::Volnetd;
+use kubelet_model::node_facts::{NodeFacts, SharedFacts};
+use kubelet_model::objects::Objects;
+use kubelet_pleg::{Pleg, PodCache};
+use kubelet_probes::prober::Prober;
+use kubelet_runtime::allocation::Allocations;
+use kubelet_runtime::runtime::result::SyncResult;
+use kubelet_runtime::status::pod_status;
+use kubelet_runtime::status::reason_cache::StartFailure;
 
 /// Shared by the main loop and all tasks.
 #[derive(Debug)]
@@ -178,25 +180,25 @@ impl NodeContext {
 
     /// The pod's sandbox stands from now on.
     pub fn sandbox_made(&self, uid: &PodUid) {
-        self.with_record(uid, |record| record.done.sandbox_made = Some(Instant::now()));
+        self.with_record(uid, |record| record.worker.sandbox_made = Some(Instant::now()));
     }
 
     /// Whether the runtime's picture of the pod may be from before its sandbox stood.
     pub fn knows_of_newer_sandbox(&self, uid: &PodUid) -> bool {
-        let made = self.shared().pods.get(uid).and_then(|record| record.done.sandbox_made);
+        let made = self.shared().pods.get(uid).and_then(|record| record.worker.sandbox_made);
         made.is_some_and(|made| !self.cache.is_since(uid, made))
     }
 
     /// Why the pod is being ended from outside, if it is.
-    pub fn verdict(&self, uid: &PodUid) -> Option<pod_status::Verdict> {
-        self.shared().pods.get(uid)?.decided.verdict.clone()
+    pub fn termination(&self, uid: &PodUid) -> Option<pod_status::TerminationReason> {
+        self.shared().pods.get(uid)?.decided.termination.clone()
     }
 
     /// The pod is to end as failed; what was said first stays. False: something was said before.
-    pub fn terminate_pod(&self, uid: &PodUid, verdict: pod_status::Verdict) -> bool {
+    pub fn terminate_pod(&self, uid: &PodUid, termination: pod_status::TerminationReason) -> bool {
         let first = self.with_record(uid, |record| {
-            let is_first = record.decided.verdict.is_none();
-            record.decided.verdict.get_or_insert(verdict);
+            let is_first = record.decided.termination.is_none();
+            record.decided.termination.get_or_insert(termination);
             is_first
         });
         first == Some(true)
@@ -217,39 +219,39 @@ impl NodeContext {
         pod.status.as_ref().is_some_and(over) || observed()
     }
 
-    /// See [`Done::prepared`](super::pod_records::Done::prepared).
+    /// See [`WorkerFacts::prepared`](super::pod_records::WorkerFacts::prepared).
     pub fn prepared(&self, uid: &PodUid, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
-        self.with_record(uid, |record| record.done.prepared(pod, epoch)).flatten()
+        self.with_record(uid, |record| record.worker.prepared(pod, epoch)).flatten()
     }
 
-    /// See [`Done::replace_pod`](super::pod_records::Done::replace_pod).
+    /// See [`WorkerFacts::replace_pod`](super::pod_records::WorkerFacts::replace_pod).
     pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>) {
-        self.with_record(uid, |record| record.done.replace_pod(pod));
+        self.with_record(uid, |record| record.worker.replace_pod(pod));
     }
 
     /// When the first token that the pod's volumes show is to be replaced.
     pub fn tokens_renew(&self, uid: &PodUid) -> Option<jiff::Timestamp> {
-        self.shared().pods.get(uid)?.done.prepared.as_ref()?.tokens_renew
+        self.shared().pods.get(uid)?.worker.prepared.as_ref()?.tokens_renew
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
-        self.with_record(uid, |record| record.done.prepared = Some(prepared));
+        self.with_record(uid, |record| record.worker.prepared = Some(prepared));
     }
 
     pub fn drop_prepared(&self, uid: &PodUid) {
-        self.with_record(uid, |record| record.done.prepared = None);
+        self.with_record(uid, |record| record.worker.prepared = None);
     }
 
     /// The pod's volumes could not be had, for these reasons. `None`: the pod is forgotten.
-    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Option<Verdict> {
+    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Option<MountRetry> {
         let now = Instant::now();
         self.with_record(uid, |record| {
-            record.done.mounting.get_or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
+            record.worker.mounting.get_or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
         })
     }
 
     pub fn volumes_ready(&self, uid: &PodUid) {
-        self.with_record(uid, |record| record.done.mounting = None);
+        self.with_record(uid, |record| record.worker.mounting = None);
     }
 
     /// Nothing of the pod is left: callers are told, and its uid may come back as a new pod.
@@ -257,37 +259,65 @@ impl NodeContext {
         self.shared().pods.forget(uid);
         self.objects.unregister_pod(uid);
         self.allocations.forget(uid);
-        self.runtime.forget(uid);
         self.prober.forget(uid);
         self.hub.remove(uid);
+    }
+
+    /// Pods of which there is a record.
+    pub fn known_pods(&self) -> Vec<PodUid> {
+        self.shared().pods.uids().cloned().collect()
+    }
+
+    /// See [`WorkerFacts::synced`](super::pod_records::WorkerFacts::synced).
+    pub fn synced(&self, uid: &PodUid, result: &SyncResult) {
+        self.with_record(uid, |record| record.worker.synced(result));
+    }
+
+    /// Why containers of the pod could not be started, by their names.
+    pub fn start_failures(&self, uid: &PodUid) -> HashMap<String, StartFailure> {
+        self.shared().pods.get(uid).map(|record| record.worker.reasons.failures().clone()).unwrap_or_default()
+    }
+
+    /// Whether the pod's containers are being brought to what its spec says.
+    pub fn is_in_sync(&self, uid: &PodUid) -> bool {
+        self.shared().pods.get(uid).is_some_and(|record| record.worker.in_sync)
+    }
+
+    pub fn set_in_sync(&self, uid: &PodUid, in_sync: bool) {
+        self.with_record(uid, |record| record.worker.in_sync = in_sync);
     }
 
     /// The first sight of a pod, for `kubelet_pod_start_duration_seconds`.
     pub fn first_seen(&self, uid: &PodUid) {
         self.with_record(uid, |record| {
-            record.done.first_seen.get_or_insert_with(Instant::now);
+            record.worker.first_seen.get_or_insert_with(Instant::now);
         });
     }
 
     /// Something of the pod is being changed; what comes of it is seen by the next work on it.
     pub fn will_cause(&self, uid: &PodUid) {
         if let Some(span) = bulkhead_trace::current() {
-            self.with_record(uid, |record| record.done.will_cause(span));
+            self.with_record(uid, |record| record.worker.will_cause(span));
         }
     }
 
     /// The span of the change of which the effects are being seen now.
     pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
-        self.shared().pods.get(uid)?.done.cause()
+        self.shared().pods.get(uid)?.worker.cause()
     }
 
     /// The pod has not been seen running yet, by this process.
     pub fn is_starting(&self, uid: &PodUid) -> bool {
-        self.hub.get(uid).is_none_or(|state| state.phase.is_empty() || state.phase == "Pending")
+        self.shared().pods.get(uid).is_none_or(|r| matches!(r.observed.shown_phase.as_str(), "" | "Pending"))
+    }
+
+    /// Other processes are shown this phase from now on; gives the one before it.
+    pub fn show_phase(&self, uid: &PodUid, phase: &str) -> Option<String> {
+        self.with_record(uid, |record| std::mem::replace(&mut record.observed.shown_phase, phase.to_owned()))
     }
 
     pub fn started_running(&self, uid: &PodUid) {
-        let seen = self.with_record(uid, |record| record.done.first_seen.take()).flatten();
+        let seen = self.with_record(uid, |record| record.worker.first_seen.take()).flatten();
         if let Some(seen) = seen {
             self.metrics.pod_start.observe(seen.elapsed().as_secs_f64());
         }
@@ -344,6 +374,6 @@ impl NodeContext {
 
     /// When a held-back container of the pod may start again.
     pub fn back_off_until(&self, uid: &PodUid, container: &str) -> Option<SystemTime> {
-        self.runtime.back_off_until(uid, container)
+        self.shared().pods.get(uid)?.worker.back_off_until.get(container).copied()
     }
 }

@@ -4,17 +4,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::time::Instant;
 
-use crate::runtime::container_config::MountedVolumes;
-use crate::status::pod_status;
 use crate::volumes::back_off::MountBackOff;
 use crate::volumes::set_up::ContentHashes;
+use kubelet_runtime::runtime::container_config::MountedVolumes;
+use kubelet_runtime::runtime::result::{ActionResult, SyncResult};
+use kubelet_runtime::status::pod_status;
+use kubelet_runtime::status::reason_cache::ReasonCache;
 
 /// Within this time what is seen of a pod comes of what was done last.
 const EFFECTS_SEEN: Duration = Duration::from_secs(2);
@@ -43,7 +45,7 @@ pub struct PodRecord {
     /// The main loop.
     pub decided: Decided,
     /// The pod worker.
-    pub done: Done,
+    pub worker: WorkerFacts,
     /// Whoever has looked at the runtime.
     pub observed: Observed,
 }
@@ -51,11 +53,11 @@ pub struct PodRecord {
 #[derive(Debug, Default)]
 pub struct Decided {
     /// Why the pod is ended from outside, if it is.
-    pub verdict: Option<pod_status::Verdict>,
+    pub termination: Option<pod_status::TerminationReason>,
 }
 
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct WorkerFacts {
     /// First sight of the pod by its worker, until it was seen running.
     pub first_seen: Option<Instant>,
     /// When the pod's newest sandbox stood.
@@ -63,11 +65,17 @@ pub struct Done {
     pub prepared: Option<Prepared>,
     /// The pod waits for its volumes.
     pub mounting: Option<MountBackOff>,
+    /// Why the last attempts to start containers failed.
+    pub reasons: ReasonCache,
+    /// Until when containers are held back, by their names.
+    pub back_off_until: HashMap<String, SystemTime>,
+    /// The pod's containers are being brought to what its spec says.
+    pub in_sync: bool,
     /// The span of the last work that has changed something, and when: the work that sees the change belongs to its trace.
     caused: Option<(TraceParent, Instant)>,
 }
 
-impl Done {
+impl WorkerFacts {
     /// Something of the pod is being changed; what comes of it is seen by the next work on it.
     pub fn will_cause(&mut self, span: TraceParent) {
         self.caused = Some((span, Instant::now()));
@@ -76,6 +84,13 @@ impl Done {
     /// The span of the change of which the effects are being seen now.
     pub fn cause(&self) -> Option<TraceParent> {
         self.caused.filter(|(_, since)| since.elapsed() < EFFECTS_SEEN).map(|(span, _)| span)
+    }
+
+    /// Takes in what came of a sync.
+    pub fn synced(&mut self, result: &SyncResult) {
+        self.reasons.update(result);
+        let held = |action: &ActionResult| Some((action.target.clone(), action.error.as_ref()?.back_off_until?));
+        self.back_off_until = result.actions.iter().filter_map(held).collect();
     }
 
     /// What was prepared, if it is still good for this pod in this life of volnetd.
@@ -99,6 +114,8 @@ impl Done {
 pub struct Observed {
     /// The last computed status.
     pub status: Option<PodStatus>,
+    /// The phase that other processes were shown last; empty: none yet.
+    pub shown_phase: String,
 }
 
 /// The records of all pods.
@@ -115,7 +132,12 @@ impl PodRecords {
         self.pods.entry(uid.clone()).or_insert_with(|| {
             *begun += 1;
             let incarnation = Incarnation(*begun);
-            PodRecord { incarnation, decided: Decided::default(), done: Done::default(), observed: Observed::default() }
+            PodRecord {
+                incarnation,
+                decided: Decided::default(),
+                worker: WorkerFacts::default(),
+                observed: Observed::default(),
+            }
         });
     }
 
@@ -131,6 +153,10 @@ impl PodRecords {
     /// For those who write while the pod is there: the main loop, and the pod's own worker, which ends before it is forgotten.
     pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodRecord> {
         self.pods.get_mut(uid)
+    }
+
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
     }
 
     pub fn incarnation(&self, uid: &PodUid) -> Option<Incarnation> {

@@ -15,30 +15,30 @@ use tokio::sync::Semaphore;
 
 use super::events::Reporter;
 use crate::cri_metrics::SandboxMetrics;
-use crate::events::{EventSink as _, EventType, PodEvent};
-use crate::images::credentials::{Keyring, Puller};
-use crate::images::{Credential, Credentials, ImageManager, PullPolicy};
-use crate::pleg::{Busy, Pleg};
-use crate::pod::spec::PodIdentity;
-use crate::runtime::container_config::{MountedVolume, VolumeRoot};
-use crate::runtime::hosts::EtcHosts;
-use crate::runtime::image_volumes::Counted;
-use crate::runtime::ports::{
-    HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage,
-};
-use crate::runtime::security::ImageUser;
-use crate::runtime::sub_paths::SubPath;
-use crate::runtime_service::RuntimeApi;
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, StartSlot};
-use crate::volnetd::{Volnetd, VolnetdError};
+use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::volnetd::{Volnetd, VolnetdError};
+use kubelet_images::credentials::{Keyring, Puller};
+use kubelet_images::{Credential, Credentials, ImageManager, PullPolicy};
+use kubelet_model::events::{EventSink as _, EventType, PodEvent};
+use kubelet_model::pod::spec::PodIdentity;
+use kubelet_pleg::{Busy, Pleg};
+use kubelet_runtime::runtime::container_config::{MountedVolume, VolumeRoot};
+use kubelet_runtime::runtime::hosts::EtcHosts;
+use kubelet_runtime::runtime::image_volumes::Counted;
+use kubelet_runtime::runtime::ports::{
+    HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage,
+};
+use kubelet_runtime::runtime::security::ImageUser;
+use kubelet_runtime::runtime::sub_paths::SubPath;
 
 /// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
 const SOON: Duration = Duration::from_millis(300);
 
 /// What one sync of one pod holds while it starts something.
 #[derive(Default)]
-struct Held {
+struct SyncHolds {
     slot: Option<StartSlot>,
     /// Keeps PLEG from looking at each step; the sync asks for one look at its end.
     busy: Option<Busy>,
@@ -46,13 +46,13 @@ struct Held {
 
 #[derive(Clone)]
 struct Turn {
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<SyncHolds>>,
     pleg: Pleg,
     uid: PodUid,
 }
 
 impl Turn {
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, SyncHolds> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -390,7 +390,7 @@ impl Images for PodImages {
             "" => None,
             policy => Some(policy),
         };
-        let wanted = crate::images::ImageRequest {
+        let wanted = kubelet_images::ImageRequest {
             pod_uid: &request.pod.uid,
             image: request.image,
             policy: PullPolicy::of(policy, request.image),

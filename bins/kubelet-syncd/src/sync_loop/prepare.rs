@@ -9,14 +9,14 @@ use k8s_openapi::api::core::v1::Pod;
 use super::pod_records::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
-use crate::events::EventType;
-use crate::node_facts::NodeFacts;
-use crate::objects::named_objects::{self, NamedObjects};
-use crate::pod::model::RunState;
-use crate::pod::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 use crate::pod_workers::Retry;
-use crate::volnetd::Volnetd;
 use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
+use kubelet_edges::volnetd::Volnetd;
+use kubelet_model::events::EventType;
+use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::objects::named_objects::{self, NamedObjects};
+use kubelet_model::pod::model::RunState;
+use kubelet_model::pod::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 
 /// Of the volumes whose files come from the API, those of a pod that is prepared are looked at in every sync: that is
 /// how a change gets into a running pod.
@@ -153,11 +153,11 @@ impl PodSyncer {
         if reasons.is_empty() {
             return Stop::Retry(Retry::PeerAway);
         }
-        let Some(verdict) = self.node.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
-        if verdict.say {
+        let Some(retry) = self.node.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
+        if retry.say {
             reasons.into_iter().for_each(|reason| self.event(pod, EventType::Warning, "FailedMount", reason));
         }
-        if verdict.impatient {
+        if retry.impatient {
             let names: Vec<&str> = failed.iter().map(|(plan, _)| plan.name.as_str()).collect();
             let message = format!(
                 "Unable to attach or mount volumes: unmounted volumes=[{}], unattached volumes=[], failed to process \
@@ -166,7 +166,7 @@ impl PodSyncer {
             );
             self.event(pod, EventType::Warning, "FailedMount", message);
         }
-        Stop::Retry(Retry::Failed { back_off: Some(verdict.wait) })
+        Stop::Retry(Retry::Failed { back_off: Some(retry.wait) })
     }
 }
 

@@ -1,5 +1,5 @@
 //! The main loop's side of resizes: who waits for one, when that is looked at again, what is told of it. Decisions are
-//! [`crate::allocation`]'s and [`crate::admission`]'s.
+//! [`kubelet_runtime::allocation`]'s and [`crate::admission`]'s.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use super::main_loop::SyncLoop;
 use super::node::NodeContext;
 use crate::admission::features::missing_for_update;
 use crate::admission::{self, Context, Decision, Rejection};
-use crate::allocation::messages::{self, ResizeEvent};
-use crate::allocation::pending::{Candidate, in_order};
-use crate::allocation::record::same_level;
-use crate::allocation::verdict::{self, StaticManagers};
 use crate::desired::Desired;
-use crate::events::{EventSink as _, EventType, PodEvent};
-use crate::pod::model::{RunState, RuntimePod};
-use crate::pod::resources::amounts;
-use crate::pod::spec::PodIdentity;
 use crate::pod_workers::UpdateType;
-use crate::runtime::result::{Action, SyncResult};
+use kubelet_model::events::{EventSink as _, EventType, PodEvent};
+use kubelet_model::pod::model::{RunState, RuntimePod};
+use kubelet_model::pod::resources::amounts;
+use kubelet_model::pod::spec::PodIdentity;
+use kubelet_runtime::allocation::feasibility::{self, StaticManagers};
+use kubelet_runtime::allocation::messages::{self, ResizeEvent};
+use kubelet_runtime::allocation::pending::{Candidate, in_order};
+use kubelet_runtime::allocation::record::same_level;
+use kubelet_runtime::runtime::result::{Action, SyncResult};
 
 /// Resizes that wait are tried again after so long, if nothing else has changed (upstream's numbers).
 const RETRY: Duration = Duration::from_secs(180);
@@ -215,7 +215,7 @@ impl SyncLoop {
             memory: kubelet.memory_manager_policy == "Static",
         };
         let gates = self.node.allocations.gates();
-        if let Some(never) = verdict::infeasible(&asked, &pod, gates, &self.node.facts(), managers) {
+        if let Some(never) = feasibility::infeasible(&asked, &pod, gates, &self.node.facts(), managers) {
             self.node.metrics.infeasible_resizes.with_label_values(&[never.detail]).inc();
             self.postpone(uid, &asked, true, ResizeEvent::Infeasible(&never.message), &never.message);
             return Tried::Never;
@@ -238,7 +238,9 @@ impl SyncLoop {
     fn postpone(&self, uid: &PodUid, asked: &Pod, infeasible: bool, told: ResizeEvent<'_>, message: &str) {
         let generation = generation(asked);
         let since = jiff::Timestamp::now();
-        let set = |c: &mut crate::allocation::ResizeConditions| c.set_pending(infeasible, message, generation, since);
+        let set = |c: &mut kubelet_runtime::allocation::ResizeConditions| {
+            c.set_pending(infeasible, message, generation, since)
+        };
         if self.node.allocations.change(uid, set).0 {
             tell(&self.node, asked, generation, told);
         }
@@ -302,7 +304,7 @@ pub(super) fn note_progress(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime
 pub(super) fn note_outcome(node: &NodeContext, uid: &PodUid, pod: &Pod, result: &SyncResult) {
     let resizes = result.actions.iter().filter(|a| a.action == Action::ResizePodInPlace);
     for error in resizes.filter_map(|a| a.error.as_ref()).filter(|error| !error.transient) {
-        let fail = |c: &mut crate::allocation::ResizeConditions| {
+        let fail = |c: &mut kubelet_runtime::allocation::ResizeConditions| {
             c.fail(&error.message, generation(pod), jiff::Timestamp::now())
         };
         if let (Some(generation), _) = node.allocations.change(uid, fail) {

@@ -12,14 +12,14 @@ use tokio::time::Instant;
 
 use super::node::NodeContext;
 use super::prepare::{wire_qos, wire_resources};
-use crate::allocation::{Gates, PodResources};
-use crate::node_facts::NodeFacts;
-use crate::pod::resources::{CgroupResources, qos_class};
-use crate::runtime::ports::HostFilesError;
-use crate::runtime::resize::Resize;
-use crate::runtime::resize::act::{Act, Ports, Resizer};
-use crate::runtime::resize::steps::PodLimits;
-use crate::runtime::result::ActionError;
+use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::pod::resources::{CgroupResources, qos_class};
+use kubelet_runtime::allocation::{Gates, PodResources};
+use kubelet_runtime::runtime::ports::HostFilesError;
+use kubelet_runtime::runtime::resize::Resize;
+use kubelet_runtime::runtime::resize::act::{Act, Ports, Resizer};
+use kubelet_runtime::runtime::resize::steps::PodLimits;
+use kubelet_runtime::runtime::result::ActionError;
 
 /// The hands for one pod, with the resources that were granted.
 pub(super) struct PodResizer<'a> {

@@ -7,7 +7,7 @@ use bulkhead_cri::{CriClient, v1};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::node_facts::{HandlerFeatures, SharedFacts};
+use kubelet_model::node_facts::{HandlerFeatures, SharedFacts};
 
 /// Pause between questions while all is well (upstream: 5 s; nothing here waits for the answer).
 const PAUSE: Duration = Duration::from_secs(10);

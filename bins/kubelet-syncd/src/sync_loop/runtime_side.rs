@@ -1,8 +1,8 @@
 //! The runtime side as the main loop's work sees it: one executor for the node, with its ports, and what its results mean
 //! for when to look again.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bulkhead_config::NodeConfig;
@@ -20,29 +20,28 @@ use super::ports::{Files, PodImages, RateLimitedRuntime, with_turn};
 use super::resize_port::PodResizer;
 use super::{resize, view};
 use crate::cri_metrics::SandboxMetrics;
-use crate::hooks::pre_stop::PreStops;
-use crate::images::credentials::Keyring;
-use crate::images::pull_records::Policy;
-use crate::images::{ImageManager, ImageMetrics, PullLimits};
 use crate::metrics::Metrics;
-use crate::pod::model::RuntimePod;
-use crate::pod::restart::History;
-use crate::pod::spec::{self, ContainerKind, PodIdentity};
 use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
-use crate::runtime::backoff::CrashLoopBackOff;
-use crate::runtime::gc::GcPolicy;
-use crate::runtime::result::{Action, SyncResult};
-use crate::runtime::sync::{RuntimeManager, SyncContext};
-use crate::runtime::userns::{self, Pool, UserNamespaces};
 use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
-use crate::status::ends;
-pub use crate::status::next::Stage;
-use crate::status::next::{Observation, next};
-use crate::status::pod_status::StatusInput;
-use crate::status::reason_cache::ReasonCache;
-use crate::volnetd::Volnetd;
+use kubelet_edges::volnetd::Volnetd;
+use kubelet_images::credentials::Keyring;
+use kubelet_images::pull_records::Policy;
+use kubelet_images::{ImageManager, ImageMetrics, PullLimits};
+use kubelet_model::pod::model::RuntimePod;
+use kubelet_model::pod::restart::History;
+use kubelet_model::pod::spec::{self, ContainerKind, PodIdentity};
+use kubelet_probes::hooks::pre_stop::PreStops;
+use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
+use kubelet_runtime::runtime::gc::GcPolicy;
+use kubelet_runtime::runtime::result::{Action, SyncResult};
+use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
+use kubelet_runtime::runtime::userns::{self, Pool, UserNamespaces};
+use kubelet_runtime::status::ends;
+pub use kubelet_runtime::status::next::Stage;
+use kubelet_runtime::status::next::{Observation, next};
+use kubelet_runtime::status::pod_status::StatusInput;
 
 /// What a sync came to.
 #[derive(Debug)]
@@ -61,7 +60,6 @@ pub struct RuntimeSide {
     cri: CriClient,
     images: Arc<ImageManager<CriClient>>,
     policy: GcPolicy,
-    memory: Mutex<Memory>,
 }
 
 /// What is counted on this side alone.
@@ -72,31 +70,22 @@ pub struct RuntimeMetrics {
     pub starts: Arc<StartTimes>,
 }
 
-/// What results leave behind for statuses.
-#[derive(Debug, Default)]
-struct Memory {
-    failures: ReasonCache,
-    back_off_until: HashMap<PodUid, HashMap<String, SystemTime>>,
-    /// Pods whose containers are being brought to what the spec says.
-    in_sync: HashSet<PodUid>,
-}
-
-/// While it lives the pod is in sync's hands.
+/// While it lives the pod's containers are being brought to what its spec says.
 struct InSync<'a> {
-    side: &'a RuntimeSide,
+    node: &'a NodeContext,
     uid: &'a PodUid,
 }
 
 impl<'a> InSync<'a> {
-    fn begin(side: &'a RuntimeSide, uid: &'a PodUid) -> Self {
-        side.memory().in_sync.insert(uid.clone());
-        InSync { side, uid }
+    fn begin(node: &'a NodeContext, uid: &'a PodUid) -> Self {
+        node.set_in_sync(uid, true);
+        InSync { node, uid }
     }
 }
 
 impl Drop for InSync<'_> {
     fn drop(&mut self) {
-        self.side.memory().in_sync.remove(self.uid);
+        self.node.set_in_sync(self.uid, false);
     }
 }
 
@@ -145,17 +134,13 @@ impl RuntimeSide {
         )
         .with_pre_stops(pre_stops)
         .with_users(users_of_pods(config, state));
-        RuntimeSide { manager, cri, images, policy: gc_policy(config), memory: Mutex::default() }
+        RuntimeSide { manager, cri, images, policy: gc_policy(config) }
     }
 
     /// Counts requests that were not sent because they granted too much.
     #[must_use]
     pub fn with_refusals(self, counter: IntCounterVec) -> Self {
         RuntimeSide { manager: self.manager.with_refusals(counter), ..self }
-    }
-
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Brings the runtime to what the pod's spec says, as far as one pass gets.
@@ -185,28 +170,16 @@ impl RuntimeSide {
             resizer: &resizer,
             on_sandbox_ready: &sandbox_ready,
         };
-        let _in_sync = InSync::begin(self, uid);
+        let _in_sync = InSync::begin(node, uid);
         let result =
             with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
-        self.remember(uid, &result);
+        node.synced(uid, &result);
         resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);
         if let Some(text) = result.error_text() {
             tracing::info!("sync is not complete: {text}");
         }
         Report { did_something: result.did_work(), failed: retry(&result) }
-    }
-
-    fn remember(&self, uid: &PodUid, result: &SyncResult) {
-        let held: HashMap<String, SystemTime> =
-            result.actions.iter().filter_map(|a| Some((a.target.clone(), a.error.as_ref()?.back_off_until?))).collect();
-        let mut memory = self.memory();
-        memory.failures.update(uid, result);
-        if held.is_empty() {
-            memory.back_off_until.remove(uid);
-        } else {
-            memory.back_off_until.insert(uid.clone(), held);
-        }
     }
 
     /// Stops everything of a pod.
@@ -235,8 +208,8 @@ impl RuntimeSide {
         // After a restart of this process the API server's copy tells what was said before, and the oldest sandbox since
         // when the pod has been here.
         let first = last.is_none().then(|| since_first_sandbox(node, uid, pod, runtime)).flatten();
-        let verdict = node.verdict(uid);
-        let failures = self.memory().failures.of(uid);
+        let termination = node.termination(uid);
+        let failures = node.start_failures(uid);
         let facts = node.facts();
         let runtime = &*self.manager.shown(runtime);
         let (actuated, resize) = (node.allocations.actuated(uid), node.allocations.shown(uid));
@@ -251,16 +224,16 @@ impl RuntimeSide {
             actuated: actuated.as_ref(),
             resize: &resize,
             terminal: stage != Stage::Alive,
-            verdict: verdict.as_ref(),
+            termination: termination.as_ref(),
             now: jiff::Timestamp::now(),
         };
-        let look = Observation {
+        let observation = Observation {
             last: last.as_ref(),
             stage,
-            in_sync: self.memory().in_sync.contains(uid),
+            in_sync: node.is_in_sync(uid),
             newer_sandbox: node.knows_of_newer_sandbox(uid),
         };
-        let (status, dropped) = next(&input, look);
+        let (status, dropped) = next(&input, observation);
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
         }
@@ -271,17 +244,6 @@ impl RuntimeSide {
         node.set_status(uid, status.clone());
         node.prober.observe(uid, pod, &status);
         status
-    }
-
-    pub fn back_off_until(&self, uid: &PodUid, container: &str) -> Option<SystemTime> {
-        self.memory().back_off_until.get(uid)?.get(container).copied()
-    }
-
-    /// Nothing of the pod is left.
-    pub fn forget(&self, uid: &PodUid) {
-        let mut memory = self.memory();
-        memory.back_off_until.remove(uid);
-        memory.failures.forget(uid);
     }
 
     /// What was noted of containers that do not exist any more.

@@ -13,8 +13,10 @@ use bulkhead_ipc::volnetd::{ContainerLog, PodLogId, TerminationMessage};
 use bulkhead_types::{ContainerId, PodUid};
 use tonic::Code;
 
-use crate::pod::model::{ContainerStatus, RunState, RuntimePod};
-use crate::status::termination::{FILE_BYTES_MAX, LOG_BYTES_MAX, LOG_LINES_MAX, falls_back_to_log, log_tail, tail};
+use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod};
+use kubelet_runtime::status::termination::{
+    FILE_BYTES_MAX, LOG_BYTES_MAX, LOG_LINES_MAX, falls_back_to_log, log_tail, tail,
+};
 
 /// What is read from the end of a log: the wanted text with CRI's prefix before each line.
 const LOG_READ_MAX: usize = LOG_BYTES_MAX + LOG_LINES_MAX * 64;

@@ -12,17 +12,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use crate::metrics::Metrics;
-use crate::pod::model::{RunState, RuntimePod};
-use crate::pod::names::log_number;
-use crate::pod::resources::qos_class;
-use crate::pod::spec;
 use crate::pod_workers::Lifecycle;
-use crate::pod_workers::state::Known;
-use crate::status::conditions::SANDBOX_READY;
-use crate::status::containers::seconds;
-use crate::status::readiness::with_readiness;
-use crate::status::summary::{ContainerSummary, summarize};
+use crate::pod_workers::state::PodWorkerSync;
 use crate::volumes::set_up::Outcomes;
+use kubelet_model::pod::model::{RunState, RuntimePod};
+use kubelet_model::pod::names::log_number;
+use kubelet_model::pod::resources::qos_class;
+use kubelet_model::pod::spec;
+use kubelet_runtime::status::conditions::SANDBOX_READY;
+use kubelet_runtime::status::containers::seconds;
+use kubelet_runtime::status::readiness::with_readiness;
+use kubelet_runtime::status::summary::{ContainerSummary, summarize};
 
 /// A pod is wanted: who it is, before anything is known of it.
 pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
@@ -140,9 +140,8 @@ fn put_status(node: &NodeContext, uid: &PodUid, state: &mut api::PodState, statu
 
 /// Shows a computed status. `stage`: from `Stopped` on nothing of the pod runs any more.
 pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus, stage: Stage) {
-    let first_running =
-        node.hub.get(uid).is_none_or(|s| s.phase != "Running") && status.phase.as_deref() == Some("Running");
-    if first_running {
+    let phase = status.phase.as_deref().unwrap_or_default();
+    if node.show_phase(uid, phase).is_none_or(|before| before != "Running") && phase == "Running" {
         node.started_running(uid);
     }
     node.hub.modify_known(uid, |state| {
@@ -272,7 +271,7 @@ pub fn volumes(node: &NodeContext, uid: &PodUid, outcomes: &Outcomes) {
 }
 
 /// `kubelet_working_pods`, all combinations that exist.
-pub fn count_workers<'a>(metrics: &Metrics, snapshot: impl Iterator<Item = (&'a PodUid, Known)>) {
+pub fn count_workers<'a>(metrics: &Metrics, snapshot: impl Iterator<Item = (&'a PodUid, PodWorkerSync)>) {
     let mut counts = std::collections::BTreeMap::new();
     for lifecycle in ["sync", "terminating", "terminated"] {
         for (config, is_static) in [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")] {

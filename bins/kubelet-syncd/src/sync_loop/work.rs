@@ -19,15 +19,15 @@ use tracing::Instrument as _;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
-use crate::events::{EventSink as _, EventType, PodEvent};
-use crate::pleg::CacheError;
-use crate::pod::model::RuntimePod;
-use crate::pod::spec::{self, PodIdentity};
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
-use crate::stages::{self, Stage as Named};
-use crate::status::next::is_over;
-use crate::status::pod_status::{Verdict, is_past_deadline};
-use crate::volnetd::VolnetdError;
+use kubelet_edges::volnetd::VolnetdError;
+use kubelet_model::events::{EventSink as _, EventType, PodEvent};
+use kubelet_model::pod::model::RuntimePod;
+use kubelet_model::pod::spec::{self, PodIdentity};
+use kubelet_pleg::CacheError;
+use kubelet_runtime::stages::{self, Stage as Named};
+use kubelet_runtime::status::next::is_over;
+use kubelet_runtime::status::pod_status::{TerminationReason, is_past_deadline};
 
 /// End of a piece of work, as the main loop hears of it.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ pub(super) type Step<T> = Result<T, Stop>;
 const LOOK_MAX: Duration = Duration::from_secs(2);
 const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
-fn deadline_exceeded() -> Verdict {
-    Verdict { reason: "DeadlineExceeded".to_owned(), message: PAST_DEADLINE.to_owned(), disruption: None }
+fn deadline_exceeded() -> TerminationReason {
+    TerminationReason { reason: "DeadlineExceeded".to_owned(), message: PAST_DEADLINE.to_owned(), disruption: None }
 }
 
 pub(super) const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });
@@ -88,14 +88,14 @@ pub async fn run(
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
     let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.cause(&uid)).flatten());
     let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
-    let one = PodSyncer { node, uid: uid.clone(), context, cancel };
+    let syncer = PodSyncer { node, uid: uid.clone(), context, cancel };
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.
     let work = Box::pin(async {
         let ended = match (kind, &work.pod) {
-            (WorkKind::Sync, Some(pod)) => Box::pin(one.sync(pod, &work)).await,
-            (WorkKind::Terminating, Some(pod)) => Box::pin(one.terminating(pod, &work)).await,
-            (WorkKind::Terminated, Some(pod)) => Box::pin(one.terminated(pod, stays)).await,
-            (WorkKind::TerminatingRuntime, _) | (_, None) => Box::pin(one.terminating_runtime(work.grace)).await,
+            (WorkKind::Sync, Some(pod)) => Box::pin(syncer.sync(pod, &work)).await,
+            (WorkKind::Terminating, Some(pod)) => Box::pin(syncer.terminating(pod, &work)).await,
+            (WorkKind::Terminated, Some(pod)) => Box::pin(syncer.terminated(pod, stays)).await,
+            (WorkKind::TerminatingRuntime, _) | (_, None) => Box::pin(syncer.terminating_runtime(work.grace)).await,
         };
         match ended {
             Ok(outcome) => outcome,

@@ -23,7 +23,7 @@ pub struct MountBackOff {
 
 /// What is to be done about a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct MountRetry {
     /// Until the next try.
     pub wait: Duration,
     /// The failures are news.
@@ -39,7 +39,7 @@ impl MountBackOff {
 
     /// The volumes could not be had, for these reasons. A look that came before its time, with the same result, changes
     /// nothing and is no news.
-    pub fn failed(&mut self, reasons: &[String], now: Instant) -> Verdict {
+    pub fn failed(&mut self, reasons: &[String], now: Instant) -> MountRetry {
         let early = now < self.until && self.said == reasons;
         if !early {
             self.wait = (self.wait * 2).clamp(FIRST, LONGEST);
@@ -50,7 +50,7 @@ impl MountBackOff {
         if impatient {
             self.patience = now + PATIENCE;
         }
-        Verdict { wait: self.until.saturating_duration_since(now), say: !early, impatient }
+        MountRetry { wait: self.until.saturating_duration_since(now), say: !early, impatient }
     }
 }
 
@@ -65,16 +65,16 @@ mod tests {
         let why = ["secret \"x\" not found".to_owned()];
         let mut now = start;
         for expected in [500, 1000, 2000, 4000, 8000, 16_000, 32_000] {
-            let verdict = back_off.failed(&why, now);
-            assert_eq!(verdict, Verdict { wait: Duration::from_millis(expected), say: true, impatient: false });
-            let early = back_off.failed(&why, now + verdict.wait / 2);
-            assert_eq!(early, Verdict { wait: verdict.wait / 2, say: false, impatient: false });
-            now += verdict.wait;
+            let retry = back_off.failed(&why, now);
+            assert_eq!(retry, MountRetry { wait: Duration::from_millis(expected), say: true, impatient: false });
+            let early = back_off.failed(&why, now + retry.wait / 2);
+            assert_eq!(early, MountRetry { wait: retry.wait / 2, say: false, impatient: false });
+            now += retry.wait;
         }
         // Another reason is news at any time.
         assert!(back_off.failed(&["other".to_owned()], now).say);
-        let verdict = back_off.failed(&["third".to_owned()], now);
-        assert_eq!((verdict.wait, verdict.say, verdict.impatient), (LONGEST, true, false));
+        let retry = back_off.failed(&["third".to_owned()], now);
+        assert_eq!((retry.wait, retry.say, retry.impatient), (LONGEST, true, false));
         let late = back_off.failed(&why, start + PATIENCE);
         assert!(late.impatient);
         assert!(!back_off.failed(&why, start + PATIENCE + Duration::from_secs(1)).impatient);

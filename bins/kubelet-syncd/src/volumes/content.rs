@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::paths::{PathError, nested_mount_points};
-use crate::objects::TokenWanted;
-use crate::objects::named_objects::Wanted;
+use kubelet_model::objects::TokenWanted;
+use kubelet_model::objects::named_objects::ObjectReferences;
 
 /// Lifetime that a token gets which says none, seconds (the API's default).
 const TOKEN_SECONDS: i64 = 3600;
@@ -111,7 +111,7 @@ impl Content {
     }
 
     /// Adds what has to be asked for before the files can be made.
-    pub fn add_wanted(&self, wanted: &mut Wanted) {
+    pub fn add_wanted(&self, wanted: &mut ObjectReferences) {
         for source in &self.sources {
             match source {
                 Source::ConfigMap(keys) => {

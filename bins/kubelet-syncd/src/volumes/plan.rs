@@ -7,8 +7,8 @@ use bulkhead_types::{Quantity, VolumeName};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
 
 use super::content::{Content, fs_group};
-use crate::pod::resources::{Amounts, pod_requests};
-use crate::runtime::container_config::VolumeRoot;
+use kubelet_model::pod::resources::{Amounts, pod_requests};
+use kubelet_runtime::runtime::container_config::VolumeRoot;
 
 /// One volume of a pod.
 #[derive(Debug, Clone, PartialEq)]

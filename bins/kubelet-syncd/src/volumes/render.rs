@@ -11,9 +11,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::content::{Content, Keys, Source};
 use super::paths::{PathError, file_path};
-use crate::node_facts::NodeFacts;
-use crate::objects::named_objects::{LookupError, NamedObjects};
-use crate::pod::downward::{DownwardError, file_resource, object_field};
+use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::objects::named_objects::{LookupError, NamedObjects};
+use kubelet_model::pod::downward::{DownwardError, file_resource, object_field};
 
 /// Mode of tokens that belong to a user or a group: the volume's own would show them to others.
 const PRIVATE: u32 = 0o600;

@@ -7,9 +7,9 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::*;
-use crate::node_facts::HostFacts;
-use crate::objects::named_objects::{Lookup, Wanted};
-use crate::objects::{ObjectError, Token};
+use kubelet_model::node_facts::HostFacts;
+use kubelet_model::objects::named_objects::{Lookup, ObjectReferences};
+use kubelet_model::objects::{ObjectError, Token};
 
 fn pod_with(spec: serde_json::Value) -> Pod {
     serde_json::from_value(serde_json::json!({
@@ -36,7 +36,7 @@ fn config_map(data: serde_json::Value) -> Lookup<Arc<ConfigMap>> {
 
 /// Every token is `token of <audience>`, other than those of the service account `nobody`.
 fn objects_for(content: &Content) -> NamedObjects {
-    let mut wanted = Wanted::default();
+    let mut wanted = ObjectReferences::default();
     content.add_wanted(&mut wanted);
     let mut objects = NamedObjects::default();
     for name in wanted.config_maps {
@@ -158,9 +158,9 @@ fn tokens_are_asked_for_by_pod() {
         {"serviceAccountToken": {"path": "t", "audience": "vault", "expirationSeconds": 600}},
         {"serviceAccountToken": {"path": "u"}}]}});
     let content = Content::of(&plain(), &serde_json::from_value(token).unwrap(), 0).unwrap();
-    let mut wanted = Wanted::default();
+    let mut wanted = ObjectReferences::default();
     content.add_wanted(&mut wanted);
-    let expected = |audiences: &[&str], expiration_seconds| crate::objects::TokenWanted {
+    let expected = |audiences: &[&str], expiration_seconds| kubelet_model::objects::TokenWanted {
         namespace: "golden".into(),
         service_account: "default".into(),
         audiences: audiences.iter().map(|a| (*a).to_owned()).collect(),

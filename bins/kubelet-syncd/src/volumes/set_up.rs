@@ -13,10 +13,10 @@ use k8s_openapi::api::core::v1::Pod;
 use super::content::Content;
 use super::plan::{VolumeKind, VolumePlan};
 use super::render::{ContentHash, RenderError, Rendered, render};
-use crate::node_facts::NodeFacts;
-use crate::objects::named_objects::{NamedObjects, Wanted};
-use crate::runtime::container_config::{MountedVolume, MountedVolumes};
-use crate::volnetd::{Volnetd, VolnetdError};
+use kubelet_edges::volnetd::{Volnetd, VolnetdError};
+use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::objects::named_objects::{NamedObjects, ObjectReferences};
+use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes};
 
 /// The verbs of volnetd that make volumes.
 pub trait VolumeVerbs: Sync {
@@ -122,8 +122,8 @@ pub type Outcomes = Vec<(VolumePlan, Result<Ready, VolumeError>)>;
 pub type ContentHashes = BTreeMap<String, ContentHash>;
 
 /// What has to be asked for before the volumes can be made.
-pub fn wanted(plans: &[VolumePlan]) -> Wanted {
-    let mut wanted = Wanted::default();
+pub fn wanted(plans: &[VolumePlan]) -> ObjectReferences {
+    let mut wanted = ObjectReferences::default();
     contents(plans).for_each(|(_, content)| content.add_wanted(&mut wanted));
     wanted
 }

@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use bulkhead_ipc::volnetd::ContentPlugin;
 
 use super::*;
-use crate::fixtures::{FakeObjects, uid};
-use crate::node_facts::HostFacts;
-use crate::objects::named_objects::fetch;
-use crate::runtime::container_config::VolumeRoot;
+use kubelet_model::fixtures::{FakeObjects, uid};
+use kubelet_model::node_facts::HostFacts;
+use kubelet_model::objects::named_objects::fetch;
+use kubelet_runtime::runtime::container_config::VolumeRoot;
 
 /// Writes down what it is asked, and fails as told.
 #[derive(Default)]
@@ -92,7 +92,7 @@ fn pod() -> Pod {
     let mut mounts: Vec<_> = ["empty", "host", "config", "secret", "labels"].map(mount).to_vec();
     mounts.push(serde_json::json!({"name": "empty", "mountPath": "/config/inner"}));
     serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "p", "namespace": "ns", "uid": crate::fixtures::UID, "labels": {"a": "1"}},
+        "metadata": {"name": "p", "namespace": "ns", "uid": kubelet_model::fixtures::UID, "labels": {"a": "1"}},
         "spec": {
             "securityContext": {"fsGroup": 7},
             "containers": [{"name": "c", "volumeMounts": mounts}],

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use bulkhead_ipc::volnetd::credential::Kind;
-use bulkhead_sys::open::{self, Wanted};
+use bulkhead_sys::open::{self, FileKind};
 
 use super::BrokerError;
 use super::pairs::{self, Prefix};
@@ -57,7 +57,7 @@ pub fn open(node: &Node, kind: Kind) -> Result<OwnedFd, BrokerError> {
         Kind::PendingClientKey => return Err(BrokerError::NotConfigured { what: "--bootstrap-kubeconfig" }),
         Kind::Unspecified => return Err(validate::bad("kind", "unspecified", "one of the named kinds").into()),
     };
-    Ok(open::operator(&path, Wanted::RegularFile)?)
+    Ok(open::operator(&path, FileKind::RegularFile)?)
 }
 
 /// Opens one place of upstream's search order for registry credentials.
@@ -65,5 +65,5 @@ pub fn registry_config(node: &Node, index: u32) -> Result<OwnedFd, BrokerError> 
     let paths = &node.settings.registry_configs;
     let path = usize::try_from(index).ok().and_then(|index| paths.get(index));
     let path = path.ok_or(BrokerError::PastTheLast { index, count: paths.len() })?;
-    Ok(open::operator(path, Wanted::RegularFile)?)
+    Ok(open::operator(path, FileKind::RegularFile)?)
 }

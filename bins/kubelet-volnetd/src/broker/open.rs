@@ -7,7 +7,7 @@ use bulkhead_ipc::broker::Caller;
 use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::memfd::{self, MemfdError};
-use bulkhead_sys::open::{self, OpenError, Volume, Wanted};
+use bulkhead_sys::open::{self, FileKind, OpenError, Volume};
 use bulkhead_types::VolumeName;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -97,12 +97,12 @@ fn manifest(node: &Node, manifest: &wire::Manifest) -> Result<OwnedFd, BrokerErr
         return Err(validate::bad("index", &manifest.index.to_string(), "0, the one staticPodPath").into());
     }
     if manifest.name.is_empty() {
-        return match open::operator(path, Wanted::Directory) {
-            Err(OpenError::WrongType { .. }) => Ok(open::operator(path, Wanted::RegularFile)?),
+        return match open::operator(path, FileKind::Directory) {
+            Err(OpenError::WrongType { .. }) => Ok(open::operator(path, FileKind::RegularFile)?),
             other => Ok(other?),
         };
     }
-    Ok(open::operator(&path.join(validate::manifest_name(&manifest.name)?), Wanted::RegularFile)?)
+    Ok(open::operator(&path.join(validate::manifest_name(&manifest.name)?), FileKind::RegularFile)?)
 }
 
 fn container_log(node: &Node, log: &wire::ContainerLog) -> Result<OwnedFd, BrokerError> {

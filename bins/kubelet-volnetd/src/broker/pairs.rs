@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_sys::open::{self, FileKind, OpenError};
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
@@ -45,12 +45,12 @@ pub fn current(folder: &Path, prefix: Prefix) -> PathBuf {
 /// Opens the pair in force. A link whose last replacement was cut off half-way is put in place first.
 pub fn open(folder: &Path, prefix: Prefix) -> Result<OwnedFd, BrokerError> {
     let path = current(folder, prefix);
-    match open::operator(&path, Wanted::RegularFile) {
+    match open::operator(&path, FileKind::RegularFile) {
         Err(error) if error.is_not_found() => {
             if !recover(folder, prefix)? {
                 return Err(error.into());
             }
-            Ok(open::operator(&path, Wanted::RegularFile)?)
+            Ok(open::operator(&path, FileKind::RegularFile)?)
         }
         other => Ok(other?),
     }
@@ -58,7 +58,7 @@ pub fn open(folder: &Path, prefix: Prefix) -> Result<OwnedFd, BrokerError> {
 
 /// Opens the key of a request that is not answered yet.
 pub fn open_pending(folder: &Path) -> Result<OwnedFd, BrokerError> {
-    Ok(open::operator(&folder.join(PENDING_KEY), Wanted::RegularFile)?)
+    Ok(open::operator(&folder.join(PENDING_KEY), FileKind::RegularFile)?)
 }
 
 /// Keeps the key of a request for a start that may come before the answer.
@@ -107,7 +107,7 @@ fn is_link_or_missing(dir: &OwnedFd, name: &str) -> Result<bool, OpenError> {
 
 /// Whether an `updated` link has taken the place of the missing one.
 fn recover(folder: &Path, prefix: Prefix) -> Result<bool, BrokerError> {
-    let dir = match open::operator(folder, Wanted::Directory) {
+    let dir = match open::operator(folder, FileKind::Directory) {
         Ok(dir) => dir,
         Err(error) if error.is_not_found() => return Ok(false),
         Err(error) => return Err(error.into()),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_ipc::volnetd::ServingPair as Content;
 use bulkhead_ipc::volnetd::credential::Kind;
 use bulkhead_sys::memfd;
-use bulkhead_sys::open::{self, OpenError, Wanted};
+use bulkhead_sys::open::{self, FileKind, OpenError};
 use prost::Message as _;
 
 use super::pairs::{self, Prefix};
@@ -104,7 +104,7 @@ fn own_serving(node: &Node, content: &OwnedFd) -> Result<(), BrokerError> {
 /// The folder, made where it is missing, below what is root's already.
 pub(super) fn make_folder(folder: &Path) -> Result<OwnedFd, BrokerError> {
     for ancestor in folder.ancestors() {
-        match open::operator(ancestor, Wanted::Directory) {
+        match open::operator(ancestor, FileKind::Directory) {
             Ok(dir) => {
                 let rest = folder.strip_prefix(ancestor).unwrap_or(Path::new(""));
                 return Ok(open::create_dirs_beneath(dir.as_fd(), rest, 0o755)?);

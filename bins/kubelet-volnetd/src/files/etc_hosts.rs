@@ -58,7 +58,7 @@ fn unchanged(dir: &std::os::fd::OwnedFd, text: &[u8]) -> bool {
 fn read_node_hosts() -> Result<Vec<u8>, FileError> {
     use std::io::Read;
     let path = Path::new("/etc/hosts");
-    let fd = open::operator(path, open::Wanted::RegularFile).map_err(|source| FileError::Open {
+    let fd = open::operator(path, open::FileKind::RegularFile).map_err(|source| FileError::Open {
         doing: "open",
         path: path.to_owned(),
         source,

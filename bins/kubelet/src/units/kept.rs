@@ -28,21 +28,21 @@ pub enum KeepError {
 
 /// What is kept.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptLocks {
     /// Of an earlier start, not taken up yet.
     earlier: BTreeMap<String, OwnedFd>,
     /// Held by this process too until it ends, so that no lock is without a holder for a moment.
     held: Vec<File>,
 }
 
-impl Kept {
+impl KeptLocks {
     /// Takes what systemd passed to this start.
     ///
     /// # Errors
     /// The passed descriptors are not what sd_listen_fds(3) says.
     pub fn take() -> Result<Self, KeepError> {
         let earlier = bulkhead_sys::listen_fds::take().map_err(KeepError::Take)?.into_iter().collect();
-        Ok(Kept { earlier, held: Vec::new() })
+        Ok(KeptLocks { earlier, held: Vec::new() })
     }
 
     /// The file of this name that an earlier start left.

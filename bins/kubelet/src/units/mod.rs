@@ -13,7 +13,7 @@ use bulkhead_config::{NodeConfig, Users};
 use crate::launch::claims::{Holder, Registry, Subject};
 use crate::launch::{ClaimError, folder, users};
 use crate::lock_file::{self, LockError};
-use kept::{KeepError, Kept};
+use kept::{KeepError, KeptLocks};
 
 /// Says who supervises. Set by kubelet.service, so that a drop-in with another command line (kubeadm's) leaves it as it is.
 const SUPERVISOR: &str = "BULKHEAD_SUPERVISOR";
@@ -143,7 +143,7 @@ pub fn render(config: &mut NodeConfig) -> Result<(), UnitsError> {
         );
     }
     config.users = named_users()?;
-    let mut kept = Kept::take()?;
+    let mut kept = KeptLocks::take()?;
     if !config.flags.lock_file.is_empty() {
         let path = Path::new(&config.flags.lock_file);
         let file = lock_file::lock(path, kept.adopt(kept::LOCK_FILE))?;

@@ -70,7 +70,7 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(Errno) -> OpenError {
 
 /// What an operator path must lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FileKind {
     /// Opened for reading.
     RegularFile,
     /// Opened for listing.
@@ -80,23 +80,23 @@ pub enum Wanted {
 }
 
 /// Rule 1.
-pub fn operator(path: &Path, wanted: Wanted) -> Result<OwnedFd, OpenError> {
+pub fn operator(path: &Path, wanted: FileKind) -> Result<OwnedFd, OpenError> {
     let (handle, stat) = resolve_trusted(path)?;
     let file_type = FileType::from_raw_mode(stat.st_mode);
     match wanted {
-        Wanted::Socket if file_type == FileType::Socket => Ok(handle),
-        Wanted::RegularFile if file_type == FileType::RegularFile => {
+        FileKind::Socket if file_type == FileType::Socket => Ok(handle),
+        FileKind::RegularFile if file_type == FileType::RegularFile => {
             reopen(&handle, path, OFlags::RDONLY | OFlags::NONBLOCK)
         }
-        Wanted::Directory if file_type == FileType::Directory => {
+        FileKind::Directory if file_type == FileType::Directory => {
             reopen(&handle, path, OFlags::RDONLY | OFlags::DIRECTORY)
         }
         _ => Err(OpenError::WrongType {
             path: path.to_owned(),
             wanted: match wanted {
-                Wanted::RegularFile => "a regular file",
-                Wanted::Directory => "a directory",
-                Wanted::Socket => "a socket",
+                FileKind::RegularFile => "a regular file",
+                FileKind::Directory => "a directory",
+                FileKind::Socket => "a socket",
             },
         }),
     }
@@ -185,7 +185,7 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
 /// Connects to a Unix stream socket found under rule 1. Non-blocking and close-on-exec; a Unix connect completes at
 /// once or fails (`WouldBlock`: the server's backlog is full).
 pub fn connect(path: &Path) -> Result<OwnedFd, OpenError> {
-    let handle = operator(path, Wanted::Socket)?;
+    let handle = operator(path, FileKind::Socket)?;
     // Through our own handle: the very socket that was examined, and short enough for sun_path.
     let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let connect = || -> rustix::io::Result<OwnedFd> {
@@ -327,31 +327,31 @@ mod tests {
         symlink(base.join("link/f"), base.join("absolute")).unwrap();
         symlink("loop", base.join("loop")).unwrap();
         for good in ["real/f", "link/f", "absolute", "./real/./f", "real/../link/f"] {
-            operator(&base.join(good), Wanted::RegularFile).unwrap();
+            operator(&base.join(good), FileKind::RegularFile).unwrap();
         }
-        operator(&base.join("link"), Wanted::Directory).unwrap();
-        assert!(matches!(operator(&base.join("loop"), Wanted::RegularFile), Err(OpenError::TooManyLinks { .. })));
-        assert!(matches!(operator(Path::new("etc"), Wanted::Directory), Err(OpenError::NotAbsolute { .. })));
-        assert!(matches!(operator(&file, Wanted::Directory), Err(OpenError::WrongType { .. })));
-        assert!(operator(&base.join("real/f/g"), Wanted::RegularFile).unwrap_err().is_not_found());
-        assert!(operator(&base.join("none"), Wanted::RegularFile).unwrap_err().is_not_found());
+        operator(&base.join("link"), FileKind::Directory).unwrap();
+        assert!(matches!(operator(&base.join("loop"), FileKind::RegularFile), Err(OpenError::TooManyLinks { .. })));
+        assert!(matches!(operator(Path::new("etc"), FileKind::Directory), Err(OpenError::NotAbsolute { .. })));
+        assert!(matches!(operator(&file, FileKind::Directory), Err(OpenError::WrongType { .. })));
+        assert!(operator(&base.join("real/f/g"), FileKind::RegularFile).unwrap_err().is_not_found());
+        assert!(operator(&base.join("none"), FileKind::RegularFile).unwrap_err().is_not_found());
 
         // Somebody else's link, a directory others may write, a file others may write, somebody else's file.
         std::os::unix::fs::lchown(base.join("absolute"), Some(1), None).unwrap();
         chmod(&base.join("real"), 0o757);
         for bad in ["absolute", "real/f", "link/f"] {
-            let err = operator(&base.join(bad), Wanted::RegularFile).unwrap_err();
+            let err = operator(&base.join(bad), FileKind::RegularFile).unwrap_err();
             assert!(matches!(err, OpenError::Untrusted { .. }), "{bad}: {err}");
         }
         chmod(&base.join("real"), 0o755);
         chmod(&file, 0o646);
-        assert!(operator(&file, Wanted::RegularFile).is_err());
+        assert!(operator(&file, FileKind::RegularFile).is_err());
         chmod(&file, 0o664); // group root
-        operator(&file, Wanted::RegularFile).unwrap();
+        operator(&file, FileKind::RegularFile).unwrap();
         std::os::unix::fs::chown(&file, None, Some(5)).unwrap();
-        assert!(operator(&file, Wanted::RegularFile).is_err());
+        assert!(operator(&file, FileKind::RegularFile).is_err());
         // The sticky directory itself is no trusted final object.
-        assert!(operator(Path::new("/tmp"), Wanted::Directory).is_err());
+        assert!(operator(Path::new("/tmp"), FileKind::Directory).is_err());
     }
 
     #[test]

@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_rustls::TlsConnector;
 
-use crate::apiserver::authority::Pair;
-use crate::apiserver::request_log::KIT_AGENT;
+use bulkhead_apiserver::authority::Pair;
+use bulkhead_apiserver::request_log::KIT_AGENT;
 
 /// How long an answer may take.
 const LIMIT: Duration = Duration::from_secs(30);

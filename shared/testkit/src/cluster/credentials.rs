@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::client::Credential;
 use super::{Cluster, YEAR, kubeconfig};
-use crate::apiserver::StaticToken;
-use crate::apiserver::authority::Pair;
-use crate::apiserver::identity::{MASTERS, NODES, User};
-use crate::apiserver::resources::named;
+use bulkhead_apiserver::StaticToken;
+use bulkhead_apiserver::authority::Pair;
+use bulkhead_apiserver::identity::{MASTERS, NODES, User};
+use bulkhead_apiserver::resources::named;
 
 impl Cluster {
     /// A node's client certificate.

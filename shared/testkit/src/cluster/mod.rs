@@ -19,14 +19,14 @@ use tokio::runtime::Runtime;
 use self::client::{Client, Credential, Event, Events};
 use self::control_plane::{ControlPlane, Controllers, Programs};
 pub use self::control_plane::{Storage, controllers_are_there};
-use crate::apiserver::authority::Authority;
-use crate::apiserver::faults::Faults;
-use crate::apiserver::identity::MASTERS;
-use crate::apiserver::request_log::{Record, RequestLog};
-use crate::apiserver::resources::{named, of_object};
-use crate::apiserver::{ApiServer, Config};
 use crate::wait::LONG;
 use crate::{Lab, machine};
+use bulkhead_apiserver::authority::Authority;
+use bulkhead_apiserver::faults::Faults;
+use bulkhead_apiserver::identity::MASTERS;
+use bulkhead_apiserver::request_log::{Record, RequestLog};
+use bulkhead_apiserver::resources::{named, of_object};
+use bulkhead_apiserver::{ApiServer, Config};
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The folder of programs of a real control plane: kube-apiserver, etcd, kubectl.
@@ -621,5 +621,7 @@ fn summary(object: &Value) -> String {
 /// The loopback address, for clusters without a lab.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+#[cfg(test)]
+mod kubelets_tests;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::apiserver::faults::{Action, Rule};
 use crate::wait::{SHORT, eventually};
+use bulkhead_apiserver::faults::{Action, Rule};
 
 const AGENT: &str = "kubelet/v1.36.2";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";

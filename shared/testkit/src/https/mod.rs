@@ -30,7 +30,6 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-pub(crate) use self::tls::Anybody;
 pub use self::wire::{Arriving, Connection, Reader, Writer};
 use crate::cluster::client::{Answer, Credential};
 use crate::netns;

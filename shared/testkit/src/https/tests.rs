@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 
 use super::*;
 use crate::Cluster;
-use crate::apiserver::Config;
-use crate::apiserver::identity::MASTERS;
+use bulkhead_apiserver::Config;
+use bulkhead_apiserver::identity::MASTERS;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

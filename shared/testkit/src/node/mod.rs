@@ -436,7 +436,7 @@ impl Node {
         for pod in cluster.list("pods", None)? {
             let metadata = &pod["metadata"];
             let here = pod["spec"]["nodeName"] == self.name.as_str();
-            if !here || crate::apiserver::pods::is_mirror(&pod) || metadata["deletionTimestamp"].is_string() {
+            if !here || bulkhead_apiserver::pods::is_mirror(&pod) || metadata["deletionTimestamp"].is_string() {
                 continue;
             }
             let text = |field: &str| metadata[field].as_str().unwrap_or_default();

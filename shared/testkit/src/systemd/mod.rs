@@ -361,7 +361,7 @@ impl Machine {
     /// # Errors
     /// A server did not start.
     #[cfg(feature = "apiserver")]
-    pub fn cluster(&self, mut config: crate::apiserver::Config) -> Result<crate::Cluster> {
+    pub fn cluster(&self, mut config: bulkhead_apiserver::Config) -> Result<crate::Cluster> {
         config.listen = std::net::SocketAddr::new(self.netns.gateway().into(), config.listen.port());
         crate::Cluster::start(&self.folder.join("cluster"), config)
     }
@@ -371,7 +371,7 @@ impl Machine {
     /// # Errors
     /// It did not start.
     #[cfg(feature = "apiserver")]
-    pub fn stand_in(&self, mut config: crate::apiserver::Config) -> Result<crate::Cluster> {
+    pub fn stand_in(&self, mut config: bulkhead_apiserver::Config) -> Result<crate::Cluster> {
         config.listen = std::net::SocketAddr::new(self.netns.gateway().into(), config.listen.port());
         crate::Cluster::stand_in(&self.folder.join("cluster"), config)
     }

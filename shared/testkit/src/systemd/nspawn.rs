@@ -153,14 +153,17 @@ fn wait_ready(socket: &UnixDatagram, child: &mut Child) -> Result<i32> {
 
 /// What one notification says.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Notification {
     leader: Option<i32>,
     ready: bool,
 }
 
-fn told(text: &str) -> Told {
+fn told(text: &str) -> Notification {
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    Told { leader: value("X_NSPAWN_LEADER_PID").and_then(|pid| pid.parse().ok()), ready: value("READY") == Some("1") }
+    Notification {
+        leader: value("X_NSPAWN_LEADER_PID").and_then(|pid| pid.parse().ok()),
+        ready: value("READY") == Some("1"),
+    }
 }
 
 #[cfg(test)]
@@ -169,8 +172,8 @@ mod tests {
 
     #[test]
     fn notifications_are_read_line_by_line() {
-        assert_eq!(told("X_NSPAWN_LEADER_PID=42\n"), Told { leader: Some(42), ready: false });
-        assert_eq!(told("STATUS=Startup finished\nREADY=1"), Told { leader: None, ready: true });
-        assert_eq!(told("X_NSPAWN_LEADER_PID=many\nREADY=0"), Told { leader: None, ready: false });
+        assert_eq!(told("X_NSPAWN_LEADER_PID=42\n"), Notification { leader: Some(42), ready: false });
+        assert_eq!(told("STATUS=Startup finished\nREADY=1"), Notification { leader: None, ready: true });
+        assert_eq!(told("X_NSPAWN_LEADER_PID=many\nREADY=0"), Notification { leader: None, ready: false });
     }
 }

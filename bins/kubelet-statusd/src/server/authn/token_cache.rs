@@ -21,7 +21,7 @@ const BLOCK: usize = 64;
 pub struct Key([u8; 32]);
 
 /// Who the token is good for; None: nobody.
-pub type Verdict = Option<Identity>;
+pub type Authenticated = Option<Identity>;
 
 /// See the module.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl TokenCache {
         Key(hmac_sha256(&self.secret, token.0.as_bytes()))
     }
 
-    pub fn get(&mut self, key: Key, now: Instant) -> Option<Verdict> {
+    pub fn get(&mut self, key: Key, now: Instant) -> Option<Authenticated> {
         if let Some((until, who)) = self.good.get(&key) {
             return (now < *until).then(|| Some(who.clone()));
         }
@@ -58,7 +58,7 @@ impl TokenCache {
         self.good.get(&key).is_some()
     }
 
-    pub fn put(&mut self, key: Key, verdict: Verdict, now: Instant) {
+    pub fn put(&mut self, key: Key, verdict: Authenticated, now: Instant) {
         let until = now + self.lifetime;
         match verdict {
             Some(who) => {

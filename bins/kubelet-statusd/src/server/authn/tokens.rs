@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::presented::Token;
 use super::shares::{Share, Shares};
-use super::token_cache::{Key, TokenCache, Verdict};
+use super::token_cache::{Authenticated, Key, TokenCache};
 use crate::server::review_metrics::ReviewMetrics;
 use crate::server::reviews::{ReviewError, Reviews, TokenAnswer};
 use crate::server::source::Source;
@@ -29,7 +29,7 @@ pub enum TokenError {
     Busy,
 }
 
-type Outcome = Result<Verdict, TokenError>;
+type Outcome = Result<Authenticated, TokenError>;
 type Waiting = watch::Receiver<Option<Outcome>>;
 
 /// See the module. Cheap to clone; all clones remember together.

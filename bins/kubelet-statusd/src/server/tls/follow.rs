@@ -78,7 +78,7 @@ impl std::fmt::Debug for Files {
 
 /// What was read last, to tell a change from a look.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastRead {
     authority: Option<Vec<u8>>,
     pair: Option<(Vec<u8>, Vec<u8>)>,
     /// What was last complained of.
@@ -89,7 +89,7 @@ impl Files {
     /// Keeps `in_force` current, for ever.
     pub async fn follow(self, in_force: InForce) {
         let mut changes = self.source.changes();
-        let mut seen = Seen::default();
+        let mut seen = LastRead::default();
         let mut again = AGAIN.0;
         if self.signed {
             match pair::none_yet(&self.policy) {
@@ -125,13 +125,13 @@ impl Files {
     }
 
     /// One look; each half comes into force without the other.
-    async fn look(&self, seen: &mut Seen, in_force: &InForce) -> Result<(), FollowError> {
+    async fn look(&self, seen: &mut LastRead, in_force: &InForce) -> Result<(), FollowError> {
         let authority = self.look_at_authority(seen, in_force).await;
         let pair = self.look_at_pair(seen, in_force).await;
         authority.and(pair)
     }
 
-    async fn look_at_authority(&self, seen: &mut Seen, in_force: &InForce) -> Result<(), FollowError> {
+    async fn look_at_authority(&self, seen: &mut LastRead, in_force: &InForce) -> Result<(), FollowError> {
         if !self.client_ca {
             return Ok(());
         }
@@ -148,7 +148,7 @@ impl Files {
         Ok(())
     }
 
-    async fn look_at_pair(&self, seen: &mut Seen, in_force: &InForce) -> Result<(), FollowError> {
+    async fn look_at_pair(&self, seen: &mut LastRead, in_force: &InForce) -> Result<(), FollowError> {
         let Some(pair) = self.pair().await? else { return Ok(()) };
         if seen.pair.as_ref() == Some(&pair) {
             return Ok(());
@@ -207,7 +207,7 @@ impl Files {
 }
 
 /// Says what is wrong, once, and what that means.
-fn complain(error: &FollowError, seen: &mut Seen, in_force: &InForce) {
+fn complain(error: &FollowError, seen: &mut LastRead, in_force: &InForce) {
     let text = chain(error);
     if error.is_unknown() {
         tracing::debug!(error = text, "what the HTTPS server shows and believes is not known, asking again");

@@ -12,7 +12,7 @@ use super::Ttl;
 use super::news::News;
 use super::refs::Key;
 use crate::api::server::{Content, Got, ObjectServer};
-use crate::objects::ObjectError;
+use kubelet_model::objects::ObjectError;
 
 /// Objects that are looked at anew at a time.
 const LOOKS: usize = 4;

@@ -8,7 +8,7 @@
 //! | Watch | answers from a watch of that object | a watch for each object; none for immutable ones and for those that are only read at a start, 5 sync periods after the last read |
 //!
 //! With Get and Cache nobody says that something has changed: pods with such volumes are named to
-//! [`crate::objects::Objects::changes`] once in a sync period, or their objects looked at.
+//! [`kubelet_model::objects::Objects::changes`] once in a sync period, or their objects looked at.
 
 mod cached;
 mod news;
@@ -30,7 +30,7 @@ use self::refs::{Key, References};
 use self::watched::Watched;
 use super::references::Names;
 use super::server::{Content, Got, ObjectServer};
-use crate::objects::ObjectError;
+use kubelet_model::objects::ObjectError;
 
 /// `configMapAndSecretChangeDetectionStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,10 +57,10 @@ pub type Ttl = Arc<dyn Fn() -> Duration + Send + Sync>;
 /// All objects of one kind.
 pub struct Store<K> {
     refs: Mutex<References>,
-    kept: Kept<K>,
+    backing: Backing<K>,
 }
 
-enum Kept<K> {
+enum Backing<K> {
     Nothing(Arc<dyn ObjectServer<K>>),
     Cached(Cached<K>),
     Watched(Watched<K>),
@@ -82,12 +82,12 @@ impl<K: Content> Store<K> {
         sync: Duration,
         changes: broadcast::Sender<PodUid>,
     ) -> Arc<Self> {
-        let kept = match strategy {
-            Strategy::Get => Kept::Nothing(server),
-            Strategy::Cache => Kept::Cached(Cached::new(server, ttl, sync)),
-            Strategy::Watch => Kept::Watched(Watched::new(server, sync)),
+        let backing = match strategy {
+            Strategy::Get => Backing::Nothing(server),
+            Strategy::Cache => Backing::Cached(Cached::new(server, ttl, sync)),
+            Strategy::Watch => Backing::Watched(Watched::new(server, sync)),
         };
-        let store = Arc::new(Store { refs: Mutex::default(), kept });
+        let store = Arc::new(Store { refs: Mutex::default(), backing });
         tokio::spawn(tend(Arc::downgrade(&store), strategy, sync, changes));
         store
     }
@@ -99,14 +99,14 @@ impl<K: Content> Store<K> {
     /// The pod names exactly these objects from now on. An equal registration changes nothing.
     pub fn register(&self, uid: &PodUid, namespace: &str, names: Names) {
         let diff = self.refs().register(uid, namespace, names);
-        match &self.kept {
-            Kept::Nothing(_) => {}
+        match &self.backing {
+            Backing::Nothing(_) => {}
             // A new pod sees what was written before it was made.
-            Kept::Cached(cached) => {
+            Backing::Cached(cached) => {
                 diff.unused.iter().for_each(|key| cached.forget(key));
                 diff.named.iter().for_each(|key| cached.invalidate(key));
             }
-            Kept::Watched(watched) => {
+            Backing::Watched(watched) => {
                 diff.unused.iter().for_each(|key| watched.stop(key));
                 diff.first.iter().for_each(|key| watched.start(key));
             }
@@ -121,16 +121,16 @@ impl<K: Content> Store<K> {
     /// The object; only pods that are registered have objects.
     pub async fn get(&self, namespace: &str, name: &str) -> Got<Arc<K>> {
         let key = Key { namespace: namespace.to_owned(), name: name.to_owned() };
-        if let Kept::Nothing(server) = &self.kept {
+        if let Backing::Nothing(server) = &self.backing {
             return server.get(namespace, name, false).await.map(Arc::new);
         }
         if !self.refs().is_used(&key) {
             return Err(ObjectError::Away(format!("object {namespace:?}/{name:?} not registered")));
         }
-        match &self.kept {
-            Kept::Nothing(server) => server.get(namespace, name, false).await.map(Arc::new),
-            Kept::Cached(cached) => cached.get(&key).await,
-            Kept::Watched(watched) => watched.get(&key).await,
+        match &self.backing {
+            Backing::Nothing(server) => server.get(namespace, name, false).await.map(Arc::new),
+            Backing::Cached(cached) => cached.get(&key).await,
+            Backing::Watched(watched) => watched.get(&key).await,
         }
     }
 
@@ -149,8 +149,8 @@ async fn tend<K: Content>(
     changes: broadcast::Sender<PodUid>,
 ) {
     let news = match store.upgrade().as_deref() {
-        Some(Store { kept: Kept::Cached(cached), .. }) => Some(cached.news()),
-        Some(Store { kept: Kept::Watched(watched), .. }) => Some(watched.news()),
+        Some(Store { backing: Backing::Cached(cached), .. }) => Some(cached.news()),
+        Some(Store { backing: Backing::Watched(watched), .. }) => Some(watched.news()),
         _ => None,
     };
     // Several looks in each period, so that an object's or pod's own time is met well enough.
@@ -169,17 +169,17 @@ async fn tend<K: Content>(
             }
             continue;
         }
-        match (&store.kept, strategy) {
-            (Kept::Nothing(_), _) => {
+        match (&store.backing, strategy) {
+            (Backing::Nothing(_), _) => {
                 for uid in store.refs().due(tokio::time::Instant::now(), sync) {
                     let _ = changes.send(uid);
                 }
             }
-            (Kept::Cached(cached), _) => {
+            (Backing::Cached(cached), _) => {
                 let followed = store.refs().followed();
                 cached.look(followed).await;
             }
-            (Kept::Watched(watched), _) => {
+            (Backing::Watched(watched), _) => {
                 let followed = store.refs().followed().into_iter().collect();
                 watched.stop_idle(&followed);
             }

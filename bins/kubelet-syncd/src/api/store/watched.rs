@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::news::News;
 use super::refs::Key;
 use crate::api::server::{Content, Got, ObjectServer};
-use crate::objects::ObjectError;
+use kubelet_model::objects::ObjectError;
 
 /// So long a read waits for the watch's first word.
 const FIRST_WORD: Duration = Duration::from_secs(1);
@@ -23,10 +23,10 @@ const FIRST_WORD: Duration = Duration::from_secs(1);
 const IDLE_MIN: Duration = Duration::from_secs(60);
 
 /// What a watch has said: nothing yet, that there is none, or the object.
-type Said<K> = Option<Option<Arc<K>>>;
+type Observed<K> = Option<Option<Arc<K>>>;
 
 struct Item<K> {
-    said: watch::Sender<Said<K>>,
+    said: watch::Sender<Observed<K>>,
     task: Option<AbortHandle>,
     last_read: Instant,
     /// Version told to who follows it; outlives a stopped watch.
@@ -130,7 +130,7 @@ impl<K: Content> Watched<K> {
             }
             item.said.subscribe()
         };
-        let first = async |mut said: watch::Receiver<Said<K>>| said.wait_for(Option::is_some).await.ok()?.clone();
+        let first = async |mut said: watch::Receiver<Observed<K>>| said.wait_for(Option::is_some).await.ok()?.clone();
         match tokio::time::timeout(FIRST_WORD, first(said)).await {
             Ok(Some(Some(object))) => Ok(object),
             Ok(Some(None)) => Err(ObjectError::NotFound(format!("{} {:?} not found", K::KIND, key.name))),

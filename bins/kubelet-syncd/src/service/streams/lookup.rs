@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::pod::model::RuntimePod;
-use crate::pod::spec::{containers, ephemeral_containers, init_containers};
+use kubelet_model::pod::model::RuntimePod;
+use kubelet_model::pod::spec::{containers, ephemeral_containers, init_containers};
 
 /// A pod that has the name.
 #[derive(Debug, Clone)]
@@ -61,8 +61,8 @@ pub fn has_terminal(pod: &Pod, container: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    use crate::fixtures;
-    use crate::pod::model::{RunState, SandboxState};
+    use kubelet_model::fixtures;
+    use kubelet_model::pod::model::{RunState, SandboxState};
 
     fn pod() -> Arc<Pod> {
         Arc::new(fixtures::pod(serde_json::json!({

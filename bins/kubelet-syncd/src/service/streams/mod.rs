@@ -24,9 +24,9 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::hub::PodHub;
-use crate::pleg::PodCache;
-use crate::pod::model::RuntimePod;
 use crate::sources::Sources;
+use kubelet_model::pod::model::RuntimePod;
+use kubelet_pleg::PodCache;
 use lookup::{Candidate, Named};
 
 /// Commands of `Run` at once. Each may hold the output that the runtime answers with, up to 16 MiB, twice while it is decoded:
@@ -81,7 +81,7 @@ impl StreamsApi {
 }
 
 /// The container that a request means.
-struct Found {
+struct TargetContainer {
     pod: Candidate,
     full_name: String,
     container: String,
@@ -111,19 +111,19 @@ impl StreamParts {
         };
         let candidates = self.sources.pods().into_iter().filter(|pod| named(pod)).filter_map(|pod| {
             let uid = PodUid::parse(pod.metadata.uid.as_deref()?).ok()?;
-            let mirror = crate::pod::spec::is_static(&pod).then(|| self.hub.api(&uid)).flatten();
+            let mirror = kubelet_model::pod::spec::is_static(&pod).then(|| self.hub.api(&uid)).flatten();
             let runtime = self.cache.get(&uid);
             Some(Candidate { mirror: mirror.map(|object| object.uid), pod, runtime, uid })
         });
         lookup::choose(candidates.collect(), &place.uid)
     }
 
-    async fn container(&self, place: Option<api::ContainerPlace>, words: Words) -> Result<Found, Status> {
+    async fn container(&self, place: Option<api::ContainerPlace>, words: Words) -> Result<TargetContainer, Status> {
         let place = place.ok_or_else(|| Status::invalid_argument("no container is named"))?;
         let pod = place.pod.ok_or_else(|| Status::invalid_argument("no pod is named"))?;
         let full_name = format!("{}_{}", pod.name, pod.namespace);
         match self.pod(&pod).await? {
-            Some(pod) => Ok(Found { pod, full_name, container: place.container }),
+            Some(pod) => Ok(TargetContainer { pod, full_name, container: place.container }),
             None => Err(Status::internal((words.missing)(&place.container, &full_name))),
         }
     }
@@ -141,7 +141,7 @@ impl StreamParts {
     /// Calls the runtime for the running instance of the container; once more where that one is not the one that runs.
     async fn call<T, F>(
         &self,
-        found: &Found,
+        found: &TargetContainer,
         words: Words,
         call: impl Fn(CriClient, ContainerId) -> F + Send,
     ) -> Result<T, Status>

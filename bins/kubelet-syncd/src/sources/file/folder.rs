@@ -20,10 +20,10 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::store::{Content, Entry, EntryKind, Listing, StoreError};
-use crate::sources::decode;
 use crate::sources::static_pod::{self, Origin, StaticPod};
 use crate::sources::uids::Uids;
-use crate::validation::field::text;
+use kubelet_model::decode;
+use kubelet_model::validation::field::text;
 
 /// A changed manifest of a running pod is taken when it reads the same twice, this far apart: a writer that has got
 /// half-way must not restart the pod twice.

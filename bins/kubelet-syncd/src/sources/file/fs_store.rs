@@ -8,7 +8,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::sync::mpsc;
 
 use super::store::{Change, Content, Entry, EntryKind, Listing, ManifestStore, StoreError};
-use crate::sources::decode::MANIFEST_MAX_BYTES;
+use kubelet_model::decode::MANIFEST_MAX_BYTES;
 
 pub struct FsStore {
     path: PathBuf,

@@ -51,7 +51,7 @@ pub enum Listing {
 /// What reading one name gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// At most [`crate::sources::decode::MANIFEST_MAX_BYTES`] bytes; cut there when there are more.
+    /// At most [`kubelet_model::decode::MANIFEST_MAX_BYTES`] bytes; cut there when there are more.
     Bytes(Vec<u8>),
     /// No such file, or a link that leads nowhere.
     Missing,

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::fs_store::FsStore;
 use super::*;
 use crate::sources::uids::{Forgetful, UidBook, UidStore, UidStoreError};
-use crate::validation::field::text;
+use kubelet_model::validation::field::text;
 
 const NODE: &str = "node-a";
 

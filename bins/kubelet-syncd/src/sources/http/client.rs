@@ -13,7 +13,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 
-use crate::sources::decode::MANIFEST_MAX_BYTES;
+use kubelet_model::decode::MANIFEST_MAX_BYTES;
 
 /// For the whole exchange, redirects and body included.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,10 +15,10 @@ use std::time::Duration;
 use bulkhead_types::{NodeName, chain};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::decode::{self, DecodeError};
 use super::file::SetSink;
 use super::static_pod::{self, Origin, RefusedPod, StaticPod};
 use super::uids::Uids;
+use kubelet_model::decode::{self, DecodeError};
 
 pub use client::FetchError;
 use client::{Client, Fetched};

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::sources::uids::Forgetful;
-use crate::validation::field::text;
+use kubelet_model::validation::field::text;
 
 const POD: &str =
     r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}}"#;

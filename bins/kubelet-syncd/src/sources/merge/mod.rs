@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::static_pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
-use crate::validation::field::text;
+use kubelet_model::validation::field::text;
 
 /// Where desired pods come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

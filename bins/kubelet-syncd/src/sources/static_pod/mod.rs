@@ -8,9 +8,11 @@ use bulkhead_types::{NodeName, PodUid};
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 
 use super::uids::{UidChoice, Uids, content_digest, generated_uid};
-use super::{defaults, references};
-use crate::validation::field::text;
-use crate::validation::{Errors, validate_pod};
+use kubelet_model::defaults;
+
+use super::references;
+use kubelet_model::validation::field::text;
+use kubelet_model::validation::{Errors, validate_pod};
 
 /// Annotation with the hash of the manifest: the uid.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::sources::decode;
 use crate::sources::uids::{Forgetful, RunningPod, UidBook, UidStore, UidStoreError};
+use kubelet_model::decode;
 
 fn node() -> NodeName {
     NodeName::parse("node-a").unwrap()

@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Credential;
 use super::super::{LOCAL, YEAR, kubeconfig};
-use crate::apiserver::authority::Authority;
 use crate::containerd::tail;
 use crate::wait::{LONG, SHORT, insist};
+use bulkhead_apiserver::authority::Authority;
 
 /// kube-controller-manager first: only it takes a test's flags.
 pub(super) const PROGRAMS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];

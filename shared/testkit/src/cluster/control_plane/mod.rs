@@ -31,12 +31,12 @@ use self::controllers::Place;
 use self::etcd::{Content, Etcd};
 use super::client::Client;
 use super::kubeconfig;
-use crate::apiserver::authority::Authority;
-use crate::apiserver::request_log::RequestLog;
-use crate::apiserver::resources::{Resource, of_object};
 use crate::containerd::tail;
 use crate::wait::{SHORT, insist};
 use crate::{machine, processes};
+use bulkhead_apiserver::authority::Authority;
+use bulkhead_apiserver::request_log::RequestLog;
+use bulkhead_apiserver::resources::{Resource, of_object};
 
 const KEEPER: &str = include_str!("keeper.sh");
 /// More than tests run beside each other.
@@ -372,7 +372,7 @@ impl Instance {
             let names = |path: &str| -> Result<BTreeSet<(String, String)>> {
                 let list = client.get(path)?.success()?;
                 let items = list["items"].as_array().into_iter().flatten();
-                Ok(items.map(crate::apiserver::storage::key_of).collect())
+                Ok(items.map(bulkhead_apiserver::storage::key_of).collect())
             };
             insist("the API server's cache follows", SHORT, || {
                 let (cached, stored) = (names(&format!("{path}?resourceVersion=0"))?, names(&path)?);

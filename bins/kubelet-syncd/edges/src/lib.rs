@@ -1,0 +1,15 @@
+//! What lies outside the process, each behind a type or a trait that a test replaces: connections to pods, volnetd, the runtime.
+//!
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`dial`] | how a connection to a pod is made |
+//! | [`http_get`] | what an HTTP probe or hook sends, and which answer is a success |
+//! | [`volnetd`] | nothing: the verbs of the other side, and the proof that a destructive one needs |
+//! | [`runtime_service`] | nothing: the runtime's calls that change something, as a trait |
+
+pub mod dial;
+pub mod http_get;
+pub mod runtime_service;
+pub mod volnetd;

@@ -1,0 +1,268 @@
+//! Credentials for pulling an image, in the order in which they are tried: the pod's imagePullSecrets, the node's own
+//! files, the image credential providers (upstream `pkg/credentialprovider`). They are looked up when an image has to be
+//! pulled and not before.
+
+pub mod docker_config;
+pub mod matching;
+pub mod metrics;
+mod node_files;
+mod provider;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bulkhead_config::credential_providers::{CredentialProviders, TokenAttributes};
+use bulkhead_cri::v1::AuthConfig;
+use bulkhead_ipc::broker::BrokerClient;
+use k8s_openapi::api::core::v1::Secret;
+use sha2::{Digest as _, Sha256};
+
+use self::docker_config::Entry;
+use self::matching::names_to_match;
+use self::node_files::NodeFiles;
+use self::provider::{Provider, ServiceAccountToken};
+use super::Credential;
+use super::pull_records::{self, Owner, Source};
+use kubelet_model::objects::named_objects::{self, ObjectReferences};
+use kubelet_model::objects::{Objects, TokenWanted};
+
+/// TokenRequest's default, for providers that get a token.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// For whom an image is pulled.
+#[derive(Debug, Clone, Copy)]
+pub struct Puller<'a> {
+    pub namespace: &'a str,
+    pub pod: &'a str,
+    pub pod_uid: &'a str,
+    pub service_account: &'a str,
+    /// Names of `imagePullSecrets`.
+    pub secrets: &'a [String],
+}
+
+/// What was found, and what was not to be had.
+#[derive(Debug, Default)]
+pub struct FoundCredentials {
+    /// Each once.
+    pub credentials: Vec<Credential>,
+    /// Names of secrets that are not there or cannot be used.
+    pub missing_secrets: Vec<String>,
+    /// Why a provider gave nothing.
+    pub provider_problems: Vec<String>,
+}
+
+/// All sources of credentials of this node.
+#[derive(Debug)]
+pub struct Keyring {
+    objects: Arc<dyn Objects>,
+    files: NodeFiles,
+    providers: Vec<Provider>,
+}
+
+impl Keyring {
+    pub fn new(objects: Arc<dyn Objects>, broker: BrokerClient, providers: Option<&CredentialProviders>) -> Self {
+        let providers = providers
+            .map(|all| all.providers.iter().map(|one| Provider::new(one.clone(), &all.bin_dir)).collect())
+            .unwrap_or_default();
+        Keyring { objects, files: NodeFiles::new(broker), providers }
+    }
+
+    /// Credentials for `repository` (`registry.test/team/app`, without tag and digest).
+    pub async fn find(&self, puller: Puller<'_>, repository: &str) -> FoundCredentials {
+        let mut found = FoundCredentials::default();
+        let wanted =
+            ObjectReferences { secrets: puller.secrets.iter().cloned().collect(), ..ObjectReferences::default() };
+        let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
+        let mut secrets = Vec::new();
+        for name in puller.secrets {
+            let entries = match objects.secret(name) {
+                Ok(secret) => entries_of(&secret).map(|entries| (secret, entries)),
+                Err(error) => {
+                    tracing::info!(secret = name, %error, "an image pull secret is not to be had");
+                    None
+                }
+            };
+            match entries {
+                Some((secret, entries)) => secrets.extend(entries.into_iter().map(|entry| {
+                    let source = secret_source(puller.namespace, &secret, &entry.auth);
+                    (entry, Some(source))
+                })),
+                None => found.missing_secrets.push(name.clone()),
+            }
+        }
+        let names = names_to_match(repository);
+        add(&mut found.credentials, &secrets, &names);
+        add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), &names);
+        for provider in self.providers.iter().filter(|p| names.iter().any(|name| p.serves(name))) {
+            let token = match &provider.config.token_attributes {
+                None => None,
+                Some(attributes) => match self.token(attributes, puller).await {
+                    Ok(Some(token)) => Some(token),
+                    Ok(None) => continue,
+                    Err(problem) => {
+                        found.provider_problems.push(format!("{}: {problem}", provider.config.name));
+                        continue;
+                    }
+                },
+            };
+            let source = token.as_ref().map(|token| Source::ServiceAccount(token.account.clone()));
+            match provider.credentials(repository, token.as_ref()).await {
+                Ok(entries) => add(&mut found.credentials, &sourced(entries.iter().cloned(), source), &names),
+                Err(error) => found.provider_problems.push(error.to_string()),
+            }
+        }
+        found
+    }
+
+    /// The token that a provider wants; `None`: it is not asked for this pod.
+    async fn token(
+        &self,
+        attributes: &TokenAttributes,
+        puller: Puller<'_>,
+    ) -> Result<Option<ServiceAccountToken>, String> {
+        if puller.service_account.is_empty() {
+            return Ok(None);
+        }
+        let account = self.objects.service_account(puller.namespace, puller.service_account).await;
+        let account = account.map_err(|error| error.to_string())?;
+        let all = account.metadata.annotations.clone().unwrap_or_default();
+        if attributes.required_service_account_annotation_keys.iter().any(|key| !all.contains_key(key)) {
+            return Ok(None);
+        }
+        let wanted_keys = attributes
+            .required_service_account_annotation_keys
+            .iter()
+            .chain(&attributes.optional_service_account_annotation_keys);
+        let annotations: BTreeMap<String, String> =
+            wanted_keys.filter_map(|key| Some((key.clone(), all.get(key)?.clone()))).collect();
+        let wanted = TokenWanted {
+            namespace: puller.namespace.to_owned(),
+            service_account: puller.service_account.to_owned(),
+            audiences: vec![attributes.service_account_token_audience.clone()],
+            expiration_seconds: TOKEN_SECONDS,
+            pod_name: puller.pod.to_owned(),
+            pod_uid: puller.pod_uid.to_owned(),
+        };
+        let token = self.objects.token(&wanted).await.map_err(|error| error.to_string())?.token;
+        let may_echo = attributes.cache_type == "Token";
+        let of = if may_echo {
+            hex(&Sha256::digest(token.as_bytes()))
+        } else {
+            let uid = account.metadata.uid.as_deref().unwrap_or_default();
+            format!("{}/{}/{uid}", puller.namespace, puller.service_account)
+        };
+        let cache_key = format!("{of} {annotations:?}");
+        let owner = Owner {
+            namespace: puller.namespace.to_owned(),
+            name: puller.service_account.to_owned(),
+            uid: account.metadata.uid.clone().unwrap_or_default(),
+        };
+        Ok(Some(ServiceAccountToken { token, annotations, cache_key, may_echo, account: owner }))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A credential for some registries, and where the pod has it from.
+type Sourced = (Entry, Option<Source>);
+
+fn sourced(entries: impl IntoIterator<Item = Entry>, source: Option<Source>) -> Vec<Sourced> {
+    entries.into_iter().map(|entry| (entry, source.clone())).collect()
+}
+
+/// A pull secret and the credential in it, as records of pulls know them.
+fn secret_source(namespace: &str, secret: &Secret, auth: &AuthConfig) -> Source {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let owner =
+        Owner { namespace: namespace.to_owned(), name: text(&secret.metadata.name), uid: text(&secret.metadata.uid) };
+    // Lengths keep apart what ends where.
+    let parts =
+        [&auth.username, &auth.password, &auth.auth, &auth.server_address, &auth.identity_token, &auth.registry_token];
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    Source::Secret(pull_records::Secret { owner, hash: hex(&hash.finalize()) })
+}
+
+/// Those that fit, the more special first, none twice.
+fn add(credentials: &mut Vec<Credential>, entries: &[Sourced], names: &[String]) {
+    let mut fitting: Vec<&Sourced> =
+        entries.iter().filter(|(entry, _)| names.iter().any(|name| entry.pattern.matches(name))).collect();
+    fitting.sort_by(|(a, _), (b, _)| a.pattern.rank().cmp(&b.pattern.rank()));
+    for (entry, source) in fitting {
+        if credentials.iter().all(|known| known.auth != entry.auth) {
+            credentials.push(Credential { auth: entry.auth.clone(), source: source.clone() });
+        }
+    }
+}
+
+/// Of a secret of one of the two types; `None` when it is another one or cannot be read.
+fn entries_of(secret: &Secret) -> Option<Vec<Entry>> {
+    let data = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
+    let name = secret.metadata.name.as_deref().unwrap_or_default();
+    let parsed = match secret.type_.as_deref() {
+        Some("kubernetes.io/dockerconfigjson") => docker_config::config_json(data(".dockerconfigjson")?),
+        Some("kubernetes.io/dockercfg") => docker_config::dockercfg(data(".dockercfg")?),
+        other => {
+            tracing::info!(secret = name, kind = other, "an image pull secret is of another type");
+            return None;
+        }
+    };
+    parsed.inspect_err(|error| tracing::warn!(secret = name, %error, "an image pull secret cannot be used")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::ByteString;
+    use kubelet_model::objects::NoObjects;
+
+    fn entry(pattern: &str, password: &str) -> Entry {
+        let auth = AuthConfig { password: password.into(), ..AuthConfig::default() };
+        Entry { pattern: matching::Pattern::parse(pattern).unwrap(), auth }
+    }
+
+    #[test]
+    fn the_more_special_first_and_none_twice() {
+        let mut found = Vec::new();
+        let entries =
+            [entry("*.test", "a"), entry("registry.test/team", "b"), entry("registry.test", "a"), entry("x.y", "c")];
+        add(&mut found, &sourced(entries, None), &names_to_match("registry.test/team/app"));
+        assert_eq!(found.iter().map(|one| one.auth.password.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        let mut hub = Vec::new();
+        let entries = sourced([entry("https://index.docker.io/v1/", "h")], None);
+        add(&mut hub, &entries, &names_to_match("docker.io/library/busybox"));
+        assert_eq!(hub.len(), 1);
+    }
+
+    #[test]
+    fn secrets_of_both_types_and_no_others() {
+        let secret = |kind: &str, key: &str, text: &str| Secret {
+            type_: Some(kind.into()),
+            data: Some(BTreeMap::from([(key.to_owned(), ByteString(text.as_bytes().to_vec()))])),
+            ..Secret::default()
+        };
+        let json = r#"{"auths":{"r.test":{"username":"u","password":"p"}}}"#;
+        let plain = r#"{"r.test":{"username":"u","password":"p"}}"#;
+        assert!(entries_of(&secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json)).is_some());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain)).is_some());
+        assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json)).is_none());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain)).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_secret_that_is_not_there_is_named_and_the_pull_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let broker = BrokerClient::new(&folder.path().join("nobody.sock"));
+        let keyring = Keyring::new(Arc::new(NoObjects::new("n", BTreeMap::new())), broker, None);
+        let secrets = ["absent".to_owned()];
+        let puller = Puller { namespace: "n", pod: "p", pod_uid: "u", service_account: "", secrets: &secrets };
+        let found = keyring.find(puller, "registry.test/a").await;
+        assert!(found.credentials.is_empty());
+        assert_eq!(found.missing_secrets, ["absent"]);
+    }
+}

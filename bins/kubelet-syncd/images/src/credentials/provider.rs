@@ -1,0 +1,301 @@
+//! One image credential provider: asked by running its program, remembered as long as it allows.
+//!
+//! The program runs as this process's user and inside its filters. What it says is bounded and read strictly
+//! (upstream `pkg/credentialprovider/plugin/plugin.go`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bulkhead_apiclient::program::{self, ProgramError};
+use bulkhead_config::credential_providers::CredentialProvider;
+use bulkhead_cri::v1::AuthConfig;
+use bulkhead_types::{GoDuration, chain};
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::docker_config::Entry;
+use super::matching::Pattern;
+use super::metrics;
+use crate::pull_records::Owner;
+
+/// Programs of one provider that run at once: one that hangs leaves room for other images.
+const QUESTIONS: usize = 4;
+
+/// Why a provider gave nothing. Never holds a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderError {
+    #[error("{program}, run as this process's user: {}", chain(.source))]
+    Program { program: String, source: ProgramError },
+    #[error("{program}'s answer cannot be used: {problem}")]
+    Answer { program: String, problem: String },
+}
+
+/// The token that a provider is given, and what it belongs to.
+#[derive(Clone)]
+pub struct ServiceAccountToken {
+    pub token: String,
+    pub annotations: BTreeMap<String, String>,
+    /// Tells apart what may not share an answer: the account, or the token itself.
+    pub cache_key: String,
+    /// `cacheType` is `Token`: the program may answer with the token itself.
+    pub may_echo: bool,
+    /// Whose it is.
+    pub account: Owner,
+}
+
+impl std::fmt::Debug for ServiceAccountToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceAccountToken").finish_non_exhaustive()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    kind: &'static str,
+    api_version: &'a str,
+    image: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    service_account_token: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_account_annotations: Option<&'a BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    kind: String,
+    api_version: String,
+    cache_key_type: String,
+    #[serde(default)]
+    cache_duration: Option<GoDuration>,
+    #[serde(default)]
+    auth: BTreeMap<String, Login>,
+}
+
+#[derive(Deserialize)]
+struct Login {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+}
+
+/// Answers that are still good: until when, and what they were.
+type Remembered = HashMap<String, (Instant, Arc<[Entry]>)>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Provider {
+    pub config: CredentialProvider,
+    patterns: Vec<Pattern>,
+    program: PathBuf,
+    cache: Mutex<Remembered>,
+    /// Who waits for his turn may find the answer in the cache then.
+    asking: Semaphore,
+}
+
+impl Provider {
+    pub fn new(config: CredentialProvider, bin_dir: &std::path::Path) -> Self {
+        let patterns = config.match_images.iter().filter_map(|text| Pattern::parse(text)).collect();
+        let program = bin_dir.join(&config.name);
+        Provider { config, patterns, program, cache: Mutex::default(), asking: Semaphore::new(QUESTIONS) }
+    }
+
+    /// Whether it is asked for this image at all.
+    pub fn serves(&self, repository: &str) -> bool {
+        self.patterns.iter().any(|pattern| pattern.matches(repository))
+    }
+
+    /// Its credentials for an image: from memory, or from the program.
+    ///
+    /// # Errors
+    /// See [`ProviderError`].
+    pub async fn credentials(
+        &self,
+        repository: &str,
+        token: Option<&ServiceAccountToken>,
+    ) -> Result<Arc<[Entry]>, ProviderError> {
+        if let Some(entries) = self.remembered(repository, token) {
+            return Ok(entries);
+        }
+        // Never closed.
+        let _turn = self.asking.acquire().await;
+        if let Some(entries) = self.remembered(repository, token) {
+            return Ok(entries);
+        }
+        let answer = self.ask(repository, token).await?;
+        let (key, duration, entries) = self.read(&answer, repository, token)?;
+        if !duration.is_zero() {
+            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            cache.retain(|_, (until, _)| *until > now);
+            cache.insert(key, (now + duration, entries.clone()));
+        }
+        Ok(entries)
+    }
+
+    fn remembered(&self, repository: &str, token: Option<&ServiceAccountToken>) -> Option<Arc<[Entry]>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        ["Image", "Registry", "Global"].iter().find_map(|kind| {
+            let (until, entries) = cache.get(&cache_key(kind, repository, token)?)?;
+            (*until > now).then(|| entries.clone())
+        })
+    }
+
+    async fn ask(&self, repository: &str, token: Option<&ServiceAccountToken>) -> Result<Vec<u8>, ProviderError> {
+        let request = Request {
+            kind: "CredentialProviderRequest",
+            api_version: &self.config.api_version,
+            image: repository,
+            service_account_token: token.map_or("", |t| &t.token),
+            service_account_annotations: token.map(|t| &t.annotations).filter(|a| !a.is_empty()),
+        };
+        let question = serde_json::to_vec(&request).unwrap_or_default();
+        let mut command = Command::new(&self.program);
+        command.args(&self.config.args).envs(self.config.env.iter().map(|v| (&v.name, &v.value)));
+        let failed = |source| ProviderError::Program { program: self.program.display().to_string(), source };
+        let began = Instant::now();
+        let answer = program::ask(&mut command, &question).await;
+        metrics::ran(&self.config.name, began.elapsed(), answer.is_ok());
+        answer.map_err(failed)
+    }
+
+    /// Key, time to keep, credentials.
+    fn read(
+        &self,
+        answer: &[u8],
+        repository: &str,
+        token: Option<&ServiceAccountToken>,
+    ) -> Result<(String, Duration, Arc<[Entry]>), ProviderError> {
+        let program = self.program.display().to_string();
+        let bad = |problem: String| ProviderError::Answer { program: program.clone(), problem };
+        let response: Response = serde_json::from_slice(answer).map_err(|error| {
+            bad(format!("no CredentialProviderResponse (line {}, column {})", error.line(), error.column()))
+        })?;
+        if response.kind != "CredentialProviderResponse" || response.api_version != self.config.api_version {
+            return Err(bad(format!(
+                "it is {:?} of {:?}, and must be CredentialProviderResponse of {:?}",
+                response.kind, response.api_version, self.config.api_version
+            )));
+        }
+        let key = cache_key(&response.cache_key_type, repository, token).ok_or_else(|| {
+            bad(format!("cacheKeyType {:?} must be Image, Registry or Global", response.cache_key_type))
+        })?;
+        let duration = match response.cache_duration {
+            Some(duration) if duration.is_negative() => return Err(bad("cacheDuration is negative".to_owned())),
+            Some(duration) => duration.to_std(),
+            None => self.config.cache_duration(),
+        };
+        let mut entries = Vec::new();
+        for (name, login) in response.auth {
+            if token.is_some_and(|t| !t.may_echo && t.token == login.password) {
+                return Err(bad(
+                    "it gives the service account's token as the password, which cacheType Token alone allows"
+                        .to_owned(),
+                ));
+            }
+            let pattern = Pattern::parse(&name).ok_or_else(|| bad(format!("{name:?} is no host[:port][/path]")))?;
+            let auth = AuthConfig { username: login.username, password: login.password, ..AuthConfig::default() };
+            entries.push(Entry { pattern, auth });
+        }
+        Ok((key, duration, entries.into()))
+    }
+}
+
+/// `None` for a kind that there is not.
+fn cache_key(kind: &str, repository: &str, token: Option<&ServiceAccountToken>) -> Option<String> {
+    let of = match kind {
+        "Image" => repository,
+        "Registry" => repository.split('/').next().unwrap_or(repository),
+        "Global" => "<global>",
+        _ => return None,
+    };
+    Some(match token {
+        None => of.to_owned(),
+        Some(token) => format!("{of} {}", token.cache_key),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    const VERSION: &str = "credentialprovider.kubelet.k8s.io/v1";
+
+    fn provider(folder: &std::path::Path, script: &str) -> Provider {
+        let program = folder.join("helper");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let config = CredentialProvider {
+            name: "helper".into(),
+            match_images: vec!["*.test".into()],
+            default_cache_duration: Some(GoDuration::from_secs(60)),
+            api_version: VERSION.into(),
+            args: Vec::new(),
+            env: vec![bulkhead_config::credential_providers::ProviderVariable {
+                name: "WHO".into(),
+                value: "me".into(),
+            }],
+            token_attributes: None,
+        };
+        Provider::new(config, folder)
+    }
+
+    fn answering(key: &str, password: &str) -> String {
+        format!(
+            r#"cat > question; n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count
+echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyType":"{key}","auth":{{"registry.test":{{"username":"'$WHO'","password":"{password}"}}}}}}'"#
+        )
+        .replace("question", "$(dirname $0)/question")
+        .replace("count", "$(dirname $0)/count")
+    }
+
+    #[tokio::test]
+    async fn a_program_is_asked_once_for_a_registry() {
+        let folder = tempfile::tempdir().unwrap();
+        let provider = provider(folder.path(), &answering("Registry", "hunter2"));
+        assert!(provider.serves("registry.test/a") && !provider.serves("registry.else/a"));
+        for image in ["registry.test/a", "registry.test/b"] {
+            let entries = provider.credentials(image, None).await.unwrap();
+            assert_eq!((entries[0].auth.username.as_str(), entries[0].auth.password.as_str()), ("me", "hunter2"));
+        }
+        assert_eq!(std::fs::read_to_string(folder.path().join("count")).unwrap().trim(), "1");
+        let question: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.path().join("question")).unwrap()).unwrap();
+        assert_eq!(question["image"], "registry.test/a");
+        assert_eq!(question["kind"], "CredentialProviderRequest");
+    }
+
+    #[tokio::test]
+    async fn what_goes_wrong_is_told_without_secrets() {
+        let folder = tempfile::tempdir().unwrap();
+        let token = ServiceAccountToken {
+            token: "hunter2".into(),
+            annotations: BTreeMap::new(),
+            cache_key: "k".into(),
+            may_echo: false,
+            account: Owner { namespace: "n".into(), name: "a".into(), uid: "u".into() },
+        };
+        for (script, word) in [
+            ("echo no access to /secret/file >&2; exit 3".to_owned(), "no access to /secret/file"),
+            ("echo nonsense".to_owned(), "line 1"),
+            (answering("Sometimes", "x"), "Sometimes"),
+            (answering("Image", "hunter2"), "cacheType Token"),
+        ] {
+            let provider = provider(folder.path(), &script);
+            let error = provider.credentials("registry.test/a", Some(&token)).await.unwrap_err().to_string();
+            assert!(error.contains(word) && !error.contains("hunter2"), "{error}");
+        }
+        let provider = provider(folder.path(), "");
+        std::fs::set_permissions(folder.path().join("helper"), std::fs::Permissions::from_mode(0o000)).unwrap();
+        let error = provider.credentials("registry.test/a", None).await.unwrap_err().to_string();
+        assert!(error.contains("helper") && error.contains("ermission"), "{error}");
+    }
+}

@@ -1,0 +1,618 @@
+//! Making sure that a container's image is there: policy, presence, pull, and what is said about it. Texts and reasons
+//! are upstream's (upstream `pkg/kubelet/images/image_manager.go`).
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_cri::{CriClient, CriError, v1};
+use bulkhead_types::{GoDuration, PodUid};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::ImageMetrics;
+use super::backoff::{BackOff, TokenBucket};
+use super::pull_records::{Policy, PullDecision, PullRecords, Source};
+use kubelet_model::events::EventType;
+use kubelet_model::pod::image_reference;
+
+/// Delays after failed pulls (upstream `pkg/kubelet/kubelet.go`: imageBackOffPeriod, MaxImageBackOff).
+const BACK_OFF_INITIAL: Duration = Duration::from_secs(10);
+const BACK_OFF_MAX: Duration = Duration::from_secs(300);
+
+/// `imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+impl PullPolicy {
+    /// From the pod; where it says nothing, `latest` means Always and everything else IfNotPresent.
+    pub fn of(given: Option<&str>, image: &str) -> Self {
+        match given {
+            Some("Always") => PullPolicy::Always,
+            Some("IfNotPresent") => PullPolicy::IfNotPresent,
+            Some("Never") => PullPolicy::Never,
+            _ if image_reference::is_latest(image) => PullPolicy::Always,
+            _ => PullPolicy::IfNotPresent,
+        }
+    }
+}
+
+/// Why there is no image; the waiting reason of the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageErrorReason {
+    ErrImagePull,
+    ImagePullBackOff,
+    ErrImageNeverPull,
+    ImageInspectError,
+    InvalidImageName,
+    RegistryUnavailable,
+    SignatureValidationFailed,
+}
+
+impl ImageErrorReason {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ImageErrorReason::ErrImagePull => "ErrImagePull",
+            ImageErrorReason::ImagePullBackOff => "ImagePullBackOff",
+            ImageErrorReason::ErrImageNeverPull => "ErrImageNeverPull",
+            ImageErrorReason::ImageInspectError => "ImageInspectError",
+            ImageErrorReason::InvalidImageName => "InvalidImageName",
+            ImageErrorReason::RegistryUnavailable => "RegistryUnavailable",
+            ImageErrorReason::SignatureValidationFailed => "SignatureValidationFailed",
+        }
+    }
+}
+
+impl std::fmt::Display for ImageErrorReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// There is no image.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {message}")]
+pub struct ImageError {
+    pub reason: ImageErrorReason,
+    /// The waiting message of the container.
+    pub message: String,
+    /// When another attempt makes sense, where a back-off runs.
+    pub retry_at: Option<Instant>,
+}
+
+/// What a container is created from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRef {
+    /// The runtime's id of the image: CRI `image.image` of the container.
+    pub id: String,
+    /// The name that was resolved: the pod's, with the default tag.
+    pub name: String,
+    /// The user that the image names; both absent for root.
+    pub user_id: Option<i64>,
+    pub user_name: String,
+}
+
+impl ImageRef {
+    fn of(id: String, name: String, image: Option<v1::Image>) -> Self {
+        let image = image.unwrap_or_default();
+        ImageRef { id, name, user_id: image.uid.map(|uid| uid.value), user_name: image.username }
+    }
+}
+
+/// Where events about the container go.
+pub trait ImageEvents {
+    fn event(&self, kind: EventType, reason: &'static str, message: &str);
+}
+
+impl<F: Fn(EventType, &'static str, &str)> ImageEvents for F {
+    fn event(&self, kind: EventType, reason: &'static str, message: &str) {
+        self(kind, reason, message);
+    }
+}
+
+/// The calls that are made. Implemented by the CRI client.
+pub trait ImageService {
+    fn image_status(
+        &self,
+        request: v1::ImageStatusRequest,
+    ) -> impl Future<Output = Result<v1::ImageStatusResponse, CriError>> + Send;
+    fn pull_image(
+        &self,
+        request: v1::PullImageRequest,
+    ) -> impl Future<Output = Result<v1::PullImageResponse, CriError>> + Send;
+    fn list_images(&self) -> impl Future<Output = Result<v1::ListImagesResponse, CriError>> + Send;
+}
+
+impl ImageService for CriClient {
+    fn list_images(&self) -> impl Future<Output = Result<v1::ListImagesResponse, CriError>> + Send {
+        CriClient::list_images(self, v1::ListImagesRequest { filter: None })
+    }
+
+    fn image_status(
+        &self,
+        request: v1::ImageStatusRequest,
+    ) -> impl Future<Output = Result<v1::ImageStatusResponse, CriError>> + Send {
+        CriClient::image_status(self, request)
+    }
+
+    fn pull_image(
+        &self,
+        request: v1::PullImageRequest,
+    ) -> impl Future<Output = Result<v1::PullImageResponse, CriError>> + Send {
+        CriClient::pull_image(self, request)
+    }
+}
+
+/// The fields of the configuration that concern pulls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullLimits {
+    /// `serializeImagePulls`
+    pub serialize: bool,
+    /// `maxParallelImagePulls`; only without `serialize`. None: no limit.
+    pub parallel_max: Option<u32>,
+    /// `registryPullQPS`; 0: no limit.
+    pub per_second: u32,
+    /// `registryBurst`
+    pub burst: u32,
+}
+
+impl Default for PullLimits {
+    fn default() -> Self {
+        PullLimits { serialize: true, parallel_max: None, per_second: 5, burst: 10 }
+    }
+}
+
+/// What opens a registry.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Credential {
+    pub auth: v1::AuthConfig,
+    /// The pod's own source; `None`: the node's.
+    pub source: Option<Source>,
+}
+
+/// Where credentials come from; asked when an image has to be pulled, or to be shown to be the pod's, and not before.
+pub trait Credentials: Sync {
+    /// For a repository (`registry.test/team/app`); tried one after the other, none: pulled without credentials.
+    fn find(&self, repository: &str) -> impl Future<Output = Vec<Credential>> + Send;
+}
+
+/// Records of pulls could not be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to record image pull intent")]
+pub struct RecordStoreError(#[source] pub std::io::Error);
+
+/// Keeps records of pulls over restarts.
+pub trait RecordStore: Send + Sync {
+    /// # Errors
+    /// The records are as they were before.
+    fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError>;
+}
+
+/// What is to be there.
+#[derive(Debug, Clone, Copy)]
+pub struct ImageRequest<'a> {
+    pub pod_uid: &'a PodUid,
+    /// As the container names it.
+    pub image: &'a str,
+    pub policy: PullPolicy,
+    /// The pod's annotations; runtimes may choose by them.
+    pub annotations: &'a BTreeMap<String, String>,
+    pub sandbox_config: Option<&'a v1::PodSandboxConfig>,
+}
+
+/// See the module. Shared by reference between all pod workers.
+#[derive(Debug)]
+pub struct ImageManager<S> {
+    service: S,
+    /// None: any number of pulls at once.
+    slots: Option<Semaphore>,
+    state: Mutex<State>,
+    metrics: Option<ImageMetrics>,
+    policy: Policy,
+    store: Option<Arc<dyn RecordStore>>,
+}
+
+#[derive(Debug)]
+struct State {
+    back_off: BackOff,
+    bucket: Option<TokenBucket>,
+    records: PullRecords,
+    /// The records have been compared with what the runtime has.
+    stock_taken: bool,
+}
+
+impl std::fmt::Debug for dyn RecordStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RecordStore")
+    }
+}
+
+struct Pulled {
+    id: String,
+    image: Option<v1::Image>,
+    took: Duration,
+    source: Option<Source>,
+}
+
+impl<S: ImageService> ImageManager<S> {
+    pub fn new(service: S, limits: PullLimits) -> Self {
+        let slots = match (limits.serialize, limits.parallel_max) {
+            (true, _) => Some(1),
+            (false, Some(max)) if max >= 1 => Some(usize::try_from(max).unwrap_or(Semaphore::MAX_PERMITS)),
+            (false, _) => None,
+        };
+        ImageManager {
+            service,
+            slots: slots.map(|slots| Semaphore::new(slots.min(Semaphore::MAX_PERMITS))),
+            state: Mutex::new(State {
+                back_off: BackOff::new(BACK_OFF_INITIAL, BACK_OFF_MAX),
+                bucket: TokenBucket::new(limits.per_second, limits.burst, Instant::now()),
+                records: PullRecords::default(),
+                stock_taken: false,
+            }),
+            metrics: None,
+            policy: Policy::Off,
+            store: None,
+        }
+    }
+
+    /// The same manager with a policy of who may use images that are there, and what former processes noted about them.
+    #[must_use]
+    pub fn with_records(mut self, policy: Policy, records: PullRecords, store: Arc<dyn RecordStore>) -> Self {
+        self.policy = policy;
+        self.store = Some(store);
+        self.count_records(&records);
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).records = records;
+        self
+    }
+
+    /// The same manager, counting what it does.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: ImageMetrics) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// The image's id, after a pull where the policy or its absence asks for one. Pulls wait for their turn, without
+    /// a deadline; dropping the future cancels.
+    ///
+    /// # Errors
+    /// With the waiting reason and message of the container.
+    pub async fn ensure_image_exists(
+        &self,
+        request: ImageRequest<'_>,
+        credentials: &impl Credentials,
+        events: &impl ImageEvents,
+    ) -> Result<ImageRef, ImageError> {
+        let fail = |reason, message: String| ImageError { reason, message, retry_at: None };
+        let count = |present: Option<bool>, pull_required: Option<bool>| {
+            if let Some(metrics) = &self.metrics {
+                metrics.ensured(request.policy, present, pull_required);
+            }
+        };
+        let name = image_reference::with_default_tag(request.image).map_err(|error| {
+            count(None, None);
+            let message = format!("Failed to apply default image tag {:?}: {error}", request.image);
+            events.event(EventType::Warning, "InspectFailed", &message);
+            fail(ImageErrorReason::InvalidImageName, message)
+        })?;
+        let spec =
+            v1::ImageSpec { image: name.clone(), annotations: request.annotations.clone(), ..Default::default() };
+        let mut found = LazyCredentials { credentials, image: &name, known: None };
+
+        if request.policy != PullPolicy::Always {
+            let present = self.present(&spec).await.map_err(|error| {
+                count(None, None);
+                // Upstream prints the reference that it did not get, so the name is empty; tools match the text.
+                let message = format!("Failed to inspect image \"\": {error}");
+                events.event(EventType::Warning, "InspectFailed", &message);
+                fail(ImageErrorReason::ImageInspectError, message)
+            })?;
+            match present {
+                Some(image) if self.may_use(request.image, &image.id, &mut found).await => {
+                    count(Some(true), Some(false));
+                    let who = if self.policy == Policy::Off { "" } else { " and can be accessed by the pod" };
+                    let message = format!("Container image {:?} already present on machine{who}", request.image);
+                    events.event(EventType::Normal, "Pulled", &message);
+                    return Ok(ImageRef::of(image.id.clone(), name, Some(image)));
+                }
+                present if request.policy == PullPolicy::Never => {
+                    // Also of one that is there and not this pod's: that it is there is nobody else's business.
+                    count(Some(present.is_some()), present.map(|_| true));
+                    let message =
+                        format!("Container image {:?} is not present with pull policy of Never", request.image);
+                    events.event(EventType::Warning, "ErrImageNeverPull", &message);
+                    return Err(fail(ImageErrorReason::ErrImageNeverPull, message));
+                }
+                present => count(Some(present.is_some()), Some(true)),
+            }
+        } else {
+            count(None, Some(true));
+        }
+        let (id, image) = self.pull_unless_backing_off(request, spec, &mut found, events).await?;
+        Ok(ImageRef::of(id, name, image))
+    }
+
+    /// Whether the pod may use an image that is there without pulling it.
+    async fn may_use(&self, image: &str, id: &str, found: &mut LazyCredentials<'_, impl Credentials>) -> bool {
+        if self.policy == Policy::Off {
+            return true;
+        }
+        self.take_stock().await;
+        let look = |sources: Option<&[Source]>| {
+            self.state().records.look(&self.policy, image, id, sources, jiff::Timestamp::now())
+        };
+        let mut verdict = look(None);
+        if verdict == PullDecision::AskCredentials {
+            let sources: Vec<Source> = found.all().await.iter().filter_map(|one| one.source.clone()).collect();
+            verdict = look(Some(&sources));
+        }
+        if verdict == (PullDecision::Known { changed: true })
+            && let Err(error) = self.save_records()
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "whose credentials fit an image is not kept");
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.looked(verdict);
+        }
+        matches!(verdict, PullDecision::Allowed | PullDecision::Known { .. })
+    }
+
+    /// Compares the records with what the runtime has: once, and after pulls of which nobody knows how they ended.
+    async fn take_stock(&self) {
+        {
+            let state = self.state();
+            if state.stock_taken && !state.records.has_leftovers() {
+                return;
+            }
+        }
+        match self.service.list_images().await {
+            Ok(answer) => {
+                let images = answer.images.iter().map(|image| {
+                    let names = image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str).collect();
+                    (image.id.as_str(), names)
+                });
+                let mut state = self.state();
+                let before = state.records.clone();
+                state.records.take_stock(images, jiff::Timestamp::now());
+                state.stock_taken = true;
+                let changed = state.records != before;
+                drop(state);
+                if changed && let Err(error) = self.save_records() {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls are not kept");
+                }
+            }
+            Err(error) => debug!(%error, "images could not be listed; records of pulls stay as they are"),
+        }
+    }
+
+    fn save_records(&self) -> Result<(), RecordStoreError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let records = self.state().records.clone();
+        store.save(&records)?;
+        self.count_records(&records);
+        Ok(())
+    }
+
+    fn count_records(&self, records: &PullRecords) {
+        if let Some(metrics) = &self.metrics {
+            let (intents, records) = records.counts();
+            metrics.kept(intents, records);
+        }
+    }
+
+    /// Notes that a pull begins, before it does.
+    fn intend<'a>(&'a self, image: &'a str) -> Result<Intent<'a, S>, RecordStoreError> {
+        let is_on = self.policy != Policy::Off;
+        let intent = Intent { manager: self, image, is_open: is_on };
+        if is_on {
+            self.state().records.intend(image);
+            self.save_records()?;
+        }
+        Ok(intent)
+    }
+
+    /// A container with image volumes was started, or was not: `requested` volumes in `mounts` places, and whether the
+    /// runtime could not mount them.
+    pub fn count_volumes(&self, requested: usize, mounts: usize, failed: bool) {
+        if let Some(metrics) = &self.metrics {
+            metrics.volumes(requested, mounts, failed);
+        }
+    }
+
+    /// Forgets back-offs that have run out long ago.
+    pub fn collect_garbage(&self) {
+        self.state().back_off.collect_garbage(Instant::now());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn present(&self, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, CriError> {
+        let request = v1::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
+        let image = self.service.image_status(request).await?.image;
+        Ok(image.filter(|image| !image.id.is_empty()))
+    }
+
+    async fn pull_unless_backing_off(
+        &self,
+        request: ImageRequest<'_>,
+        spec: v1::ImageSpec,
+        found: &mut LazyCredentials<'_, impl Credentials>,
+        events: &impl ImageEvents,
+    ) -> Result<(String, Option<v1::Image>), ImageError> {
+        let image = request.image;
+        let key = format!("{}_{image}", request.pod_uid);
+        let refusal = {
+            let (state, now) = (self.state(), Instant::now());
+            state.back_off.refusal(&key, now).map(|last| (last.to_owned(), state.back_off.until(&key, now)))
+        };
+        if let Some((last, retry_at)) = refusal {
+            let message = format!("Back-off pulling image {image:?}");
+            events.event(EventType::Normal, "BackOff", &message);
+            let message = format!("{message}: {last}");
+            return Err(ImageError { reason: ImageErrorReason::ImagePullBackOff, message, retry_at });
+        }
+
+        let intent = self.intend(image).map_err(|error| {
+            let message = format!("Failed to record image pull intent for container image {image:?}: {error}");
+            ImageError { reason: ImageErrorReason::ErrImagePull, message, retry_at: None }
+        })?;
+        events.event(EventType::Normal, "Pulling", &format!("Pulling image {image:?}"));
+        let started = Instant::now();
+        let outcome = self.pull_in_turn(request, spec, found).await;
+        intent.ended(outcome.as_ref().ok().map(|pulled| (pulled.id.as_str(), pulled.source.as_ref())));
+        match outcome {
+            Ok(pulled) => {
+                let waited = started.elapsed();
+                let bytes = pulled.image.as_ref().map_or(0, |image| image.size);
+                if let Some(metrics) = &self.metrics {
+                    metrics.pulled(bytes, waited);
+                }
+                let message = format!(
+                    "Successfully pulled image {image:?} in {} ({} including waiting). Image size: {} bytes.",
+                    milliseconds(pulled.took),
+                    milliseconds(waited),
+                    bytes
+                );
+                events.event(EventType::Normal, "Pulled", &message);
+                self.collect_garbage();
+                Ok((pulled.id, pulled.image))
+            }
+            Err(text) => {
+                events.event(EventType::Warning, "Failed", &format!("Failed to pull image {image:?}: {text}"));
+                let (reason, message) = classify(image, text);
+                let now = Instant::now();
+                let mut state = self.state();
+                state.back_off.failed(key.clone(), format!("{reason}: {message}"), now);
+                let retry_at = state.back_off.until(&key, now);
+                Err(ImageError { reason, message, retry_at })
+            }
+        }
+    }
+
+    /// One pull among those that are allowed at once, first come first served.
+    async fn pull_in_turn(
+        &self,
+        request: ImageRequest<'_>,
+        spec: v1::ImageSpec,
+        found: &mut LazyCredentials<'_, impl Credentials>,
+    ) -> Result<Pulled, String> {
+        // Before it is our turn: who is slow to say his credentials holds up nobody else's pull.
+        let some: Vec<Option<Credential>> = found.all().await.iter().cloned().map(Some).collect();
+        let none = [None];
+        let credentials = if some.is_empty() { &none[..] } else { &some[..] };
+        let _slot = match &self.slots {
+            // Never closed.
+            Some(slots) => slots.acquire().await.ok(),
+            None => None,
+        };
+        let started = Instant::now();
+        let mut failures: Vec<String> = Vec::new();
+        for credential in credentials {
+            if !self.state().bucket.as_mut().is_none_or(|bucket| bucket.take(started)) {
+                return Err("pull QPS exceeded".to_owned());
+            }
+            let pull = v1::PullImageRequest {
+                image: Some(spec.clone()),
+                auth: credential.as_ref().map(|one| one.auth.clone()),
+                sandbox_config: request.sandbox_config.cloned(),
+            };
+            match self.service.pull_image(pull).await {
+                Ok(response) if response.image_ref.is_empty() => {
+                    failures.push(format!("imageRef of image {:?} is not set", spec.image));
+                }
+                Ok(response) => {
+                    // For the size in the event and the image's user; the image is there without it.
+                    let image = self.present(&spec).await.ok().flatten();
+                    let source = credential.as_ref().and_then(|one| one.source.clone());
+                    return Ok(Pulled { id: response.image_ref, image, took: started.elapsed(), source });
+                }
+                Err(error) => {
+                    debug!(image = %spec.image, %error, "pulling an image");
+                    let text = error.plain_text();
+                    if !failures.contains(&text) {
+                        failures.push(text);
+                    }
+                }
+            }
+        }
+        // Go's aggregate of errors.
+        Err(if failures.len() == 1 { failures.remove(0) } else { format!("[{}]", failures.join(", ")) })
+    }
+}
+
+/// The pod's credentials for one image, asked for once at most.
+struct LazyCredentials<'a, C> {
+    credentials: &'a C,
+    image: &'a str,
+    known: Option<Vec<Credential>>,
+}
+
+impl<C: Credentials> LazyCredentials<'_, C> {
+    async fn all(&mut self) -> &[Credential] {
+        if self.known.is_none() {
+            let repository =
+                image_reference::ImageName::parse(self.image).map(|name| name.repository).unwrap_or_default();
+            self.known = Some(self.credentials.find(&repository).await);
+        }
+        self.known.as_deref().unwrap_or_default()
+    }
+}
+
+/// A pull that was noted to begin. Dropped before its end, it is one of which nobody knows how it ended.
+struct Intent<'a, S> {
+    manager: &'a ImageManager<S>,
+    image: &'a str,
+    is_open: bool,
+}
+
+impl<S: ImageService> Intent<'_, S> {
+    /// `pulled`: the runtime's id of the image, and whose credentials opened it.
+    fn ended(mut self, pulled: Option<(&str, Option<&Source>)>) {
+        if !self.is_open {
+            return;
+        }
+        self.is_open = false;
+        self.manager.state().records.ended(self.image, pulled, jiff::Timestamp::now());
+        if let Err(error) = self.manager.save_records() {
+            // What is on the disk says that a pull began: the next process will ask for credentials.
+            tracing::warn!(error = &error as &dyn std::error::Error, "the end of an image pull is not kept");
+        }
+    }
+}
+
+impl<S> Drop for Intent<'_, S> {
+    fn drop(&mut self) {
+        if self.is_open {
+            let mut state = self.manager.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.records.abandoned(self.image);
+        }
+    }
+}
+
+/// Two failures are told apart by how their text begins: the agreement between kubelet and runtime
+/// (cri-api `pkg/errors`).
+fn classify(image: &str, text: String) -> (ImageErrorReason, String) {
+    for (reason, words) in [
+        (ImageErrorReason::RegistryUnavailable, "the registry is unavailable"),
+        (ImageErrorReason::SignatureValidationFailed, "the signature validation failed"),
+    ] {
+        if let Some(rest) = text.strip_prefix(reason.as_str()) {
+            return (reason, format!("image pull failed for {image} because {words}{rest}"));
+        }
+    }
+    (ImageErrorReason::ErrImagePull, text)
+}
+
+/// As Go prints a duration cut to milliseconds.
+fn milliseconds(duration: Duration) -> GoDuration {
+    GoDuration::from_millis(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX))
+}

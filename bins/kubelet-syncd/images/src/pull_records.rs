@@ -1,0 +1,480 @@
+//! Whose credentials opened which image: who may use an image that is on the node already, and who has to show that he
+//! could pull it (upstream `pkg/kubelet/images/pullmanager`). Pure; [`super::manager`] asks and notes, and what is noted is
+//! kept in the private state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use kubelet_model::pod::image_reference::ImageName;
+
+/// More images than a node keeps; the oldest records go first, and their images are asked for anew.
+const MAX_RECORDS: usize = 10_000;
+/// Secrets that were only seen to fit are noted up to so many for one image (upstream writeRecordWhileMatchingLimit).
+const MAX_NOTED_WHILE_LOOKING: usize = 100;
+
+/// `imagePullCredentialsVerificationPolicy`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Policy {
+    /// The gate KubeletEnsureSecretPulledImages is off: nothing is asked and nothing noted.
+    Off,
+    NeverVerify,
+    NeverVerifyPreloadedImages,
+    /// Names without tag, or what they begin with where they end in `/*`.
+    NeverVerifyAllowlistedImages(Vec<String>),
+    AlwaysVerify,
+}
+
+impl Policy {
+    /// From the configuration, which has been checked. `gate`: KubeletEnsureSecretPulledImages.
+    pub fn of(gate: bool, policy: &str, allowed: &[String]) -> Self {
+        match policy {
+            _ if !gate => Policy::Off,
+            "NeverVerify" => Policy::NeverVerify,
+            "NeverVerifyAllowlistedImages" => Policy::NeverVerifyAllowlistedImages(allowed.to_vec()),
+            "AlwaysVerify" => Policy::AlwaysVerify,
+            _ => Policy::NeverVerifyPreloadedImages,
+        }
+    }
+
+    /// Whether somebody has to show credentials for an image that is there. `ours`: this node pulled it.
+    fn verifies(&self, image: &str, ours: bool) -> bool {
+        match self {
+            Policy::Off | Policy::NeverVerify => false,
+            Policy::NeverVerifyPreloadedImages => ours,
+            Policy::NeverVerifyAllowlistedImages(allowed) => {
+                let name = without_tag(image).unwrap_or(image);
+                !allowed.iter().any(|pattern| match pattern.strip_suffix('*') {
+                    Some(start) => name.starts_with(start),
+                    None => name == pattern,
+                })
+            }
+            Policy::AlwaysVerify => true,
+        }
+    }
+}
+
+/// The name as the pod gives it, without tag and digest; `None`: it is no name.
+fn without_tag(image: &str) -> Option<&str> {
+    let name = ImageName::parse(image).ok()?;
+    let image = match &name.digest {
+        Some(digest) => image.strip_suffix(digest.as_str())?.strip_suffix('@')?,
+        None => image,
+    };
+    // A default tag is not part of the text.
+    let tagged = name.tag.as_deref().and_then(|tag| image.strip_suffix(tag)?.strip_suffix(':'));
+    Some(tagged.unwrap_or(image))
+}
+
+/// Where credentials of a pod come from. Those of the node itself have no such source.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    Secret(Secret),
+    ServiceAccount(Owner),
+}
+
+/// An object, known over its deletion.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Owner {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// A pull secret, and what of it was used.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Secret {
+    #[serde(flatten)]
+    pub owner: Owner,
+    /// SHA-256 of the credential, hexadecimal.
+    #[serde(rename = "credentialHash")]
+    pub hash: String,
+}
+
+/// Who may use an image under one name.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Access {
+    /// The node's own credentials opened it, or none were needed.
+    node_pods_accessible: bool,
+    kubernetes_secrets: Vec<Secret>,
+    kubernetes_service_accounts: Vec<Owner>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    last_updated_time: Timestamp,
+    /// By name without tag.
+    credential_mapping: BTreeMap<String, Access>,
+}
+
+/// An image of which it is not understood whose credentials opened it is nobody's, and not one that was there before us.
+fn pulled_by_us<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Record>, D::Error> {
+    let all = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+    let nobodys = || Record { last_updated_time: Timestamp::UNIX_EPOCH, credential_mapping: BTreeMap::new() };
+    let record = |value| serde_json::from_value(value).unwrap_or_else(|_| nobodys());
+    Ok(all.into_iter().map(|(id, value)| (id, record(value))).collect())
+}
+
+/// What is to be done about an image that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullDecision {
+    /// The policy asks for nothing.
+    Allowed,
+    /// Somebody with these credentials has pulled it; `true`: that is news, to be kept.
+    Known { changed: bool },
+    /// It has to be pulled by this pod, or is as good as absent.
+    MustPull,
+    /// First the pod's credentials have to be found.
+    AskCredentials,
+}
+
+/// Of the form in which everything is kept.
+pub const VERSION: u64 = 1;
+
+/// Everything that is noted.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PullRecords {
+    /// Names that are being pulled, or were when this process ended.
+    pulling: BTreeSet<String>,
+    /// By the runtime's id of the image.
+    #[serde(deserialize_with = "pulled_by_us")]
+    pulled: BTreeMap<String, Record>,
+    /// Pulls of each name that run now.
+    #[serde(skip)]
+    running: BTreeMap<String, usize>,
+}
+
+impl PullRecords {
+    /// How many pulls and how many images are noted.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.pulling.len(), self.pulled.len())
+    }
+
+    /// A pull begins.
+    pub fn intend(&mut self, image: &str) {
+        self.pulling.insert(image.to_owned());
+        *self.running.entry(image.to_owned()).or_default() += 1;
+    }
+
+    /// A pull has ended: `pulled` is the runtime's id of the image, and whose credentials opened it.
+    pub fn ended(&mut self, image: &str, pulled: Option<(&str, Option<&Source>)>, now: Timestamp) {
+        if let Some((id, source)) = pulled
+            && let Some(name) = without_tag(image)
+        {
+            let new = match source {
+                None => Access { node_pods_accessible: true, ..Access::default() },
+                Some(Source::Secret(secret)) => {
+                    Access { kubernetes_secrets: vec![secret.clone()], ..Access::default() }
+                }
+                Some(Source::ServiceAccount(owner)) => {
+                    Access { kubernetes_service_accounts: vec![owner.clone()], ..Access::default() }
+                }
+            };
+            self.note(id, name, new, now);
+        }
+        let left = self.running.get(image).copied().unwrap_or(0).saturating_sub(1);
+        if left == 0 {
+            self.running.remove(image);
+            self.pulling.remove(image);
+        } else {
+            self.running.insert(image.to_owned(), left);
+        }
+    }
+
+    /// Nobody waits for a pull any more: how it ends is not known.
+    pub fn abandoned(&mut self, image: &str) {
+        match self.running.get_mut(image) {
+            Some(running) if *running > 1 => *running -= 1,
+            _ => {
+                self.running.remove(image);
+            }
+        }
+    }
+
+    /// Whether there are pulls, also of a former process, of which it is not known how they ended.
+    pub fn has_leftovers(&self) -> bool {
+        self.pulling.iter().any(|image| !self.running.contains_key(image))
+    }
+
+    /// What the runtime has now: a pull that a former process began and whose image is there was ours, by nobody knows
+    /// whose credentials; records of images that are gone go. Each image: its id and all of its names.
+    pub fn take_stock<'a>(&mut self, images: impl Iterator<Item = (&'a str, Vec<&'a str>)>, now: Timestamp) {
+        let mut present = BTreeSet::new();
+        for (id, names) in images {
+            present.insert(id.to_owned());
+            for name in names.iter().filter(|name| self.pulling.contains(**name) && !self.running.contains_key(**name))
+            {
+                if without_tag(name).is_some() && !self.pulled.contains_key(id) {
+                    let record = Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
+                    self.pulled.insert(id.to_owned(), record);
+                }
+            }
+        }
+        self.pulled.retain(|id, _| present.contains(id));
+        let running = &self.running;
+        self.pulling.retain(|image| running.contains_key(image));
+    }
+
+    /// May a pod use an image that is there? `credentials`: the sources of what it could pull with, `None` while nobody
+    /// has asked for them.
+    pub fn look(
+        &mut self,
+        policy: &Policy,
+        image: &str,
+        id: &str,
+        credentials: Option<&[Source]>,
+        now: Timestamp,
+    ) -> PullDecision {
+        let record = self.pulled.get(id);
+        let ours = record.is_some() || self.pulling.contains(image);
+        if !policy.verifies(image, ours) {
+            return PullDecision::Allowed;
+        }
+        let name = without_tag(image);
+        let Some((name, access)) = name.and_then(|name| Some((name, record?.credential_mapping.get(name)?))) else {
+            return PullDecision::MustPull;
+        };
+        if access.node_pods_accessible {
+            return PullDecision::Known { changed: false };
+        }
+        if access.kubernetes_secrets.is_empty() && access.kubernetes_service_accounts.is_empty() {
+            return PullDecision::MustPull;
+        }
+        let Some(credentials) = credentials else { return PullDecision::AskCredentials };
+        let may_note = access.kubernetes_secrets.len() < MAX_NOTED_WHILE_LOOKING;
+        let mut fitting = None;
+        for secret in credentials.iter().filter_map(|source| match source {
+            Source::Secret(secret) => Some(secret),
+            Source::ServiceAccount(_) => None,
+        }) {
+            let hash = |known: &Secret| !known.hash.is_empty() && known.hash == secret.hash;
+            let same = |known: &Secret| known.owner == secret.owner;
+            if access.kubernetes_secrets.iter().any(|known| hash(known) && same(known)) {
+                return PullDecision::Known { changed: false };
+            }
+            // The same credential in another secret, or a secret with another credential by now: what is noted is
+            // brought up to date, if it is not too much.
+            let known = &access.kubernetes_secrets;
+            if known.iter().any(hash) || (may_note && known.iter().any(same)) {
+                fitting = Some(secret.clone());
+                break;
+            }
+        }
+        if let Some(secret) = fitting {
+            let name = name.to_owned();
+            let access = Access { kubernetes_secrets: vec![secret], ..Access::default() };
+            let changed = may_note && self.note(id, &name, access, now);
+            return PullDecision::Known { changed };
+        }
+        let account = credentials.iter().find_map(|source| match source {
+            Source::ServiceAccount(owner) => Some(owner),
+            Source::Secret(_) => None,
+        });
+        match account.is_some_and(|account| access.kubernetes_service_accounts.contains(account)) {
+            true => PullDecision::Known { changed: false },
+            false => PullDecision::MustPull,
+        }
+    }
+
+    /// Adds who may use an image. Answers whether that is news.
+    fn note(&mut self, id: &str, name: &str, new: Access, now: Timestamp) -> bool {
+        let record = self.pulled.entry(id.to_owned());
+        let record = record.or_insert_with(|| Record {
+            last_updated_time: Timestamp::UNIX_EPOCH,
+            credential_mapping: BTreeMap::new(),
+        });
+        let known = record.credential_mapping.entry(name.to_owned()).or_default();
+        let before = known.clone();
+        if new.node_pods_accessible {
+            *known = new;
+        } else if !known.node_pods_accessible {
+            for secret in new.kubernetes_secrets {
+                known.kubernetes_secrets.retain(|other| other.owner != secret.owner);
+                known.kubernetes_secrets.push(secret);
+                known.kubernetes_secrets.sort();
+            }
+            for owner in new.kubernetes_service_accounts {
+                if !known.kubernetes_service_accounts.contains(&owner) {
+                    known.kubernetes_service_accounts.push(owner);
+                    known.kubernetes_service_accounts.sort();
+                }
+            }
+        }
+        let changed = *known != before || record.last_updated_time == Timestamp::UNIX_EPOCH;
+        if changed {
+            record.last_updated_time = now;
+        }
+        while self.pulled.len() > MAX_RECORDS {
+            let oldest =
+                self.pulled.iter().min_by_key(|(_, record)| record.last_updated_time).map(|(id, _)| id.clone());
+            match oldest {
+                Some(oldest) => self.pulled.remove(&oldest),
+                None => break,
+            };
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "sha256:aaaa";
+    const IMAGE: &str = "r.test/team/app:1";
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1000).unwrap()
+    }
+
+    fn owner(name: &str) -> Owner {
+        Owner { namespace: "ns".into(), name: name.into(), uid: format!("uid-{name}") }
+    }
+
+    fn secret(name: &str, hash: &str) -> Source {
+        Source::Secret(Secret { owner: owner(name), hash: hash.into() })
+    }
+
+    fn pulled(source: Option<Source>) -> PullRecords {
+        let mut records = PullRecords::default();
+        records.intend(IMAGE);
+        records.ended(IMAGE, Some((ID, source.as_ref())), now());
+        assert!(!records.has_leftovers() && records.pulling.is_empty());
+        records
+    }
+
+    #[test]
+    fn who_is_asked() {
+        let listed =
+            Policy::of(true, "NeverVerifyAllowlistedImages", &["r.test/team/app".into(), "other.test/*".into()]);
+        let preloaded = Policy::of(true, "NeverVerifyPreloadedImages", &[]);
+        let of = |policy: &str| Policy::of(true, policy, &[]);
+        assert_eq!((of(""), Policy::of(false, "AlwaysVerify", &[])), (preloaded.clone(), Policy::Off));
+        let asked = |policy: &Policy, image: &str, ours| policy.verifies(image, ours);
+        assert!(!asked(&preloaded, IMAGE, false) && asked(&preloaded, IMAGE, true));
+        assert!(asked(&of("AlwaysVerify"), IMAGE, false));
+        assert!(!asked(&of("NeverVerify"), IMAGE, true) && !asked(&Policy::Off, IMAGE, true));
+        let digest = format!("r.test/team/app@sha256:{}", "a".repeat(64));
+        for allowed in [IMAGE, "r.test/team/app", &digest, "other.test/a/b:2"] {
+            assert!(!asked(&listed, allowed, true), "{allowed}");
+        }
+        for other in ["r.test/team/app2:1", "r.test/team", "other.tests/a"] {
+            assert!(asked(&listed, other, false), "{other}");
+        }
+    }
+
+    #[test]
+    fn names_without_tags() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for (image, name) in [
+            ("busybox", "busybox"),
+            ("busybox:latest", "busybox"),
+            ("localhost:5000/a", "localhost:5000/a"),
+            ("localhost:5000/a:1", "localhost:5000/a"),
+            (&format!("r.test/a:1@{digest}"), "r.test/a"),
+            (&format!("r.test/a@{digest}"), "r.test/a"),
+        ] {
+            assert_eq!(without_tag(image), Some(name), "{image}");
+        }
+        assert_eq!(without_tag("Not A Name"), None);
+    }
+
+    #[test]
+    fn an_image_of_the_nodes_own_credentials_is_everybodys() {
+        let policy = Policy::NeverVerifyPreloadedImages;
+        let mut records = pulled(None);
+        assert_eq!(records.look(&policy, IMAGE, ID, None, now()), PullDecision::Known { changed: false });
+        // Under another name, nobody has shown anything.
+        assert_eq!(records.look(&policy, "other.test/app:1", ID, None, now()), PullDecision::MustPull);
+        // One that was there before.
+        assert_eq!(records.look(&policy, "busybox:1", "sha256:bbbb", None, now()), PullDecision::Allowed);
+        let mut always = PullRecords::default();
+        assert_eq!(always.look(&Policy::AlwaysVerify, IMAGE, ID, None, now()), PullDecision::MustPull);
+    }
+
+    #[test]
+    fn an_image_of_a_secret_is_theirs_who_have_it() {
+        let policy = Policy::NeverVerifyPreloadedImages;
+        let mut records = pulled(Some(secret("a", "h1")));
+        let mut look = |with: Option<&[Source]>| records.look(&policy, "r.test/team/app:2", ID, with, now());
+        assert_eq!(look(None), PullDecision::AskCredentials);
+        assert_eq!(look(Some(&[])), PullDecision::MustPull);
+        assert_eq!(look(Some(&[secret("b", "h2")])), PullDecision::MustPull);
+        assert_eq!(look(Some(&[secret("b", "")])), PullDecision::MustPull);
+        assert_eq!(look(Some(&[secret("x", "y"), secret("a", "h1")])), PullDecision::Known { changed: false });
+        // The same credential in another secret; then that secret with another credential.
+        assert_eq!(look(Some(&[secret("c", "h1")])), PullDecision::Known { changed: true });
+        assert_eq!(look(Some(&[secret("c", "h1")])), PullDecision::Known { changed: false });
+        assert_eq!(look(Some(&[secret("c", "h3")])), PullDecision::Known { changed: true });
+        assert_eq!(look(Some(&[secret("d", "h3")])), PullDecision::Known { changed: true });
+        // A service account is no secret.
+        assert_eq!(look(Some(&[Source::ServiceAccount(owner("a"))])), PullDecision::MustPull);
+        let mut records = pulled(Some(Source::ServiceAccount(owner("robot"))));
+        let mut look = |with: &[Source]| records.look(&policy, IMAGE, ID, Some(with), now());
+        assert_eq!(look(&[Source::ServiceAccount(owner("robot"))]), PullDecision::Known { changed: false });
+        assert_eq!(look(&[Source::ServiceAccount(owner("other"))]), PullDecision::MustPull);
+    }
+
+    #[test]
+    fn more_is_added_and_everybodys_stays_so() {
+        let mut records = pulled(Some(secret("a", "h1")));
+        let policy = Policy::AlwaysVerify;
+        records.ended(IMAGE, Some((ID, Some(&Source::ServiceAccount(owner("robot"))))), now());
+        assert_eq!(
+            records.look(&policy, IMAGE, ID, Some(&[Source::ServiceAccount(owner("robot"))]), now()),
+            PullDecision::Known { changed: false }
+        );
+        records.ended(IMAGE, Some((ID, None)), now());
+        records.ended(IMAGE, Some((ID, Some(&secret("z", "z")))), now());
+        assert_eq!(records.look(&policy, IMAGE, ID, None, now()), PullDecision::Known { changed: false });
+    }
+
+    #[test]
+    fn pulls_that_were_cut_off() {
+        let mut records = PullRecords::default();
+        records.intend(IMAGE);
+        records.intend(IMAGE);
+        records.ended(IMAGE, None, now());
+        assert!(records.pulling.contains(IMAGE), "another one still runs");
+        // The next process finds what this one was at.
+        let kept = serde_json::to_vec(&records).unwrap();
+        let mut next: PullRecords = serde_json::from_slice(&kept).unwrap();
+        assert!(next.has_leftovers());
+        let policy = Policy::NeverVerifyPreloadedImages;
+        assert_eq!(next.look(&policy, IMAGE, ID, None, now()), PullDecision::MustPull);
+        let images = [(ID, vec!["r.test/team/app@sha256:1", IMAGE]), ("sha256:bbbb", vec!["busybox:1"])];
+        next.take_stock(images.into_iter(), now());
+        assert!(!next.has_leftovers());
+        // It was pulled by us, whatever it is called; by whose credentials nobody knows.
+        for name in [IMAGE, "other.test/app:1"] {
+            assert_eq!(next.look(&policy, name, ID, None, now()), PullDecision::MustPull);
+        }
+        assert_eq!(next.look(&policy, "busybox:1", "sha256:bbbb", None, now()), PullDecision::Allowed);
+        next.take_stock(std::iter::empty(), now());
+        assert_eq!(next, PullRecords::default());
+        next.intend(IMAGE);
+        next.abandoned(IMAGE);
+        assert!(next.has_leftovers());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_read_again() {
+        let mut records = PullRecords::default();
+        for i in 0..=MAX_RECORDS {
+            let at = Timestamp::from_second(i64::try_from(i).unwrap() + 1).unwrap();
+            records.ended(IMAGE, Some((&format!("sha256:{i}"), None)), at);
+        }
+        assert_eq!(records.pulled.len(), MAX_RECORDS);
+        assert!(!records.pulled.contains_key("sha256:0"));
+        let records = pulled(Some(secret("a", "h1")));
+        let kept = serde_json::to_string(&records).unwrap();
+        assert!(
+            kept.contains(r#""kubernetesSecrets":[{"namespace":"ns","name":"a","uid":"uid-a","credentialHash":"h1"}]"#)
+        );
+        assert_eq!(serde_json::from_str::<PullRecords>(&kept).unwrap(), records);
+    }
+}

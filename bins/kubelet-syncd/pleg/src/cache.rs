@@ -1,0 +1,381 @@
+//! The pod cache: the newest runtime state of each pod, how fresh it is, and waiting for a fresher one. PLEG alone
+//! writes it. (upstream `pkg/kubelet/container/cache.go`)
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bulkhead_cri::CriError;
+use bulkhead_types::{ContainerId, PodUid};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use kubelet_model::pod::model::RuntimePod;
+
+/// Why no state is given out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CacheError {
+    /// Its last inspection failed.
+    #[error("failed to inspect pod {uid} at the runtime")]
+    Inspect {
+        uid: PodUid,
+        #[source]
+        source: CriError,
+    },
+    /// PLEG has ended: the process is shutting down.
+    #[error("failed to wait for the state of pod {uid}: the pod lifecycle event generator has ended")]
+    Closed { uid: PodUid },
+}
+
+type Answer = Result<Arc<RuntimePod>, CacheError>;
+
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<RuntimePod>,
+    failure: Option<CriError>,
+    /// Moment before the runtime was asked: what had happened by then is in `pod`. None: never inspected yet.
+    observed_at: Option<Instant>,
+    /// A list showed another state than this one; the next inspection will tell.
+    doubtful: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    newer_than: Instant,
+    answer: oneshot::Sender<Answer>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    pods: HashMap<PodUid, Entry>,
+    /// Start of the last list of everything: an entry that is not doubtful is at least this fresh.
+    listed_at: Option<Instant>,
+    waiters: HashMap<PodUid, Vec<Waiter>>,
+    /// Containers and sandboxes by id.
+    owners: HashMap<Box<str>, PodUid>,
+    /// Pods to inspect, and whether their worker is to hear of it (`PodSync`) if nothing changed.
+    wanted: HashMap<PodUid, bool>,
+    /// Containers about which everything is to be asked, by pod.
+    anew: HashMap<PodUid, HashSet<Box<str>>>,
+    /// Pods that we are changing ourselves right now, and since when.
+    busy: HashMap<PodUid, Instant>,
+    closed: bool,
+}
+
+/// While it lives, PLEG does not look at the pod for events: see [`super::Pleg::busy`].
+#[derive(Debug)]
+pub struct Busy {
+    cache: Arc<PodCache>,
+    uid: PodUid,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.cache.inner().busy.remove(&self.uid);
+        self.cache.wake.notify_one();
+    }
+}
+
+/// See the module. Shared by reference; every method may be called from any task.
+#[derive(Debug, Default)]
+pub struct PodCache {
+    inner: Mutex<Inner>,
+    /// Wakes PLEG when something was put into `wanted`.
+    pub(super) wake: Notify,
+}
+
+impl PodCache {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // A panic elsewhere cannot leave it half-written: no method panics between two writes.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest known state; an empty one for a pod that the runtime does not have.
+    pub fn get(&self, uid: &PodUid) -> Arc<RuntimePod> {
+        self.inner().pods.get(uid).map(|e| e.pod.clone()).unwrap_or_default()
+    }
+
+    /// All pods that the runtime has something of. One that was listed and has not answered an inspection yet is
+    /// among them, with nothing in it: what it has is not known, but it is there.
+    pub fn snapshot(&self) -> Vec<(PodUid, Arc<RuntimePod>)> {
+        let inner = self.inner();
+        let there = inner.pods.iter().filter(|(_, e)| e.doubtful || !is_empty(&e.pod));
+        there.map(|(uid, e)| (uid.clone(), e.pod.clone())).collect()
+    }
+
+    /// Whether the state held is what the runtime last said, as opposed to: listed and not inspected, or in doubt.
+    pub fn is_certain(&self, uid: &PodUid) -> bool {
+        self.inner().pods.get(uid).is_none_or(|entry| !entry.doubtful)
+    }
+
+    /// Whether the state is known, and as it was at `moment` or later.
+    pub fn is_since(&self, uid: &PodUid, moment: Instant) -> bool {
+        self.inner().answer(uid, moment).is_some_and(|answer| answer.is_ok())
+    }
+
+    /// The pod of a container or sandbox.
+    pub fn owner(&self, id: &str) -> Option<PodUid> {
+        self.inner().owners.get(id).cloned()
+    }
+
+    /// The state as it was at `newer_than` or later. Asks PLEG to look where the cache is older, so the wait is that
+    /// of a few calls to the runtime. A pod that the runtime does not have gives an empty state.
+    ///
+    /// # Errors
+    /// The inspection failed, or PLEG has ended.
+    pub async fn get_newer_than(&self, uid: &PodUid, newer_than: Instant) -> Answer {
+        let receiver = {
+            let mut inner = self.inner();
+            if let Some(answer) = inner.answer(uid, newer_than) {
+                return answer;
+            }
+            if inner.closed {
+                return Err(CacheError::Closed { uid: uid.clone() });
+            }
+            let (sender, receiver) = oneshot::channel();
+            let waiters = inner.waiters.entry(uid.clone()).or_default();
+            waiters.retain(|w| !w.answer.is_closed());
+            waiters.push(Waiter { newer_than, answer: sender });
+            inner.wanted.entry(uid.clone()).or_insert(false);
+            receiver
+        };
+        self.wake.notify_one();
+        receiver.await.unwrap_or_else(|_| Err(CacheError::Closed { uid: uid.clone() }))
+    }
+
+    /// Asks for an inspection of one pod; a `PodSync` event follows if it shows nothing new.
+    pub(super) fn want(&self, uid: &PodUid) {
+        self.inner().wanted.insert(uid.clone(), true);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn want_anew<'a>(&self, uid: &PodUid, containers: impl Iterator<Item = &'a ContainerId>) {
+        let ids = containers.map(|id| id.as_str().into());
+        self.inner().anew.entry(uid.clone()).or_default().extend(ids);
+        self.want(uid);
+    }
+
+    /// Containers about which everything is to be asked, since the last call.
+    pub(super) fn take_anew(&self) -> HashMap<PodUid, HashSet<Box<str>>> {
+        std::mem::take(&mut self.inner().anew)
+    }
+
+    /// One at a time for each pod: its worker.
+    pub(super) fn busy(self: &Arc<Self>, uid: &PodUid) -> Busy {
+        self.inner().busy.insert(uid.clone(), Instant::now());
+        Busy { cache: self.clone(), uid: uid.clone() }
+    }
+
+    /// Pods whose events can wait, with the moment from which they cannot any more.
+    pub(super) fn busy_pods(&self, longest: std::time::Duration) -> HashMap<PodUid, Instant> {
+        self.inner().busy.iter().map(|(uid, since)| (uid.clone(), *since + longest)).collect()
+    }
+
+    /// What was asked for since the last call. The flag: tell the worker in any case.
+    pub(super) fn take_wanted(&self) -> HashMap<PodUid, bool> {
+        std::mem::take(&mut self.inner().wanted)
+    }
+
+    /// Result of an inspection that began at `observed_at`. A failure keeps the old state and hands out the error.
+    pub(super) fn set(&self, uid: &PodUid, result: Result<RuntimePod, CriError>, observed_at: Instant) {
+        let mut inner = self.inner();
+        let old = inner.pods.remove(uid);
+        let entry = match result {
+            Ok(pod) => {
+                if let Some(old) = &old {
+                    for id in ids(&old.pod) {
+                        inner.owners.remove(id);
+                    }
+                }
+                for id in ids(&pod) {
+                    inner.owners.insert(id.into(), uid.clone());
+                }
+                Entry { pod: Arc::new(pod), failure: None, observed_at: Some(observed_at), doubtful: false }
+            }
+            Err(failure) => {
+                let pod = old.map(|e| e.pod).unwrap_or_default();
+                Entry { pod, failure: Some(failure), observed_at: Some(observed_at), doubtful: true }
+            }
+        };
+        inner.pods.insert(uid.clone(), entry);
+        inner.answer_waiters(uid);
+    }
+
+    /// Something became known without an inspection. It says nothing of the rest of the pod, so nothing gets fresher.
+    pub(super) fn amend(&self, uid: &PodUid, pod: RuntimePod) {
+        if let Some(entry) = self.inner().pods.get_mut(uid) {
+            entry.pod = Arc::new(pod);
+        }
+    }
+
+    /// A list of everything, begun at `listed_at`, agreed with every entry but the doubtful ones.
+    pub(super) fn set_listed(&self, listed_at: Instant, doubtful: &HashSet<PodUid>) {
+        let mut inner = self.inner();
+        inner.listed_at = Some(listed_at);
+        for uid in doubtful {
+            let pod = Arc::new(RuntimePod { uid: Some(uid.clone()), ..Default::default() });
+            let unknown = Entry { pod, failure: None, observed_at: None, doubtful: true };
+            inner.pods.entry(uid.clone()).or_insert(unknown).doubtful = true;
+        }
+        // An empty state of a pod that no list shows says no more than its absence does.
+        inner.pods.retain(|_, e| !is_empty(&e.pod) || e.doubtful || e.observed_at >= Some(listed_at));
+        let waiting: Vec<PodUid> = inner.waiters.keys().filter(|uid| !doubtful.contains(*uid)).cloned().collect();
+        for uid in waiting {
+            inner.answer_waiters(&uid);
+        }
+    }
+
+    /// PLEG has ended: nobody waits for it any more.
+    pub(super) fn close(&self) {
+        let mut inner = self.inner();
+        inner.closed = true;
+        inner.waiters.clear();
+    }
+}
+
+impl Inner {
+    fn answer(&self, uid: &PodUid, newer_than: Instant) -> Option<Answer> {
+        let Some(entry) = self.pods.get(uid) else {
+            return (self.listed_at? >= newer_than).then(|| Ok(Arc::default()));
+        };
+        let fresh = entry.observed_at >= Some(newer_than)
+            || (!entry.doubtful && self.listed_at.is_some_and(|listed_at| listed_at >= newer_than));
+        fresh.then(|| match &entry.failure {
+            Some(source) => Err(CacheError::Inspect { uid: uid.clone(), source: source.clone() }),
+            None => Ok(entry.pod.clone()),
+        })
+    }
+
+    fn answer_waiters(&mut self, uid: &PodUid) {
+        let Some(waiters) = self.waiters.remove(uid) else { return };
+        let mut left = Vec::new();
+        for waiter in waiters {
+            match self.answer(uid, waiter.newer_than) {
+                // A waiter that went away does not matter.
+                Some(answer) => drop(waiter.answer.send(answer)),
+                None if waiter.answer.is_closed() => {}
+                None => left.push(waiter),
+            }
+        }
+        if !left.is_empty() {
+            self.waiters.insert(uid.clone(), left);
+        }
+    }
+}
+
+fn is_empty(pod: &RuntimePod) -> bool {
+    pod.sandboxes.is_empty() && pod.containers.is_empty()
+}
+
+fn ids(pod: &RuntimePod) -> impl Iterator<Item = &str> {
+    let sandboxes = pod.sandboxes.iter().map(|s| s.id.as_str());
+    sandboxes.chain(pod.containers.iter().map(|c| c.id.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use bulkhead_types::SandboxId;
+
+    use kubelet_model::pod::model::{SandboxState, SandboxStatus};
+
+    fn uid(text: &str) -> PodUid {
+        PodUid::parse(text).unwrap()
+    }
+
+    fn pod(sandbox: &str) -> RuntimePod {
+        RuntimePod {
+            uid: Some(uid("u")),
+            sandboxes: vec![SandboxStatus {
+                id: SandboxId::parse(sandbox).unwrap(),
+                attempt: 0,
+                state: SandboxState::Ready,
+                created_at: UNIX_EPOCH,
+                host_network: false,
+                has_network: true,
+                ips: Vec::new(),
+            }],
+            ..Default::default()
+        }
+    }
+
+    fn failure() -> CriError {
+        CriError { code: bulkhead_cri::Code::Unavailable, method: "list_containers", message: "gone".into() }
+    }
+
+    async fn waits(cache: &Arc<PodCache>, uid: &PodUid, at: Instant) -> tokio::task::JoinHandle<Answer> {
+        let (cache, uid) = (cache.clone(), uid.clone());
+        let task = tokio::spawn(async move { cache.get_newer_than(&uid, at).await });
+        tokio::task::yield_now().await;
+        task
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_for_an_inspection_that_began_late_enough() {
+        let cache = Arc::new(PodCache::default());
+        let (u, start) = (uid("u"), Instant::now());
+        assert!(!cache.is_since(&u, start), "never asked");
+        cache.set(&u, Ok(pod("s1")), start);
+        assert!(cache.is_since(&u, start) && !cache.is_since(&u, start + Duration::from_millis(1)));
+        cache.set(&u, Err(failure()), start + Duration::from_millis(1));
+        assert!(!cache.is_since(&u, start + Duration::from_millis(1)), "a failure tells nothing");
+        cache.set(&u, Ok(pod("s1")), start);
+        assert!(cache.get_newer_than(&u, start).await.is_ok());
+        assert!(cache.take_wanted().is_empty());
+
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let waiting = waits(&cache, &u, Instant::now()).await;
+        assert_eq!(cache.take_wanted(), HashMap::from([(u.clone(), false)]), "asked for an inspection, no PodSync");
+        cache.set(&u, Ok(pod("s2")), start + Duration::from_millis(999));
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "an inspection that began before says nothing");
+        cache.set(&u, Ok(pod("s3")), Instant::now());
+        assert_eq!(waiting.await.unwrap().unwrap().sandboxes[0].id.as_str(), "s3");
+        assert_eq!(cache.owner("s3"), Some(u.clone()));
+        assert_eq!(cache.owner("s1"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_vouches_for_all_but_the_doubtful() {
+        let cache = Arc::new(PodCache::default());
+        let (a, b, gone) = (uid("a"), uid("b"), uid("gone"));
+        cache.set(&a, Ok(pod("s1")), Instant::now());
+        cache.set(&b, Ok(pod("s2")), Instant::now());
+        cache.set(&gone, Ok(RuntimePod::default()), Instant::now());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let now = Instant::now();
+        let (wait_a, wait_b) = (waits(&cache, &a, now).await, waits(&cache, &b, now).await);
+        let wait_gone = waits(&cache, &gone, now).await;
+        let new = uid("new");
+        let wait_new = waits(&cache, &new, now).await;
+        cache.set_listed(now, &HashSet::from([b.clone(), new]));
+        assert!(wait_a.await.unwrap().is_ok());
+        assert!(wait_gone.await.unwrap().unwrap().sandboxes.is_empty());
+        tokio::task::yield_now().await;
+        assert!(!wait_b.is_finished() && !wait_new.is_finished(), "listed and not inspected yet is not absent");
+        cache.set(&b, Ok(pod("s9")), now);
+        assert_eq!(wait_b.await.unwrap().unwrap().sandboxes[0].id.as_str(), "s9");
+        assert_eq!(cache.snapshot().len(), 3, "the new one is there, though nothing is known of it");
+        assert!(cache.is_certain(&b) && !cache.is_certain(&uid("new")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_are_handed_out_and_never_read_as_gone() {
+        let cache = Arc::new(PodCache::default());
+        let u = uid("u");
+        cache.set(&u, Ok(pod("s1")), Instant::now());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let now = Instant::now();
+        let waiting = waits(&cache, &u, now).await;
+        cache.set(&u, Err(failure()), now);
+        assert!(matches!(waiting.await.unwrap(), Err(CacheError::Inspect { .. })));
+        assert_eq!(cache.get(&u).sandboxes.len(), 1, "the last known state stays");
+        assert_eq!(cache.owner("s1"), Some(u.clone()));
+
+        let waiting = waits(&cache, &u, now + Duration::from_secs(9)).await;
+        cache.close();
+        assert!(matches!(waiting.await.unwrap(), Err(CacheError::Closed { .. })));
+        assert!(matches!(cache.get_newer_than(&uid("x"), now).await, Err(CacheError::Closed { .. })));
+    }
+}

@@ -1,0 +1,351 @@
+//! Statuses of containers (upstream `pkg/kubelet/kubelet_pods.go` convertToAPIContainerStatuses, and the probe manager's
+//! `ready` and `started`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::SystemTime;
+
+use bulkhead_types::ContainerId;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    ContainerUser, LinuxContainerUser, Pod, VolumeMountStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::reason_cache::StartFailure;
+use super::resources;
+use super::termination::join;
+use crate::allocation::PodResources;
+use crate::runtime::actions::has_any_regular_container_created;
+use crate::runtime::container_config::recursive_read_only;
+use kubelet_model::pod::model::{ContainerStatus as Instance, LinuxUser, RunState, RuntimePod};
+use kubelet_model::pod::restart::should_start;
+use kubelet_model::pod::spec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
+use kubelet_model::pod::stop_signal;
+use kubelet_probes::prober::results::{ProbeResult, ProbeResults};
+
+const UNKNOWN: &str = "ContainerStatusUnknown";
+/// Why a container of a pod that restarts in place waits, and as what it ended.
+pub(super) const RESTARTING: &str = "RestartingAllContainers";
+const REMOVED: &str = "The container is removed because RestartAllContainers in place";
+/// As if it had been killed: what became of the container is not known.
+const UNKNOWN_EXIT: i32 = 137;
+
+/// What containerd says of a container whose end it did not see (its `unknownExitCode` and `unknownExitReason`).
+const UNSEEN_EXIT: i32 = 255;
+const UNSEEN: &str = "Unknown";
+
+/// What the statuses of one list of containers are computed from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub pod: &'a Pod,
+    pub runtime: &'a RuntimePod,
+    pub kind: ContainerKind,
+    pub old: &'a [ContainerStatus],
+    pub failures: &'a HashMap<String, StartFailure>,
+    /// What exited containers left in their termination message file (or log), by id.
+    pub messages: &'a BTreeMap<ContainerId, String>,
+    pub probes: &'a ProbeResults,
+    /// The pod restarts in place.
+    pub restarting: bool,
+    pub runtime_name: &'a str,
+    pub recursive_read_only: bool,
+    /// Which signal stops a container is told.
+    pub stop_signals: bool,
+    /// What containers were given last, by name.
+    pub actuated: Option<&'a PodResources>,
+}
+
+/// Statuses of `list`, one for each container.
+pub(super) fn statuses(inputs: Inputs<'_>, list: &[Container]) -> Vec<ContainerStatus> {
+    let mut result: Vec<ContainerStatus> = list.iter().map(|container| one(inputs, container)).collect();
+    if inputs.kind != ContainerKind::Init {
+        // Clients rely on it.
+        result.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    result
+}
+
+fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
+    let old = inputs.old.iter().find(|s| s.name == container.name);
+    let mut instances = inputs.runtime.containers.iter().filter(|s| s.name == container.name);
+    let newest = instances.next();
+    let mut status = match newest {
+        Some(instance) => {
+            let mut status = convert(inputs, container, instance, old);
+            if let Some(previous) = instances.next() {
+                status.last_state = convert(inputs, container, previous, old).state;
+            }
+            status
+        }
+        None => without_instance(inputs, container, old),
+    };
+    apply_start_failure(inputs, container, newest, &mut status);
+    set_readiness(inputs, container, newest, old, &mut status);
+    status
+}
+
+/// What is shown before the runtime knows the container, or after it has forgotten it.
+fn without_instance(inputs: Inputs<'_>, container: &Container, old: Option<&ContainerStatus>) -> ContainerStatus {
+    let default_reason = if init_containers(inputs.pod).is_empty() { "ContainerCreating" } else { "PodInitializing" };
+    let mut status = ContainerStatus {
+        name: container.name.clone(),
+        image: image(container).to_owned(),
+        state: Some(waiting(default_reason, "")),
+        last_state: Some(ContainerState::default()),
+        volume_mounts: mount_statuses(container, inputs.recursive_read_only),
+        ..ContainerStatus::default()
+    };
+    let Some(old) = old else { return status };
+    let was_terminated = terminated_of(old.state.as_ref()).is_some();
+    if was_terminated {
+        status = old.clone();
+    } else {
+        status.restart_count = old.restart_count;
+        status.last_state = old.last_state.clone().or(Some(ContainerState::default()));
+    }
+    let was_waiting =
+        old.state.as_ref().is_none_or(|s| s.waiting.is_some() || (s.running.is_none() && s.terminated.is_none()));
+    if inputs.restarting && !was_waiting {
+        status.state = Some(waiting(RESTARTING, REMOVED));
+        status.last_state = Some(terminated(RESTARTING, REMOVED));
+        status.restart_count = old.restart_count.saturating_add(1);
+        return status;
+    }
+    let was_running = old.state.as_ref().is_some_and(|s| s.running.is_some());
+    if was_running && terminated_of(status.last_state.as_ref()).is_none() {
+        // It ran and nobody saw its end: waiting alone would put the pod back to Pending.
+        let message = "The container could not be located when the pod was deleted.  The container used to be Running";
+        status.last_state = Some(terminated(UNKNOWN, message));
+        if !is_deleted(inputs.pod) {
+            status.restart_count = status.restart_count.saturating_add(1);
+        }
+    }
+    status
+}
+
+fn convert(
+    inputs: Inputs<'_>,
+    container: &Container,
+    instance: &Instance,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let id = format!("{}://{}", inputs.runtime_name, instance.id);
+    let mut status = ContainerStatus {
+        name: instance.name.clone(),
+        image: instance.image.clone(),
+        image_id: instance.image_ref.clone(),
+        container_id: Some(id.clone()),
+        restart_count: i32::try_from(instance.restart_count).unwrap_or(i32::MAX),
+        last_state: Some(ContainerState::default()),
+        volume_mounts: mount_statuses(container, inputs.recursive_read_only),
+        user: instance.user.as_ref().map(user),
+        stop_signal: stop_signal::shown(instance.stop_signal).filter(|_| inputs.stop_signals),
+        resources: Some(resources::of_container(
+            container,
+            instance,
+            &id,
+            old,
+            inputs.actuated.and_then(|pod| pod.containers.get(&container.name)),
+        )),
+        allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()).filter(|r| !r.is_empty()),
+        ..ContainerStatus::default()
+    };
+    let old_terminated = old.and_then(|o| terminated_of(o.state.as_ref()));
+    if let Some(old) = old {
+        status.restart_count = status.restart_count.max(old.restart_count);
+        // Usually the runtime still has the previous instance and says better; after an in-place restart it has not.
+        if let Some(ended) = old_terminated.filter(|_| old.container_id.as_ref() != Some(&id)) {
+            status.last_state = Some(ContainerState { terminated: Some(ended.clone()), ..ContainerState::default() });
+        } else if let Some(ended) = terminated_of(old.last_state.as_ref()) {
+            status.last_state = Some(ContainerState { terminated: Some(ended.clone()), ..ContainerState::default() });
+        }
+    }
+    let known = known_end(old, instance, &id);
+    status.state = Some(match instance.state {
+        RunState::Running => {
+            let count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
+            if let Some(old) = old.filter(|o| old_terminated.is_some() && o.restart_count >= count) {
+                status.restart_count = old.restart_count.saturating_add(1);
+            }
+            let started_at = instance.started_at.map(time);
+            ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() }
+        }
+        // containerd may lose an end that it has told, when it dies before that is on the disk.
+        RunState::Exited if known.is_some() => {
+            ContainerState { terminated: known.cloned(), ..ContainerState::default() }
+        }
+        RunState::Exited => {
+            let own = inputs.messages.get(&instance.id).map_or("", String::as_str);
+            // After a restart the file has not been read yet, or is gone: what was told before is the same end.
+            let told = old.and_then(|old| told_message(old, &id)).filter(|_| own.is_empty());
+            let some = |text: String| (!text.is_empty()).then_some(text);
+            ContainerState {
+                terminated: Some(ContainerStateTerminated {
+                    exit_code: instance.exit_code,
+                    reason: some(instance.reason.clone()),
+                    message: told.or_else(|| some(join(&instance.message, own, ""))),
+                    // One whose start failed never ran: upstream shows the runtime's zero as it is.
+                    started_at: Some(time(instance.started_at.unwrap_or(SystemTime::UNIX_EPOCH))),
+                    finished_at: Some(time(instance.finished_at.unwrap_or(SystemTime::UNIX_EPOCH))),
+                    container_id: Some(id),
+                    signal: None,
+                }),
+                ..ContainerState::default()
+            }
+        }
+        RunState::Unknown if old.and_then(|o| o.state.as_ref()).is_some_and(|s| s.running.is_some()) => {
+            status.restart_count = old.map_or(0, |o| o.restart_count).saturating_add(1);
+            let reason = if inputs.restarting { RESTARTING } else { UNKNOWN };
+            terminated(reason, "The container could not be located when the pod was terminated")
+        }
+        RunState::Created | RunState::Unknown => waiting("", ""),
+    });
+    status
+}
+
+/// No groups at all are no field, as with upstream.
+fn user(user: &LinuxUser) -> ContainerUser {
+    let supplemental_groups = Some(user.supplemental_groups.clone()).filter(|groups| !groups.is_empty());
+    ContainerUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) }
+}
+
+/// The end that was told of an instance whose end the runtime does not know any more.
+fn known_end<'a>(
+    old: Option<&'a ContainerStatus>,
+    instance: &Instance,
+    id: &str,
+) -> Option<&'a ContainerStateTerminated> {
+    let unseen = instance.exit_code == UNSEEN_EXIT && instance.reason == UNSEEN;
+    let end = terminated_of(old?.state.as_ref()).filter(|_| unseen)?;
+    (end.container_id.as_deref() == Some(id) && end.exit_code != UNSEEN_EXIT).then_some(end)
+}
+
+/// What a status says of the end of the container `id`.
+fn told_message(status: &ContainerStatus, id: &str) -> Option<String> {
+    let ends = [terminated_of(status.state.as_ref()), terminated_of(status.last_state.as_ref())];
+    let end = ends.into_iter().flatten().find(|end| end.container_id.as_deref() == Some(id))?;
+    end.message.clone().filter(|text| !text.is_empty())
+}
+
+/// A container that should run and could not be started says why.
+fn apply_start_failure(
+    inputs: Inputs<'_>,
+    container: &Container,
+    newest: Option<&Instance>,
+    status: &mut ContainerStatus,
+) {
+    if inputs.kind == ContainerKind::Init {
+        if newest.is_some_and(|s| s.state == RunState::Exited && s.exit_code == 0) {
+            return;
+        }
+        let is_waiting = status.state.as_ref().is_some_and(|s| s.waiting.is_some());
+        // In a pod that restarts in place it has been removed to run again.
+        if newest.is_none()
+            && is_waiting
+            && !inputs.restarting
+            && !is_sidecar(container)
+            && has_any_regular_container_created(inputs.pod, inputs.runtime)
+        {
+            // It has been removed since; but for its success nothing that comes after it would be there.
+            let message = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
+            status.state = Some(terminated_with("Completed", message, 0));
+            return;
+        }
+    }
+    if !should_start(container, inputs.pod, newest) {
+        return;
+    }
+    let Some(failure) = inputs.failures.get(&container.name) else { return };
+    if terminated_of(status.state.as_ref()).is_some() {
+        status.last_state = status.state.take();
+    }
+    status.state = Some(waiting(&failure.reason, &failure.message));
+}
+
+/// `started` and `ready` by what probes found out (upstream `pkg/kubelet/prober/prober_manager.go`). Of an instance that no
+/// probe has spoken about, what was told before stays told: readiness does not change because this process began anew.
+fn set_readiness(
+    inputs: Inputs<'_>,
+    container: &Container,
+    newest: Option<&Instance>,
+    old: Option<&ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
+    if inputs.kind == ContainerKind::Ephemeral {
+        return;
+    }
+    let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
+    let told = old.filter(|old| old.container_id.is_some() && old.container_id == status.container_id);
+    let passed = |has_probe: bool, results: &BTreeMap<ContainerId, ProbeResult>, before: bool| match newest
+        .and_then(|instance| results.get(&instance.id))
+    {
+        Some(result) => *result == ProbeResult::Success,
+        None => !has_probe || before,
+    };
+    let was_started = told.is_some_and(|old| old.started == Some(true));
+    let started = running && passed(container.startup_probe.is_some(), &inputs.probes.startup, was_started);
+    let was_ready = told.is_some_and(|old| old.ready);
+    status.started = Some(started);
+    status.ready = if inputs.kind == ContainerKind::Init && !is_sidecar(container) {
+        terminated_of(status.state.as_ref()).is_some_and(|t| t.exit_code == 0)
+    } else {
+        started && passed(container.readiness_probe.is_some(), &inputs.probes.readiness, was_ready)
+    };
+}
+
+fn mount_statuses(container: &Container, supported: bool) -> Option<Vec<VolumeMountStatus>> {
+    let mounts = container.volume_mounts.as_deref().filter(|m| !m.is_empty())?;
+    let status = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
+        let read_only = mount.read_only == Some(true);
+        let recursive = recursive_read_only(mount, supported).unwrap_or(false);
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: read_only.then_some(true),
+            recursive_read_only: read_only.then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
+            volume_status: None,
+        }
+    };
+    Some(mounts.iter().map(status).collect())
+}
+
+/// The terminated part of a state, if that is what it is.
+pub(super) fn terminated_of(state: Option<&ContainerState>) -> Option<&ContainerStateTerminated> {
+    state?.terminated.as_ref()
+}
+
+fn waiting(reason: &str, message: &str) -> ContainerState {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let waiting = ContainerStateWaiting { reason: some(reason), message: some(message) };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn terminated(reason: &str, message: &str) -> ContainerState {
+    terminated_with(reason, message, UNKNOWN_EXIT)
+}
+
+fn terminated_with(reason: &str, message: &str, exit_code: i32) -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        exit_code,
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
+}
+
+/// End of a container of which nothing is known any more when its pod ends.
+pub(super) fn lost() -> ContainerState {
+    terminated(UNKNOWN, "The container could not be located when the pod was terminated")
+}
+
+/// API times have whole seconds.
+fn time(time: SystemTime) -> Time {
+    Time(seconds(Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)))
+}
+
+/// Cut to whole seconds, as times of the API are.
+pub fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(Timestamp::UNIX_EPOCH)
+}

@@ -1,0 +1,50 @@
+//! Container garbage collection: of the whole node, of a pod that has ended, of a container that has died. Which of them go is
+//! decided by [`kubelet_runtime::runtime::gc`].
+
+use std::collections::HashSet;
+
+use bulkhead_types::{ContainerId, PodUid};
+use kubelet_model::pod::model::RuntimePod;
+use tokio::time::Instant;
+
+use crate::ownership::{self, Owner};
+use crate::sync_loop::node::NodeContext;
+
+/// Dead containers and empty sandboxes of the whole node; all of the pods in `removable`.
+pub async fn collect_node(node: &NodeContext, removable: &HashSet<PodUid>) {
+    let mut pods = Vec::new();
+    for (_, pod) in node.cache.snapshot() {
+        // Another instance's pods are not ours to tidy up.
+        if ownership::has_dead_parts(&pod) && node.ownership.of(&pod).await == Owner::Ours {
+            pods.push(pod.as_ref().clone());
+        }
+    }
+    node.runtime.collect_garbage(&pods, removable).await;
+}
+
+/// A pod has ended and is forgotten: its containers first, then, when the runtime shows them gone, its sandboxes. Only
+/// what is in `old` goes.
+pub async fn collect_ended(node: &NodeContext, uid: &PodUid, old: &RuntimePod) {
+    let removable = HashSet::from([uid.clone()]);
+    for _ in 0..2 {
+        let now = Instant::now();
+        let Ok(pod) = node.cache.get_newer_than(uid, now).await else { return };
+        let mut pod = pod.as_ref().clone();
+        pod.containers.retain(|one| old.containers.iter().any(|other| other.id == one.id));
+        pod.sandboxes.retain(|one| old.sandboxes.iter().any(|other| other.id == one.id));
+        if pod.containers.is_empty() && pod.sandboxes.is_empty() {
+            return;
+        }
+        node.runtime.collect_garbage(&[pod], &removable).await;
+    }
+    node.pleg.request(uid);
+}
+
+/// A container has died: surplus dead instances of it go.
+pub async fn collect_died(node: &NodeContext, uid: &PodUid, died: &str, everything: bool) {
+    let Ok(died) = ContainerId::parse(died) else { return };
+    let pod = node.cache.get(uid);
+    if !pod.containers.is_empty() && node.ownership.of(&pod).await == Owner::Ours {
+        node.runtime.remove_surplus(&pod, &died, everything).await;
+    }
+}

@@ -1,0 +1,338 @@
+//! Clean-up, all of it: the main loop's passes over all pods, garbage collection, and the removal of what pods that are gone have
+//! left (upstream `HandlePodCleanups`, `StartGarbageCollection`).
+//!
+//! | module | what it cleans up |
+//! |---|---|
+//! | [`plan`] | nothing: decides which pods are restarted, and which of the runtime's are killed |
+//! | [`container_gc`] | dead containers and empty sandboxes |
+//! | [`leftovers`] | folders, mounts, cgroups and logs of pods that are gone |
+//! | [`log_links`] | links to logs that a start could not make |
+//!
+//! Here is when each of them runs. Nothing is removed before every source has delivered.
+
+pub(super) mod container_gc;
+mod leftovers;
+mod log_links;
+pub(super) mod plan;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bulkhead_types::PodUid;
+use tokio::time::Instant;
+
+use super::main_loop::SyncLoop;
+use super::resize::Trigger;
+use super::view;
+use crate::pod_workers::UpdateType;
+use crate::pod_workers::state::PodWorkerSync;
+use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
+use kubelet_model::pod::model::RuntimePod;
+
+/// Housekeeping while something is left over, and while nothing is.
+const HOUSEKEEPING_BUSY: Duration = Duration::from_secs(2);
+const HOUSEKEEPING_IDLE: Duration = Duration::from_secs(60);
+/// Container garbage collection of the whole node.
+const GC_PERIOD: Duration = Duration::from_secs(60);
+/// The next one while a pod that was removed has not been forgotten yet.
+const GC_AGAIN: Duration = Duration::from_secs(10);
+
+/// When the next passes are due, and what they have to do.
+#[derive(Debug)]
+pub(super) struct Housekeeping {
+    at: Instant,
+    gc_at: Instant,
+    /// What belongs to pods that are gone is to be removed from the disk: at the start, and when an orphan was seen.
+    prune: bool,
+    /// The last removal could not remove everything.
+    prune_again: Arc<AtomicBool>,
+    /// A pod has ended or was removed: garbage collection looks for log directories of pods that are gone.
+    logs: bool,
+    /// A life of volnetd or of ours has begun: a start that it interrupted may have left a container's log without its link.
+    links: bool,
+    /// Pods that ended while a source named them: their dead containers, logs and folders stay until no source does.
+    ended: HashSet<PodUid>,
+}
+
+impl Housekeeping {
+    pub(super) fn new(now: Instant) -> Self {
+        Housekeeping {
+            at: now + HOUSEKEEPING_BUSY,
+            gc_at: now + GC_PERIOD,
+            prune: true,
+            prune_again: Arc::default(),
+            logs: true,
+            links: true,
+            ended: HashSet::new(),
+        }
+    }
+
+    /// When the first of the passes is due.
+    pub(super) fn next(&self) -> Instant {
+        self.at.min(self.gc_at)
+    }
+
+    /// A pod that is gone may have left folders, mounts and cgroups.
+    pub(super) fn look_for_leftovers(&mut self) {
+        self.prune = true;
+    }
+
+    /// A pod that is gone may have left its log directory.
+    pub(super) fn look_for_logs(&mut self) {
+        self.logs = true;
+    }
+
+    /// A start that was interrupted may have left a container's log without its link.
+    pub(super) fn look_for_missing_links(&mut self) {
+        self.links = true;
+    }
+
+    /// What is left of this pod stays until no source names it.
+    pub(super) fn keep(&mut self, ended: PodUid) {
+        self.ended.insert(ended);
+    }
+
+    /// Whether [`Housekeeping::keep`] was called for it.
+    pub(super) fn is_kept(&self, uid: &PodUid) -> bool {
+        self.ended.contains(uid)
+    }
+
+    /// A pass now.
+    pub(super) fn run_at_once(&mut self) {
+        self.at = Instant::now();
+    }
+
+    /// A pass soon.
+    pub(super) fn run_soon(&mut self, now: Instant) {
+        self.at = self.at.min(now + HOUSEKEEPING_BUSY);
+    }
+}
+
+/// As upstream's list of errors is written.
+fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
+    let message = match errors {
+        [] => return None,
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    };
+    Some(NodeEvent { kind: EventType::Warning, reason: "ContainerGCFailed", message })
+}
+
+impl SyncLoop {
+    /// A pod has ended and no source names it: its dead containers and sandboxes go, and the folders if they were kept. Those of a pod
+    /// that its source still names go when it does not any more: until then a prune would spare them.
+    pub(super) fn collect_ended(&mut self, uid: PodUid) {
+        if self.desired.get(&uid).is_none() {
+            self.housekeeping.prune |= self.housekeeping.ended.remove(&uid);
+        }
+        let node = self.node.clone();
+        // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
+        let old = node.cache.get(&uid);
+        tokio::spawn(async move { container_gc::collect_ended(&node, &uid, &old).await });
+    }
+
+    /// The passes that are due.
+    pub(super) fn run_housekeeping(&mut self, now: Instant) {
+        if self.housekeeping.at <= now {
+            self.housekeeping.at = now + HOUSEKEEPING_IDLE;
+            self.housekeep(now);
+        }
+        if self.housekeeping.gc_at <= now {
+            self.housekeeping.gc_at = now + GC_PERIOD;
+            self.start_gc();
+        }
+    }
+
+    pub(super) fn check_sources(&mut self) {
+        let authority = self.node.volnetd.authority();
+        if !authority.sources_ready() && self.sources.all_ready() {
+            tracing::info!(pods = self.desired.len(), "all pod sources synced");
+            authority.set_sources_ready();
+            self.housekeeping.run_at_once();
+            // Containers that died before this process began need not wait a whole period.
+            self.housekeeping.gc_at = self.housekeeping.gc_at.min(Instant::now() + HOUSEKEEPING_BUSY);
+            self.retry_resizes(Trigger::PodsAdded, Instant::now());
+        }
+    }
+
+    fn housekeep(&mut self, now: Instant) {
+        self.check_sources();
+        if !self.node.volnetd.authority().sources_ready() {
+            self.housekeeping.at = now + HOUSEKEEPING_BUSY;
+            return;
+        }
+        let desired = self.desired.uids();
+        let (known, actions) = self.workers.sync_known(&desired, now);
+        self.apply(actions, now);
+        let removed: Vec<PodUid> = self
+            .housekeeping
+            .ended
+            .iter()
+            .filter(|uid| !known.contains_key(*uid) && !desired.contains(*uid))
+            .cloned()
+            .collect();
+        for uid in removed {
+            self.collect_ended(uid);
+        }
+        // A desired pod loses its worker only to begin anew: what it ended as does not count any more.
+        for uid in desired.iter().filter(|uid| !known.contains_key(*uid) && !self.admission_queue.is_not_admitted(uid))
+        {
+            self.node.forget(uid);
+        }
+        let ended: HashSet<PodUid> =
+            self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
+        let admitted = desired.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid)).cloned().collect();
+        let runtime = self.node.cache.snapshot();
+        let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, |pod| self.node.ownership.decided(pod));
+        for uid in &plan.restart {
+            tracing::info!(pod_uid = %uid, "pod will be restarted because it is desired and not known to the pod workers (likely due to UID reuse)");
+            self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
+            self.begin_anew(uid, now);
+        }
+        for uid in &plan.show {
+            tracing::info!(pod_uid = %uid, "pod that has ended is desired again under the same UID");
+            self.begin_anew(uid, now);
+        }
+        self.node.ownership.learn(plan.ask.clone());
+        for (uid, name) in &plan.kill {
+            tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
+            self.node.metrics.orphaned_runtime_pods.inc();
+            self.housekeeping.prune = true;
+            let actions = self.workers.kill_runtime_pod(uid, name, plan::ORPHAN_GRACE, now);
+            self.apply(actions, now);
+        }
+        for uid in self.node.known_pods() {
+            if self.workers.lifecycle(&uid).is_none() && !desired.contains(&uid) {
+                self.node.forget(&uid);
+                self.queue.remove(&uid);
+            }
+        }
+        if !plan::is_settled(&plan, &known) {
+            self.housekeeping.at = now + HOUSEKEEPING_BUSY;
+        }
+        if std::mem::take(&mut self.housekeeping.links) {
+            let node = self.node.clone();
+            tokio::spawn(async move {
+                // The runtime's word on a container that has just been started may still be under way.
+                tokio::time::sleep(HOUSEKEEPING_BUSY).await;
+                log_links::link_logs(&node).await;
+            });
+        }
+        self.housekeeping.prune |= self.housekeeping.prune_again.swap(false, Ordering::Relaxed);
+        if self.housekeeping.prune {
+            self.start_prune(plan.known, &known, now);
+        }
+        self.forget_what_is_gone(&runtime, &desired);
+        self.count();
+    }
+
+    /// What is kept of pods and containers ends with them.
+    fn forget_what_is_gone(&self, runtime: &[(PodUid, Arc<RuntimePod>)], desired: &HashSet<PodUid>) {
+        // A sandbox keeps its users to the end, also that of an orphaned pod.
+        let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
+        let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
+        self.node.runtime.retain_users(|uid| desired.contains(uid) || in_runtime.contains(uid) || has_work(uid));
+        let mut granted = desired.clone();
+        granted.extend(self.workers.uids().cloned());
+        self.node.allocations.retain(&granted);
+        self.node.runtime.forget_expired();
+        self.node.ownership.retain(runtime, desired);
+        let exist = runtime.iter().flat_map(|(_, pod)| pod.containers.iter().map(|c| c.id.clone())).collect();
+        self.node.termination_messages.retain(&exist);
+        self.node.prober.retain(&exist);
+        self.node.runtime.retain_containers(&exist);
+    }
+
+    /// A desired pod without a worker gets one, and is shown again.
+    fn begin_anew(&mut self, uid: &PodUid, now: Instant) {
+        let Some((pod, source)) = self.desired.get(uid).map(|d| (d.pod.clone(), d.source)) else { return };
+        view::introduce(&self.node, uid, &pod, source);
+        self.admission_queue.forget(uid);
+        self.node.objects.register_pod(&pod);
+        self.update_worker(uid, pod, UpdateType::Create, now);
+    }
+
+    /// Once nothing of an orphan lives any more, what it left on the disk may go.
+    fn start_prune(&mut self, mut keep: HashSet<PodUid>, known: &BTreeMap<PodUid, PodWorkerSync>, now: Instant) {
+        keep.extend(self.workers.uids().cloned());
+        let node = self.node.clone();
+        if node.volnetd.link().state().ready_epoch().is_none() || node.is_pruning() {
+            self.housekeeping.run_soon(now);
+            return;
+        }
+        // An orphan that is still ending keeps its things; another pass follows when it has ended.
+        self.housekeeping.prune = known.values().any(|k| k.orphan);
+        node.begin_prune(keep.clone());
+        let again = self.housekeeping.prune_again.clone();
+        tokio::spawn(async move {
+            if !leftovers::prune(&node, &keep).await {
+                again.store(true, Ordering::Relaxed);
+            }
+            node.end_prune();
+        });
+    }
+
+    /// Dead containers and sandboxes of the whole node, and logs of pods that are gone.
+    fn start_gc(&mut self) {
+        if !self.node.volnetd.authority().sources_ready() {
+            return;
+        }
+        let removable: HashSet<PodUid> = self
+            .node
+            .cache
+            .snapshot()
+            .into_iter()
+            .map(|(uid, _)| uid)
+            .filter(|uid| self.workers.content_should_be_removed(uid))
+            .collect();
+        let looks_at_logs = std::mem::take(&mut self.housekeeping.logs);
+        if looks_at_logs && self.workers.uids().any(|uid| self.desired.get(uid).is_none()) {
+            // It has not been forgotten yet, so its logs stay this time.
+            self.housekeeping.logs = true;
+            self.housekeeping.gc_at = self.housekeeping.gc_at.min(Instant::now() + GC_AGAIN);
+        }
+        let known = looks_at_logs.then(|| {
+            let mut known = self.desired.uids();
+            known.extend(self.workers.uids().cloned());
+            known.extend(self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)));
+            known.iter().map(ToString::to_string).collect()
+        });
+        let (node, again) = (self.node.clone(), self.housekeeping.prune_again.clone());
+        tokio::spawn(async move {
+            let health = node.health.borrow().clone();
+            let mut failed = Vec::new();
+            if health.silent {
+                // Nobody can say what is there, and nothing can be removed.
+                failed.push(health.reason);
+            } else {
+                container_gc::collect_node(&node, &removable).await;
+            }
+            if let Some(known) = known
+                && let Err(error) = leftovers::prune_logs(&node, known).await
+            {
+                again.store(true, Ordering::Relaxed);
+                failed.extend(error);
+            }
+            if let Some(event) = collection_failed(&failed) {
+                node.reporter.emit_node(event);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_event_for_all_that_failed() {
+        let of = |errors: &[&str]| {
+            collection_failed(&errors.iter().map(ToString::to_string).collect::<Vec<_>>()).map(|event| event.message)
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&["no answer"]).unwrap(), "no answer");
+        assert_eq!(of(&["no answer", "no folder"]).unwrap(), "[no answer, no folder]");
+    }
+}

@@ -1,0 +1,145 @@
+//! Which desired pods get a worker again, and which of the runtime's pods are killed (upstream `HandlePodCleanups`). Pure: facts in,
+//! a plan out; the main loop carries it out.
+//!
+//! Nothing here runs before every source has delivered. A pod of the runtime is killed only where no pod worker knows it, no
+//! source names it and it is this instance's ([`crate::ownership`]).
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use bulkhead_types::PodUid;
+
+use crate::ownership::Owner;
+use crate::pod_workers::state::PodWorkerSync;
+use kubelet_model::pod::model::RuntimePod;
+
+/// Grace period of orphaned pods, seconds (upstream: 1).
+pub const ORPHAN_GRACE: u64 = 1;
+
+/// What housekeeping is to do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Admitted pods without a pod worker: they are started.
+    pub restart: Vec<PodUid>,
+    /// The same of pods that have ended: their worker has nothing to start, but their status is shown and their end is seen
+    /// through. Upstream leaves them until they change.
+    pub show: Vec<PodUid>,
+    /// Orphaned pods, which are killed. With their full names.
+    pub kill: Vec<(PodUid, String)>,
+    /// Pods of the runtime that no worker knows and of which the owner is not known: the runtime is asked.
+    pub ask: Vec<Arc<RuntimePod>>,
+    /// Pods that a source names, that a pod worker knows, or of which something runs. What belongs to any other pod may be
+    /// removed (`SyncLoop::start_prune`).
+    pub known: HashSet<PodUid>,
+}
+
+/// Decides. `workers`: what the pod workers know after their own pass; `desired`: all pods that sources name; `admitted`: those
+/// of them that were admitted; `ended`: those that have ended by their own status; `owner`: None where it is not known yet.
+pub fn plan(
+    workers: &BTreeMap<PodUid, PodWorkerSync>,
+    admitted: &HashSet<PodUid>,
+    ended: &HashSet<PodUid>,
+    desired: &HashSet<PodUid>,
+    runtime: &[(PodUid, Arc<RuntimePod>)],
+    owner: impl Fn(&RuntimePod) -> Option<Owner>,
+) -> Plan {
+    let mut alone: Vec<PodUid> = admitted.iter().filter(|uid| !workers.contains_key(*uid)).cloned().collect();
+    alone.sort();
+    let (show, restart) = alone.into_iter().partition(|uid| ended.contains(uid));
+    let (mut kill, mut ask) = (Vec::new(), Vec::new());
+    let orphans = runtime.iter().filter(|(uid, _)| !workers.contains_key(uid) && !desired.contains(uid));
+    for (uid, pod) in orphans.filter(|(_, pod)| is_alive(pod)) {
+        match owner(pod) {
+            Some(Owner::Ours) => kill.push((uid.clone(), format!("{}_{}", pod.name, pod.namespace))),
+            Some(Owner::Foreign | Owner::Unclear) => {}
+            None => ask.push(pod.clone()),
+        }
+    }
+    let mut known: HashSet<PodUid> = desired.union(&workers.keys().cloned().collect()).cloned().collect();
+    known.extend(runtime.iter().filter(|(_, pod)| is_alive(pod)).map(|(uid, _)| uid.clone()));
+    Plan { restart, show, kill, ask, known }
+}
+
+/// Something of it runs.
+fn is_alive(pod: &RuntimePod) -> bool {
+    pod.has_ready_sandbox() || pod.running().next().is_some()
+}
+
+/// A pass that found something to do is followed by another one soon; else events tell.
+pub fn is_settled(plan: &Plan, workers: &BTreeMap<PodUid, PodWorkerSync>) -> bool {
+    plan.restart.is_empty()
+        && plan.show.is_empty()
+        && plan.kill.is_empty()
+        && plan.ask.is_empty()
+        && workers.values().all(|known| !known.orphan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod_workers::Lifecycle;
+    use bulkhead_types::SandboxId;
+    use kubelet_model::pod::model::{SandboxState, SandboxStatus};
+
+    fn uid(text: &str) -> PodUid {
+        PodUid::parse(text).unwrap()
+    }
+
+    fn sandbox(state: SandboxState) -> Arc<RuntimePod> {
+        let status = SandboxStatus {
+            id: SandboxId::parse("s").unwrap(),
+            attempt: 0,
+            state,
+            created_at: std::time::SystemTime::UNIX_EPOCH,
+            host_network: false,
+            has_network: true,
+            ips: Vec::new(),
+        };
+        Arc::new(RuntimePod {
+            name: "p".into(),
+            namespace: "n".into(),
+            sandboxes: vec![status],
+            ..RuntimePod::default()
+        })
+    }
+
+    fn named(name: &str) -> Arc<RuntimePod> {
+        Arc::new(RuntimePod { name: name.into(), ..sandbox(SandboxState::Ready).as_ref().clone() })
+    }
+
+    #[test]
+    fn only_orphaned_pods_of_ours_that_run_are_killed() {
+        let known = |orphan| PodWorkerSync { lifecycle: Lifecycle::Sync, orphan, has_config: true, is_static: true };
+        let workers = BTreeMap::from([(uid("worker"), known(false))]);
+        let desired = HashSet::from([uid("worker"), uid("wanted"), uid("ended"), uid("over")]);
+        let workers = workers.into_iter().chain([(uid("over"), known(false))]).collect();
+        let ended = HashSet::from([uid("ended"), uid("over")]);
+        let runtime = [
+            (uid("worker"), sandbox(SandboxState::Ready)),
+            (uid("wanted"), sandbox(SandboxState::Ready)),
+            (uid("dead"), sandbox(SandboxState::NotReady)),
+            (uid("orphan"), sandbox(SandboxState::Ready)),
+            (uid("theirs"), named("theirs")),
+            (uid("unclear"), named("unclear")),
+            (uid("unasked"), named("unasked")),
+        ];
+        let plan = plan(&workers, &desired, &ended, &desired, &runtime, |pod| match pod.name.as_str() {
+            "theirs" => Some(Owner::Foreign),
+            "unclear" => Some(Owner::Unclear),
+            "unasked" => None,
+            _ => Some(Owner::Ours),
+        });
+        assert_eq!((plan.restart.as_slice(), plan.show.as_slice()), (&[uid("wanted")][..], &[uid("ended")][..]));
+        assert_eq!(plan.kill, [(uid("orphan"), "p_n".to_owned())]);
+        assert_eq!(
+            plan.known,
+            ["worker", "wanted", "ended", "over", "orphan", "theirs", "unclear", "unasked"].map(uid).into()
+        );
+        assert_eq!(plan.ask, [named("unasked")]);
+        let asks = Plan { ask: vec![named("unasked")], ..Plan::default() };
+        assert!(!is_settled(&asks, &workers));
+        assert!(!is_settled(&plan, &workers));
+        assert!(is_settled(&Plan::default(), &workers));
+        assert!(!is_settled(&Plan::default(), &BTreeMap::from([(uid("x"), known(true))])));
+    }
+}
