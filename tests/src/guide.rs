@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_told_apart() {
+    fn failed_commands_are_shown_apart() {
         let said = said("out\n", "a\n\u{1}failed 1: grep x\nb\n");
         assert_eq!((said.failed.as_slice(), said.stderr.as_str()), (["1: grep x".to_owned()].as_slice(), "a\nb\n"));
     }

@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_needs_another_try_twice_in_a_row_is_told() {
+    fn a_test_that_needs_another_try_twice_in_a_row_is_named() {
         let path = std::env::temp_dir().join(format!("bulkhead-retries-{}", std::process::id()));
         let run = |ran: &[&str], retried: &[&str]| twice(&path, &names(ran), &names(retried)).unwrap();
         assert_eq!(run(&["a 1", "a 2", "b 3"], &["a 1", "b 3"]), names(&[]));

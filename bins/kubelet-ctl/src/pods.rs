@@ -440,7 +440,7 @@ Events:
     }
 
     #[test]
-    fn what_the_api_server_has_is_said() {
+    fn the_status_of_the_api_server_is_shown() {
         let mut pod = web();
         let api = |mirror, deleting| crate::view::ApiCopy {
             uid: "m1".into(),

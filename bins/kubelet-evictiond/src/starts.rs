@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_stays() {
+    fn a_reported_start_time_stays() {
         let mut starts = Starts::default();
         starts.begin();
         let first = starts.of("c1", "2026-11-21T00:46:32Z", || "2026-11-21T00:46:32.5Z".parse().ok());

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_api_server_is_told_of_beside_the_checks() {
+    async fn the_api_server_is_shown_beside_the_checks() {
         let since = Instant::now();
         let later = since + Duration::from_secs(7);
         assert_eq!(api_server(&Reachability::Reachable { since }, later), Ok(()));

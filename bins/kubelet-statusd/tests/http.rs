@@ -358,7 +358,7 @@ async fn never_reading(address: std::net::SocketAddr) -> tokio::net::TcpStream {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_keep_nobody_out() {
+async fn clients_that_do_not_read_keep_no_other_out() {
     let lab = lab().await;
     let serve = async |limits: Limits| {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -383,7 +383,7 @@ async fn answers_that_nobody_reads_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_told_of_and_makes_nobody_ill() {
+async fn an_api_server_that_is_away_is_shown_and_fails_no_check() {
     let since = tokio::time::Instant::now();
     let (reached, reachability) = watch::channel(Reachability::Reachable { since });
     let lab = lab_of(Some(reachability)).await;

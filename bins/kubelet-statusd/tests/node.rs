@@ -351,7 +351,7 @@ async fn a_new_node_is_ready_with_four_writes_and_quiet_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_told_at_once_and_a_restart_of_syncd_not_at_all() {
+async fn a_change_of_the_node_is_patched_at_once_and_a_restart_of_syncd_is_none() {
     let mut node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(60)).await;
     node.take();
@@ -616,7 +616,7 @@ async fn images_wait_for_the_period_and_our_own_echo_is_no_news() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cordoning_is_told_once() {
+async fn cordoning_is_one_event() {
     let mut node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(5)).await;
     node.event_reasons();
@@ -663,7 +663,7 @@ async fn an_api_server_that_hangs_holds_no_beat_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tasks_that_nobody_polls_hold_the_beat_back() {
+async fn a_task_that_is_not_polled_holds_the_heartbeat_back() {
     let node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(60)).await;
     // The connections of others would still be served.

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_tells() {
+    fn the_origin_by_the_info_of_the_runtime() {
         let info = |text: &str| BTreeMap::from([("info".to_owned(), text.to_owned())]);
         let told = r#"{"pid":7,"config":{"metadata":{"name":"p"},"log_directory":"/l/n_p_u","linux":{"cgroup_parent":"/c/podu"}}}"#;
         let expected = Origin { log_directory: "/l/n_p_u".into(), cgroup_parent: "/c/podu".into() };

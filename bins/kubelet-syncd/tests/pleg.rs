@@ -163,7 +163,7 @@ fn client(lab: &Lab) -> CriClient {
 }
 
 #[tokio::test]
-async fn what_happens_in_containerd_is_told_also_over_its_restart() {
+async fn events_of_containerd_reach_pleg_also_over_its_restart() {
     let lab = Lab::start().unwrap();
     let client = client(&lab);
     let before = Pod::start(&client, &lab, "before").await;

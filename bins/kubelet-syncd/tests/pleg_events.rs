@@ -176,7 +176,7 @@ async fn the_cris_own_events_are_preferred() {
 }
 
 #[tokio::test]
-async fn the_audit_finds_and_counts_what_no_event_told() {
+async fn the_audit_finds_and_counts_what_events_missed() {
     let options = PlegOptions { audit_interval: Duration::from_millis(2500), ..PlegOptions::default() };
     let mut bench = Bench::start(&[("a", RUNNING)], true, options).await;
     bench.pleg.first_relist().await;

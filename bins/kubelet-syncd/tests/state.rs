@@ -141,7 +141,7 @@ fn a_later_version_is_read_as_far_as_understood_and_nothing_of_it_is_lost() {
 }
 
 #[test]
-fn damage_is_kept_for_whoever_wants_to_know() {
+fn damaged_state_is_kept_under_another_name() {
     let (temp, state) = folder(|_, content| content[..content.len() / 2].to_owned());
     assert!(UidStore::load(&state).unwrap().choices.is_empty());
     assert!(state.back_off().is_none() && state.pre_stops().is_none() && state.allocations().is_none());

@@ -200,7 +200,7 @@ fn the_machine_is_checked() {
 }
 
 #[test]
-fn a_server_that_could_ask_nobody_is_refused() {
+fn a_server_without_an_authenticator_is_refused() {
     let case = Case::new();
     let refused = |authentication: &str, mode: &str| {
         let config = case.config(&format!(
@@ -271,7 +271,7 @@ impl Drop for OwnCgroup {
 }
 
 #[test]
-fn a_second_node_on_one_cgroup_root_is_told_who_was_first() {
+fn a_second_node_on_one_cgroup_root_is_refused_with_the_name_of_the_first() {
     let name = format!("/kubelet-cli-test-{}", std::process::id());
     // Needs root, as the program itself does.
     let Some(_cgroup) = OwnCgroup::new(&name) else { return };

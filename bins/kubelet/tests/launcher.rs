@@ -298,7 +298,7 @@ fn a_killed_daemon_comes_back_alone() {
 }
 
 #[test]
-fn a_killed_launcher_leaves_nobody_and_its_successor_has_four() {
+fn a_killed_launcher_leaves_no_process_and_the_next_starts_four() {
     let Some(mut node) = Node::new("kill") else { return };
     node.start();
     let users = NodeConfig::load(&node.run_dir().join("config.json")).unwrap().users;
@@ -363,7 +363,7 @@ fn hangup_changes_nothing_and_a_missing_program_is_named() {
 }
 
 #[test]
-fn whoever_opens_the_lock_file_is_made_way_for() {
+fn the_launcher_exits_when_another_process_opens_the_lock_file() {
     let Some(mut node) = Node::new("lock") else { return };
     let lock = node.path("lock");
     let mut command = node.command(&node.root_dir());

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_is_told() {
+    fn the_exec_info_of_a_plugin() {
         let info: serde_json::Value = serde_json::from_str(&exec_info(&exec(), &cluster(), Some(b"CA"))).unwrap();
         assert_eq!(
             info,

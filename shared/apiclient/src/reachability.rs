@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_changes_are_told() {
+    async fn only_changes_of_reachability_are_logged() {
         let notes = Notes::new();
         let mut seen = notes.subscribe();
         notes.failed("refused");

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watches_are_told_from_calls() {
+    fn watches_are_counted_apart_from_calls() {
         for query in ["watch=1", "a=b&watch=true", "watch=true&x"] {
             assert!(is_watch(query));
         }

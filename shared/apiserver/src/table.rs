@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_is_said_to_do() {
+    fn the_status_column_of_a_pod() {
         let status = |status: Value| {
             let whole = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}], "initContainers": [{"name": "i"}]}, "status": status});
             let cells = pod(&whole, now());

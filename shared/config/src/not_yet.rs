@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_stage_names_what_nobody_looks_at() {
+    fn gates_that_a_stage_switches_on_are_named() {
         let mut config = flag_defaults();
         config.feature_gates.insert("AllAlpha".into(), true);
         let named = named(&KubeletFlags::default(), &config);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_could_ask_nobody_does_not_start() {
+    fn a_node_without_an_authenticator_does_not_start() {
         let modes = |ca: &str, webhook: bool, anonymous: bool, mode: &str, kubeconfig: &str| {
             node(|config| {
                 let authentication = &mut config.kubelet.authentication;

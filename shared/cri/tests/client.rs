@@ -188,7 +188,7 @@ impl bulkhead_cri::CallObserver for Heard {
 }
 
 #[tokio::test]
-async fn calls_are_told_under_upstreams_names() {
+async fn calls_are_traced_under_upstreams_names() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let _server = serve(&path, "heard", None);

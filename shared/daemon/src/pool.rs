@@ -49,7 +49,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[test]
-    fn a_full_pool_is_told_and_holds_no_beat_back() {
+    fn a_full_pool_is_reported_and_holds_no_heartbeat_back() {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_verbosity_out_of_range_is_refused_and_changes_are_told_now_and_then() {
+    async fn a_verbosity_out_of_range_is_refused_and_changes_are_logged_at_a_limited_rate() {
         let service = LoggingService::default();
         let ask = |verbosity| service.set_verbosity(Request::new(SetVerbosityRequest { verbosity }));
         let refused = ask(11).await.unwrap_err();

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rest_that_nobody_polls_is_seen() {
+    async fn a_wait_that_is_not_polled_is_overdue() {
         let progress = Progress::default();
         let heartbeat = progress.register("node", Duration::from_secs(20));
         let mut resting = std::pin::pin!(heartbeat.rests(std::future::pending::<()>()));

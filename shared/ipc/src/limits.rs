@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_role_has_its_share_and_nobody_else_s() {
+    fn a_role_uses_up_no_share_but_its_own() {
         let gate = Gate::new(Limits { connections: 2, ..Limits::default() });
         let held = [gate.connection(Role::Statusd), gate.connection(Role::Statusd)];
         assert!(held.iter().all(Option::is_some));

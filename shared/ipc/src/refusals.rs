@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_counted_and_few_are_told() {
+    fn all_refusals_are_counted_and_few_are_logged() {
         let refusals = Refusals::default();
         let start = Instant::now();
         let at = |seconds| refusals.record_at(Reason::Calls, start + Duration::from_secs(seconds));

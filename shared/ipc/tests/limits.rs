@@ -96,7 +96,7 @@ async fn rest(stream: &mut UnixStream) -> Result<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_stranger_is_told_so_without_being_read() -> Result {
+async fn a_stranger_is_refused_before_its_request_is_read() -> Result {
     let world = serve(Limits::default(), false)?;
     if users(false)?.pods_cgroup.as_ref() == "/" {
         return Ok(()); // This machine shows no cgroup of ours that could be a pod's.
@@ -313,7 +313,7 @@ async fn a_connection_to_the_broker_that_asks_nothing_costs_the_others_nothing()
 }
 
 #[tokio::test]
-async fn descriptors_that_nobody_asked_for_are_given_back() -> Result {
+async fn unasked_descriptors_are_closed() -> Result {
     let world = serve_broker(Limits::default(), true)?;
     let (watched, other) = std::os::unix::net::UnixStream::pair()?;
     for fds in [4, 1, 3] {

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_those_that_must_starts_programs_and_nobody_opens_by_handle() {
+    fn only_rows_that_must_start_programs_and_none_opens_by_handle() {
         for row in Program::ALL.map(Program::row) {
             let denied = row.denied(None);
             assert!(denied.contains(&Deny::OpenByHandle) && denied.contains(&Deny::Trace));

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_s_end_is_told() {
+    fn the_exit_status_of_a_child_is_reported() {
         let code = |number| move || Err(io::Error::from_raw_os_error(number));
         assert_eq!(in_child(|| Ok(())).unwrap(), Ended::Allowed);
         assert_eq!(in_child(code(libc::EACCES)).unwrap(), Ended::Refused(libc::EACCES));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_denies_is_allowed_and_what_is_filtered_is_not() {
+    fn a_call_that_is_not_filtered_is_allowed_and_a_filtered_one_is_not() {
         // Nothing here that a container's or a sandbox's own filter may deny.
         for call in [Call::ProcessVmRead(std::process::id().cast_signed()), Call::TraceMe, Call::Personality] {
             assert_eq!(in_child(|| make(call)).unwrap(), Ended::Allowed, "{call:?}");

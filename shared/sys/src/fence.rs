@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_lacks_is_said() {
+    fn a_feature_that_the_kernel_lacks_is_named() {
         let fence =
             Fence { tcp_bind: Some(Vec::new()), keep_signals: true, keep_abstract_sockets: true, ..Fence::default() };
         let lacks = |abi| {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_a_user_namespace_is_told_apart() {
+    fn a_peer_in_a_user_namespace_is_recognised() {
         use std::os::unix::process::CommandExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.sock");

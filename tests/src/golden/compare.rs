@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant_is_told_by_its_place() {
+    fn a_meant_difference_is_matched_by_its_place() {
         let difference = difference("env", "cri/CreateContainer/main/0/config/envs/3", "a", "b");
         let with = |pod: &str, place: &str, text: Option<&str>| Meant {
             pod: pod.into(),

@@ -73,7 +73,7 @@ fn calm(node: &Node) -> Result<Vec<Fingerprint>> {
 }
 
 #[test]
-fn a_clock_that_jumps_disturbs_nobody() -> Result<()> {
+fn a_clock_that_jumps_disturbs_no_pod() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let clock = programs(&lab)?;
     let cluster = lab.stand_in(Config { bookmark_every: Duration::from_secs(1), ..Config::default() })?;

@@ -93,7 +93,7 @@ fn outage() -> Duration {
 }
 
 #[test]
-fn a_server_that_was_away_is_told_everything_once() -> Result<()> {
+fn a_server_that_was_away_gets_every_change_once() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let world = world(&lab)?;
     let (node, cluster) = (&world.node, &world.cluster);
@@ -394,7 +394,7 @@ fn obeyed(records: &[Record]) -> Result<()> {
 }
 
 #[test]
-fn clocks_that_differ_disturb_nobody() -> Result<()> {
+fn a_clock_that_differs_from_the_servers_disturbs_no_pod() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let world = world(&lab)?;
     let (node, cluster) = (&world.node, &world.cluster);

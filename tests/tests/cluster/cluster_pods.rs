@@ -41,7 +41,7 @@ fn condition<'a>(pod: &'a Value, kind: &str) -> &'a Value {
 }
 
 #[test]
-fn a_deleted_pod_ends_is_told_as_ended_and_goes() -> Result<()> {
+fn a_deleted_pod_is_shown_terminated_before_its_object_goes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (cluster, node) = world(&lab)?;
     cluster.create(&pod("web", &node, STUBBORN, &json!({})))?;
@@ -84,7 +84,7 @@ fn a_deleted_pod_ends_is_told_as_ended_and_goes() -> Result<()> {
 }
 
 #[test]
-fn refused_pods_are_told_in_upstreams_words() -> Result<()> {
+fn rejected_pods_have_upstreams_reasons_and_messages() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (cluster, node) = world(&lab)?;
     let mut big = pod("big", &node, IDLE, &json!({}));

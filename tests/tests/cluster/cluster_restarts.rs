@@ -46,7 +46,7 @@ fn settle(cluster: &Cluster, node: &mut Node, round: usize) -> Result<()> {
 }
 
 #[test]
-fn what_is_told_of_pods_only_goes_on() -> Result<()> {
+fn reported_statuses_never_go_back() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.cluster()?;
     let mut node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
@@ -125,7 +125,7 @@ fn what_is_told_of_pods_only_goes_on() -> Result<()> {
 }
 
 #[test]
-fn what_happened_while_nobody_could_be_told_outlives_who_knew_it_and_is_told_once() -> Result<()> {
+fn statuses_and_events_of_an_outage_outlive_restarts_and_are_sent_once() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.stand_in(Config::default())?;
     let mut node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;

@@ -225,7 +225,7 @@ fn wait_held_back(member: &Member, restarts: i64) -> Result<()> {
 }
 
 #[test]
-fn a_pause_outlives_whoever_keeps_it() -> Result<()> {
+fn back_off_outlives_a_restart_of_kubelet_syncd() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let mut member = start(&lab, "5s")?;
     member.create("loop", &spec("Always", &[], &[container("main", "sleep 2; exit 1")]))?;

@@ -255,7 +255,7 @@ fn a_container_is_written_into_an_archive_and_goes_on() -> Result<()> {
 }
 
 #[test]
-fn the_runtimes_word_on_cgroups_counts_and_its_handlers_are_told() -> Result<()> {
+fn the_cgroup_driver_of_the_runtime_is_used_and_its_handlers_are_shown() -> Result<()> {
     let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
     // The runtime is set up for cgroupfs, and says so.
     let member = member(&lab, |node| node.config("cgroupDriver", json!("systemd")))?;

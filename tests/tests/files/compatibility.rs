@@ -43,7 +43,7 @@ fn every_released_version_is_understood() -> Result<()> {
 
 /// Nobody has changed a record afterwards so that a break would not show.
 #[test]
-fn a_record_is_what_its_commit_said() -> Result<()> {
+fn a_record_is_the_proto_of_its_commit() -> Result<()> {
     for record in records()? {
         if previous::resolve(&record.revision).is_err() {
             skip(&format!("comparing the record of {} with its commit", record.version), Lack::History)?;

@@ -117,7 +117,7 @@ fn surroundings(node: &Node) -> Result<Vec<String>> {
 }
 
 #[test]
-fn attacks_on_every_socket_harm_nobody() -> Result<()> {
+fn attacks_on_every_socket_harm_no_pod_and_no_process() -> Result<()> {
     let Some(lab) = lab_alone()? else { return Ok(()) };
     let member = Member::start(&lab, &[], |node| node)?;
     member.create("first", &json!({}))?;
@@ -313,7 +313,7 @@ fn many<T: Send>(number: usize, open: impl Fn() -> Result<T> + Sync) -> Result<V
 }
 
 #[test]
-fn strangers_that_take_nothing_keep_nobody_out_of_the_ports() -> Result<()> {
+fn strangers_that_do_not_read_keep_no_client_out_of_the_ports() -> Result<()> {
     let Some(lab) = lab_alone()? else { return Ok(()) };
     let clients = Authority::new()?;
     let ca = lab.folder().join("clients.crt");

@@ -265,7 +265,7 @@ fn kept_from_logs(node: &Node) -> Result<()> {
 }
 
 #[test]
-fn every_byte_arrives_and_who_does_not_read_holds_up_nobody_else() -> Result<()> {
+fn every_byte_arrives_and_a_client_that_does_not_read_holds_up_no_other() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (node, https) = start(&lab)?;
     node.write(&Pod::busybox("web", &format!("nc -ll -p 8080 -e cat & {IDLE}")))?;

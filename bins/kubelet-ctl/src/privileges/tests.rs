@@ -81,7 +81,7 @@ fn verdict(context: &Context, process: &seen::Process) -> (Comparison, Vec<Strin
 }
 
 #[test]
-fn what_is_as_in_the_map_is_said_to_be() {
+fn a_process_with_the_privileges_of_its_row_is_shown_as_same() {
     let context = context(&ALL);
     for daemon in Daemon::ALL {
         let (worst, which) = verdict(&context, &as_mapped(&context, daemon));

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn one_probe_while_nobody_answers() {
+    fn one_request_probes_a_server_that_does_not_answer() {
         let (mut gate, mut jitter, now) = (Gate::default(), Jitter::new(1), Instant::now());
         assert!(gate.admits(now, 7, 8) && !gate.admits(now, 8, 8));
         assert!(gate.silent(now, &mut jitter) && !gate.silent(now, &mut jitter));

@@ -300,7 +300,7 @@ fn reads_and_writes_have_the_same_devices() {
 }
 
 #[test]
-fn what_is_not_measured_is_not_told() {
+fn a_value_that_is_not_measured_is_absent() {
     let text = render(&facts(), None, &[], 1);
     assert!(text.contains("\ncontainer_scrape_error 1\n") && text.contains("\nmachine_scrape_error 1\n"), "{text}");
     assert!(text.contains("cadvisor_version_info{") && !text.contains("machine_cpu") && !text.contains("last_seen"));

@@ -258,7 +258,7 @@ async fn a_file_that_is_cut_begins_anew() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_removed_is_followed_until_nobody_knows_the_pod() {
+async fn a_removed_log_is_followed_until_the_pod_is_forgotten() {
     let place = Place::new();
     let mut writer = place.writer();
     let mut client = Client::start(&place, RULES, None);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_said_counts() {
+    fn only_reported_states_count() {
         for (instances, expected) in [
             (None, Life::Runs),
             (Some(&[("a", true)][..]), Life::Runs),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_once_and_for_good() {
+    fn the_end_of_a_container_is_final() {
         let sender = watch::Sender::new(Life::Runs);
         let mut receiver = sender.subscribe();
         let mut followed = Followed::from([("u".to_owned(), HashMap::from([("a".to_owned(), sender)]))]);

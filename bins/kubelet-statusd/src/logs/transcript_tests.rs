@@ -89,7 +89,7 @@ fn dockers_format() {
 }
 
 #[test]
-fn what_is_no_log_is_said_and_ends() {
+fn a_file_that_is_no_log_is_an_error_and_ends_the_stream() {
     for (file, quoted) in [
         ("hello\nworld\n".to_owned(), "hello\\n".to_owned()),
         ("hello".to_owned(), "hello".to_owned()),

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_node_has_all_four_in_order_and_tells_of_the_pressures() {
+    fn a_new_node_has_all_four_conditions_in_order() {
         let mut conditions = Vec::new();
         let events = update(&mut conditions, &Pressure::default(), &state(false), at(0));
         assert_eq!(
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once_until_it_is_gone() {
+    fn a_changed_condition_is_one_event_until_it_is_gone() {
         let mut told = ReportedConditions::default();
         assert_eq!(told.fresh(vec!["NodeNotReady"]), ["NodeNotReady"]);
         assert!(told.fresh(vec!["NodeNotReady"]).is_empty());

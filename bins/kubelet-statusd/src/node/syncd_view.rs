@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ages_wake_nobody_and_silence_is_long() {
+    async fn an_age_alone_is_no_change_and_silence_is_long() {
         let (sender, mut receiver) = watch::channel(View::new(Instant::now()));
         take(&sender, complete());
         assert!(receiver.has_changed().unwrap());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_nobody_knows_to_be_new_takes_nothing_away() {
+    async fn a_syncd_of_unknown_epoch_removes_nothing() {
         let (sender, receiver) = watch::channel(View::new(Instant::now()));
         take(&sender, complete());
         // The one before has lived for long, and it is believed to be the one that speaks.

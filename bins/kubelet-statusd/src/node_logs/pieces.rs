@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_and_texts_in_order_and_no_less_than_was_said() {
+    async fn parts_come_in_order_and_with_the_announced_length() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let content: Vec<u8> = (0..200_000_u32).map(|i| (i % 251) as u8).collect();

@@ -110,7 +110,7 @@ fn who_has_the_name_now_is_not_written_to() {
 }
 
 #[test]
-fn a_status_that_is_not_known_yet_is_not_told() {
+fn a_status_that_is_not_known_yet_is_not_sent() {
     let mut wanted = desired(json!({}));
     wanted.status = Box::default();
     assert_eq!(for_api(&wanted, &copy(json!({"phase": "Running"}))), Decision::Nothing);
@@ -135,7 +135,7 @@ fn the_end_first_the_deletion_second() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_minor() {
+fn a_change_that_no_controller_waits_for_is_minor() {
     let condition = |kind: &str, status: &str, generation: i64| json!({"type": kind, "status": status, "observedGeneration": generation});
     let old = json!({"phase": "Running", "observedGeneration": 1,
         "conditions": [condition("PodReadyToStartContainers", "False", 1), condition("Ready", "True", 1)]});
@@ -197,7 +197,7 @@ fn a_mirror_pod_is_made_renewed_and_written() {
 }
 
 #[test]
-fn a_static_pod_on_its_way_out_gets_no_new_mirror_but_its_end_is_told() {
+fn a_terminating_static_pod_gets_no_new_mirror_and_its_last_status_is_sent() {
     let owner = Owner { name: "n".into(), uid: "nu".into() };
     let leaving = Desired { live: false, containers_may_run: false, may_delete: true, ..static_pod() };
     assert_eq!(decide(&leaving, around(None, Some(&owner))), Decision::Nothing);

@@ -140,7 +140,7 @@ fn container_statuses_are_one_value() {
 }
 
 #[test]
-fn an_order_alone_is_told_apart() {
+fn a_changed_order_alone_is_recognised() {
     let (a, b) = (json!({"type": "A", "status": "True"}), json!({"type": "B", "status": "True"}));
     let turned = diff(&map(json!({"conditions": [a, b]})), &map(json!({"conditions": [b, a]})));
     assert!(is_order_only(&turned) && !turned.is_empty());

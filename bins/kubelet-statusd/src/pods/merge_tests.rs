@@ -41,7 +41,7 @@ fn what_others_write_stays() {
 }
 
 #[test]
-fn a_static_pods_condition_keeps_the_time_that_was_told() {
+fn a_static_pods_condition_keeps_its_transition_time() {
     let old =
         json!({"phase": "Running", "conditions": [condition("Ready", "True"), condition("Initialized", "False")]});
     let mut later = [condition("Ready", "True"), condition("Initialized", "True")];

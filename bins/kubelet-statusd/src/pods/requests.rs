@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pods_uid_is_a_conflict_however_it_is_said() {
+    fn another_pods_uid_is_a_conflict_in_every_form_of_the_answer() {
         let invalid = |fields: &[&str]| {
             let causes: Vec<Value> = fields
                 .iter()

@@ -130,7 +130,7 @@ fn of_many_changes_the_newest_is_written_and_one_at_a_time() {
 }
 
 #[test]
-fn eight_at_once_and_a_slow_one_holds_up_nobody() {
+fn eight_patches_at_once_and_a_slow_one_holds_up_no_other() {
     let mut desk = Desk::new();
     for i in 0..20 {
         desk.tell(pod(&format!("p{i:02}"), "Running", object(&format!("p{i:02}"), 5, "Pending")));
@@ -188,7 +188,7 @@ fn a_refused_wish_does_not_hold_up_another() {
 }
 
 #[test]
-fn while_nobody_answers_one_request_probes() {
+fn one_patch_probes_a_server_that_does_not_answer() {
     let mut desk = Desk::new();
     for name in ["a", "b", "c"] {
         desk.tell(pod(name, "Running", object(name, 5, "Pending")));

@@ -81,7 +81,7 @@ fn as_upstream_writes_it() {
 }
 
 #[test]
-fn what_is_unknown_is_absent_and_said() {
+fn an_unknown_value_is_absent_and_the_scrape_error_is_set() {
     assert_eq!(text(None).lines().last(), Some("resource_scrape_error 1"));
     let no_memory = pod("p", vec![ContainerStats { memory: None, ..container("c", 1, 1) }]);
     let unknown = text(Some(&(NodeStats { pods_known: false, ..node() }, vec![no_memory])));

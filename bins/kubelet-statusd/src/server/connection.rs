@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stall_that_wakes_nobody_is_seen_all_the_same() {
+    async fn a_stalled_connection_is_found_without_a_wake_up() {
         let (slot, limits, mut served) = at_work();
         let mut work = slot.activity().begin();
         let given = async {

@@ -134,7 +134,7 @@ fn time() {
 }
 
 #[test]
-fn many_idle_connections_keep_nobody_out() {
+fn many_idle_connections_keep_no_client_out() {
     let (world, admin) = limited(|limits| limits.connections = 64);
     let idle: Vec<Connection> = (0..64).map(|_| open(&world, &admin)).collect();
     let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(world.address).unwrap()).collect();
@@ -184,7 +184,7 @@ fn hold_as(world: &World, who: &Credential) -> Connection {
 }
 
 #[test]
-fn strangers_that_take_nothing_keep_nobody_out() {
+fn strangers_that_do_not_read_keep_no_client_out() {
     let (world, admin) = limited(|limits| limits.connections = 64);
     let mut known = open(&world, &admin);
     let ask = |known: &mut Connection| {

@@ -72,7 +72,7 @@ fn the_pair_changes_while_it_runs() {
 }
 
 #[test]
-fn who_does_not_speak_tls_is_told() {
+fn a_client_without_tls_gets_a_plain_answer() {
     let world = start(Plan::default(), |_| {});
     let mut plain = std::net::TcpStream::connect(world.address).unwrap();
     plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();

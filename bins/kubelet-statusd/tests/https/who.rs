@@ -139,7 +139,7 @@ fn tokens() {
 }
 
 #[test]
-fn an_api_server_that_is_away_lets_nobody_in_and_remembered_tokens_stay_good() {
+fn without_the_api_server_no_new_token_is_accepted_and_cached_ones_are() {
     let world = start(with_tokens(), |_| {});
     assert_eq!(world.get(&token("good"), "/x").0, 404);
     world.api.as_ref().unwrap().stop();
@@ -162,7 +162,7 @@ fn one_question_for_many_requests_with_one_token() {
 }
 
 #[test]
-fn without_a_gate_nobody_is_let_in() {
+fn without_a_gate_no_request_is_accepted() {
     let world = start(Plan { gate: false, ..Plan::default() }, |_| {});
     for who in [world.ca.client("admin"), Credential::Nothing] {
         for path in ["/pods", "/healthz/ping", "/metrics"] {
@@ -195,7 +195,7 @@ impl Drop for Stops<'_> {
 }
 
 #[test]
-fn a_flood_of_tokens_keeps_nobody_out_who_is_known() {
+fn a_flood_of_tokens_keeps_no_authenticated_user_out() {
     let mut plan = with_tokens();
     plan.api.tokens.push(StaticToken { token: "unheard".into(), user: User::new("admin", &[MASTERS]) });
     let world = start(plan, |config| {

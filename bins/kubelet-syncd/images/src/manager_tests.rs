@@ -262,7 +262,7 @@ impl Credentials for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_credentials_holds_up_nobody() {
+async fn a_pull_that_waits_for_credentials_holds_up_no_other() {
     let bench = Bench::new(Registry::default(), PullLimits::default());
     let (uid, annotations) = (PodUid::parse("u").unwrap(), BTreeMap::new());
     let request = ImageRequest {
@@ -371,7 +371,7 @@ async fn an_image_is_theirs_who_could_pull_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_that_was_cut_off_gives_nobody_the_image() {
+async fn a_cancelled_pull_gives_no_pod_the_image() {
     let mut node = Checked::new(Policy::NeverVerifyPreloadedImages, &[]);
     let cut =
         tokio::time::timeout(Duration::from_millis(10), node.pod(Some(("a", "p")), PullPolicy::IfNotPresent)).await;

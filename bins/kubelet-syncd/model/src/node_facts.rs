@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_change_for_whoever_asks_next() {
+    fn changed_addresses_are_in_the_next_facts() {
         let shared = SharedFacts::new(NodeFacts::new(HostFacts::default()));
         let (before, ips) = (shared.get(), vec!["10.0.0.1".parse::<IpAddr>().unwrap()]);
         assert!(shared.set_host_ips(ips.clone()) && !shared.set_host_ips(ips.clone()));

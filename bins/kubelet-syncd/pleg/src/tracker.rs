@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_audit_counts_what_no_event_told() {
+    async fn the_audit_counts_changes_without_an_event() {
         let (mut tracker, u, mut now) = running();
         now += Duration::from_secs(60);
         let listed = HashMap::from([(u.clone(), states(&[("c", PlegState::Exited)]))]);

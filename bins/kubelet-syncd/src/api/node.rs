@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_host_is_asked_while_nobody_else_names_its_addresses() {
+    async fn addresses_of_the_host_are_used_until_the_node_has_some() {
         use kubelet_model::node_facts::{HostFacts, NodeFacts};
         let mut config = NodeConfig::for_tests(std::path::Path::new("/nowhere"));
         // A name that is an address needs no resolver.

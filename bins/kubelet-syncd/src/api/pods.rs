@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_relist_tells_what_is_gone_and_a_failure_nothing() {
+    async fn a_relist_removes_pods_that_are_gone_and_a_failed_one_none() {
         let mut world = world();
         world.changes.send(Change::Failed("refused".into())).unwrap();
         let first = vec![pod("1", "a", "n", None), pod("2", "b", "n", None), pod("9", "z", "other", None)];

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_instance_tells_the_hash() {
+    fn the_hash_is_that_of_the_newest_instance() {
         let sandbox = |state: v1::PodSandboxState| v1::PodSandbox {
             id: "s".into(),
             metadata: Some(v1::PodSandboxMetadata {

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_of_events_is_told_what_it_missed() {
+    async fn a_slow_reader_of_events_gets_the_number_that_it_missed() {
         let api = api();
         let push = |message: String| api.events.push(api::Event { message, ..api::Event::default() });
         push("first".into());

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_api_server_can_hold_is_told_whole_and_what_is_larger_breaks_no_stream() {
+    fn a_pod_that_etcd_can_hold_is_streamed_whole_and_a_larger_one_breaks_no_stream() {
         let object = 1536 << 10;
         for (what, state, events, mirror, status) in [
             ("small", state(9000, 9000, 9000), 1, 9000, 9000),

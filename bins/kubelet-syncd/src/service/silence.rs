@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn when_what_is_said() {
+    fn a_silent_source_is_reported_once_a_period() {
         let mut said = LastReport::default();
         let seen = api::SourceState { seen: true, ..at(0.0) };
         let story = [

@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_a_pod_that_cannot_be_inspected() {
+    fn the_status_of_a_pod_that_cannot_be_inspected() {
         let uid = PodUid::parse("u").unwrap();
         let failed = |code| CacheError::Inspect {
             uid: uid.clone(),

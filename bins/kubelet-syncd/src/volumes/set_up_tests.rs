@@ -200,7 +200,7 @@ async fn what_is_missing_stops_only_its_own_volume() {
 }
 
 #[tokio::test]
-async fn nobody_who_is_away_has_failed() {
+async fn volumes_wait_for_a_process_that_is_away_without_an_event() {
     let w = world();
     w.objects.set_away(true);
     let away: Vec<bool> = errors(&w.set_up(&pod()).await).into_iter().map(|(_, transient)| transient).collect();

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn deeper_than_we_may_have_open_is_told_and_other_mounts_are_left() {
+    fn too_deep_a_tree_is_an_error_and_other_mounts_are_left() {
         if !is_root() {
             return;
         }

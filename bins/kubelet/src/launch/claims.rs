@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_told_who_was_first() {
+    fn the_second_claim_names_the_holder_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         let first = registry.claim(Subject::CgroupRoot("/a"), &Holder::me(Path::new("/r1"), "n1")).unwrap();

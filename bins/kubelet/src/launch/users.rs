@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journals_reader_is_nobody_else() {
+    fn the_user_of_the_journal_reader_is_its_own() {
         let block = Users::block(60706);
         assert_eq!(journal(block, ""), Some((60706, 60706)));
         assert!(![block.syncd, block.evictiond, block.statusd].contains(&60706));

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_units_overrule_is_told_with_its_directive() {
+    fn a_setting_that_a_unit_overrules_is_named_with_its_directive() {
         let mut config = NodeConfig::for_tests(Path::new("/t"));
         config.kubelet.oom_score_adj = None;
         assert!(overruled(&config).is_empty(), "{:?}", overruled(&config));

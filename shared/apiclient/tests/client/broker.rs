@@ -81,7 +81,7 @@ fn open(folder: &Path, request: &BrokerRequest) -> Result<Option<OwnedFd>, Statu
 }
 
 #[tokio::test]
-async fn descriptors_and_told_changes() {
+async fn the_broker_gives_descriptors_and_announces_changes() {
     let server = Server::plain(|_| answer(200, r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#)).await;
     let folder = tempfile::tempdir().unwrap();
     let uid = bulkhead_sys::process::PrivilegeReport::read().unwrap().uid;

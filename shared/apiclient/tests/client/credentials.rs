@@ -163,7 +163,7 @@ async fn a_refused_credential_is_looked_at_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_untold_change_is_found_within_a_minute() {
+async fn a_change_without_an_announcement_is_found_within_a_minute() {
     let source = MemorySource::for_server("http://127.0.0.1:1");
     let api = ApiClient::start_with("kubelet-syncd", world::config().into(), Arc::new(Untold(source.clone())));
     assert_eq!(api.ready().await, "http://127.0.0.1:1");

@@ -172,7 +172,7 @@ async fn a_broken_connection_costs_a_read_one_more_try_and_a_write_its_answer() 
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_at_once() {
+async fn a_refused_connection_is_an_error_at_once() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let source = MemorySource::for_server(&format!("http://{}", listener.local_addr().unwrap()));
     drop(listener);

@@ -343,7 +343,7 @@ async fn a_server_that_is_back_is_asked_by_all_watches_at_once() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_and_survived() {
+async fn a_refused_watch_is_logged_and_tried_again() {
     let mut dialogue = Dialogue::start().await;
     let api = dialogue.client();
     let mut watch = pods(&api);
@@ -362,7 +362,7 @@ async fn refusals_are_told_and_survived() {
 }
 
 #[tokio::test]
-async fn broken_events_are_told_and_nothing_is_passed_over() {
+async fn a_broken_event_is_an_error_and_the_watch_lists_again() {
     let mut dialogue = Dialogue::start().await;
     let api = dialogue.client();
     let mut watch = pods(&api);

@@ -81,7 +81,7 @@ mod tests {
     use crate::flags::parse;
 
     #[test]
-    fn what_was_said_is_shown() {
+    fn flags_that_were_set_are_shown() {
         let mut settings = Settings::default();
         let words = "--v=3 --root-dir /r --node-labels=b=2,a=1 --anonymous-auth=false --cluster-dns 10.0.0.1,10.0.0.2 \
                      --register-with-taints=k=v:NoSchedule,x:NoExecute --manifest-url-header=Secret:token \

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_told_too() {
+    fn a_lower_value_is_marked_too() {
         let now = [0.5, 0.9, 0.8].map(|start| measured(start, 2.0));
         let compared = compare(&now.into_iter().flat_map(|now| [measured(1.0, 2.0), now]).collect::<Vec<_>>());
         assert_eq!(compared[2].verdict(), "less");

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_more_than_half_of_what_the_others_leave() {
+    fn a_client_gets_at_most_half_of_what_the_others_leave() {
         let shares = Shares::new(64);
         let source = |last: u8| Source::from(std::net::SocketAddr::from(([192, 0, 2, last], 1)));
         let all_of = |last: u8| std::iter::from_fn(|| shares.take(source(last))).collect::<Vec<_>>();

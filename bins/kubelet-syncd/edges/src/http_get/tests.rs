@@ -218,7 +218,7 @@ async fn tls_server(answers: Vec<Answering>) -> (Server, Arc<Mutex<Vec<Option<St
 }
 
 #[tokio::test]
-async fn tls_of_whoever_answers() {
+async fn an_https_probe_accepts_any_certificate() {
     let (server, names) = tls_server(vec![ok("one"), ok("two")]).await;
     let plain = Get { https: true, ..request(server.port) };
     assert_eq!(get(&plain, LONG).await.unwrap().body, b"one");

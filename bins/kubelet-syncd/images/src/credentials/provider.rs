@@ -274,7 +274,7 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_told_without_secrets() {
+    async fn errors_of_a_credential_provider_quote_no_secret() {
         let folder = tempfile::tempdir().unwrap();
         let token = ServiceAccountToken {
             token: "hunter2".into(),

@@ -102,7 +102,7 @@ async fn a_server_of_another_library_is_understood() {
 }
 
 #[tokio::test]
-async fn nobody_there_or_somebody_else() {
+async fn a_refused_connection_or_another_protocol() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let expected = |port: u16| {
         format!("timeout: failed to connect service \"127.0.0.1:{port}\" within 1s: context deadline exceeded")

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_and_keeps_its_generation() {
+    fn a_failure_is_reported_once_and_keeps_its_generation() {
         let mut c = ResizeConditions::default();
         c.start(2, at(1));
         assert_eq!(c.fail("no", 5, at(2)), Some(2));

@@ -120,7 +120,7 @@ async fn whole_seconds_of_pre_stop_are_gone_from_the_grace_period() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_pre_stop_is_told_once_and_stops_nothing() {
+async fn a_failed_pre_stop_hook_is_one_event_and_the_container_is_stopped() {
     for (command, calls) in [
         (["exit", "1"], ["ExecSync a-id exit 1", "StopContainer a-id 10"]),
         (["sleep", "99"], ["ExecSync a-id sleep 99", "StopContainer a-id 2"]),

@@ -136,7 +136,7 @@ async fn a_sandbox_that_cannot_be_made() {
 }
 
 #[tokio::test]
-async fn volnetd_away_is_nobodys_fault() {
+async fn volnetd_away_is_a_transient_error() {
     let w = world();
     w.fake.log().volnetd_away = true;
     let result = w.sync(&simple(&["a"]), &RuntimePod::default()).await;

@@ -95,7 +95,7 @@ fn simple(policy: &str) -> serde_json::Value {
 }
 
 #[test]
-fn who_a_container_runs_as_is_told_where_the_runtime_says_it() {
+fn the_user_of_a_container_is_shown_where_the_runtime_reports_it() {
     let mut w = world(serde_json::json!({"initContainers": [{"name": "first", "image": "i"}],
         "containers": [{"name": "main", "image": "i"}], "ephemeralContainers": [{"name": "debug", "image": "i"}]}));
     w.sandbox();
@@ -193,7 +193,7 @@ fn life_of_a_plain_pod() {
 }
 
 #[test]
-fn an_end_that_the_runtime_has_forgotten_stays_as_it_was_told() {
+fn a_termination_that_the_runtime_has_forgotten_stays_in_the_status() {
     let mut w = world(simple("Never"));
     w.sandbox();
     w.container("main", RunState::Exited, 0);
@@ -465,7 +465,7 @@ fn after_a_restart_the_api_servers_copy_goes_on() {
 }
 
 #[test]
-fn what_a_container_left_is_not_unsaid_by_a_restart() {
+fn a_termination_message_stays_after_a_restart() {
     let mut w = world(simple("Never"));
     w.sandbox();
     w.container("main", RunState::Exited, 5);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_word_first_then_what_was_given_then_what_was_told() {
+    fn resources_of_the_runtime_come_first_then_actuated_then_reported_ones() {
         let granted =
             container(json!({"limits": {"cpu": "2", "memory": "2Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}));
         let old =

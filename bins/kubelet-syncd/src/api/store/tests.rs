@@ -309,7 +309,7 @@ async fn idle_watches_end_and_begin_again_but_those_of_volumes_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asked_too_early_is_told_when_there_is_an_answer() {
+async fn a_get_that_failed_is_followed_by_a_change() {
     let mut world = world(Strategy::Watch);
     world.fake.away(true);
     world.register("p", &[("a", false)]);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_over_its_budget_is_told() {
+    fn a_ratio_over_its_budget_is_marked() {
         assert_eq!(Row::new("x", Some(1.0), 1.2, "s").budget(1.15).within(), Some(false));
         assert_eq!(Row::new("x", None, 0.5, "%").budget(1.0).within(), Some(true));
         assert_eq!(Row::new("x", Some(1.0), 1.2, "s").within(), None);
