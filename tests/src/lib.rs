@@ -3,7 +3,6 @@
 pub mod api_record;
 pub mod channels;
 pub mod checklist;
-pub mod cluster;
 pub mod followers;
 pub mod golden;
 pub mod guide;
@@ -18,7 +17,6 @@ pub mod mixed;
 pub mod moments;
 pub mod registry;
 pub mod scrape;
-pub mod shown;
 pub mod upstream;
 pub mod websocket;
 

@@ -16,12 +16,11 @@ use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::cluster::kubeconfig;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
-use bulkhead_tests::cluster::{condition, is_no_storm, never_stirred, one_life, pod, process_of, wait_ready};
 use bulkhead_tests::followers::Followers;
+use bulkhead_tests::joined::{NODE, condition, is_no_storm, never_stirred, one_life, pod, process_of, wait_ready};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-const NODE: &str = "alpha";
 const USER: &str = "system:node:alpha";
 const REQUESTS: &str = "certificatesigningrequests";
 

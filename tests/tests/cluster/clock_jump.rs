@@ -12,13 +12,12 @@ use anyhow::{Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::{LONG, Lab, Node, Pod, build, eventually, machine};
-use bulkhead_tests::cluster::{
-    NAMESPACE, condition, ends_on_sign, give_sign, idle, never_stirred, one_life, wait_ready,
+use bulkhead_tests::joined::{
+    NAMESPACE, NODE, condition, ends_on_sign, give_sign, idle, never_stirred, one_life, wait_ready,
 };
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-const NODE: &str = "alpha";
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 /// Those of the daemons that read the time of day. kubelet-evictiond may open nothing outside of its fence.
 const JUMPING: [&str; 3] = ["kubelet-syncd", "kubelet-statusd", "kubelet-volnetd"];

@@ -12,13 +12,12 @@ use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually, leaks};
-use bulkhead_tests::cluster::{
-    NAMESPACE, ends_on_sign, give_sign, idle, never_back, never_back_but_times, never_stirred, pod, wait_ready,
+use bulkhead_tests::joined::{
+    NAMESPACE, NODE, ends_on_sign, give_sign, idle, never_back, never_back_but_times, never_stirred, pod, wait_ready,
 };
 use bulkhead_tests::{Dice, lab};
 use serde_json::{Value, json};
 
-const NODE: &str = "alpha";
 /// Static pods of the test without a server.
 const STATIC: usize = 4;
 

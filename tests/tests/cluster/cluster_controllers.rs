@@ -11,8 +11,8 @@ use bulkhead_testkit::https::Https;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, eventually, image};
 use bulkhead_tests::history::{condition, readiness};
+use bulkhead_tests::joined::{NODE, events, is_true, wait_node, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, events, is_true, wait_node, wait_ready};
 use serde_json::{Value, json};
 
 const OTHER: &str = "beta";

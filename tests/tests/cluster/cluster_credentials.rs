@@ -12,11 +12,10 @@ use bulkhead_testkit::apiserver::{Config, StaticToken};
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::cluster::kubeconfig;
 use bulkhead_testkit::{Cluster, Pod};
-use bulkhead_tests::cluster::{condition, is_no_storm, never_stirred, one_life, wait_ready};
+use bulkhead_tests::joined::{NODE, condition, is_no_storm, never_stirred, one_life, wait_ready};
 use bulkhead_tests::lab;
 use serde_json::json;
 
-const NODE: &str = "alpha";
 const USER: &str = "system:node:alpha";
 
 /// The node's kubeconfig and the files that it may name.

@@ -12,14 +12,13 @@ use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::wait::holds_for;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually, machine};
-use bulkhead_tests::cluster::{
-    NAMESPACE, condition, ends_on_sign, give_sign, idle, is_list, is_no_storm, never_back, never_back_but_times,
+use bulkhead_tests::joined::{
+    NAMESPACE, NODE, condition, ends_on_sign, give_sign, idle, is_list, is_no_storm, never_back, never_back_but_times,
     never_stirred, one_life, pod, reasons, wait_ready,
 };
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-const NODE: &str = "alpha";
 /// `kubeAPIQPS` and `kubeAPIBurst`: low, so that a storm of requests would show.
 const QPS: usize = 10;
 const BURST: usize = 20;

@@ -5,8 +5,8 @@ use bulkhead_ipc::syncd::{PodState, WorkerState};
 use bulkhead_testkit::apiserver::{Config, resources};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually, leaks};
 use bulkhead_tests::history::{condition, pod_only_advances, readiness};
+use bulkhead_tests::joined::{NODE, create, events, is_true, main_of, wait_event, wait_events, wait_phase, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, is_true, main_of, wait_event, wait_events, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 /// A node that has joined; with a DNS server, whose lack would be told of every pod.

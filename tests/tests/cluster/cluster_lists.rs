@@ -9,11 +9,10 @@ use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::cluster::Storage;
 use bulkhead_testkit::{IDLE, LONG, Node, eventually};
-use bulkhead_tests::cluster::{NAMESPACE, condition, idle, pod, process_of, wait_ready};
+use bulkhead_tests::joined::{NAMESPACE, NODE, condition, idle, pod, process_of, wait_ready};
 use bulkhead_tests::lab;
 use serde_json::json;
 
-const NODE: &str = "alpha";
 const READ_ONLY: u16 = 10255;
 const SILENT: &str = "bulkhead_pod_source_silent_seconds{source=\"api\"}";
 

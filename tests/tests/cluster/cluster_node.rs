@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::request_log::Record;
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances, readiness, values_of};
+use bulkhead_tests::joined::{Member, NODE, create, events, main_of, wait_event, wait_node, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_node, wait_ready};
 use serde_json::{Value, json};
 
 /// Writes after request `mark`, without renewals of the lease.
@@ -257,8 +257,7 @@ fn is_undisturbed(cluster: &Cluster, pod: &Value) -> Result<()> {
 #[test]
 fn ready_follows_the_runtime_and_syncd() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node)?;
     wait_node(&cluster, "True")?;
     create(&cluster, Pod::idle("calm"))?;
     let calm = wait_ready(&cluster, "calm")?;

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Cluster, IDLE, Lab, Node};
+use bulkhead_tests::joined::{Member, NODE};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-/// Part of the pods' names, as it is of those of static pods: so one way of asking does for both.
-const NODE: &str = "alpha";
 /// Does not mind being asked to end.
 const STUBBORN: &str = "trap '' TERM; while true; do sleep 1; done";
 
+/// The node's name is part of the pods' names, as it is of those of static pods: so one way of asking does for both.
 fn pod(name: &str, node: &Node, script: &str, spec: &Value) -> Value {
     let container = json!({"name": "main", "image": node.image(), "command": ["sh", "-c", script]});
     let mut all = json!({"nodeName": NODE, "terminationGracePeriodSeconds": 2, "containers": [container]});
@@ -22,8 +22,7 @@ fn pod(name: &str, node: &Node, script: &str, spec: &Value) -> Value {
 }
 
 fn world(lab: &Lab) -> Result<(Cluster, Node)> {
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, node } = Member::start(lab, &[], |node| node)?;
     Ok((cluster, node))
 }
 
@@ -154,8 +153,7 @@ fn a_name_can_be_used_again_while_the_old_pod_still_ends() -> Result<()> {
 #[test]
 fn pods_that_are_over_or_elsewhere_are_not_run() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, mut node } = Member::start(&lab, &[], |node| node)?;
     node.stop()?;
     cluster.create(&pod("over", &node, IDLE, &json!({})))?;
     cluster.patch_status(

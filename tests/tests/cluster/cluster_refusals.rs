@@ -4,8 +4,10 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{LONG, Pod, Release, eventually};
 use bulkhead_tests::history::pod_only_advances;
+use bulkhead_tests::joined::{
+    Member, NODE, create, main_of, wait_event, wait_events, wait_node, wait_phase, wait_ready,
+};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, main_of, wait_event, wait_events, wait_node, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 const REJECTED: &str = "Pod was rejected: ";
@@ -13,8 +15,7 @@ const REJECTED: &str = "Pod was rejected: ";
 #[test]
 fn each_refusal_has_its_reason_message_and_event() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     wait_node(&cluster, "True")?;
     cluster.kubectl(&["taint", "node", NODE, "gone=bad:NoExecute", "later=bad:NoSchedule"])?;
     eventually("syncd has seen the taint", LONG, || {
@@ -138,8 +139,7 @@ fn a_pod_with_devices_waits_and_says_for_what() -> Result<()> {
 #[test]
 fn a_restart_looks_at_pods_anew() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let mut node = lab.node(NODE).joins(&cluster)?.config("maxPods", json!(3)).start()?;
+    let Member { cluster, mut node } = Member::start(&lab, &[], |node| node.config("maxPods", json!(3)))?;
     let first = wait_node(&cluster, "True")?;
     ensure!(first["status"]["capacity"]["pods"] == "3", "{:#}", first["status"]);
     cluster.kubectl(&["label", "node", NODE, "disk=ssd"])?;

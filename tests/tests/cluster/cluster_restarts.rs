@@ -5,8 +5,8 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::{Cluster, LONG, Node, Pod, eventually};
 use bulkhead_tests::history::{pod_only_advances, readiness, values_of};
+use bulkhead_tests::joined::{Member, NODE, create, events, main_of, wait_event, wait_phase, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 /// Ends on request, so that the test says when a restart happens.
@@ -48,8 +48,8 @@ fn settle(cluster: &Cluster, node: &mut Node, round: usize) -> Result<()> {
 #[test]
 fn reported_statuses_never_go_back() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let mut node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    let Member { cluster, mut node } =
+        Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     node.write(&Pod::idle("mirrored"))?;
     let mirrored = node.pod_name("mirrored");
     create(&cluster, Pod::idle("calm"))?;

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances};
+use bulkhead_tests::joined::{Member, NODE, is_true, main_of, wait_event, wait_node, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, is_true, main_of, wait_event, wait_node, wait_ready};
 use serde_json::{Value, json};
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -19,8 +19,7 @@ fn wait_other(cluster: &Cluster, name: &str, former: &Value) -> Result<Value> {
 #[test]
 fn mirror_pods_follow_their_static_pods() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, mut node } = Member::start(&lab, &[], |node| node)?;
     node.write(&Pod::idle("web"))?;
     let name = node.pod_name("web");
     let mirror = wait_ready(&cluster, &name)?;

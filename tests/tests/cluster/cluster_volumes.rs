@@ -2,12 +2,11 @@
 
 use anyhow::{Result, ensure};
 use bulkhead_testkit::{IDLE, LONG, Node, eventually};
+use bulkhead_tests::joined::{Member, NODE};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
 /// The node's name is part of the pods' names, as it is of those of static pods: so one way of asking does for both.
-const NODE: &str = "alpha";
-
 fn pod(name: &str, node: &Node, script: &str, volumes: &Value, mut container: Value) -> Value {
     container["name"] = json!("main");
     container["image"] = json!(node.image());
@@ -74,8 +73,7 @@ fn files_and_variables_come_from_the_cluster_and_files_follow_changes() -> Resul
 #[test]
 fn a_pod_waits_for_what_it_names_and_starts_when_that_appears() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node)?;
     let volumes = json!([{"name": "v", "configMap": {"name": "late"}}]);
     let container = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
     let script = format!("echo $(cat /v/k); {IDLE}");

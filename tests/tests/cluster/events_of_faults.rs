@@ -6,8 +6,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::Pod;
 use bulkhead_tests::golden::Proxy;
+use bulkhead_tests::joined::{Member, NODE, create, main_of, wait_event, wait_node, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, main_of, wait_event, wait_node, wait_ready};
 use serde_json::json;
 
 /// A runtime that lists a pod's container and fails over its status.
@@ -15,8 +15,8 @@ use serde_json::json;
 fn a_pod_that_the_runtime_cannot_describe_says_so() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let proxy = Proxy::start(&lab.folder().join("faulty.sock"), &lab.containerd().socket())?;
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.config("containerRuntimeEndpoint", json!(proxy.endpoint())).start()?;
+    let Member { cluster, node } =
+        Member::start(&lab, &[], |node| node.config("containerRuntimeEndpoint", json!(proxy.endpoint())))?;
     wait_node(&cluster, "True")?;
     create(&cluster, Pod::idle("obscure"))?;
     let before = wait_ready(&cluster, "obscure")?;
@@ -63,8 +63,7 @@ fn set(path: &Path, attribute: &str) -> Result<bool> {
 #[test]
 fn a_collection_that_fails_says_so() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
+    let Member { cluster, mut node } = Member::start(&lab, &[], |node| node)?;
     wait_node(&cluster, "True")?;
     node.stop()?;
     let folder = node.pod_logs().join("default_gone_0a1b2c3d-0000-4000-8000-000000000000");

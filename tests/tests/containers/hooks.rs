@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, Pod, agnhost, eventually};
 use bulkhead_tests::history::pod_only_advances;
+use bulkhead_tests::joined::{NODE, create, events, main_of, wait_event, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_ready};
 use serde_json::{Value, json};
 
 /// A node of a cluster, and a folder that its pods see as `/w`.

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, Pod, agnhost, eventually, processes};
-use bulkhead_tests::cluster::{is_ready, never_back};
 use bulkhead_tests::history::{condition, pod_only_advances};
+use bulkhead_tests::joined::{NODE, create, events, is_ready, is_true, main_of, never_back, wait_event, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, is_true, main_of, wait_event, wait_ready};
 use serde_json::{Value, json};
 
 /// A node of a cluster, and a folder that its pods see as `/w`.

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Lab, cgroups, eventually};
-use bulkhead_tests::cluster::NAMESPACE;
-use bulkhead_tests::joined::{Member, NODE};
+use bulkhead_tests::joined::{Member, NAMESPACE, NODE};
 use bulkhead_tests::lab;
 use bulkhead_types::cpu;
 use serde_json::{Value, json};

@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances};
+use bulkhead_tests::joined::{Member, create, events, main_of, wait_event, wait_phase, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, events, main_of, wait_event, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 /// Runs once.
@@ -18,8 +18,7 @@ fn once(name: &str, script: &str) -> Pod {
 #[test]
 fn what_containers_say_at_their_end() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     let fallback = |pod: Pod| pod.container_field("terminationMessagePolicy", json!("FallbackToLogsOnError"));
     let long = "i=0; while [ $i -lt 500 ]; do echo 0123456789; i=$((i+1)); done";
     let pods = [
@@ -74,8 +73,7 @@ fn what_containers_say_at_their_end() -> Result<()> {
 #[test]
 fn why_containers_end_or_do_not_start() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     let missing = |name: &str| Pod::busybox(name, "").container_field("command", json!(["/nowhere"]));
     let limits = json!({"limits": {"memory": "24Mi"}});
     let hog = "exec tail -f /dev/zero";
@@ -120,8 +118,7 @@ fn why_containers_end_or_do_not_start() -> Result<()> {
 #[test]
 fn pods_end_by_their_deadline_and_while_they_begin() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.config("clusterDNS", json!(["10.96.0.10"])).start()?;
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     // A registry that takes connections and never says anything.
     let mute = TcpListener::bind((lab.netns().gateway(), 0))?;
     let image = format!("{}/mute:1", mute.local_addr()?);

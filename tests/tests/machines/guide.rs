@@ -11,7 +11,7 @@ use bulkhead_testkit::systemd::Machine;
 use bulkhead_testkit::{Pod, SHORT, build, eventually};
 use bulkhead_tests::guide::Guide;
 use bulkhead_tests::installed::{self, apt, processes, wait_pod};
-use bulkhead_tests::shown::{create, wait_node, wait_ready};
+use bulkhead_tests::joined::{create, wait_node, wait_ready};
 use bulkhead_tests::systemd_machine;
 
 /// The Kubernetes package of the kubelet, as far as it meets ours.

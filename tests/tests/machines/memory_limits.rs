@@ -9,8 +9,8 @@ use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::systemd::{Machine, SERVICES};
 use bulkhead_testkit::{Cluster, LONG, Pod, build, eventually};
-use bulkhead_tests::cluster::{is_ready, never_stirred};
 use bulkhead_tests::history::condition;
+use bulkhead_tests::joined::{is_ready, never_stirred};
 use bulkhead_tests::systemd_machine;
 use serde_json::{Value, json};
 

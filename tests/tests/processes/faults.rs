@@ -2,9 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Pod, Release, eventually, processes};
-use bulkhead_tests::joined::Member;
+use bulkhead_tests::joined::{Member, create, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{create, wait_ready};
 use nix::sys::signal::Signal;
 
 #[test]

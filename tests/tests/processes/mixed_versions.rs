@@ -8,9 +8,8 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::systemd::{LIBEXEC, Machine, SERVICES};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, build, eventually};
 use bulkhead_tests::history::{pod_only_advances, values_of};
-use bulkhead_tests::joined::config_map;
+use bulkhead_tests::joined::{NODE, config_map, create, main_of, wait_phase, wait_ready};
 use bulkhead_tests::mixed::{self, Age, Mix};
-use bulkhead_tests::shown::{NODE, create, main_of, wait_phase, wait_ready};
 use bulkhead_tests::{lab, systemd_machine};
 use serde_json::{Value, json};
 

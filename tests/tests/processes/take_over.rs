@@ -270,12 +270,12 @@ fn pods_do_not_notice_who_the_kubelet_is() -> Result<()> {
         pod["metadata"] = json!({"name": format!("{name}-ours"), "namespace": NAMESPACE});
         pod["status"] = Value::Null;
         world.cluster.create(&pod)?;
-        let ready = |pod: &Value| bulkhead_tests::shown::is_true(pod, "Ready");
+        let ready = |pod: &Value| bulkhead_tests::joined::is_true(pod, "Ready");
         world.cluster.wait_for("pods", NAMESPACE, &format!("{name}-ours"), "it is ready", ready)?;
     }
     world.node.write(&Pod::idle("ours"))?;
     let ours = world.node.wait_running("ours", 1)?;
-    bulkhead_tests::shown::wait_ready(&world.cluster, &world.node.pod_name("ours"))?;
+    bulkhead_tests::joined::wait_ready(&world.cluster, &world.node.pod_name("ours"))?;
 
     // The way back: the uids that are not upstream's own hash are written into their manifests, and nobody notices.
     let running = world.node.fingerprint()?;

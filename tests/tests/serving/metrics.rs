@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_tests::joined::{NODE, create, wait_phase, wait_ready};
 use bulkhead_tests::lab;
 use bulkhead_tests::metric_families::differences;
 use bulkhead_tests::scrape::{Format, Scrape};
-use bulkhead_tests::shown::{NODE, create, wait_phase, wait_ready};
 use serde_json::json;
 
 const HOUR: Duration = Duration::from_secs(3600);

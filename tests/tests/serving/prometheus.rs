@@ -10,9 +10,8 @@ use bulkhead_testkit::apiserver::Grant;
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{Cluster, LONG, Lab, Pod, build, eventually};
-use bulkhead_tests::joined::Member;
+use bulkhead_tests::joined::{Member, NODE, create, wait_phase, wait_ready};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, wait_phase, wait_ready};
 use serde_json::{Value, json};
 
 /// What a monitoring stack scrapes of each node.

@@ -11,9 +11,9 @@ use bulkhead_testkit::cluster::client::{Answer, Credential};
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::processes::{signal, status_line};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
+use bulkhead_tests::joined::{NODE, create, wait_ready};
 use bulkhead_tests::journald::{self, Journal, reader_of};
 use bulkhead_tests::lab;
-use bulkhead_tests::shown::{NODE, create, wait_ready};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 

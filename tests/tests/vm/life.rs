@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use bulkhead_testkit::systemd::SERVICES;
 use bulkhead_testkit::vm::Vm;
-use bulkhead_tests::shown::is_true;
+use bulkhead_tests::joined::is_true;
 
 use crate::node::{NAMESPACE, Node, PODS, TREE, World, burstable, get};
 use crate::vsock;

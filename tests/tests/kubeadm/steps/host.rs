@@ -191,5 +191,5 @@ impl Host {
 
 /// Whether a Node is ready.
 pub fn is_ready(node: &Value) -> bool {
-    bulkhead_tests::shown::is_true(node, "Ready")
+    bulkhead_tests::joined::is_true(node, "Ready")
 }

@@ -6,7 +6,7 @@ use bulkhead_testkit::systemd::{KUBECONFIG, KUBELET_CONFIG};
 use bulkhead_testkit::{SHORT, eventually};
 use bulkhead_tests::checklist::Checklist;
 use bulkhead_tests::installed;
-use bulkhead_tests::shown::is_true;
+use bulkhead_tests::joined::is_true;
 use serde_json::{Value, json};
 
 use super::host::{CURRENT, DROP_IN, ENV_FILE, EXTRA, Host, is_ready};

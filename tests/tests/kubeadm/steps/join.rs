@@ -72,7 +72,7 @@ pub fn join(host: &Host, list: &mut Checklist) -> Result<()> {
                 .spec("tolerations", serde_json::json!([{"operator": "Exists"}]))
                 .value(),
         )?;
-        bulkhead_tests::shown::wait_ready(&host.cluster, "worker")?;
+        bulkhead_tests::joined::wait_ready(&host.cluster, "worker")?;
         let before = machine.fingerprint()?;
         let lease = host.cluster.get("leases", "kube-node-lease", name)?;
         host.restart()?;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::systemd::{Machine, SERVICES, Unit};
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
-use bulkhead_tests::cluster::{NAMESPACE, condition, is_ready, wait_ready};
+use bulkhead_tests::joined::{NAMESPACE, condition, is_ready, wait_ready};
 use bulkhead_tests::moments::now;
 use serde_json::json;
 

@@ -219,7 +219,7 @@ impl Hosts {
                 address: text(&pod["status"]["podIP"]),
                 container: text(&container["containerID"]),
                 restarts: container["restartCount"].as_u64().unwrap_or_default(),
-                ready: container["ready"] == true && bulkhead_tests::shown::is_true(pod, "Ready"),
+                ready: container["ready"] == true && bulkhead_tests::joined::is_true(pod, "Ready"),
             }
         };
         Ok(items.iter().map(seen).collect())
@@ -242,7 +242,7 @@ impl Hosts {
     pub fn wait_control_plane(&self) -> Result<()> {
         eventually("the control plane is ready", LONG, || {
             for pod in self.control_plane()? {
-                let ready = bulkhead_tests::shown::is_true(&pod, "Ready");
+                let ready = bulkhead_tests::joined::is_true(&pod, "Ready");
                 ensure!(ready, "{}: {:#}", pod["metadata"]["name"], pod["status"]["containerStatuses"]);
             }
             Ok(())

@@ -175,7 +175,7 @@ fn wait_booted(hosts: &Hosts, machine: &Machine) -> Result<()> {
         let node = hosts.get(&["node", machine.hostname()])?;
         let told = &node["status"]["nodeInfo"]["bootID"];
         ensure!(told == boot.trim(), "boot {told}, not {boot}");
-        ensure!(bulkhead_tests::shown::is_true(&node, "Ready"), "{:#}", node["status"]["conditions"]);
+        ensure!(bulkhead_tests::joined::is_true(&node, "Ready"), "{:#}", node["status"]["conditions"]);
         Ok(())
     })
     .map_err(|error| error.context(hosts.last_words()))

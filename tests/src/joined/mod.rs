@@ -1,13 +1,34 @@
-//! A node that is a member of a cluster, and what can be asked of its pods: what the API server shows of them, the events
-//! about them, and what their containers see.
+//! A node that is a member of a cluster, in one vocabulary for all tests: [`Member`] is both, and its pods; the functions are
+//! for tests that keep cluster and node apart.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`pods`] | objects to create |
+//! | [`status`] | what the API server shows of node and pods |
+//! | [`events`] | the events about an object |
+//! | [`requests`] | the requests that the API server got |
+//! | [`versions`] | all versions that there were of a pod |
+
+pub mod events;
+pub mod pods;
+pub mod requests;
+pub mod status;
+pub mod versions;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, NodeBuilder, eventually};
 use serde_json::{Value, json};
 
-use crate::cluster::NAMESPACE;
-use crate::shown;
-pub use crate::shown::NODE;
+pub use events::{events, reasons, wait_event, wait_events};
+pub use pods::{config_map, create, ends_on_sign, give_sign, idle, pod, secret};
+pub use requests::{busiest, is_list, is_no_storm, process_of};
+pub use status::{condition, is_ready, is_true, main_of, wait_node, wait_phase, wait_ready, waiting};
+pub use versions::{never_back, never_back_but_times, never_stirred, one_life};
+
+/// The node of most tests.
+pub const NODE: &str = "alpha";
+/// The namespace of most tests.
+pub const NAMESPACE: &str = "default";
 
 /// See the module.
 #[derive(Debug)]
@@ -93,7 +114,7 @@ impl Member {
     /// # Errors
     /// As [`Member::wait`].
     pub fn wait_ready(&self, name: &str) -> Result<Value> {
-        shown::wait_ready(&self.cluster, name)
+        wait_ready(&self.cluster, name)
     }
 
     /// Waits until a container waits for `reason`; gives the message.
@@ -195,24 +216,4 @@ impl Member {
             Ok(())
         })
     }
-}
-
-/// Reason and message of a container that waits.
-pub fn waiting(pod: &Value, container: &str) -> Option<(String, String)> {
-    let lists = ["containerStatuses", "initContainerStatuses"];
-    let mut all = lists.iter().filter_map(|list| pod["status"][list].as_array()).flatten();
-    let waiting = &all.find(|one| one["name"] == container)?["state"]["waiting"];
-    let text = |field: &str| waiting[field].as_str().unwrap_or_default().to_owned();
-    waiting.is_object().then(|| (text("reason"), text("message")))
-}
-
-/// A configMap.
-pub fn config_map(name: &str, data: &Value) -> Value {
-    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data})
-}
-
-/// A secret of a type, its values in plain text.
-pub fn secret(name: &str, kind: &str, data: &Value) -> Value {
-    json!({"apiVersion": "v1", "kind": "Secret", "type": kind, "stringData": data,
-        "metadata": {"name": name, "namespace": NAMESPACE}})
 }

@@ -1,57 +1,8 @@
-//! What a cluster shows of one node, of the pods bound to it, and of the events about both.
+//! The events about an object.
 
-use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::{Cluster, LONG, Pod, SHORT, eventually};
-use serde_json::{Value, json};
-
-use crate::history::condition;
-
-/// The node of most tests.
-pub const NODE: &str = "alpha";
-
-/// Creates a pod that is bound to [`NODE`] already.
-///
-/// # Errors
-/// The server's refusal.
-pub fn create(cluster: &Cluster, pod: Pod) -> Result<Value> {
-    cluster.create(pod.spec("nodeName", json!(NODE)).value())
-}
-
-/// Waits until a pod in namespace `default` has a phase.
-///
-/// # Errors
-/// It had not in time.
-pub fn wait_phase(cluster: &Cluster, pod: &str, phase: &str) -> Result<Value> {
-    cluster.wait_for("pods", "default", pod, phase, |pod| pod["status"]["phase"] == phase)
-}
-
-/// Waits until a pod in namespace `default` is ready.
-///
-/// # Errors
-/// It was not in time.
-pub fn wait_ready(cluster: &Cluster, pod: &str) -> Result<Value> {
-    cluster.wait_for("pods", "default", pod, "it is ready", |pod| is_true(pod, "Ready"))
-}
-
-/// Whether a condition is true.
-pub fn is_true(object: &Value, kind: &str) -> bool {
-    condition(object, kind).is_ok_and(|one| one["status"] == "True")
-}
-
-/// Waits until the node's Ready condition has a status.
-///
-/// # Errors
-/// It had not in time.
-pub fn wait_node(cluster: &Cluster, status: &str) -> Result<Value> {
-    cluster.wait_for("nodes", "", NODE, &format!("Ready is {status}"), |node| {
-        condition(node, "Ready").is_ok_and(|one| one["status"] == status)
-    })
-}
-
-/// The first container's status.
-pub fn main_of(pod: &Value) -> &Value {
-    &pod["status"]["containerStatuses"][0]
-}
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::{Cluster, LONG, SHORT, eventually};
+use serde_json::Value;
 
 /// The node's events about an object (not a scheduler's or a controller's), sorted: `Type Reason fieldPath message (count)`.
 ///
@@ -99,4 +50,14 @@ pub fn wait_event(cluster: &Cluster, object: &Value, line: &str) -> Result<Strin
         let all = events(cluster, object)?;
         all.iter().find(|one| one.starts_with(line)).cloned().with_context(|| format!("no {line:?} in {all:#?}"))
     })
+}
+
+/// Reasons of the events about an object.
+///
+/// # Errors
+/// The server's refusal.
+pub fn reasons(cluster: &Cluster, uid: &str) -> Result<Vec<String>> {
+    let of_it = |event: &Value| event["involvedObject"]["uid"] == uid;
+    let reason = |event: Value| event["reason"].as_str().unwrap_or_default().to_owned();
+    Ok(cluster.list("events", None)?.into_iter().filter(of_it).map(reason).collect())
 }
