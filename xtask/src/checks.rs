@@ -16,6 +16,10 @@ use crate::{commits, runner, runtimes, versions};
 /// What is skipped where there is no clippy.
 const LINTS: &str = "lints";
 
+/// What is built for a run of all tests, programs and tests together, and with what only `demo --cluster` and `conformance` need
+/// of xtask: another set of features would be another build.
+pub const BUILD: &[&str] = &["--workspace", "--locked", "--features=xtask/cluster"];
+
 /// The cargo that runs us.
 pub fn cargo_program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
@@ -102,16 +106,21 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
         unbuilt(phases, Some(skips))?;
     }
     // One build of programs and tests together: apart, cargo would build the libraries twice, with other features.
-    cargo(&["build", "--workspace", "--all-targets", "--locked"])?;
+    let compiler = if no_checks { Vec::new() } else { lints::as_compiler() };
+    let build = [&["build", "--all-targets"], BUILD].concat();
+    cargo_with(&build, &compiler)?;
     phases.end("build");
     let programs = build::target_dir().join("debug");
-    let mut environment = vec![("BULKHEAD_BIN_DIR", programs.as_os_str()), (skip::VARIABLE, skips.as_os_str())];
+    let mut environment = compiler.clone();
+    environment.extend([("BULKHEAD_BIN_DIR", programs.as_os_str()), (skip::VARIABLE, skips.as_os_str())]);
     // Nodes need root. After the build of now, which has made what both versions are made of.
     let before = if machine::is_root() { versions::programs_for_tests()? } else { None };
     environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
     phases.end("the version before");
     let lints = match (no_checks, has("clippy")) {
         (true, _) => None,
+        // They were part of the build.
+        (false, true) if !compiler.is_empty() => None,
         (false, true) => Some(Lints::start()?),
         (false, false) => {
             skip_into(Some(skips), LINTS, Lack::Program("clippy"))?;
@@ -128,13 +137,13 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
     if has("nextest") {
         // Who names tests wants those and no lanes. All tests run whatever became of the lanes.
         let lanes = match rest.is_empty() && machine::is_root() {
-            true => runtimes::lanes(&environment, cargo_with),
+            true => runtimes::lanes(&environment),
             false => Ok(()),
         };
         phases.end("newer runtimes");
         return runner::run(rest, &environment, skips, &runtime, lints, phases).and(lanes);
     }
-    let mut arguments = vec!["test", "--workspace", "--locked", "--no-fail-fast"];
+    let mut arguments = [&["test", "--no-fail-fast"], BUILD].concat();
     arguments.extend(rest.iter().map(String::as_str));
     let done = cargo_with(&arguments, &environment).and(lints.map_or(Ok(()), Lints::finish));
     phases.end("tests");

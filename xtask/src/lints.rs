@@ -1,6 +1,8 @@
-//! Clippy beside the tests. Tests with a node wait more than they compute, and what they leave of the processors is enough for
-//! it: it runs in the idle class, so that no test has less than it would have alone.
+//! Clippy, in one of two ways. On a machine of CI, where everything is compiled once and from nothing, it is the compiler of the
+//! workspace's own crates, which it can be: the lints cost what they cost, and nothing is read twice. Elsewhere it runs beside
+//! the tests, in the idle class, so that no test has less than it would have alone, and what `cargo build` has made is used.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -14,6 +16,22 @@ use crate::checks::{cargo, cargo_program};
 const ARGUMENTS: &[&str] =
     &["clippy", "--workspace", "--all-targets", "--features=xtask/cluster", "--locked", "--", "-D", "warnings"];
 
+/// What makes clippy the compiler of a build's own crates, with warnings as errors; none where that is not wanted (`$CI`) or it
+/// is not there.
+pub fn as_compiler() -> Vec<(&'static str, &'static OsStr)> {
+    let is_there = || {
+        let mut command = Command::new(DRIVER);
+        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if std::env::var_os("CI").is_none() || !is_there() {
+        return Vec::new();
+    }
+    // As `cargo clippy` passes on what follows its `--`.
+    let arguments = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
+    vec![(build::COMPILER, OsStr::new(DRIVER)), ("CLIPPY_ARGS", OsStr::new(arguments))]
+}
+
 /// Runs it by itself.
 ///
 /// # Errors
@@ -21,6 +39,9 @@ const ARGUMENTS: &[&str] =
 pub fn now() -> Result<()> {
     cargo(ARGUMENTS)
 }
+
+/// Beside `cargo-clippy`.
+const DRIVER: &str = "clippy-driver";
 
 /// Clippy at work. Its target folder is its own: it would hold up every other cargo, each of which waits for the lock of its folder.
 #[derive(Debug)]

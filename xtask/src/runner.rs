@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bulkhead_testkit::{build, processes};
 
-use crate::checks::cargo_program;
+use crate::checks::{BUILD, cargo_program};
 use crate::lints::Lints;
 use crate::outcome::{Outcome, plain};
 use crate::phases::{Phases, minutes};
@@ -42,7 +42,7 @@ pub fn run(
     let _signals = interrupt::listen()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.max(LEAST_THREADS).to_string();
-    let mut arguments = vec!["nextest", "run", "--workspace", "--locked"];
+    let mut arguments = [&["nextest", "run"], BUILD].concat();
     if !rest.iter().any(|one| one.starts_with("--test-threads") || one.starts_with("-j") || one == "--no-capture") {
         arguments.extend(["--test-threads", &threads]);
     }

@@ -2,9 +2,14 @@
 //! All tests on one of them: `BULKHEAD_RUNTIME=2.1 cargo xtask test`.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 
-use anyhow::{Result, bail};
-use bulkhead_testkit::{Release, release};
+use anyhow::{Context as _, Result, bail};
+use bulkhead_testkit::{Release, build, release};
+
+use crate::checks::{BUILD, cargo_program};
 
 /// A pod's life straight over CRI and what is left behind, what the node makes of what the runtime says of itself, all
 /// recorded pods, and lives of pods in a cluster: as they should go, with init containers and sidecars, and as they fail.
@@ -24,27 +29,47 @@ pub fn chosen() -> Result<String> {
     Ok(Release::from_environment()?.programs(&|line| eprintln!("{line}"))?.versions())
 }
 
-/// Runs the lanes, before all tests, so that theirs is the last summary. Whoever has chosen a runtime gets that alone.
-/// `run`: the test runner.
+/// A lane at work, its output in a file: two at once would mix theirs.
+struct Lane {
+    versions: String,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Lane {
+    fn start(release: &Release, environment: &[(&str, &OsStr)]) -> Result<Self> {
+        let versions = release.programs(&|line| eprintln!("{line}"))?.versions();
+        let output = build::target_dir().join(format!("lane-{}.output", release.name()));
+        let file = File::create(&output).with_context(|| format!("creating {}", output.display()))?;
+        let arguments = [&["nextest", "run", "-E", LANE], BUILD].concat();
+        eprintln!("\n+ cargo {} (on {versions}; its output follows)", arguments.join(" "));
+        let mut command = Command::new(cargo_program());
+        command.current_dir(build::workspace_root()).args(arguments).envs(environment.iter().copied());
+        command.env(release::VARIABLE, release.name()).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        Ok(Self { versions, child: command.spawn().context("starting cargo")?, output })
+    }
+
+    /// Waits for its end and prints what it said; gives the versions of the runtime where a test failed.
+    fn finish(mut self) -> Result<Option<String>> {
+        let status = self.child.wait().context("waiting for cargo")?;
+        eprintln!("\ntests on {}\n{}", self.versions, std::fs::read_to_string(&self.output)?);
+        Ok((!status.success()).then_some(self.versions))
+    }
+}
+
+/// Runs the lanes, at once, before all tests, so that theirs is the last summary. Whoever has chosen a runtime gets that alone.
 ///
 /// # Errors
 /// The lanes that failed, when all have run.
-pub fn lanes(environment: &[(&str, &OsStr)], run: impl Fn(&[&str], &[(&str, &OsStr)]) -> Result<()>) -> Result<()> {
+pub fn lanes(environment: &[(&str, &OsStr)]) -> Result<()> {
     if std::env::var_os(release::VARIABLE).is_some() {
         eprintln!("\n{} is set: all tests run on that containerd, and no others", release::VARIABLE);
         return Ok(());
     }
-    let mut failed = Vec::new();
-    for release in [Release::V1_7, Release::V2_1] {
-        let programs = release.programs(&|line| eprintln!("{line}"))?;
-        eprintln!("\ntests on {}", programs.versions());
-        let mut environment = environment.to_vec();
-        environment.push((release::VARIABLE, OsStr::new(release.name())));
-        if let Err(error) = run(&["nextest", "run", "--workspace", "--locked", "-E", LANE], &environment) {
-            eprintln!("on {}: {error:#}", programs.versions());
-            failed.push(programs.versions());
-        }
-    }
+    let lanes: Vec<Result<Lane>> =
+        [Release::V1_7, Release::V2_1].iter().map(|release| Lane::start(release, environment)).collect();
+    let ended: Vec<Result<Option<String>>> = lanes.into_iter().map(|lane| lane.and_then(Lane::finish)).collect();
+    let failed: Vec<String> = ended.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     if !failed.is_empty() {
         bail!("tests failed on {}", failed.join(" and on "));
     }

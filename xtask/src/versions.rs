@@ -107,7 +107,7 @@ pub fn programs_to_measure(revision: &str, profile: &str) -> Result<PathBuf> {
         command.current_dir(&sources.0).args(["build", "--locked", "--workspace", "--profile", profile]);
         command.args(previous::programs().flat_map(|program| ["--bin", program]));
         command.env("CARGO_TARGET_DIR", &target);
-        build::forget_own_package(&mut command);
+        build::forget_own_build(&mut command);
         ensure!(command.status().context("starting cargo")?.success(), "{revision} does not build");
         let built = target.join(if profile == "dev" { "debug" } else { profile });
         put_in_place(&built, &sources.0, &folder)?;

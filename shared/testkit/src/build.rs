@@ -56,15 +56,19 @@ fn complete(directory: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// What cargo tells a test or an xtask about its own package must not reach the build of another one.
-pub fn forget_own_package(command: &mut Command) {
+/// What cargo tells a test or an xtask about its own package, and the compiler that it was built with, must not reach the build of
+/// another one.
+pub fn forget_own_build(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == COMPILER {
             command.env_remove(&name);
         }
     }
 }
+
+/// What compiles the crates of a workspace in rustc's place (the Cargo book, "Environment variables Cargo reads").
+pub const COMPILER: &str = "RUSTC_WORKSPACE_WRAPPER";
 
 /// Builds all programs with a cargo profile, cargo's progress going to this process's standard error.
 ///
@@ -77,7 +81,7 @@ pub fn programs(profile: &str) -> Result<PathBuf> {
     for program in crate::previous::programs() {
         command.args(["--package", program]);
     }
-    forget_own_package(&mut command);
+    forget_own_build(&mut command);
     if !command.status().context("starting cargo")?.success() {
         bail!("cargo could not build the programs of the node");
     }

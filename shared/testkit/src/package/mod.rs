@@ -74,13 +74,7 @@ pub fn make(options: &Options, say: &dyn Fn(&str)) -> Result<PathBuf> {
         // The machine's gzip: cargo-deb's own takes minutes for the programs of a development build.
         command.args(["--fast", "--compress-type", "gz", "--compress-system"]);
     }
-    // What cargo tells a test or an xtask about its own package must not reach a tool that reads another one's.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
-    }
+    build::forget_own_build(&mut command);
     let said = output_of(&mut command)?;
     // The last line names the file; warnings come before it.
     let package = said.lines().rfind(|line| line.ends_with(".deb")).context("cargo-deb names no package")?;
@@ -104,6 +98,9 @@ fn cargo_deb(say: &dyn Fn(&str)) -> Result<PathBuf> {
         .args(["install", "--quiet", "--force", "--locked", "--version", CARGO_DEB, "--root"])
         .arg(&tools)
         .arg("cargo-deb");
+    build::forget_own_build(&mut command);
+    // It puts files together and starts the machine's gzip: that takes no optimised program, which would take longer to build.
+    command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
     if !command.status().context("starting cargo")?.success() {
         bail!("cargo-deb could not be installed");
     }
