@@ -69,7 +69,7 @@ pub(super) fn statuses(inputs: Inputs<'_>, list: &[Container]) -> Vec<ContainerS
 fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
     let old = inputs.old.iter().find(|s| s.name == container.name);
     let mut instances = inputs.runtime.containers.iter().filter(|s| s.name == container.name);
-    let newest = instances.next();
+    let newest = instances.next().filter(|instance| !is_superseded(instance, old));
     let mut status = match newest {
         Some(instance) => {
             let mut status = convert(inputs, container, instance, old);
@@ -83,6 +83,14 @@ fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
     apply_start_failure(inputs, container, newest, &mut status);
     set_readiness(inputs, container, newest, old, &mut status);
     status
+}
+
+/// A later instance than this one, which was never started, has ended, and the runtime has lost it: what was reported of that
+/// end stays. As the newest instance this one would take it back.
+fn is_superseded(instance: &Instance, old: Option<&ContainerStatus>) -> bool {
+    let count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
+    instance.state == RunState::Created
+        && old.is_some_and(|old| terminated_of(old.state.as_ref()).is_some() && old.restart_count > count)
 }
 
 /// What is shown before the runtime knows the container, or after it has forgotten it.

@@ -42,6 +42,28 @@ fn world(spec: serde_json::Value) -> World {
     }
 }
 
+/// The runtime has lost the record of the instance that ended last, and still has an earlier one whose start failed.
+#[test]
+fn an_instance_that_never_started_takes_back_no_later_end() {
+    let mut w = world(serde_json::json!({
+        "restartPolicy": "OnFailure",
+        "initContainers": [{"name": "i", "image": "i"}],
+        "containers": [{"name": "c", "image": "i"}],
+    }));
+    w.sandbox();
+    let instance = |w: &mut World, state: RunState, restart_count: u32| {
+        w.container("i", state, 0);
+        w.runtime.containers[0].restart_count = restart_count;
+        w.runtime.containers[0].id = ContainerId::parse(&format!("i-{restart_count}")).unwrap();
+        w.step().init_container_statuses.unwrap().remove(0)
+    };
+    let ended = instance(&mut w, RunState::Exited, 2);
+    assert!(ended.state.as_ref().unwrap().terminated.is_some() && ended.restart_count == 2);
+    assert_eq!(instance(&mut w, RunState::Created, 1), ended);
+    let next = instance(&mut w, RunState::Created, 3);
+    assert!(next.state.unwrap().waiting.is_some() && next.restart_count == 3, "the next one is shown");
+}
+
 impl World {
     fn step(&mut self) -> PodStatus {
         self.now += 1;
