@@ -56,7 +56,7 @@ impl Lives {
         let life = pod.entry(id.to_owned()).or_insert_with(|| watch::Sender::new(Life::Runs)).subscribe();
         if !std::mem::replace(&mut inner.is_running, true) {
             let (news, told) = mpsc::channel(WAITING);
-            tokio::spawn(feed::pods(syncd.clone(), news));
+            tokio::spawn(feed::pods(syncd.clone(), news, |state| Ok(Box::new(state))));
             tokio::spawn(listen(self.inner.clone(), told));
         }
         life
@@ -69,7 +69,7 @@ impl Lives {
 }
 
 /// Until nobody follows any more, which is found out by the next word of syncd's.
-async fn listen(inner: Arc<Mutex<Inner>>, mut told: mpsc::Receiver<News>) {
+async fn listen(inner: Arc<Mutex<Inner>>, mut told: mpsc::Receiver<News<Box<PodState>>>) {
     while let Some(news) = told.recv().await {
         let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
         tell(&mut inner.followed, &news);
@@ -82,7 +82,7 @@ async fn listen(inner: Arc<Mutex<Inner>>, mut told: mpsc::Receiver<News>) {
     // The stream ends with the process.
 }
 
-fn tell(followed: &mut Followed, news: &News) {
+fn tell(followed: &mut Followed, news: &News<Box<PodState>>) {
     let send = |sender: &watch::Sender<Life>, life: Life| {
         // An instance that has ended does not run again.
         sender.send_if_modified(|known| life == Life::Ended && std::mem::replace(known, life) != life)
@@ -94,7 +94,7 @@ fn tell(followed: &mut Followed, news: &News) {
             }
         }
         News::Removed(uid) => {
-            for sender in followed.get(uid).into_iter().flat_map(HashMap::values) {
+            for sender in followed.get(uid.as_str()).into_iter().flat_map(HashMap::values) {
                 send(sender, Life::Ended);
             }
         }
@@ -113,6 +113,7 @@ fn forget(followed: &mut Followed) {
 mod tests {
     use super::*;
     use bulkhead_ipc::syncd::{ContainerInstance, Instances};
+    use bulkhead_types::PodUid;
 
     fn pod(instances: Option<&[(&str, bool)]>) -> PodState {
         let one = |(id, running): &(&str, bool)| ContainerInstance {
@@ -148,13 +149,13 @@ mod tests {
         tell(&mut followed, &News::Connected(7));
         tell(&mut followed, &News::SnapshotDone);
         tell(&mut followed, &news(None));
-        tell(&mut followed, &News::Removed("other".to_owned()));
+        tell(&mut followed, &News::Removed(PodUid::parse("other").unwrap()));
         assert!(!receiver.has_changed().unwrap(), "a new life of syncd that knows nothing yet ends nothing");
         tell(&mut followed, &news(Some(&[("a", false)])));
         assert!(receiver.has_changed().unwrap());
         assert_eq!(*receiver.borrow_and_update(), Life::Ended);
         tell(&mut followed, &news(Some(&[("a", true)])));
-        tell(&mut followed, &News::Removed("u".to_owned()));
+        tell(&mut followed, &News::Removed(PodUid::parse("u").unwrap()));
         assert_eq!((receiver.has_changed().unwrap(), *receiver.borrow()), (false, Life::Ended));
         forget(&mut followed);
         assert_eq!(followed.len(), 1);

@@ -3,13 +3,15 @@
 use std::cmp::Ordering;
 
 use bulkhead_ipc::syncd::ApiObject;
+use bulkhead_types::{IdError, PodUid};
 use serde::Deserialize;
 
 /// A pod on the API server, as much of it as is needed to write to it. The status stays JSON text: it is read when there
 /// is something to compare, and held for each pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiCopy {
-    pub uid: String,
+    /// Of the object: a mirror pod has another one than its static pod.
+    pub uid: PodUid,
     pub version: String,
     pub deleting: bool,
     /// Empty when it is no mirror pod.
@@ -18,26 +20,30 @@ pub struct ApiCopy {
 }
 
 impl ApiCopy {
-    /// What a watch has seen.
-    pub fn seen(object: ApiObject) -> Self {
-        ApiCopy {
-            uid: object.uid,
+    /// What a watch has seen, as kubelet-syncd sends it.
+    ///
+    /// # Errors
+    /// Its uid is none.
+    pub fn seen(object: ApiObject) -> Result<Self, IdError> {
+        Ok(ApiCopy {
+            uid: PodUid::parse(&object.uid)?,
             version: object.resource_version,
             deleting: object.deleting,
             mirror_hash: object.mirror_hash,
             status: object.status_json.into_boxed_slice(),
-        }
+        })
     }
 
     /// A pod as the server answers it. `None`: it is none.
     pub fn answered(body: &[u8]) -> Option<Self> {
         let pod: Answer = serde_json::from_slice(body).ok()?;
-        if pod.kind != "Pod" || pod.metadata.uid.is_empty() {
+        if pod.kind != "Pod" {
             return None;
         }
+        let uid = PodUid::parse(&pod.metadata.uid).ok()?;
         let status = if pod.status.is_null() { serde_json::json!({}) } else { pod.status };
         Some(ApiCopy {
-            uid: pod.metadata.uid,
+            uid,
             version: pod.metadata.resource_version,
             deleting: pod.metadata.deletion_timestamp.is_some(),
             mirror_hash: pod.metadata.annotations.unwrap_or_default().mirror,

@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use bulkhead_ipc::syncd::{PodState, WorkerState};
+use bulkhead_types::{IdError, PodUid};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ use crate::strategic::ORDER;
 /// What kubelet-syncd says of a pod, as far as it is to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
-    pub uid: String,
+    pub uid: PodUid,
     pub namespace: String,
     pub name: String,
     pub is_static: bool,
@@ -33,14 +34,17 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Splits a state into what is wanted and what the API server was seen to have.
-    pub fn of(state: PodState) -> (Self, Option<ApiCopy>) {
+    /// Splits a state, as kubelet-syncd sends it, into what is wanted and what the API server was seen to have.
+    ///
+    /// # Errors
+    /// A uid is none.
+    pub fn of(state: PodState) -> Result<(Self, Option<ApiCopy>), IdError> {
         let worker = state.worker();
         let desired = Desired {
             is_static: state.is_static || matches!(state.source.as_str(), "file" | "http"),
             live: matches!(worker, WorkerState::Unspecified | WorkerState::Waiting | WorkerState::Sync),
             finished: worker == WorkerState::Finished,
-            uid: state.uid,
+            uid: PodUid::parse(&state.uid)?,
             namespace: state.namespace,
             name: state.name,
             status: state.status_json.into_boxed_slice(),
@@ -49,7 +53,7 @@ impl Desired {
             containers_may_run: state.containers_may_run,
             trace_parent: state.trace_parent.into_boxed_str(),
         };
-        (desired, state.api.map(ApiCopy::seen))
+        Ok((desired, state.api.map(ApiCopy::seen).transpose()?))
     }
 
     /// Tells one wanted status from another.

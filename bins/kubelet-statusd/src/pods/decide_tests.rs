@@ -4,9 +4,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
+fn uid(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
 fn desired(status: Value) -> Desired {
     Desired {
-        uid: "u".into(),
+        uid: uid("u"),
         namespace: "d".into(),
         name: "p".into(),
         is_static: false,
@@ -22,7 +26,7 @@ fn desired(status: Value) -> Desired {
 
 fn copy(status: Value) -> ApiCopy {
     ApiCopy {
-        uid: "u".into(),
+        uid: uid("u"),
         version: "5".into(),
         deleting: false,
         mirror_hash: String::new(),
@@ -103,7 +107,7 @@ fn what_a_resize_gave_is_written_and_what_is_no_more_goes() {
 #[test]
 fn who_has_the_name_now_is_not_written_to() {
     let wanted = desired(json!({"phase": "Running"}));
-    let successor = ApiCopy { uid: "v".into(), ..copy(json!({})) };
+    let successor = ApiCopy { uid: uid("v"), ..copy(json!({})) };
     assert_eq!(for_api(&wanted, &successor), Decision::Nothing);
     let mirror = ApiCopy { mirror_hash: "h".into(), ..copy(json!({})) };
     assert_eq!(for_api(&wanted, &mirror), Decision::Nothing);
@@ -167,7 +171,7 @@ fn an_order_alone_is_not_written() {
 fn static_pod() -> Desired {
     let pod = json!({"metadata": {"name": "p", "namespace": "d", "annotations": {"kubernetes.io/config.hash": "h"}}});
     Desired {
-        uid: "h".into(),
+        uid: uid("h"),
         is_static: true,
         static_pod: pod.to_string().into_bytes().into(),
         ..desired(json!({"phase": "Running"}))
@@ -184,7 +188,7 @@ fn a_mirror_pod_is_made_renewed_and_written() {
     );
     assert_eq!(decide(&wanted, around(None, None)), Decision::Nothing, "the node is not known");
 
-    let mirror = ApiCopy { uid: "m".into(), mirror_hash: "h".into(), ..copy(json!({"phase": "Pending"})) };
+    let mirror = ApiCopy { uid: uid("m"), mirror_hash: "h".into(), ..copy(json!({"phase": "Pending"})) };
     assert_eq!(body(&for_api(&wanted, &mirror)), json!({"metadata": {"uid": "m"}, "status": {"phase": "Running"}}));
     for old in [ApiCopy { mirror_hash: "other".into(), ..mirror.clone() }, ApiCopy { deleting: true, ..mirror.clone() }]
     {

@@ -3,6 +3,8 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Instant;
 
+use bulkhead_types::PodUid;
+
 use super::copies::{ApiCopy, compare};
 use super::decide::Desired;
 use super::normal;
@@ -10,7 +12,7 @@ use super::normal;
 /// An object that the server said is gone: this version of it and older ones are not to be believed any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    pub uid: String,
+    pub uid: PodUid,
     pub version: String,
 }
 
@@ -49,7 +51,7 @@ pub struct Entry {
     /// The oldest change that was not written yet.
     pub changed_at: Option<Instant>,
     /// Which wish was written to which object, and when.
-    pub written: Option<(u64, String, Instant)>,
+    pub written: Option<(u64, PodUid, Instant)>,
     /// The last answer was no, for good: another wish may fare better at once.
     pub refused: bool,
     /// For this wish the server made this of it: asking again would change nothing.

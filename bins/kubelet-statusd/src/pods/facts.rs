@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::syncd::NodeState;
+use bulkhead_types::PodUid;
 use serde::Deserialize;
 
 use super::mirror::Owner;
@@ -20,7 +21,7 @@ const MAX_ORPHANS: usize = 1000;
 /// A mirror pod without a static pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrphanMirror {
-    pub uid: String,
+    pub uid: PodUid,
     pub namespace: String,
     pub name: String,
 }
@@ -40,17 +41,17 @@ pub struct Facts {
 
 impl Facts {
     pub fn of(state: &NodeState, epoch: u64) -> Self {
-        let orphan = |mirror: &bulkhead_ipc::syncd::MirrorRef| OrphanMirror {
-            uid: mirror.uid.clone(),
-            namespace: mirror.namespace.clone(),
-            name: mirror.name.clone(),
+        // One without a uid cannot be deleted: no precondition would say which is meant.
+        let orphan = |mirror: &bulkhead_ipc::syncd::MirrorRef| {
+            let uid = PodUid::parse(&mirror.uid).ok()?;
+            Some(OrphanMirror { uid, namespace: mirror.namespace.clone(), name: mirror.name.clone() })
         };
         Facts {
             epoch,
             owner: owner(&state.api_node_json),
             api_synced: state.api_synced,
             sources_ready: state.sources_ready,
-            orphans: state.orphan_mirrors.iter().take(MAX_ORPHANS).map(orphan).collect(),
+            orphans: state.orphan_mirrors.iter().take(MAX_ORPHANS).filter_map(orphan).collect(),
         }
     }
 }
@@ -85,14 +86,14 @@ struct Orphan {
 /// The orphans that are to be deleted, each with its pauses.
 #[derive(Debug, Default)]
 pub struct Orphans {
-    by_uid: HashMap<String, Orphan>,
+    by_uid: HashMap<PodUid, Orphan>,
 }
 
 impl Orphans {
     /// These are the orphans now.
     pub fn keep(&mut self, orphans: &[OrphanMirror], now: Instant) {
         self.by_uid.retain(|uid, _| orphans.iter().any(|orphan| orphan.uid == *uid));
-        for orphan in orphans.iter().filter(|orphan| !orphan.uid.is_empty()) {
+        for orphan in orphans {
             self.by_uid.entry(orphan.uid.clone()).or_insert_with(|| Orphan {
                 namespace: orphan.namespace.clone(),
                 name: orphan.name.clone(),
@@ -117,10 +118,10 @@ impl Orphans {
             }
             orphan.in_flight = true;
             return Some(Job {
-                pod: String::new(),
+                pod: None,
                 namespace: orphan.namespace.clone(),
                 name: orphan.name.clone(),
-                target: uid.clone(),
+                target: Some(uid.clone()),
                 fingerprint: 0,
                 trace_parent: String::new(),
                 action: Action::DeleteOrphan,
@@ -130,7 +131,7 @@ impl Orphans {
     }
 
     /// Its deletion was tried.
-    pub fn finished(&mut self, uid: &str, outcome: &Outcome, now: Instant, jitter: &mut Jitter) {
+    pub fn finished(&mut self, uid: &PodUid, outcome: &Outcome, now: Instant, jitter: &mut Jitter) {
         let Some(orphan) = self.by_uid.get_mut(uid) else { return };
         orphan.in_flight = false;
         orphan.due = match outcome {
@@ -160,14 +161,14 @@ mod tests {
     #[test]
     fn an_orphan_waits_for_its_pod_and_is_deleted_once_unless_it_stays() {
         let (mut orphans, now, mut jitter) = (Orphans::default(), Instant::now(), Jitter::new(3));
-        let named = [OrphanMirror { uid: "m".into(), namespace: "d".into(), name: "p".into() }];
+        let named = [OrphanMirror { uid: PodUid::parse("m").unwrap(), namespace: "d".into(), name: "p".into() }];
         orphans.keep(&named, now);
         assert!(orphans.next(now, |_, _| true).is_none() && orphans.due() > Some(now));
         let later = now + BUSY;
         let job = orphans.next(later, |_, _| false).unwrap();
-        assert_eq!((job.target.as_str(), job.name.as_str(), job.namespace.as_str()), ("m", "p", "d"));
+        assert_eq!((job.target.as_ref(), job.name.as_str(), job.namespace.as_str()), (Some(&named[0].uid), "p", "d"));
         assert!(orphans.next(later, |_, _| false).is_none());
-        orphans.finished("m", &Outcome::Done, later, &mut jitter);
+        orphans.finished(&named[0].uid, &Outcome::Done, later, &mut jitter);
         orphans.keep(&named, later);
         assert_eq!(orphans.due(), Some(later + AGAIN));
         orphans.keep(&[], later);

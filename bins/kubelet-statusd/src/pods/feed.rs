@@ -9,6 +9,7 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::pod_update::Update;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
 use bulkhead_ipc::syncd::{PodState, PodUpdate, WatchPodsRequest};
+use bulkhead_types::{IdError, PodUid};
 use tokio::sync::mpsc::Sender;
 
 /// Pause after a stream has ended or was refused; doubled each time between these.
@@ -16,18 +17,18 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// How long the answer to a call may take to begin.
 const START: Duration = Duration::from_secs(5);
 
-/// What the writer is told.
+/// What the stream says. `T`: what the reader makes of a pod's state.
 #[derive(Debug)]
-pub enum News {
+pub enum News<T> {
     /// A stream of pods begins, of the kubelet-syncd with this epoch.
     Connected(u64),
-    Pod(Box<PodState>),
-    Removed(String),
+    Pod(T),
+    Removed(PodUid),
     SnapshotDone,
 }
 
-/// Follows the pods until nobody listens.
-pub async fn pods(link: Link, news: Sender<News>) {
+/// Follows the pods until nobody listens. `of`: translates a state out of the wire's type.
+pub async fn pods<T>(link: Link, news: Sender<News<T>>, of: fn(PodState) -> Result<T, IdError>) {
     let mut cursor: Option<Cursor> = None;
     let mut pause = RETRY.0;
     loop {
@@ -51,7 +52,7 @@ pub async fn pods(link: Link, news: Sender<News>) {
                         }
                     }
                     whole |= matches!(update.update, Some(Update::SnapshotDone(_)));
-                    if let Some(one) = read(update)
+                    if let Some(one) = read(update, of)
                         && news.send(one).await.is_err()
                     {
                         return;
@@ -70,16 +71,18 @@ pub async fn pods(link: Link, news: Sender<News>) {
     }
 }
 
-fn read(update: PodUpdate) -> Option<News> {
-    Some(match update.update? {
-        Update::Upsert(state) => News::Pod(Box::new(state)),
-        Update::RemovedUid(uid) => News::Removed(uid),
-        Update::SnapshotDone(_) => News::SnapshotDone,
-    })
+/// What an update says, in the types of this process.
+fn read<T>(update: PodUpdate, of: fn(PodState) -> Result<T, IdError>) -> Option<News<T>> {
+    let news = match update.update? {
+        Update::Upsert(state) => of(state).map(News::Pod),
+        Update::RemovedUid(uid) => PodUid::parse(&uid).map(News::Removed),
+        Update::SnapshotDone(_) => Ok(News::SnapshotDone),
+    };
+    news.inspect_err(|error| tracing::warn!(%error, "kubelet-syncd names a pod by no uid, which is passed over")).ok()
 }
 
 /// Sleeps, longer each time; `None` when nobody listens any more.
-async fn wait(news: &Sender<News>, pause: &mut Duration) -> Option<()> {
+async fn wait<T>(news: &Sender<News<T>>, pause: &mut Duration) -> Option<()> {
     tokio::select! {
         () = tokio::time::sleep(*pause) => {}
         () = news.closed() => return None,

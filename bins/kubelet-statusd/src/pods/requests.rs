@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bulkhead_types::PodUid;
 use http::{Method, Request, header};
 use kube::Client;
 use serde_json::{Value, json};
@@ -46,17 +47,24 @@ impl Action {
 /// A request to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Uid of the pod as kubelet-syncd names it; empty for an orphaned mirror pod.
-    pub pod: String,
+    /// Uid of the pod as kubelet-syncd names it; `None` for an orphaned mirror pod.
+    pub pod: Option<PodUid>,
     pub namespace: String,
     pub name: String,
-    /// Uid of the API object.
-    pub target: String,
+    /// Uid of the API object, where there is one.
+    pub target: Option<PodUid>,
     /// Of the wish that is written.
     pub fingerprint: u64,
     /// The span that this request is made because of; empty where there is none.
     pub trace_parent: String,
     pub action: Action,
+}
+
+impl Job {
+    /// For logs and spans: the pod's uid, or its mirror's.
+    pub fn uid(&self) -> &str {
+        self.pod.as_ref().or(self.target.as_ref()).map_or("", PodUid::as_str)
+    }
 }
 
 /// What came of it.
@@ -92,11 +100,13 @@ impl Outcome {
     }
 }
 
-/// A name that cannot be part of a path.
+/// A request that cannot be put.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     #[error("{0:?} cannot be a name on the API server")]
     Name(String),
+    #[error("nothing is deleted without the uid of the object that is meant")]
+    NoTarget,
     #[error("request cannot be put")]
     Http(#[from] http::Error),
 }
@@ -122,8 +132,9 @@ pub fn request(job: &Job) -> Result<Request<Vec<u8>>, RequestError> {
             json(Method::PATCH, format!("{pod}/status"), "application/strategic-merge-patch+json", body.clone())?
         }
         Action::DeletePod | Action::DeleteMirror | Action::DeleteOrphan => {
+            let target = job.target.as_ref().ok_or(RequestError::NoTarget)?;
             let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
-                "preconditions": {"uid": job.target}});
+                "preconditions": {"uid": target.as_str()}});
             json(Method::DELETE, pod, "application/json", options.to_string().into_bytes())?
         }
         Action::Create { body } => json(Method::POST, pods, "application/json", body.clone())?,
@@ -141,7 +152,7 @@ pub async fn send(client: &Client, job: &Job) -> Outcome {
             { bulkhead_trace::NAME_FIELD } = job.action.name(),
             { bulkhead_trace::KIND_FIELD } = "client",
             { bulkhead_trace::PARENT_FIELD } = parent,
-            k8s.pod.uid = job.pod,
+            k8s.pod.uid = job.uid(),
             k8s.pod.name = job.name,
             k8s.namespace.name = job.namespace,
             outcome = tracing::field::Empty,
@@ -156,7 +167,7 @@ async fn send_it(client: &Client, job: &Job) -> Outcome {
     let mut request = match request(job) {
         Ok(request) => request,
         Err(error) => {
-            tracing::warn!(pod = %job.pod, %error, "request is not sent");
+            tracing::warn!(pod_uid = job.uid(), %error, "failed to send request");
             return Outcome::Refused;
         }
     };
@@ -171,7 +182,7 @@ async fn send_it(client: &Client, job: &Job) -> Outcome {
     if let Ok(Err(error)) = &answer
         && !matches!(outcome, Outcome::Missing | Outcome::Conflict)
     {
-        tracing::warn!(pod = %job.pod, name = %job.name, namespace = %job.namespace, action = job.action.name(), %error,
+        tracing::warn!(pod_uid = job.uid(), name = %job.name, namespace = %job.namespace, action = job.action.name(), %error,
             "API server did not take it");
     }
     outcome
@@ -223,10 +234,10 @@ mod tests {
 
     fn job(action: Action) -> Job {
         Job {
-            pod: "u".into(),
+            pod: PodUid::parse("u").ok(),
             namespace: "d".into(),
             name: "p".into(),
-            target: "u".into(),
+            target: PodUid::parse("u").ok(),
             fingerprint: 0,
             trace_parent: String::new(),
             action,
@@ -245,6 +256,13 @@ mod tests {
         let create = request(&job(Action::Create { body: b"{}".to_vec() })).unwrap();
         assert_eq!((create.method().as_str(), create.uri().path()), ("POST", "/api/v1/namespaces/d/pods"));
         assert_eq!(request(&job(Action::Look)).unwrap().method(), Method::GET);
+    }
+
+    #[test]
+    fn nothing_is_deleted_without_a_uid() {
+        for action in [Action::DeletePod, Action::DeleteMirror, Action::DeleteOrphan] {
+            assert!(matches!(request(&Job { target: None, ..job(action) }), Err(RequestError::NoTarget)));
+        }
     }
 
     #[test]

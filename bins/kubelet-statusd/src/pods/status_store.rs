@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use bulkhead_ipc::syncd::PodState;
+use bulkhead_types::PodUid;
 use jiff::Timestamp;
 
 use super::copies::ApiCopy;
@@ -33,14 +33,14 @@ const LOOK_AFTER: Duration = Duration::from_secs(10);
 /// All pods.
 #[derive(Debug)]
 pub struct StatusStore {
-    pods: HashMap<String, Entry>,
-    due: BTreeSet<(Instant, String)>,
+    pods: HashMap<PodUid, Entry>,
+    due: BTreeSet<(Instant, PodUid)>,
     in_flight: usize,
     gate: Gate,
     facts: Facts,
     orphans: Orphans,
     /// Of the pods, those that were named since the stream began.
-    named: HashSet<String>,
+    named: HashSet<PodUid>,
     epoch: u64,
     jitter: Jitter,
     metrics: PodMetrics,
@@ -75,12 +75,8 @@ impl StatusStore {
     }
 
     /// A pod's newest state. Answers whether it was news.
-    pub fn upsert(&mut self, state: PodState, now: Instant) -> bool {
-        let (desired, seen) = Desired::of(state);
+    pub fn upsert(&mut self, desired: Desired, seen: Option<ApiCopy>, now: Instant) -> bool {
         let uid = desired.uid.clone();
-        if uid.is_empty() {
-            return false;
-        }
         self.named.insert(uid.clone());
         let wakes_others = desired.is_static && (desired.finished || !self.pods.contains_key(&uid));
         let news = match self.pods.get_mut(&uid) {
@@ -104,11 +100,11 @@ impl StatusStore {
     }
 
     /// A pod is no more.
-    pub fn removed(&mut self, uid: &str, now: Instant) {
+    pub fn removed(&mut self, uid: &PodUid, now: Instant) {
         let Some(entry) = self.pods.remove(uid) else { return };
         self.named.remove(uid);
         if let Some(due) = entry.due {
-            self.due.remove(&(due, uid.to_owned()));
+            self.due.remove(&(due, uid.clone()));
         }
         if entry.desired.is_static {
             self.wake_static(now);
@@ -118,7 +114,7 @@ impl StatusStore {
 
     /// The snapshot was complete: what it did not name is no more.
     pub fn snapshot_done(&mut self, now: Instant) {
-        let unnamed: Vec<String> = self.pods.keys().filter(|uid| !self.named.contains(*uid)).cloned().collect();
+        let unnamed: Vec<PodUid> = self.pods.keys().filter(|uid| !self.named.contains(*uid)).cloned().collect();
         for uid in unnamed {
             self.removed(&uid, now);
         }
@@ -178,7 +174,7 @@ impl StatusStore {
         self.facts.epoch == self.epoch && self.facts.api_synced && self.facts.sources_ready
     }
 
-    fn look_at(&mut self, uid: &str, now: Instant, wall: Timestamp) -> Option<Job> {
+    fn look_at(&mut self, uid: &PodUid, now: Instant, wall: Timestamp) -> Option<Job> {
         let owner: Option<Owner> =
             self.facts.owner.clone().filter(|_| self.facts.epoch == self.epoch && self.facts.api_synced);
         let namesake = self.has_namesake(uid);
@@ -214,9 +210,9 @@ impl StatusStore {
         }
         entry.minor_since = None;
         entry.in_flight = true;
-        let target = api.as_ref().map_or_else(String::new, |api| api.uid.clone());
+        let target = api.as_ref().map(|api| api.uid.clone());
         Some(Job {
-            pod: uid.to_owned(),
+            pod: Some(uid.clone()),
             namespace: entry.desired.namespace.clone(),
             name: entry.desired.name.clone(),
             target,
@@ -231,17 +227,23 @@ impl StatusStore {
         self.in_flight = self.in_flight.saturating_sub(1);
         if matches!(outcome, Outcome::Silent) {
             if self.gate.silent(now, &mut self.jitter) {
-                tracing::warn!(pod = %job.pod, "the API server does not answer; pods' states are kept until it does");
+                tracing::warn!(
+                    pod_uid = job.uid(),
+                    "the API server does not answer; pods' states are kept until it does"
+                );
             }
         } else if self.gate.answered() {
             tracing::info!("the API server answers again");
         }
         if matches!(job.action, Action::DeleteOrphan) {
-            self.orphans.finished(&job.target, &outcome, now, &mut self.jitter);
+            if let Some(target) = &job.target {
+                self.orphans.finished(target, &outcome, now, &mut self.jitter);
+            }
             return;
         }
         // Forgotten meanwhile: whatever came of it, nobody asks.
-        let Some(entry) = self.pods.get_mut(&job.pod) else { return };
+        let Some(uid) = &job.pod else { return };
+        let Some(entry) = self.pods.get_mut(uid) else { return };
         entry.in_flight = false;
         let pause = settle_outcome(entry, job, outcome, now, &self.metrics);
         match pause {
@@ -256,11 +258,11 @@ impl StatusStore {
             }
         }
         let again = entry.not_before.unwrap_or(now).max(now);
-        self.reschedule(&job.pod, again);
+        self.reschedule(uid, again);
         self.count_mirrors();
     }
 
-    fn has_namesake(&self, uid: &str) -> bool {
+    fn has_namesake(&self, uid: &PodUid) -> bool {
         let Some(entry) = self.pods.get(uid).filter(|entry| entry.desired.is_static) else { return false };
         let me = &entry.desired;
         self.pods.values().any(|other| {
@@ -269,7 +271,7 @@ impl StatusStore {
     }
 
     fn wake_static(&mut self, now: Instant) {
-        let uids: Vec<String> =
+        let uids: Vec<PodUid> =
             self.pods.iter().filter(|(_, e)| e.desired.is_static).map(|(uid, _)| uid.clone()).collect();
         for uid in uids {
             self.schedule(&uid, now + SETTLE);
@@ -277,24 +279,24 @@ impl StatusStore {
     }
 
     /// Looks at the pod at that time, unless it is to be looked at earlier anyway.
-    fn schedule(&mut self, uid: &str, at: Instant) {
+    fn schedule(&mut self, uid: &PodUid, at: Instant) {
         let Some(entry) = self.pods.get_mut(uid) else { return };
         match entry.due {
             Some(due) if due <= at => return,
             Some(due) => {
-                self.due.remove(&(due, uid.to_owned()));
+                self.due.remove(&(due, uid.clone()));
             }
             None => {}
         }
         entry.due = Some(at);
-        self.due.insert((at, uid.to_owned()));
+        self.due.insert((at, uid.clone()));
     }
 
-    fn reschedule(&mut self, uid: &str, at: Instant) {
+    fn reschedule(&mut self, uid: &PodUid, at: Instant) {
         if let Some(entry) = self.pods.get_mut(uid)
             && let Some(due) = entry.due.take()
         {
-            self.due.remove(&(due, uid.to_owned()));
+            self.due.remove(&(due, uid.clone()));
         }
         self.schedule(uid, at);
     }

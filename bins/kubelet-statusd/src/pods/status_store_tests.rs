@@ -17,9 +17,17 @@ fn status(phase: &str) -> Vec<u8> {
     json!({"phase": phase}).to_string().into_bytes()
 }
 
-fn copy(uid: &str, version: u32, phase: &str) -> ApiCopy {
+fn uid(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+fn target(job: &Job) -> &str {
+    job.target.as_ref().map_or("", PodUid::as_str)
+}
+
+fn copy(of: &str, version: u32, phase: &str) -> ApiCopy {
     ApiCopy {
-        uid: uid.into(),
+        uid: uid(of),
         version: version.to_string(),
         deleting: false,
         mirror_hash: String::new(),
@@ -63,7 +71,8 @@ impl Desk {
     }
 
     fn tell(&mut self, state: PodState) {
-        self.store.upsert(state, self.now);
+        let (desired, seen) = Desired::of(state).unwrap();
+        self.store.upsert(desired, seen, self.now);
     }
 
     /// Lets time pass until something is asked; `None`: nothing is, within an hour.
@@ -140,12 +149,12 @@ fn eight_patches_at_once_and_a_slow_one_holds_up_no_other() {
     let slow = jobs.remove(0);
     let mut written = 0;
     while let Some(job) = jobs.pop() {
-        desk.end(&job, Outcome::Object(copy(&job.pod, 6, "Running")));
+        desk.end(&job, Outcome::Object(copy(job.uid(), 6, "Running")));
         written += 1;
         jobs.extend(desk.next());
     }
     assert_eq!(written, 19);
-    desk.end(&slow, Outcome::Object(copy(&slow.pod, 6, "Running")));
+    desk.end(&slow, Outcome::Object(copy(slow.uid(), 6, "Running")));
     desk.quiet();
 }
 
@@ -158,10 +167,10 @@ fn a_refusal_holds_up_its_pod_alone() {
     desk.end(&job, Outcome::Later(Some(Duration::from_secs(7))));
     desk.tell(pod("b", "Running", object("b", 5, "Pending")));
     let other = desk.job();
-    assert_eq!(other.pod, "b");
+    assert_eq!(other.uid(), "b");
     desk.end(&other, Outcome::Object(copy("b", 6, "Running")));
     let again = desk.job();
-    assert!(again.pod == "a" && desk.now >= asked + Duration::from_secs(7));
+    assert!(again.uid() == "a" && desk.now >= asked + Duration::from_secs(7));
     // Pauses grow to a bound, for ever; and what is sent then is the newest.
     let mut last = desk.now;
     for _ in 0..12 {
@@ -210,9 +219,9 @@ fn one_patch_probes_a_server_that_does_not_answer() {
     // One answer, and the others follow.
     desk.tell(pod("b", "Failed", object("b", 5, "Pending")));
     let probe = desk.job();
-    desk.end(&probe, Outcome::Object(copy(&probe.pod, 6, "Running")));
+    desk.end(&probe, Outcome::Object(copy(probe.uid(), 6, "Running")));
     let rest: Vec<Job> = std::iter::from_fn(|| desk.next()).collect();
-    assert!(rest.len() >= 2 && rest.iter().filter(|job| job.pod == "b").all(|job| patch(job)["phase"] == "Failed"));
+    assert!(rest.len() >= 2 && rest.iter().filter(|job| job.uid() == "b").all(|job| patch(job)["phase"] == "Failed"));
 }
 
 #[test]
@@ -260,7 +269,7 @@ fn the_end_and_the_deletion() {
     assert_eq!(patch(&job), json!({"phase": "Failed"}));
     desk.end(&job, Outcome::Object(ApiCopy { deleting: true, ..copy("a", 6, "Failed") }));
     let delete = desk.job();
-    assert_eq!((&delete.action, delete.target.as_str()), (&Action::DeletePod, "a"));
+    assert_eq!((&delete.action, target(&delete)), (&Action::DeletePod, "a"));
     // A finalizer holds it: again when something about it changes, not before.
     desk.end(&delete, Outcome::Object(ApiCopy { deleting: true, ..copy("a", 7, "Failed") }));
     desk.quiet();
@@ -273,7 +282,7 @@ fn the_end_and_the_deletion() {
     desk.quiet();
     desk.tell(last(deleting(8, "Failed")));
     desk.quiet();
-    desk.store.removed("a", desk.now);
+    desk.store.removed(&uid("a"), desk.now);
     desk.quiet();
 }
 
@@ -356,9 +365,9 @@ fn a_server_that_stores_something_else_is_not_asked_for_ever() {
 fn what_is_gone_leaves_nothing_behind() {
     let mut desk = Desk::new();
     for i in 0..100 {
-        let uid = format!("u{i}");
-        desk.tell(pod(&uid, "Running", object(&uid, 1, "Pending")));
-        desk.store.removed(&uid, desk.now);
+        let name = format!("u{i}");
+        desk.tell(pod(&name, "Running", object(&name, 1, "Pending")));
+        desk.store.removed(&uid(&name), desk.now);
     }
     assert!(desk.store.pods.is_empty() && desk.store.named.is_empty() && desk.store.due.is_empty());
 }
@@ -372,7 +381,7 @@ fn a_pod_that_a_snapshot_does_not_name_is_forgotten() {
     desk.store.connected(EPOCH + 1);
     desk.tell(pod("b", "Failed", object("b", 5, "Running")));
     desk.store.snapshot_done(desk.now);
-    assert_eq!(desk.store.pods.keys().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(desk.store.pods.keys().collect::<Vec<_>>(), [&uid("b")]);
     let job = desk.job();
     assert_eq!(patch(&job), json!({"phase": "Failed"}));
     desk.end(&job, Outcome::Object(copy("b", 6, "Failed")));
@@ -421,7 +430,7 @@ fn a_mirror_pod_is_made_once_the_node_is_known_and_written_at_once() {
     let created = desk.now;
     desk.end(&create, Outcome::Object(mirror("m1", 6, "h1", "Pending")));
     let job = desk.job();
-    assert_eq!((patch(&job), job.target.as_str()), (json!({"phase": "Running"}), "m1"));
+    assert_eq!((patch(&job), target(&job)), (json!({"phase": "Running"}), "m1"));
     assert!(desk.now - created < Duration::from_millis(50));
     desk.end(&job, Outcome::Object(mirror("m1", 7, "h1", "Running")));
     desk.tell(static_pod("h1", Some(mirror_object("m1", 6, "h1", "Pending"))));
@@ -442,7 +451,7 @@ fn a_mirror_pod_of_another_hash_is_replaced() {
     let old = mirror_object("m1", 5, "h0", "Running");
     desk.tell(static_pod("h1", Some(old.clone())));
     let delete = desk.job();
-    assert_eq!((&delete.action, delete.target.as_str()), (&Action::DeleteMirror, "m1"));
+    assert_eq!((&delete.action, target(&delete)), (&Action::DeleteMirror, "m1"));
     desk.end(&delete, Outcome::Done);
     let create = desk.job();
     assert!(matches!(create.action, Action::Create { .. }), "although the watch still shows the old one");
@@ -508,7 +517,7 @@ fn a_mirror_pod_that_no_watch_shows_is_looked_for() {
 #[test]
 fn orphans_go_when_everything_is_known_and_their_pod_has_ended() {
     let mut desk = Desk::new();
-    let orphans = vec![OrphanMirror { uid: "m1".into(), namespace: "d".into(), name: "web-n".into() }];
+    let orphans = vec![OrphanMirror { uid: uid("m1"), namespace: "d".into(), name: "web-n".into() }];
     let ending = |worker: WorkerState| PodState { worker: worker.into(), ..static_pod("h0", None) };
     desk.tell(ending(WorkerState::Terminating));
     for unknown in [
@@ -526,7 +535,7 @@ fn orphans_go_when_everything_is_known_and_their_pod_has_ended() {
     }
     desk.tell(ending(WorkerState::Finished));
     let job = desk.job();
-    assert_eq!((&job.action, job.target.as_str(), job.name.as_str()), (&Action::DeleteOrphan, "m1", "web-n"));
+    assert_eq!((&job.action, target(&job), job.name.as_str()), (&Action::DeleteOrphan, "m1", "web-n"));
     desk.end(&job, Outcome::Done);
     desk.store.node(facts(), desk.now);
     desk.quiet();
@@ -563,7 +572,7 @@ struct Server {
 
 impl Server {
     fn apply(&mut self, job: &Job) {
-        let at: usize = job.pod.parse().unwrap();
+        let at: usize = job.uid().parse().unwrap();
         self.version += 1;
         let mut status = self.pods[at].1.as_object().unwrap().clone();
         for (key, value) in patch(job).as_object().unwrap() {
@@ -580,7 +589,7 @@ impl Server {
     fn object(&self, at: usize) -> ApiObject {
         let copy = self.copy(at);
         ApiObject {
-            uid: copy.uid,
+            uid: copy.uid.to_string(),
             resource_version: copy.version,
             status_json: copy.status.into_vec(),
             ..ApiObject::default()
@@ -619,7 +628,7 @@ proptest! {
                         server.apply(&job);
                     }
                     let outcome = match (applied, heard) {
-                        (true, true) => Outcome::Object(server.copy(job.pod.parse().unwrap())),
+                        (true, true) => Outcome::Object(server.copy(job.uid().parse().unwrap())),
                         (false, true) => Outcome::Later(None),
                         (_, false) => Outcome::Silent,
                     };
@@ -648,7 +657,7 @@ proptest! {
             let job = if flying.is_empty() { desk.next() } else { Some(flying.remove(0)) };
             let Some(job) = job else { break };
             server.apply(&job);
-            desk.end(&job, Outcome::Object(server.copy(job.pod.parse().unwrap())));
+            desk.end(&job, Outcome::Object(server.copy(job.uid().parse().unwrap())));
         }
         for (wish, (_, stored)) in wishes.iter().zip(&server.pods) {
             prop_assert_eq!(stored, &serde_json::from_slice::<Value>(wish).unwrap());

@@ -12,6 +12,8 @@ use kube::Client;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::sync::watch;
 
+use super::copies::ApiCopy;
+use super::decide::Desired;
 use super::facts::Facts;
 use super::feed::{self, News};
 use super::metrics::PodMetrics;
@@ -21,6 +23,9 @@ use crate::events::EventQueue;
 
 /// News that wait; kubelet-syncd keeps the newest state of each pod itself, so few do.
 const NEWS: usize = 16;
+
+/// What is wanted of a pod, and what the API server was seen to have of it.
+type Pod = Box<(Desired, Option<ApiCopy>)>;
 
 /// What the writer needs.
 #[derive(Clone)]
@@ -48,17 +53,17 @@ impl Writer {
         let (sender, news) = channel(NEWS);
         let seed = getrandom::u64().unwrap_or(1);
         let store = StatusStore::new(seed, self.metrics.clone());
-        let pods = feed::pods(self.syncd.clone(), sender);
+        let pods = feed::pods(self.syncd.clone(), sender, |state| Desired::of(state).map(Box::new));
         tokio::join!(pods, self.turn(store, news));
     }
 
-    async fn turn(&self, mut store: StatusStore, mut news: Receiver<News>) {
+    async fn turn(&self, mut store: StatusStore, mut news: Receiver<News<Pod>>) {
         let mut in_flight: FuturesUnordered<BoxFuture<'static, (Job, Outcome)>> = FuturesUnordered::new();
         let mut node = self.node.clone();
         node.mark_changed();
         loop {
             while let Some(job) = store.next(Instant::now(), Timestamp::now()) {
-                tracing::debug!(pod = %job.pod, name = %job.name, action = job.action.name(), "request");
+                tracing::debug!(pod_uid = job.uid(), name = %job.name, action = job.action.name(), "request");
                 let client = self.client.clone();
                 in_flight.push(Box::pin(async move {
                     let outcome = send(&client, &job).await;
@@ -85,15 +90,16 @@ impl Writer {
         }
     }
 
-    fn take(&self, store: &mut StatusStore, news: News) {
+    fn take(&self, store: &mut StatusStore, news: News<Pod>) {
         let now = Instant::now();
         match news {
             News::Connected(epoch) => store.connected(epoch),
-            News::Pod(state) => {
-                if let Some(api) = state.api.as_ref().filter(|api| api.uid == state.uid) {
-                    self.events.pod_seen(&state.uid, &api.resource_version);
+            News::Pod(pod) => {
+                let (desired, seen) = *pod;
+                if let Some(api) = seen.as_ref().filter(|api| api.uid == desired.uid) {
+                    self.events.pod_seen(desired.uid.as_str(), &api.version);
                 }
-                store.upsert(*state, now);
+                store.upsert(desired, seen, now);
             }
             News::Removed(uid) => store.removed(&uid, now),
             News::SnapshotDone => store.snapshot_done(now),
