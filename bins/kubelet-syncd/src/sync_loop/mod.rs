@@ -21,6 +21,7 @@ pub mod node_cgroups;
 pub mod pod_records;
 pub mod ports;
 mod prepare;
+pub mod prune_gate;
 mod resize;
 mod resize_port;
 pub mod runtime_health;

@@ -1,7 +1,7 @@
-//! What all work on pods shares: the other processes, the runtime, the caches, and the few facts that several tasks
-//! write under a lock that is never held across a wait.
+//! What all work on pods shares: facts that never change, clients of other processes and of the runtime, and the table of pods'
+//! records, under a lock that is never held across a wait.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::events::Reporter;
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
+use super::prune_gate::PruneGate;
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
 use crate::cgroups::Capacity;
@@ -66,20 +67,11 @@ pub struct NodeContext {
     pub started: Instant,
     /// volnetd's life in which the top of the cgroup tree is in place.
     pub cgroups: watch::Receiver<Option<Epoch>>,
-    /// Held while values of the QoS levels are written.
-    pub qos_turn: tokio::sync::Mutex<()>,
-    shared: Mutex<Shared>,
-    /// Pods that are safe from the removal of leftovers that runs now; absent when none runs.
-    pruning: watch::Sender<Option<Arc<HashSet<PodUid>>>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    pods: PodRecords,
-    /// Statuses shown so far.
-    status_versions: u64,
-    last_turn: Option<Instant>,
-    qos_written: Option<SetQosRequest>,
+    /// The values of the QoS levels that were written last; absent: they are not known. Held while they are written.
+    pub qos_written: tokio::sync::Mutex<Option<SetQosRequest>>,
+    pub prune_gate: PruneGate,
+    records: Mutex<PodRecords>,
+    last_turn: Mutex<Option<Instant>>,
 }
 
 /// Everything that is given at the start.
@@ -133,15 +125,16 @@ impl NodeContext {
             cgroup_driver: parts.cgroup_driver,
             started: parts.started,
             cgroups: parts.cgroups,
-            qos_turn: tokio::sync::Mutex::default(),
-            shared: Mutex::default(),
-            pruning: watch::Sender::new(None),
+            qos_written: tokio::sync::Mutex::default(),
+            prune_gate: PruneGate::default(),
+            records: Mutex::default(),
+            last_turn: Mutex::default(),
         }
     }
 
-    fn shared(&self) -> MutexGuard<'_, Shared> {
+    fn records(&self) -> MutexGuard<'_, PodRecords> {
         // No method panics between two writes.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The facts as they are now.
@@ -156,22 +149,22 @@ impl NodeContext {
 
     /// What one of those who may does to the record of a pod; nothing is done to that of a pod that is forgotten.
     fn with_record<T>(&self, uid: &PodUid, act: impl FnOnce(&mut PodRecord) -> T) -> Option<T> {
-        self.shared().pods.get_mut(uid).map(act)
+        self.records().get_mut(uid).map(act)
     }
 
     /// A source names the pod.
     pub fn begin(&self, uid: &PodUid) {
-        self.shared().pods.begin(uid);
+        self.records().begin(uid);
     }
 
     /// Which of the pods that have had this uid it is now; `None`: there is none.
     pub fn incarnation(&self, uid: &PodUid) -> Option<Incarnation> {
-        self.shared().pods.incarnation(uid)
+        self.records().incarnation(uid)
     }
 
     /// The last computed status.
     pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
-        self.shared().pods.get(uid)?.observed.status.clone()
+        self.records().get(uid)?.observed.status.clone()
     }
 
     pub fn set_status(&self, uid: &PodUid, status: PodStatus) {
@@ -185,13 +178,13 @@ impl NodeContext {
 
     /// Whether the runtime's picture of the pod may be from before its sandbox stood.
     pub fn knows_of_newer_sandbox(&self, uid: &PodUid) -> bool {
-        let made = self.shared().pods.get(uid).and_then(|record| record.worker.sandbox_made);
+        let made = self.records().get(uid).and_then(|record| record.worker.sandbox_made);
         made.is_some_and(|made| !self.cache.is_since(uid, made))
     }
 
     /// Why the pod is being ended from outside, if it is.
     pub fn termination(&self, uid: &PodUid) -> Option<pod_status::TerminationReason> {
-        self.shared().pods.get(uid)?.decided.termination.clone()
+        self.records().get(uid)?.decided.termination.clone()
     }
 
     /// The pod is to end as failed; what was said first stays. False: something was said before.
@@ -206,16 +199,13 @@ impl NodeContext {
 
     /// A number that is larger than every one before it.
     pub fn next_status_version(&self) -> u64 {
-        let mut shared = self.shared();
-        shared.status_versions += 1;
-        shared.status_versions
+        self.records().next_status_version()
     }
 
     /// The pod has ended by its own status or by its configuration's.
     pub fn is_over(&self, uid: &PodUid, pod: &Pod) -> bool {
         let over = |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-        let observed =
-            || self.shared().pods.get(uid).and_then(|record| record.observed.status.as_ref()).is_some_and(over);
+        let observed = || self.records().get(uid).and_then(|record| record.observed.status.as_ref()).is_some_and(over);
         pod.status.as_ref().is_some_and(over) || observed()
     }
 
@@ -231,7 +221,7 @@ impl NodeContext {
 
     /// When the first token that the pod's volumes show is to be replaced.
     pub fn tokens_renew(&self, uid: &PodUid) -> Option<jiff::Timestamp> {
-        self.shared().pods.get(uid)?.worker.prepared.as_ref()?.tokens_renew
+        self.records().get(uid)?.worker.prepared.as_ref()?.tokens_renew
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
@@ -256,7 +246,7 @@ impl NodeContext {
 
     /// Nothing of the pod is left: callers are told, and its uid may come back as a new pod.
     pub fn forget(&self, uid: &PodUid) {
-        self.shared().pods.forget(uid);
+        self.records().forget(uid);
         self.objects.unregister_pod(uid);
         self.allocations.forget(uid);
         self.prober.forget(uid);
@@ -265,7 +255,7 @@ impl NodeContext {
 
     /// Pods of which there is a record.
     pub fn known_pods(&self) -> Vec<PodUid> {
-        self.shared().pods.uids().cloned().collect()
+        self.records().uids().cloned().collect()
     }
 
     /// See [`WorkerFacts::synced`](super::pod_records::WorkerFacts::synced).
@@ -275,12 +265,12 @@ impl NodeContext {
 
     /// Why containers of the pod could not be started, by their names.
     pub fn start_failures(&self, uid: &PodUid) -> HashMap<String, StartFailure> {
-        self.shared().pods.get(uid).map(|record| record.worker.reasons.failures().clone()).unwrap_or_default()
+        self.records().get(uid).map(|record| record.worker.reasons.failures().clone()).unwrap_or_default()
     }
 
     /// Whether the pod's containers are being brought to what its spec says.
     pub fn is_in_sync(&self, uid: &PodUid) -> bool {
-        self.shared().pods.get(uid).is_some_and(|record| record.worker.in_sync)
+        self.records().get(uid).is_some_and(|record| record.worker.in_sync)
     }
 
     pub fn set_in_sync(&self, uid: &PodUid, in_sync: bool) {
@@ -303,12 +293,12 @@ impl NodeContext {
 
     /// The span of the change of which the effects are being seen now.
     pub fn cause(&self, uid: &PodUid) -> Option<TraceParent> {
-        self.shared().pods.get(uid)?.worker.cause()
+        self.records().get(uid)?.worker.cause()
     }
 
     /// The pod has not been seen running yet, by this process.
     pub fn is_starting(&self, uid: &PodUid) -> bool {
-        self.shared().pods.get(uid).is_none_or(|r| matches!(r.observed.shown_phase.as_str(), "" | "Pending"))
+        self.records().get(uid).is_none_or(|r| matches!(r.observed.shown_phase.as_str(), "" | "Pending"))
     }
 
     /// Other processes are shown this phase from now on; gives the one before it.
@@ -325,20 +315,13 @@ impl NodeContext {
 
     /// The main loop has turned.
     pub fn turned(&self) {
-        self.shared().last_turn = Some(Instant::now());
+        *self.last_turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
+    /// Since the main loop's last turn.
     pub fn loop_age(&self) -> Duration {
-        self.shared().last_turn.map_or(Duration::ZERO, |at| at.elapsed())
-    }
-
-    /// True when these are not the values of the QoS levels written last; they count as written from here on.
-    pub fn qos_changed(&self, values: SetQosRequest) -> bool {
-        self.shared().qos_written.replace(values) != Some(values)
-    }
-
-    pub fn qos_unknown(&self) {
-        self.shared().qos_written = None;
+        let last = *self.last_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        last.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
     /// The limit on all pods together is wanted, and volnetd has set it.
@@ -352,28 +335,8 @@ impl NodeContext {
         cgroups.wait_for(Option::is_some).await.ok().and_then(|epoch| *epoch)
     }
 
-    pub fn is_pruning(&self) -> bool {
-        self.pruning.borrow().is_some()
-    }
-
-    pub fn begin_prune(&self, keep: HashSet<PodUid>) {
-        self.pruning.send_replace(Some(Arc::new(keep)));
-    }
-
-    pub fn end_prune(&self) {
-        self.pruning.send_replace(None);
-    }
-
-    /// Waits while leftovers are removed by a list that does not name this pod: its new folders would be taken for
-    /// leftovers.
-    pub async fn safe_from_prune(&self, uid: &PodUid) {
-        let mut pruning = self.pruning.subscribe();
-        // The sender lives in `self`.
-        let _ = pruning.wait_for(|keep| keep.as_ref().is_none_or(|keep| keep.contains(uid))).await;
-    }
-
     /// When a held-back container of the pod may start again.
     pub fn back_off_until(&self, uid: &PodUid, container: &str) -> Option<SystemTime> {
-        self.shared().pods.get(uid)?.worker.back_off_until.get(container).copied()
+        self.records().get(uid)?.worker.back_off_until.get(container).copied()
     }
 }

@@ -83,15 +83,15 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
         burstable_memory_low_bytes: levels.map(|levels| levels.burstable_low),
     };
     // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
-    let _turn = node.qos_turn.lock().await;
-    if !node.qos_changed(request) {
+    let mut written = node.qos_written.lock().await;
+    if *written == Some(request) || node.cgroups_ready().await.is_none() {
         return;
     }
-    if node.cgroups_ready().await.is_none() {
-        return;
-    }
-    if let Err(error) = node.volnetd.set_qos(&CallContext::new(), request).await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "values of the QoS levels are not up to date");
-        node.qos_unknown();
+    match node.volnetd.set_qos(&CallContext::new(), request).await {
+        Ok(_) => *written = Some(request),
+        Err(error) => {
+            *written = None;
+            tracing::warn!(error = &error as &dyn std::error::Error, "values of the QoS levels are not up to date");
+        }
     }
 }

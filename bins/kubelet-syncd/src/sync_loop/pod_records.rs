@@ -123,6 +123,8 @@ pub struct Observed {
 pub struct PodRecords {
     pods: HashMap<PodUid, PodRecord>,
     begun: u64,
+    /// Statuses shown so far.
+    status_versions: u64,
 }
 
 impl PodRecords {
@@ -144,6 +146,12 @@ impl PodRecords {
     /// Nothing of the pod is left.
     pub fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
+    }
+
+    /// A number that is larger than every one before it.
+    pub fn next_status_version(&mut self) -> u64 {
+        self.status_versions += 1;
+        self.status_versions
     }
 
     pub fn get(&self, uid: &PodUid) -> Option<&PodRecord> {

@@ -23,7 +23,7 @@ use kubelet_model::pod::resources::{CgroupResources, pod_cgroup_resources, qos_c
 impl PodSyncer {
     /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
     pub(super) async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
-        self.wait(self.node.safe_from_prune(&self.uid)).await?;
+        self.wait(self.node.prune_gate.wait(&self.uid)).await?;
         let epoch = self.volnetd().await?;
         let facts = self.node.facts();
         let resources = pod_cgroup_resources(pod, &facts);

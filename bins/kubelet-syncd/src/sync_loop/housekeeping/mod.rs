@@ -258,19 +258,19 @@ impl SyncLoop {
     fn start_prune(&mut self, mut keep: HashSet<PodUid>, known: &BTreeMap<PodUid, PodWorkerSync>, now: Instant) {
         keep.extend(self.workers.uids().cloned());
         let node = self.node.clone();
-        if node.volnetd.link().state().ready_epoch().is_none() || node.is_pruning() {
+        if node.volnetd.link().state().ready_epoch().is_none() || node.prune_gate.is_pruning() {
             self.housekeeping.run_soon(now);
             return;
         }
         // An orphan that is still ending keeps its things; another pass follows when it has ended.
         self.housekeeping.prune = known.values().any(|k| k.orphan);
-        node.begin_prune(keep.clone());
+        node.prune_gate.begin(keep.clone());
         let again = self.housekeeping.prune_again.clone();
         tokio::spawn(async move {
             if !leftovers::prune(&node, &keep).await {
                 again.store(true, Ordering::Relaxed);
             }
-            node.end_prune();
+            node.prune_gate.end();
         });
     }
 
