@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::{Cluster, Node};
 use serde_json::Value;
 
+use super::events::events;
 use super::pods::idle;
 use super::status::wait_ready;
 use super::{NAMESPACE, is_ready};
@@ -57,8 +58,11 @@ pub fn never_stirred(cluster: &Cluster, name: &str) -> Result<()> {
     for pair in cluster.history("pods", NAMESPACE, name)?.windows(2) {
         let (old, new) = (&pair[0], &pair[1]);
         if old["metadata"]["uid"] == new["metadata"]["uid"] {
-            let told = || format!("pod {name}:\n{}\nbecame\n{}", old["status"], new["status"]);
-            not_stirred(old, new).with_context(told)?;
+            let context = || {
+                let events = events(cluster, new).unwrap_or_default().join("\n");
+                format!("pod {name}:\n{}\nbecame\n{}\nits events:\n{events}", old["status"], new["status"])
+            };
+            not_stirred(old, new).with_context(context)?;
         }
     }
     Ok(())
