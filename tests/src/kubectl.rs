@@ -222,6 +222,11 @@ impl Talk {
         self.stdout.text()
     }
 
+    /// What it has said up to now, on both outputs, for an error.
+    pub fn so_far(&self) -> String {
+        format!("it said {:?} and {:?}", self.stdout.text(), self.stderr.text())
+    }
+
     /// Waits until standard output holds `text`; gives all of it.
     ///
     /// # Errors
@@ -241,7 +246,7 @@ impl Talk {
     pub fn end(&mut self) -> Result<Ended> {
         let status = eventually("kubectl ends", LONG, || {
             let status = self.child.try_wait()?;
-            status.with_context(|| format!("it said {:?} and {:?}", self.stdout.text(), self.stderr.text()))
+            status.with_context(|| self.so_far())
         })?;
         for reader in self.readers.drain(..) {
             let _ = reader.join();

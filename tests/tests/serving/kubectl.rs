@@ -203,14 +203,16 @@ fn attachments(kubectl: &Kubectl, transport: Transport) -> Result<()> {
     drop(terminal);
     let name = format!("debugger-{}", transport.method().to_lowercase());
     let image = bulkhead_testkit::image::BUSYBOX;
-    let script = "read line; echo got $line; ps | grep -c sleep";
+    // It says each line back until it is asked to end: the output of one that ends at once can be lost before it is attached to.
+    let script = "while read line && [ \"$line\" != end ]; do echo got $line; done; ps | grep -c sleep";
     let target = ["debug", "box", "-i", "-q", "--image", image, "--target=main", "-c", &name, "--", "sh", "-c", script];
     let mut debugger = kubectl.start(&target)?;
     eventually("the debugger answers", LONG, || {
-        let _ = debugger.write("a line\n");
-        ensure!(debugger.stdout().contains("got a line"), "{:?}", debugger.stdout());
+        debugger.write("a line\n").with_context(|| debugger.so_far())?;
+        ensure!(debugger.stdout().contains("got a line"), "{}", debugger.so_far());
         Ok(())
     })?;
+    debugger.write("end\n")?;
     let ended = debugger.end()?;
     ensure!(ended.status.success(), "{ended:?}");
     Ok(())
