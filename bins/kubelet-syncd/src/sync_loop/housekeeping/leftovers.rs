@@ -16,7 +16,12 @@ pub async fn prune(node: &NodeContext, keep: &HashSet<PodUid>) -> bool {
         Ok(steps) => {
             for step in steps.iter().filter(|step| step.action == "kept") {
                 all = false;
-                tracing::debug!(pod_uid = step.pod_uid, what = step.what, error = step.error, "leftover stays for now");
+                tracing::debug!(
+                    pod_uid = step.pod_uid,
+                    what = step.what,
+                    error = step.error,
+                    "failed to remove a leftover, the next housekeeping tries again"
+                );
             }
             for step in steps.iter().filter(|step| step.action != "kept") {
                 tracing::info!(
@@ -44,7 +49,7 @@ pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> Result<(), Op
     let guard = match node.volnetd.guard("prune_logs") {
         Ok(guard) => guard,
         Err(error) => {
-            tracing::debug!("logs stay for now: {error}");
+            tracing::debug!(%error, "log directories are not removed yet, the next housekeeping tries again");
             return Err(None);
         }
     };
