@@ -22,7 +22,7 @@ use crate::{interrupt, retries};
 /// As many as are worth a look.
 const SLOWEST: usize = 12;
 const BINARIES: usize = 8;
-/// Most tests wait more than they compute: three labs, a machine and a test without either keep two cores busy.
+/// Most tests wait more than they compute: four labs and a machine, or tests without either, keep two cores busy.
 const LEAST_THREADS: usize = 5;
 
 /// Runs `cargo nextest run` with these arguments. `runtime`: what the labs run on.

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::netns::NetNs;
 use crate::release::Programs;
 use crate::wait::{SHORT, eventually};
-use crate::{image, machine, mounts, processes};
+use crate::{image, machine, mounts, prepared_root, processes};
 
 /// A running (or stopped) private containerd.
 #[derive(Debug)]
@@ -27,22 +27,32 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Writes the configuration below `folder`, starts containerd, imports the images.
+    /// Writes the configuration below `folder`, and starts containerd with the images.
     ///
     /// # Errors
     /// containerd did not come up: the end of its log is in the message.
     pub(crate) fn start(folder: PathBuf, netns: &NetNs, programs: Programs) -> Result<Self> {
-        std::fs::create_dir_all(&folder)?;
-        netns.write_cni_config(&folder.join("cni"), &folder.join("ipam"))?;
-        let containerd = Self { folder, netns: netns.path(), programs, child: Mutex::new(None) };
-        std::fs::write(containerd.folder.join("config.toml"), containerd.config())?;
-        match containerd.spawn().and_then(|()| containerd.import_images()) {
+        let containerd = Self::create(folder, netns, programs)?;
+        prepared_root::lay(&containerd.folder.join("root"), netns, &containerd.programs)?;
+        match containerd.spawn() {
             Ok(()) => Ok(containerd),
             Err(error) => {
                 containerd.tear_down();
                 Err(error)
             }
         }
+    }
+
+    /// One that is configured and not started.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub(crate) fn create(folder: PathBuf, netns: &NetNs, programs: Programs) -> Result<Self> {
+        std::fs::create_dir_all(&folder)?;
+        netns.write_cni_config(&folder.join("cni"), &folder.join("ipam"))?;
+        let containerd = Self { folder, netns: netns.path(), programs, child: Mutex::new(None) };
+        std::fs::write(containerd.folder.join("config.toml"), containerd.config())?;
+        Ok(containerd)
     }
 
     /// What it is made of, with the versions.
@@ -203,10 +213,6 @@ impl Containerd {
         let mut all = vec!["--address", &*socket, "--namespace", "k8s.io"];
         all.extend(arguments);
         machine::run(&self.programs.program("ctr").to_string_lossy(), &all)
-    }
-
-    fn import_images(&self) -> Result<()> {
-        self.import(&image::archive()?, &image::names().collect::<Vec<_>>())
     }
 
     /// Imports an archive and waits until CRI knows these images of it.

@@ -7,14 +7,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bulkhead_types::go_arch;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::machine;
+use crate::{cache, machine};
 
 /// What the recorded pods of Kubernetes' own tests name as their busybox.
 pub const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
@@ -27,10 +26,8 @@ pub const PAUSE: &str = "bulkhead.test/pause:1";
 const IMAGES: &[(&str, &[&str])] =
     &[(BUSYBOX, &["/bin/sh"]), (LOCAL_BUSYBOX, &["/bin/sh"]), (PAUSE, &["/bin/busybox", "sleep", "2147483647"])];
 
-/// The folder of what is made once for many labs, and how the archives in it begin.
-const CACHE: &str = "/var/cache/bulkhead-lab";
+/// How the names of its archives begin.
 const ARCHIVE: &str = "images-";
-const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// All names of the archive.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -61,37 +58,7 @@ pub fn archive() -> Result<PathBuf> {
     // Any change of what is written here gives another name.
     let made_of = format!("{} {} {}", busybox.display(), facts.len(), facts.mtime());
     let digest = hex(&Sha256::digest([include_str!("image.rs"), &made_of].concat()));
-    kept(ARCHIVE, &digest[..16], write_archive)
-}
-
-/// An archive in the folder of what is made once, by how its name begins and the digest of what it is made of. Where it is
-/// not, `write` writes it.
-///
-/// # Errors
-/// The file cannot be written.
-pub(crate) fn kept(begins: &str, digest: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let path = Path::new(CACHE).join(format!("{begins}{digest}.tar"));
-    if path.exists() {
-        return Ok(path);
-    }
-    std::fs::create_dir_all(CACHE).with_context(|| format!("creating {CACHE}"))?;
-    remove_old_archives(begins);
-    // Tests beside each other may both write it; whole it appears, and the same each time.
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    write(&part)?;
-    std::fs::rename(&part, &path).with_context(|| path.display().to_string())?;
-    Ok(path)
-}
-
-/// Those of other versions that nobody has written for a day; best effort, as it is a cache.
-fn remove_old_archives(begins: &str) {
-    let Ok(entries) = std::fs::read_dir(CACHE) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(begins)) {
-        let age = entry.metadata().and_then(|facts| facts.modified()).ok().and_then(|written| written.elapsed().ok());
-        if age.is_some_and(|age| age > KEPT) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
+    cache::file(ARCHIVE, &digest[..16], write_archive)
 }
 
 fn write_archive(path: &Path) -> Result<()> {

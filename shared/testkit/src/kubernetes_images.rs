@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use sha2::{Digest, Sha256};
 
+use crate::cache;
 use crate::cluster::ASSETS;
 use crate::image::{self, Image, Tar, hex};
 
@@ -48,7 +49,7 @@ pub fn archive(programs: &Path) -> Result<PathBuf> {
         made_of.push_str(&format!(" {} {} {}", path.display(), facts.len(), facts.mtime()));
     }
     let digest = hex(&Sha256::digest(&made_of));
-    image::kept("kubernetes-images-", &digest[..16], |part| write(part, programs))
+    cache::file("kubernetes-images-", &digest[..16], |part| write(part, programs))
 }
 
 fn write(path: &Path, programs: &Path) -> Result<()> {

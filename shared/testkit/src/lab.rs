@@ -19,9 +19,9 @@ use crate::release::{Programs, Release};
 use crate::{cgroups, containerd, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
-/// As many labs of tests at once as keep two cores busy: a test of a node waits more than it computes. The group `lab` of
-/// `.config/nextest.toml` has as many threads: one more would only wait here.
-const PLACES: [&str; 3] = ["place-1", "place-2", "place-3"];
+/// As many labs of tests at once as keep two cores busy: a test of a node waits more than it computes. The groups `lab` and
+/// `cluster` of `.config/nextest.toml` have as many threads together: one more would only wait here.
+const PLACES: [&str; 4] = ["place-1", "place-2", "place-3", "place-4"];
 /// Held by whoever is next to get a place, or all of them.
 const TURN: &str = "turn";
 /// Between two looks for a free place: small against a lab's start.

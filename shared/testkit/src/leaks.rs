@@ -11,6 +11,10 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::wait::{SHORT, eventually};
 use crate::{Node, cgroups, mounts};
 
+const SHIM: &str = "shim process ";
+/// What the runtime or CNI may have forgotten although the containers are gone.
+const FORGOTTEN: [&str; 3] = [SHIM, "network namespace ", "address "];
+
 /// Things that belong to pods, one line each. Empty when the node has no pod and forgot none.
 pub fn of_pods(node: &Node) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -22,13 +26,7 @@ pub fn of_pods(node: &Node) -> BTreeSet<String> {
         found.insert(format!("network namespace {namespace} of a sandbox"));
     }
     for shim in containerd.shims() {
-        found.insert(format!("shim process {shim}"));
-    }
-    match containerd.ctr(&["containers", "ls", "--quiet"]) {
-        Ok(list) => found.extend(list.lines().map(|id| format!("container {id} in the runtime"))),
-        Err(error) => {
-            found.insert(format!("the runtime does not answer: {error:#}"));
-        }
+        found.insert(format!("{SHIM}{shim}"));
     }
     for mount in mounts::below(node.root_dir()) {
         // The root directory is made a shared mount of itself and stays one, as upstream leaves it.
@@ -45,6 +43,15 @@ pub fn of_pods(node: &Node) -> BTreeSet<String> {
         found.insert(format!("pod directory {folder}"));
     }
     found.extend(log_links(node));
+    // A process each time, and this is asked again and again: only when nothing is left that would go with a container.
+    if found.iter().all(|thing| FORGOTTEN.iter().any(|kind| thing.starts_with(kind))) {
+        match containerd.ctr(&["containers", "ls", "--quiet"]) {
+            Ok(list) => found.extend(list.lines().map(|id| format!("container {id} in the runtime"))),
+            Err(error) => {
+                found.insert(format!("the runtime does not answer: {error:#}"));
+            }
+        }
+    }
     found
 }
 
@@ -85,7 +92,7 @@ pub fn wait_no_pods(node: &Node, limit: Duration) -> Result<()> {
 /// What is left when the time is up.
 pub fn wait_runtime_alone(node: &Node, limit: Duration) -> Result<()> {
     eventually("every pod is gone but for processes of the runtime", limit, || {
-        let left: Vec<String> = of_pods(node).into_iter().filter(|thing| !thing.starts_with("shim process ")).collect();
+        let left: Vec<String> = of_pods(node).into_iter().filter(|thing| !thing.starts_with(SHIM)).collect();
         ensure!(left.is_empty(), "{} things are left:\n  {}", left.len(), left.join("\n  "));
         Ok(())
     })

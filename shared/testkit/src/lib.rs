@@ -21,6 +21,7 @@ pub mod agent;
 #[cfg(feature = "apiserver")]
 pub mod agnhost;
 pub mod build;
+mod cache;
 pub mod cgroups;
 #[cfg(feature = "apiserver")]
 pub mod cluster;
@@ -44,6 +45,7 @@ pub mod netns;
 pub mod node;
 pub mod package;
 mod pod;
+mod prepared_root;
 pub mod previous;
 pub mod processes;
 pub mod release;

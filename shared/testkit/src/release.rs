@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::debian::{self, Debootstrap};
-use crate::machine;
+use crate::{cache, machine};
 
 /// Names the release of all labs that do not ask for one themselves.
 pub const VARIABLE: &str = "BULKHEAD_RUNTIME";
@@ -86,7 +86,7 @@ impl Release {
         machine::ensure_installed_for_releases(say)?;
         let packages: Vec<String> = PACKAGES.iter().map(|name| (*name).to_owned()).collect();
         let name = format!("containerd-{suite}-{}", debian::digest(&packages));
-        let root = debian::kept(&name, |draft, root| {
+        let root = cache::folder(&name, |draft, root| {
             say(&format!("unpacking containerd of Debian {suite} in {} (once)", root.display()));
             let keyring = keyring(say)?;
             let more = [
@@ -105,7 +105,7 @@ impl Release {
 
 /// The keys that the archives of newer releases are signed with: an older Debian does not have them all.
 fn keyring(say: &dyn Fn(&str)) -> Result<PathBuf> {
-    debian::kept("archive-keyring-trixie", |draft, _| {
+    cache::folder("archive-keyring-trixie", |draft, _| {
         let packages = ["debian-archive-keyring".to_owned()];
         Debootstrap { suite: "trixie", variant: "extract", packages: &packages, more: &[] }.run(draft, say)
     })

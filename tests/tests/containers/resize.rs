@@ -226,12 +226,20 @@ fn running_containers_get_other_sizes() -> Result<()> {
     has(&member, &pod, &[[80, 100, 75, 95], [10, 30, 40, 60], [30, 50, 50, 70]])?;
 
     // The replace endpoint.
-    let mut whole = member.cluster.get("pods", NAMESPACE, "three")?;
     let sizes = [[90, 110, 80, 100], [10, 30, 40, 60], [30, 50, 50, 70]];
-    for (container, wanted) in whole["spec"]["containers"].as_array_mut().context("containers")?.iter_mut().zip(sizes) {
-        container["resources"] = resources(wanted);
+    loop {
+        let mut whole = member.cluster.get("pods", NAMESPACE, "three")?;
+        let containers = whole["spec"]["containers"].as_array_mut().context("containers")?;
+        for (container, wanted) in containers.iter_mut().zip(sizes) {
+            container["resources"] = resources(wanted);
+        }
+        let answer = member.cluster.client().send_json("PUT", &path("three"), &whole)?;
+        // The node may patch the status meanwhile.
+        if answer.status != 409 {
+            answer.success()?;
+            break;
+        }
     }
-    member.cluster.client().send_json("PUT", &path("three"), &whole)?.success()?;
     has(&member, &wait_resized(&member, "three")?, &sizes)?;
 
     // What nobody asked for is added; what is not there yet is the whole of what another has.

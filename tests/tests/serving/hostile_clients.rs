@@ -24,7 +24,7 @@ use bulkhead_testkit::processes::status_line;
 use bulkhead_testkit::{LONG, Lab, Node, cgroups, eventually, mounts, netns};
 use bulkhead_tests::hostile::{self, broker, dressed, floods, frames, messages};
 use bulkhead_tests::joined::Member;
-use bulkhead_tests::{Dice, lab_alone};
+use bulkhead_tests::{Dice, lab};
 use prost_reflect::DescriptorPool;
 use serde_json::json;
 use tonic::Code;
@@ -118,7 +118,7 @@ fn surroundings(node: &Node) -> Result<Vec<String>> {
 
 #[test]
 fn attacks_on_every_socket_harm_no_pod_and_no_process() -> Result<()> {
-    let Some(lab) = lab_alone()? else { return Ok(()) };
+    let Some(lab) = lab()? else { return Ok(()) };
     let member = Member::start(&lab, &[], |node| node)?;
     member.create("first", &json!({}))?;
     let first = member.wait_ready("first")?;
@@ -314,7 +314,7 @@ fn many<T: Send>(number: usize, open: impl Fn() -> Result<T> + Sync) -> Result<V
 
 #[test]
 fn strangers_that_do_not_read_keep_no_client_out_of_the_ports() -> Result<()> {
-    let Some(lab) = lab_alone()? else { return Ok(()) };
+    let Some(lab) = lab()? else { return Ok(()) };
     let clients = Authority::new()?;
     let ca = lab.folder().join("clients.crt");
     std::fs::write(&ca, clients.pem())?;
@@ -352,7 +352,7 @@ fn strangers_that_do_not_read_keep_no_client_out_of_the_ports() -> Result<()> {
 
 #[test]
 fn no_message_has_an_effect_outside_or_ends_a_process() -> Result<()> {
-    let Some(lab) = lab_alone()? else { return Ok(()) };
+    let Some(lab) = lab()? else { return Ok(()) };
     let member = Member::start(&lab, &[], |node| node)?;
     member.create("first", &json!({}))?;
     let pod = member.wait_ready("first")?;

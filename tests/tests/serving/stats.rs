@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::{IDLE, LONG, Lab, Node, Pod, cgroups, eventually};
-use bulkhead_tests::lab_alone;
+use bulkhead_tests::lab;
 use bulkhead_tests::scrape::{Format, Scrape};
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ fn busy(world: &World) -> Pod {
 
 #[test]
 fn what_a_pod_uses_is_shown_as_the_kernel_counts_it() -> Result<()> {
-    let Some(lab) = lab_alone()? else { return Ok(()) };
+    let Some(lab) = lab()? else { return Ok(()) };
     let world = World::start(&lab)?;
     let node = &world.node;
     node.write(&busy(&world))?;

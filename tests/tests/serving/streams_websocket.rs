@@ -124,13 +124,16 @@ impl Spdy {
     }
 }
 
-/// What comes on each stream, until `enough` says so.
+/// The type of a SPDY/3.1 control frame that takes a stream.
+const SYN_REPLY: [u8; 2] = [0, 2];
+
+/// What comes on each stream that was taken, until `enough` says so and the last frame is whole.
 fn spdy_data(
     receiver: &mut Receiver,
     mut enough: impl FnMut(&std::collections::BTreeMap<u32, (Vec<u8>, bool)>) -> bool,
 ) -> Result<std::collections::BTreeMap<u32, (Vec<u8>, bool)>> {
     let (mut buffer, mut streams) = (Vec::new(), std::collections::BTreeMap::<u32, (Vec<u8>, bool)>::new());
-    while !enough(&streams) {
+    while !buffer.is_empty() || !enough(&streams) {
         buffer.extend(receiver.binary()?.context("the tunnel ended")?);
         while let Some(head) = buffer.first_chunk::<8>().copied() {
             let length = usize::try_from(u32::from_be_bytes([0, head[5], head[6], head[7]]))?;
@@ -142,6 +145,9 @@ fn spdy_data(
                 let stream = streams.entry(u32::from_be_bytes([head[0], head[1], head[2], head[3]])).or_default();
                 stream.0.extend(&frame[8..]);
                 stream.1 |= head[4] & 1 != 0;
+            } else if head[2..4] == SYN_REPLY {
+                let id = frame.get(8..12).and_then(|id| id.first_chunk::<4>()).context("a reply without a stream")?;
+                streams.entry(u32::from_be_bytes(*id)).or_default();
             }
         }
     }
@@ -296,8 +302,11 @@ fn port_forwards(world: &World) -> Result<()> {
         spdy.open(error + 2, &[("streamtype", "data"), ("port", port), ("requestid", &id)]);
     }
     sender.binary(std::mem::take(&mut spdy.out))?;
-    // Data for a stream is dropped until it was taken; the third, to a port where nobody listens, says so.
-    let refused = spdy_data(&mut receiver, |streams| streams.contains_key(&9))?;
+    // Data for a stream is dropped until it was taken. The third pair is for a port where nobody listens, and says so.
+    let refused = spdy_data(&mut receiver, |streams| {
+        [3, 7].iter().all(|taken| streams.contains_key(taken))
+            && streams.get(&9).is_some_and(|error| !error.0.is_empty())
+    })?;
     let words = String::from_utf8_lossy(&refused[&9].0).into_owned();
     ensure!(words.contains("error forwarding port 1 to pod"), "{words}");
     let echoed: Vec<u8> = (0..4u32 << 20).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();

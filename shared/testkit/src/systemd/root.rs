@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount};
 
 use crate::debian::{self, Debootstrap};
-use crate::machine;
+use crate::{cache, machine};
 
 /// The release whose systemd (252) and containerd (1.6) are the oldest that the project promises to work with.
 const SUITE: &str = "bookworm";
@@ -35,7 +35,7 @@ const PACKAGES: &[&str] = &[
 /// mmdebstrap failed: the end of what it said is in the message.
 pub(super) fn cached(extra: &[String], say: &dyn Fn(&str)) -> Result<PathBuf> {
     let packages = package_list(extra);
-    debian::kept(&format!("{SUITE}-{}", debian::digest(&packages)), |draft, root| {
+    cache::folder(&format!("{SUITE}-{}", debian::digest(&packages)), |draft, root| {
         say(&format!("making a Debian {SUITE} for machines under test in {} (once)", root.display()));
         Debootstrap { suite: SUITE, variant: "minbase", packages: &packages, more: &[] }.run(draft, say)
     })
