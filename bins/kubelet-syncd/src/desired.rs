@@ -35,11 +35,10 @@ pub fn full_name(pod: &Pod) -> String {
 /// What the pod workers need to know of it.
 pub fn facts(pod: &Pod) -> PodFacts {
     let seconds = |value: Option<i64>| value.and_then(|s| u64::try_from(s).ok());
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     PodFacts {
         full_name: full_name(pod),
         is_static: spec::is_static(pod),
-        terminal_phase: matches!(phase, Some("Failed" | "Succeeded")),
+        terminal_phase: pod.status.as_ref().is_some_and(spec::is_phase_terminal),
         deleted: spec::is_deleted(pod),
         deletion_grace: seconds(pod.metadata.deletion_grace_period_seconds),
         spec_grace: seconds(pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds)),

@@ -21,6 +21,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`hub`] | nothing: the newest state of each pod, and events, ready for other processes |
+//! | [`mirror_pods`] | nothing: what the API server has of each static pod |
 //! | [`metrics`], [`cri_metrics`] | nothing: what is measured of the work |
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
 //! | [`node_resources`] | what the node has, and what of it pods may have |
@@ -68,6 +69,7 @@ pub mod desired;
 pub mod hub;
 pub mod manifests;
 pub mod metrics;
+pub mod mirror_pods;
 pub mod node_resources;
 pub mod ownership;
 pub mod pod_workers;

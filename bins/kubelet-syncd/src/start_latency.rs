@@ -173,7 +173,7 @@ fn is_new(pod: &Pod) -> bool {
 
 fn sight(pod: &Pod) -> Sight {
     let status = pod.status.as_ref();
-    if status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))) {
+    if status.is_some_and(spec::is_phase_terminal) {
         return Sight::Over;
     }
     let mut conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default().iter();

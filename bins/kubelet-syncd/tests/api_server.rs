@@ -258,6 +258,7 @@ fn an_outage_takes_no_pod_away() {
             node: node.clone(),
             sender: sources.api_sender().unwrap(),
             hub: hub.clone(),
+            mirror_pods: Arc::default(),
             statics: sources.statics(),
             seen: seen_sender,
             starts: kubelet_syncd::start_latency::StartTimes::register(&prometheus::Registry::new()).unwrap(),

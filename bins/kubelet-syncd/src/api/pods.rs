@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::mirrors::{CopyOf, Mirrors};
 use crate::hub::PodHub;
+use crate::mirror_pods::MirrorPods;
 use crate::sources::static_pod::CONFIG_MIRROR;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
 use crate::start_latency::StartTimes;
@@ -37,6 +38,7 @@ pub struct PodSource {
     pub node: NodeName,
     pub sender: SetSender,
     pub hub: Arc<PodHub>,
+    pub mirror_pods: Arc<MirrorPods>,
     pub statics: watch::Receiver<Arc<[StaticName]>>,
     pub seen: watch::Sender<ApiPods>,
     pub starts: Arc<StartTimes>,
@@ -178,6 +180,7 @@ impl Source {
 
     fn tell(&self, copies: impl IntoIterator<Item = CopyOf>) {
         for (uid, copy) in copies {
+            self.parts.mirror_pods.set(&uid, copy.clone());
             self.parts.hub.set_api(&uid, copy);
         }
     }
@@ -288,6 +291,7 @@ mod tests {
         sources: Sources,
         updates: tokio::sync::mpsc::Receiver<PodUpdate>,
         hub: Arc<PodHub>,
+        mirror_pods: Arc<MirrorPods>,
         seen: watch::Receiver<ApiPods>,
         statics: watch::Sender<Arc<[StaticName]>>,
         changes: tokio::sync::mpsc::UnboundedSender<Change<Pod>>,
@@ -297,7 +301,7 @@ mod tests {
         let node = NodeName::parse("n").unwrap();
         let config = SourcesConfig { node: node.clone(), file: None, http: None, api: true, running: Vec::new() };
         let (sources, updates) = Sources::start(config, NoManifests, Box::new(Forgetful), Arc::new(|_| {}));
-        let hub = Arc::new(PodHub::default());
+        let (hub, mirror_pods) = (Arc::new(PodHub::default()), Arc::new(MirrorPods::default()));
         let (seen_sender, seen) = watch::channel(ApiPods::default());
         let (statics, static_names) = watch::channel(Arc::default());
         let (changes, incoming) = tokio::sync::mpsc::unbounded_channel();
@@ -305,12 +309,13 @@ mod tests {
             node,
             sender: sources.api_sender().unwrap(),
             hub: hub.clone(),
+            mirror_pods: mirror_pods.clone(),
             statics: static_names,
             seen: seen_sender,
             starts: StartTimes::register(&prometheus::Registry::new()).unwrap(),
         };
         tokio::spawn(source.run(tokio_stream::wrappers::UnboundedReceiverStream::new(incoming).boxed()));
-        World { sources, updates, hub, seen, statics, changes }
+        World { sources, updates, hub, mirror_pods, seen, statics, changes }
     }
 
     impl World {
@@ -362,12 +367,12 @@ mod tests {
         assert_eq!(world.next().await, (PodOp::Add, vec![]), "mirrors are not run");
         let seen = world.seen.wait_for(|seen| !seen.unwanted_mirrors.is_empty()).await.unwrap().clone();
         assert_eq!(seen.unwanted_mirrors[0].uid, "m2");
-        let copy = world.hub.api(&uid("s")).unwrap();
+        let copy = world.mirror_pods.get(&uid("s")).unwrap();
         assert_eq!((copy.uid.as_str(), copy.mirror_hash.as_str()), ("m1", "s"));
         world.changes.send(Change::Deleted(pod("m1", "web-n", "n", Some("s")))).unwrap();
         world.changes.send(Change::Deleted(pod("m2", "old-n", "n", Some("x")))).unwrap();
         world.seen.wait_for(|seen| seen.unwanted_mirrors.is_empty()).await.unwrap();
-        assert!(world.hub.api(&uid("s")).is_none());
+        assert!(world.mirror_pods.get(&uid("s")).is_none());
     }
 
     #[test]

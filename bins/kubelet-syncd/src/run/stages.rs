@@ -24,6 +24,7 @@ use crate::cgroups::{Capacity, Reserved, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
+use crate::mirror_pods::MirrorPods;
 use crate::node_resources::{self, NodeResources, texts};
 use crate::ownership::{OwnedCgroups, Ownership};
 use crate::private_state::PrivateState;
@@ -34,7 +35,11 @@ use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, So
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::sync_loop::events::Reporter;
-use crate::sync_loop::node::{NodeContext, NodeParts};
+use crate::sync_loop::loop_monitor::LoopMonitor;
+use crate::sync_loop::node::NodeContext;
+use crate::sync_loop::node_cgroups::NodeCgroups;
+use crate::sync_loop::pod_table::PodTable;
+use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
@@ -274,16 +279,27 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let (cgroups_sender, cgroups) = watch::channel(None);
-        let node = Arc::new(NodeContext::new(NodeParts {
-            config: config.clone(),
-            facts: known.facts,
+        let mirror_pods = Arc::new(MirrorPods::default());
+        let cgroups = NodeCgroups {
             capacity: machine.capacity,
             reserved: machine.reserved,
+            enforce_pods: config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods"),
+            driver: known.cgroup_driver,
+            ready: cgroups,
+            qos_written: tokio::sync::Mutex::default(),
+        };
+        let node = Arc::new(NodeContext {
+            config: config.clone(),
+            shared_facts: known.facts,
             allocatable_memory: machine.resources.allocatable_memory(),
+            started: start.started,
             volnetd: connections.volnetd.clone(),
             objects: server.objects,
+            mirror_pods: mirror_pods.clone(),
             pleg: followers.pleg.clone(),
+            cache: followers.pleg.cache(),
             health: followers.health,
+            hub: reporter.hub.clone(),
             reporter: reporter.clone(),
             metrics: followers.metrics,
             runtime,
@@ -291,10 +307,11 @@ impl Loops {
             termination_messages: TerminationMessages::new(daemon.broker.clone()),
             ownership: known.ownership,
             allocations,
-            cgroup_driver: known.cgroup_driver,
-            started: start.started,
+            pods: PodTable::default(),
             cgroups,
-        }));
+            prune_gate: PruneGate::default(),
+            loop_monitor: LoopMonitor::default(),
+        });
         tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_sender));
         let (sources, updates) = Sources::start(
             sources_config(config, known.running),
@@ -310,13 +327,13 @@ impl Loops {
             cri: cri.clone(),
             cache: followers.pleg.cache(),
             sources: sources.clone(),
-            hub: reporter.hub.clone(),
+            mirror_pods: mirror_pods.clone(),
             checkpoints_dir: config.paths.checkpoints(),
             request_timeout: config.runtime_request_timeout(),
         });
         if let (Some(client), Some(sender)) = (server.client, sources.api_sender()) {
             let (node, hub, statics) = (config.node_name.clone(), reporter.hub.clone(), sources.statics());
-            let source = PodSource { node, sender, hub, statics, seen: server.pods_seen, starts };
+            let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
         if let Some(event) = dns::check_host_file(&node.facts()) {

@@ -183,7 +183,7 @@ impl NodeView {
             sources_ready,
             sources: sources(&parts),
             generation: first.authority.generation(),
-            sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_age().as_secs_f64()),
+            sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_monitor.age().as_secs_f64()),
             image_fs_mountpoint: first.image_fs.borrow().clone(),
             capacity: texts(&first.resources.capacity).into_iter().collect(),
             allocatable: texts(&first.resources.allocatable).into_iter().collect(),
@@ -198,7 +198,7 @@ impl NodeView {
             api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
             orphan_mirrors,
             api_synced: pods.synced,
-            node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.limits_pods()),
+            node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.cgroups.limits_pods()),
         }
     }
 
@@ -277,7 +277,7 @@ fn problems(parts: &Parts, first: &FirstParts, health: &RuntimeHealth) -> Vec<St
     if let Err(error) = first.pleg.health() {
         problems.push(format!("PLEG is not healthy: {error}"));
     }
-    if parts.node.as_ref().is_some_and(|node| node.cgroups.borrow().is_none()) {
+    if parts.node.as_ref().is_some_and(|node| node.cgroups.epoch().is_none()) {
         problems.push("waits for kubelet-volnetd".to_owned());
     }
     if let Some(api) = &parts.api {

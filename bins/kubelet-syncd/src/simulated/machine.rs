@@ -9,7 +9,7 @@ use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::fixtures::{container_status, sandbox_status};
 use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};
 use kubelet_model::pod::restart::may_restart_all;
@@ -236,7 +236,7 @@ impl Reach {
     }
 }
 
-impl RuntimeApi for Reach {
+impl RuntimeService for Reach {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, _: &str) -> Result<SandboxId, CriError> {
         let attempt = config.metadata.as_ref().unwrap().attempt;
         self.call(|machine| {

@@ -148,7 +148,7 @@ impl SyncLoop {
     pub(super) fn active_pods(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
         let counts = |other: &PodUid, pod: &Pod| {
             let stopped = self.workers.lifecycle(other).is_some_and(|at| at >= Lifecycle::Terminated);
-            let over = self.node.is_over(other, pod) && !self.workers.termination_requested(other);
+            let over = self.node.pods.is_over(other, pod) && !self.workers.termination_requested(other);
             let pending = matches!(self.admission_queue.pending.get(other), Some(Pending::Labels { .. }));
             other != uid && !stopped && !over && !pending && !self.admission_queue.victims.contains(other)
         };
@@ -156,7 +156,7 @@ impl SyncLoop {
     }
 
     pub(super) fn node_info(&self) -> NodeInfo {
-        let (config, capacity) = (&self.node.config, &self.node.capacity);
+        let (config, capacity) = (&self.node.config, &self.node.cgroups.capacity);
         let amount = |n: u64| Quantity::from_bytes(i64::try_from(n).unwrap_or(i64::MAX));
         let pages = capacity.huge_pages.iter().map(|(size, total)| (huge_page_resource(*size), amount(*total)));
         let mut own: Amounts = pages.collect();
@@ -185,11 +185,11 @@ impl SyncLoop {
         let runtime = self.node.cache.get(uid);
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() && self.workers.lifecycle(uid).is_none() {
             self.admission_queue.rejected.insert(uid.clone());
-            self.node.set_status(uid, status.clone());
+            self.node.pods.set_status(uid, status.clone());
             return view::rejected(&self.node, uid, pod, &status);
         }
         // It ran before this process started, and may not any longer.
-        self.node.set_status(uid, pod_status::rejected_while_it_runs(pod, status));
+        self.node.pods.set_status(uid, pod_status::rejected_while_it_runs(pod, status));
         let facts = desired::facts(pod);
         let actions = if facts.is_static && self.workers.lifecycle(uid).is_none() {
             // A static pod that was never started here would count as ended.
@@ -231,7 +231,7 @@ impl SyncLoop {
                 message: preemption::MESSAGE.to_owned(),
                 disruption: Some(preemption::DISRUPTION.to_owned()),
             };
-            self.node.terminate_pod(victim, termination);
+            self.node.pods.terminate_pod(victim, termination);
             let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };
             let kill = Kill { grace: None, evicted: true };
             let actions = self.workers.update(victim, UpdateType::Kill, seen, Some(&kill), now);

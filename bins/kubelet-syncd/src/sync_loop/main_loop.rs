@@ -85,7 +85,7 @@ impl SyncLoop {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
             node_labels: node.objects.node(),
-            facts: node.watch_facts(),
+            facts: node.shared_facts.watch(),
             host_ips: node.facts().host_ips.clone(),
             object_changes: Some(node.objects.changes()),
             admission_queue: AdmissionQueue::new(Settings::of(&node.config)),
@@ -115,7 +115,7 @@ impl SyncLoop {
     /// Turns until the daemon is to stop, or until the sources or PLEG have ended.
     pub async fn run(mut self) {
         loop {
-            self.node.turned();
+            self.node.loop_monitor.turned();
             let due = [self.qos_at, self.queue.next(), self.admission_queue.next(), self.resizes.next()];
             let first = due.into_iter().flatten().fold(self.housekeeping.next(), Instant::min);
             let wake = first.min(Instant::now() + HEARTBEAT);
@@ -232,7 +232,7 @@ impl SyncLoop {
         // Whoever holds the object that was known until now takes this one: a node of many pods keeps one of each.
         let says_the_same = |old: &Arc<Pod>| Arc::ptr_eq(old, &before) || desired::differ_in_status_only(old, &pod);
         self.workers.replace_pod(&uid, &pod, says_the_same);
-        self.node.replace_pod(&uid, &pod);
+        self.node.pods.replace_pod(&uid, &pod);
         if desired::gates_differ(&before, &pod) {
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }
@@ -320,11 +320,11 @@ impl SyncLoop {
                     view::seen(&self.node, &uid, &runtime);
                 } else if self.node.termination_messages.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
-                    let incarnation = node.incarnation(&uid);
+                    let incarnation = node.pods.incarnation(&uid);
                     tokio::spawn(async move {
                         node.termination_messages.learn(&uid, &runtime).await;
                         // Meanwhile the pod may have been forgotten, and its uid come back as another one.
-                        if node.incarnation(&uid) == incarnation {
+                        if node.pods.incarnation(&uid) == incarnation {
                             view::refresh(&node, &uid, &pod, stage);
                         }
                     });
@@ -402,7 +402,7 @@ impl SyncLoop {
                     if work.last_sync.is_none() {
                         let waited = now.duration_since(work.since).as_secs_f64();
                         self.node.metrics.worker_start.observe(waited);
-                        if work.kind == WorkKind::Sync && self.node.is_starting(&uid) {
+                        if work.kind == WorkKind::Sync && self.node.pods.is_starting(&uid) {
                             let queue = stages::Stage::Queue.name();
                             self.node.metrics.start_stages.with_label_values(&[queue]).observe(waited);
                         }
@@ -424,9 +424,9 @@ impl SyncLoop {
                     }
                 }
                 Action::Requeue { uid, retry } => {
-                    let frequency = self.node.sync_frequency;
+                    let frequency = self.node.config.sync_frequency();
                     let at = now + requeue::delay(retry, frequency, random_fraction());
-                    let renew = self.node.tokens_renew(&uid);
+                    let renew = self.node.pods.tokens_renew(&uid);
                     let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
                     let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
                     self.queue.set(&uid, at);
@@ -450,7 +450,7 @@ impl SyncLoop {
         if self.workers.lifecycle(uid) != Some(Lifecycle::Sync) {
             return None;
         }
-        let (pod, status) = (&self.desired.get(uid)?.pod, self.node.status(uid)?);
+        let (pod, status) = (&self.desired.get(uid)?.pod, self.node.pods.status(uid)?);
         let left = seconds_to_deadline(pod, &status, jiff::Timestamp::now())?;
         Some(now + Duration::from_secs(u64::try_from(left).unwrap_or(0)))
     }
@@ -490,9 +490,9 @@ impl SyncLoop {
 
     /// Wanted pods that are neither over nor about to end.
     fn active(&self) -> impl Iterator<Item = (&PodUid, &Desired)> {
-        self.desired
-            .iter()
-            .filter(|(uid, desired)| !self.node.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid))
+        self.desired.iter().filter(|(uid, desired)| {
+            !self.node.pods.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid)
+        })
     }
 
     fn on_health(&mut self) {

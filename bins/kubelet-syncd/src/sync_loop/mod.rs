@@ -5,7 +5,7 @@
 //! * [`admission_queue`] admits pods, keeps them pending or rejects them, as [`crate::admission`] decides.
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
-//!   and `pod_records` what they have found out of each pod.
+//!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
 //!
@@ -16,9 +16,11 @@ pub mod events;
 mod housekeeping;
 pub mod image_fs;
 pub mod image_list;
+pub mod loop_monitor;
 pub mod node;
 pub mod node_cgroups;
 pub mod pod_records;
+pub mod pod_table;
 pub mod ports;
 mod prepare;
 pub mod prune_gate;

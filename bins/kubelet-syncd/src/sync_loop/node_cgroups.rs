@@ -1,19 +1,54 @@
 //! The pods' cgroup tree as a whole: its top in every life of kubelet-volnetd, and the values of the QoS levels after the set of
 //! pods has changed (upstream `pkg/kubelet/cm/qos_container_manager_linux.go`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
-use bulkhead_types::Epoch;
+use bulkhead_types::{Epoch, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::pod::resources::burstable_cpu_shares;
 use tokio::sync::watch;
 
 use super::node::NodeContext;
-use crate::cgroups::kubepods_resources;
+use crate::cgroups::{Capacity, kubepods_resources};
+
+/// What the top of the tree is made of, and how far it is.
+#[derive(Debug)]
+pub struct NodeCgroups {
+    pub capacity: Capacity,
+    /// `kubeReserved` and `systemReserved` together.
+    pub reserved: BTreeMap<String, Quantity>,
+    /// `enforceNodeAllocatable` has `pods`.
+    pub enforce_pods: bool,
+    /// The runtime's cgroup driver, as it says; empty: the configured one.
+    pub driver: String,
+    /// volnetd's life in which the top of the tree is in place.
+    pub ready: watch::Receiver<Option<Epoch>>,
+    /// The values of the QoS levels that were written last; absent: they are not known. Held while they are written.
+    pub qos_written: tokio::sync::Mutex<Option<api::SetQosRequest>>,
+}
+
+impl NodeCgroups {
+    /// volnetd's life in which the tree is in place now.
+    pub fn epoch(&self) -> Option<Epoch> {
+        *self.ready.borrow()
+    }
+
+    /// Waits until volnetd can take verbs for pods; gives its epoch. `None`: the process ends.
+    pub async fn wait_ready(&self) -> Option<Epoch> {
+        let mut ready = self.ready.clone();
+        ready.wait_for(Option::is_some).await.ok().and_then(|epoch| *epoch)
+    }
+
+    /// The limit on all pods together is wanted, and volnetd has set it.
+    pub fn limits_pods(&self) -> bool {
+        self.enforce_pods && self.epoch().is_some()
+    }
+}
 
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -44,10 +79,10 @@ pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Opti
 }
 
 async fn ensure_node(node: &NodeContext) -> bool {
-    let resources = kubepods_resources(&node.capacity, &node.reserved, node.enforce_pods);
+    let resources = kubepods_resources(&node.cgroups.capacity, &node.cgroups.reserved, node.cgroups.enforce_pods);
     let mut retry = RETRY;
     loop {
-        let request = api::EnsureNodeRequest { kubepods: Some(resources.clone()), driver: node.cgroup_driver.clone() };
+        let request = api::EnsureNodeRequest { kubepods: Some(resources.clone()), driver: node.cgroups.driver.clone() };
         match node.volnetd.ensure_node(&CallContext::new(), request).await {
             Ok(reply) => {
                 tracing::info!(driver = reply.driver, version = reply.version, "pods' cgroup tree is in place");
@@ -83,8 +118,8 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
         burstable_memory_low_bytes: levels.map(|levels| levels.burstable_low),
     };
     // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
-    let mut written = node.qos_written.lock().await;
-    if *written == Some(request) || node.cgroups_ready().await.is_none() {
+    let mut written = node.cgroups.qos_written.lock().await;
+    if *written == Some(request) || node.cgroups.wait_ready().await.is_none() {
         return;
     }
     match node.volnetd.set_qos(&CallContext::new(), request).await {

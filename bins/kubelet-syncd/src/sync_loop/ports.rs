@@ -17,7 +17,7 @@ use super::events::Reporter;
 use crate::cri_metrics::SandboxMetrics;
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, StartSlot};
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use kubelet_images::credentials::{Keyring, Puller};
 use kubelet_images::{Credential, Credentials, ImageManager, PullPolicy};
@@ -124,11 +124,11 @@ impl RateLimitedRuntime {
     }
 }
 
-impl RuntimeApi for RateLimitedRuntime {
+impl RuntimeService for RateLimitedRuntime {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         self.take().await;
         let began = tokio::time::Instant::now();
-        let made = RuntimeApi::run_pod_sandbox(&self.cri, config, handler).await;
+        let made = RuntimeService::run_pod_sandbox(&self.cri, config, handler).await;
         self.metrics.ran(handler, began.elapsed(), made.is_ok());
         made.inspect_err(|_| let_go())
     }
@@ -140,7 +140,7 @@ impl RuntimeApi for RateLimitedRuntime {
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
         // Never closed; without a permit it would go unbounded rather than stop.
         let permit = self.stops.acquire().await;
-        let stop = RuntimeApi::stop_pod_sandbox(&self.cri, sandbox);
+        let stop = RuntimeService::stop_pod_sandbox(&self.cri, sandbox);
         tokio::pin!(stop);
         tokio::select! {
             stopped = &mut stop => stopped,
@@ -153,7 +153,7 @@ impl RuntimeApi for RateLimitedRuntime {
     }
 
     async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        RuntimeApi::remove_pod_sandbox(&self.cri, sandbox).await
+        RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await
     }
 
     async fn create_container(
@@ -163,11 +163,11 @@ impl RuntimeApi for RateLimitedRuntime {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<ContainerId, CriError> {
         self.take().await;
-        RuntimeApi::create_container(&self.cri, sandbox, config, sandbox_config).await.inspect_err(|_| let_go())
+        RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await.inspect_err(|_| let_go())
     }
 
     async fn start_container(&self, container: &ContainerId) -> Result<(), CriError> {
-        let started = RuntimeApi::start_container(&self.cri, container).await;
+        let started = RuntimeService::start_container(&self.cri, container).await;
         give_back();
         started
     }
@@ -175,15 +175,15 @@ impl RuntimeApi for RateLimitedRuntime {
     async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
         // A kill waits out a grace period.
         let_go();
-        RuntimeApi::stop_container(&self.cri, container, grace).await
+        RuntimeService::stop_container(&self.cri, container, grace).await
     }
 
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
-        RuntimeApi::remove_container(&self.cri, container).await
+        RuntimeService::remove_container(&self.cri, container).await
     }
 
     async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
-        RuntimeApi::exec_sync(&self.cri, container, command).await
+        RuntimeService::exec_sync(&self.cri, container, command).await
     }
 
     async fn annotations(&self, container: &ContainerId) -> Result<BTreeMap<String, String>, CriError> {

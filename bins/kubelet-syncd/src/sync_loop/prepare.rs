@@ -29,7 +29,7 @@ impl PodSyncer {
         let resources = pod_cgroup_resources(pod, &facts);
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
-        if let Some(prepared) = self.node.prepared(&self.uid, pod, epoch) {
+        if let Some(prepared) = self.node.pods.prepared(&self.uid, pod, epoch) {
             return self.refresh(pod, &facts, &plans, prepared).await;
         }
         self.why("prepares cgroup, folders and volumes");
@@ -73,7 +73,7 @@ impl PodSyncer {
         if outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
             return Err(self.volumes_failed(pod, &outcomes));
         }
-        self.node.volumes_ready(&self.uid);
+        self.node.pods.volumes_ready(&self.uid);
         let prepared = Prepared {
             epoch,
             pod: pod.clone(),
@@ -82,7 +82,7 @@ impl PodSyncer {
             contents: set_up::hashes(&outcomes),
             tokens_renew,
         };
-        self.node.set_prepared(&self.uid, prepared.clone());
+        self.node.pods.set_prepared(&self.uid, prepared.clone());
         Ok(prepared)
     }
 
@@ -117,7 +117,7 @@ impl PodSyncer {
         // A token that could not be had leaves the time in the past: it is asked for again soon.
         prepared.tokens_renew = objects.tokens_renew().or(prepared.tokens_renew);
         if (&prepared.contents, prepared.tokens_renew) != (&before.0, before.1) {
-            self.node.set_prepared(&self.uid, prepared.clone());
+            self.node.pods.set_prepared(&self.uid, prepared.clone());
         }
         for error in errors {
             if error.is_transient() {
@@ -153,7 +153,7 @@ impl PodSyncer {
         if reasons.is_empty() {
             return Stop::Retry(Retry::PeerAway);
         }
-        let Some(retry) = self.node.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
+        let Some(retry) = self.node.pods.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
         if retry.say {
             reasons.into_iter().for_each(|reason| self.event(pod, EventType::Warning, "FailedMount", reason));
         }

@@ -78,14 +78,14 @@ struct InSync<'a> {
 
 impl<'a> InSync<'a> {
     fn begin(node: &'a NodeContext, uid: &'a PodUid) -> Self {
-        node.set_in_sync(uid, true);
+        node.pods.set_in_sync(uid, true);
         InSync { node, uid }
     }
 }
 
 impl Drop for InSync<'_> {
     fn drop(&mut self) {
-        self.node.set_in_sync(self.uid, false);
+        self.node.pods.set_in_sync(self.uid, false);
     }
 }
 
@@ -165,7 +165,7 @@ impl RuntimeSide {
             volumes: &prepared.volumes,
             objects: &*node.objects,
             probes: &node.prober.results(uid, runtime),
-            past: &History::of(pod, runtime, node.status(uid).as_ref()),
+            past: &History::of(pod, runtime, node.pods.status(uid).as_ref()),
             cancel,
             resizer: &resizer,
             on_sandbox_ready: &sandbox_ready,
@@ -173,7 +173,7 @@ impl RuntimeSide {
         let _in_sync = InSync::begin(node, uid);
         let result =
             with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
-        node.synced(uid, &result);
+        node.pods.synced(uid, &result);
         resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);
         if let Some(text) = result.error_text() {
@@ -204,12 +204,12 @@ impl RuntimeSide {
         runtime: &RuntimePod,
         stage: Stage,
     ) -> PodStatus {
-        let last = node.status(uid);
+        let last = node.pods.status(uid);
         // After a restart of this process the API server's copy tells what was said before, and the oldest sandbox since
         // when the pod has been here.
         let first = last.is_none().then(|| since_first_sandbox(node, uid, pod, runtime)).flatten();
-        let termination = node.termination(uid);
-        let failures = node.start_failures(uid);
+        let termination = node.pods.termination(uid);
+        let failures = node.pods.start_failures(uid);
         let facts = node.facts();
         let runtime = &*self.manager.shown(runtime);
         let (actuated, resize) = (node.allocations.actuated(uid), node.allocations.shown(uid));
@@ -230,7 +230,7 @@ impl RuntimeSide {
         let observation = Observation {
             last: last.as_ref(),
             stage,
-            in_sync: node.is_in_sync(uid),
+            in_sync: node.pods.is_in_sync(uid),
             newer_sandbox: node.knows_of_newer_sandbox(uid),
         };
         let (status, dropped) = next(&input, observation);
@@ -241,7 +241,7 @@ impl RuntimeSide {
             let labels = [end.container_type, &end.exit_code.to_string(), &end.reason];
             node.metrics.terminated_containers.with_label_values(&labels).inc();
         }
-        node.set_status(uid, status.clone());
+        node.pods.set_status(uid, status.clone());
         node.prober.observe(uid, pod, &status);
         status
     }
@@ -325,7 +325,7 @@ fn since_first_sandbox(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &Ru
 /// What a static pod's mirror remembers of its times. Its phase and its containers are looked up anew: a static pod runs
 /// again after its end.
 fn mirrored(node: &NodeContext, uid: &PodUid, status: PodStatus) -> PodStatus {
-    let mirror = node.hub.api(uid).and_then(|api| serde_json::from_slice::<PodStatus>(&api.status_json).ok());
+    let mirror = node.mirror_pods.get(uid).and_then(|api| serde_json::from_slice::<PodStatus>(&api.status_json).ok());
     match mirror {
         Some(mirror) => PodStatus {
             start_time: mirror.start_time.or(status.start_time),

@@ -26,7 +26,7 @@ use kubelet_runtime::status::summary::{ContainerSummary, summarize};
 
 /// A pod is wanted: who it is, before anything is known of it.
 pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
-    node.begin(uid);
+    node.pods.begin(uid);
     let name = pod.metadata.name.clone().unwrap_or_default();
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let logs = match (Namespace::parse(&namespace), PodName::parse(&name)) {
@@ -91,11 +91,11 @@ pub fn refresh(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>, stage: Stage) {
 /// The pod is ending: of what probes find, its readiness is shown, and nothing else is said before the end (upstream
 /// `SetContainerReadiness`).
 pub fn readiness(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>) {
-    let Some(last) = node.status(uid) else { return };
+    let Some(last) = node.pods.status(uid) else { return };
     let runtime = node.cache.get(uid);
     let results = node.prober.results(uid, &runtime).readiness;
     let Some(status) = with_readiness(pod, &last, &results, jiff::Timestamp::now()) else { return };
-    node.set_status(uid, status.clone());
+    node.pods.set_status(uid, status.clone());
     publish(node, uid, pod, &runtime, &status, Stage::Alive);
 }
 
@@ -110,14 +110,14 @@ pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus)
 
 /// The pod's sandbox stands: its containers can be started (upstream tells that before the first image is pulled).
 pub fn sandbox_ready(node: &NodeContext, uid: &PodUid) {
-    node.sandbox_made(uid);
-    let Some(mut status) = node.status(uid) else { return };
+    node.pods.sandbox_made(uid);
+    let Some(mut status) = node.pods.status(uid) else { return };
     let conditions = status.conditions.iter_mut().flatten();
     let waits = conditions.into_iter().find(|c| c.type_ == SANDBOX_READY && c.status != "True");
     let Some(condition) = waits else { return };
     condition.status = "True".to_owned();
     condition.last_transition_time = Some(Time(seconds(jiff::Timestamp::now())));
-    node.set_status(uid, status.clone());
+    node.pods.set_status(uid, status.clone());
     node.hub.modify_known(uid, |state| put_status(node, uid, state, &status));
 }
 
@@ -126,9 +126,9 @@ fn put_status(node: &NodeContext, uid: &PodUid, state: &mut api::PodState, statu
     let json = serde_json::to_vec(status).unwrap_or_default();
     if state.status_json != json {
         state.status_json = json;
-        state.status_version = node.next_status_version();
+        state.status_version = node.pods.next_status_version();
         // What events show before the next work begins comes of what the last work did.
-        let span = bulkhead_trace::current().or_else(|| node.cause(uid));
+        let span = bulkhead_trace::current().or_else(|| node.pods.cause(uid));
         state.trace_parent = span.map(|span| span.to_string()).unwrap_or_default();
     }
     state.phase = status.phase.clone().unwrap_or_default();
@@ -141,7 +141,7 @@ fn put_status(node: &NodeContext, uid: &PodUid, state: &mut api::PodState, statu
 /// Shows a computed status. `stage`: from `Stopped` on nothing of the pod runs any more.
 pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus, stage: Stage) {
     let phase = status.phase.as_deref().unwrap_or_default();
-    if node.show_phase(uid, phase).is_none_or(|before| before != "Running") && phase == "Running" {
+    if node.pods.show_phase(uid, phase).is_none_or(|before| before != "Running") && phase == "Running" {
         node.started_running(uid);
     }
     node.hub.modify_known(uid, |state| {
@@ -156,7 +156,7 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
         state.ips = ips(status, runtime);
         let containers = summarize(status).into_iter();
         state.containers =
-            containers.map(|c| (node.back_off_until(uid, &c.name), c)).map(|(at, c)| container(c, at)).collect();
+            containers.map(|c| (node.pods.back_off_until(uid, &c.name), c)).map(|(at, c)| container(c, at)).collect();
         if state.worker == api::WorkerState::Sync as i32 || state.worker == api::WorkerState::Unspecified as i32 {
             let why = why_of(status, pod);
             if !why.is_empty() && state.why != why {

@@ -86,8 +86,8 @@ pub async fn run(
     let operation = if kind == WorkKind::Terminated { "terminated" } else { work.update.as_str() };
     let context = CallContext::for_pod(&uid);
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
-    let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.cause(&uid)).flatten());
-    let times = (kind == WorkKind::Sync && node.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
+    let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.pods.cause(&uid)).flatten());
+    let times = (kind == WorkKind::Sync && node.pods.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
     let syncer = PodSyncer { node, uid: uid.clone(), context, cancel };
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.
     let work = Box::pin(async {
@@ -205,11 +205,11 @@ impl PodSyncer {
 
     /// volnetd with the node's cgroups in place.
     pub(super) async fn volnetd(&self) -> Step<Epoch> {
-        if let Some(epoch) = *self.node.cgroups.borrow() {
+        if let Some(epoch) = self.node.cgroups.epoch() {
             return Ok(epoch);
         }
         self.why("waits for kubelet-volnetd");
-        self.wait(self.node.cgroups_ready()).await?.ok_or(Stop::Cancelled)
+        self.wait(self.node.cgroups.wait_ready()).await?.ok_or(Stop::Cancelled)
     }
 
     pub(super) fn volnetd_failed(&self, doing: &str, error: &VolnetdError) -> Stop {
@@ -224,12 +224,12 @@ impl PodSyncer {
     }
 
     async fn sync(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
-        self.node.first_seen(&self.uid);
+        self.node.pods.first_seen(&self.uid);
         let runtime = stages::during(Named::Inspect, self.runtime_pod(Some(pod), work.last_sync)).await?;
         resize::note_progress(&self.node, &self.uid, pod, &runtime);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
-        if is_late && self.node.terminate_pod(&self.uid, deadline_exceeded()) {
+        if is_late && self.node.pods.terminate_pod(&self.uid, deadline_exceeded()) {
             self.event(pod, EventType::Normal, "DeadlineExceeded", PAST_DEADLINE);
             status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         }
@@ -252,7 +252,7 @@ impl PodSyncer {
         // of a look in any case would be to try again at once, for ever.
         let changed = report.did_something && report.failed.is_none();
         if changed {
-            self.node.will_cause(&self.uid);
+            self.node.pods.will_cause(&self.uid);
             self.node.pleg.request(&self.uid);
         }
         if self.cancel.is_cancelled() {
@@ -269,7 +269,7 @@ impl PodSyncer {
         }
         if report.failed == Some(Retry::Failed { back_off: None }) {
             // Perhaps something that was prepared is not there any more.
-            self.node.drop_prepared(&self.uid);
+            self.node.pods.drop_prepared(&self.uid);
         }
         match report.failed {
             None => Ok(Outcome::Done),
@@ -336,7 +336,7 @@ impl PodSyncer {
         let runtime = self.node.cache.get(&self.uid);
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Gone);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Gone);
-        self.node.drop_prepared(&self.uid);
+        self.node.pods.drop_prepared(&self.uid);
         self.volnetd().await?;
         let (what, verb) = if stays {
             ("volumes", "removing the pod's volumes")

@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 
-use super::RuntimeApi;
+use super::RuntimeService;
 
 /// An id that the runtime gave and that is none: nothing can be done with it.
 fn bad_id(method: &'static str, error: &bulkhead_types::IdError) -> CriError {
     CriError { code: Code::Internal, method, message: format!("the runtime answered with an unusable id: {error}") }
 }
 
-impl RuntimeApi for CriClient {
+impl RuntimeService for CriClient {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         let reply = CriClient::run_pod_sandbox(self, request).await?;

@@ -10,7 +10,7 @@ use bulkhead_types::{ContainerId, SandboxId};
 
 /// The CRI calls that change something, and the few whose answers are needed at once. Clones speak to the same runtime:
 /// a hook that goes on by itself holds one.
-pub trait RuntimeApi: Clone + Send + Sync + 'static {
+pub trait RuntimeService: Clone + Send + Sync + 'static {
     fn run_pod_sandbox(
         &self,
         config: &v1::PodSandboxConfig,

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
-use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// Annotation that names the source of a pod (`file`, `http`, `api`).
@@ -172,6 +172,11 @@ pub fn image(container: &Container) -> &str {
 
 pub fn host_network(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false)
+}
+
+/// The pod has ended: its phase is `Succeeded` or `Failed`, and no other one follows (upstream `IsPodPhaseTerminal`).
+pub fn is_phase_terminal(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
 pub fn is_deleted(pod: &Pod) -> bool {

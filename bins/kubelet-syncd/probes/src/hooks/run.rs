@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ExecAction, LifecycleHandler, SleepAction};
 
 use super::metrics::Sleeping;
 use super::{Hook, http};
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::EventSink;
 use kubelet_model::validation::field::quote;
 
@@ -23,7 +23,7 @@ pub struct HookFailed(pub String);
 /// # Errors
 /// What failed, as upstream words it.
 pub async fn run(
-    api: &impl RuntimeApi,
+    api: &impl RuntimeService,
     events: &dyn EventSink,
     hook: &Hook,
     elapsed: Duration,
@@ -52,7 +52,7 @@ fn length(sleep: &SleepAction) -> Duration {
     Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))
 }
 
-async fn command(api: &impl RuntimeApi, hook: &Hook, exec: &ExecAction) -> Result<(), HookFailed> {
+async fn command(api: &impl RuntimeService, hook: &Hook, exec: &ExecAction) -> Result<(), HookFailed> {
     let words = exec.command.as_deref().unwrap_or_default();
     let (error, output) = match api.exec_sync(&hook.id, words).await {
         Ok(done) if done.exit_code == 0 => return Ok(()),

@@ -18,7 +18,9 @@ use super::worker::{Memory, ProbeKind, ProbeOutcome, Sight, Target, TargetState,
 use kubelet_model::events::{EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::restart::{may_restart, triggers_restart_all};
-use kubelet_model::pod::spec::{ContainerKind, PodIdentity, containers, init_containers, is_deleted, is_sidecar};
+use kubelet_model::pod::spec::{
+    ContainerKind, PodIdentity, containers, init_containers, is_deleted, is_phase_terminal, is_sidecar,
+};
 
 /// What is due so soon is done with what is due now: fewer wake-ups, and nobody sees the difference.
 const TOGETHER: Duration = Duration::from_millis(10);
@@ -217,7 +219,7 @@ impl Table {
             return false;
         }
         let seen = PodState {
-            is_over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            is_over: is_phase_terminal(status),
             is_deleted: is_deleted(pod),
             ip: status.pod_ip.clone().unwrap_or_default(),
             targets: targets(pod, status),

@@ -14,7 +14,7 @@ use super::kill::with_floor;
 use super::ports::{HostFiles, Images};
 use super::result::ActionError;
 use super::sync::RuntimeManager;
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::spec::{ContainerKind, PodIdentity};
@@ -90,7 +90,7 @@ pub(super) fn primary_ip(pod: Option<&Pod>, status: &RuntimePod) -> Option<IpAdd
     status.ips().first().copied().or_else(told)
 }
 
-impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
+impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// Ends the container; that it is gone already is success. May be cancelled and begun anew at any time: a hook that
     /// was begun goes on, and is not begun again.
     pub(super) async fn end(&self, ending: Ending<'_>) -> Result<(), ActionError> {

@@ -23,7 +23,7 @@ use super::resize::NoResizer;
 use super::result::SyncResult;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
 use kubelet_model::fixtures::{FakeObjects, pod, sandbox_status, uid};
 use kubelet_model::node_facts::{HostFacts, NodeFacts};
@@ -91,7 +91,7 @@ impl Fake {
     }
 }
 
-impl RuntimeApi for Fake {
+impl RuntimeService for Fake {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         let attempt = config.metadata.as_ref().unwrap().attempt;
         let handler = if handler.is_empty() { String::new() } else { format!(" by {handler}") };

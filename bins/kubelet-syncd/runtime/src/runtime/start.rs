@@ -25,7 +25,7 @@ use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 use crate::stages::{self, Stage};
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventType, PodEvent};
 use kubelet_model::objects::Services;
 use kubelet_model::objects::named_objects;
@@ -57,7 +57,7 @@ struct Prepared {
     termination_file: Option<PathBuf>,
 }
 
-impl<R: RuntimeApi, F: HostFiles, I: Images> Start<'_, R, F, I> {
+impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
     /// Starts the container, or says as what it is waiting.
     pub(super) async fn run(
         &self,

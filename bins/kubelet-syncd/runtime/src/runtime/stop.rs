@@ -14,11 +14,11 @@ use super::kill::{grace, orphan_grace, predecessors};
 use super::ports::{HostFiles, Images};
 use super::result::{Action, ActionError, SyncResult};
 use super::sync::RuntimeManager;
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod};
 use kubelet_model::pod::spec::{ContainerKind, PodIdentity, find_container, has_sidecar};
 
-impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
+impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// Stops all running containers of the pod at once, sidecars last, then its sandboxes.
     ///
     /// `pod` is None for a pod of which only the runtime knows: then grace periods come from the containers' annotations

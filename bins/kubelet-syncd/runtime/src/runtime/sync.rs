@@ -40,7 +40,7 @@ use super::result::{Action, ActionError, SyncResult};
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
 use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
-use kubelet_edges::runtime_service::RuntimeApi;
+use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventSink, EventType, PodEvent};
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::pod::model::{RunState, RuntimePod};
@@ -109,7 +109,7 @@ impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
     }
 }
 
-impl<R: RuntimeApi, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
+impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// `back_off` may have been restored from what `store` saved before.
     pub fn new(
         api: R,
@@ -518,7 +518,7 @@ async fn resize(
     result.push(Action::ResizePodInPlace, &identity.to_string(), outcome);
 }
 
-async fn run_starts<R: RuntimeApi, F: HostFiles, I: Images>(
+async fn run_starts<R: RuntimeService, F: HostFiles, I: Images>(
     start: &Start<'_, R, F, I>,
     actions: &PodActions,
     result: &mut SyncResult,

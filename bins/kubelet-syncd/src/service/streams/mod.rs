@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::hub::PodHub;
+use crate::mirror_pods::MirrorPods;
 use crate::sources::Sources;
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_pleg::PodCache;
@@ -46,7 +46,7 @@ pub struct StreamParts {
     pub cri: CriClient,
     pub cache: Arc<PodCache>,
     pub sources: Arc<Sources>,
-    pub hub: Arc<PodHub>,
+    pub mirror_pods: Arc<MirrorPods>,
     /// Where archives of checkpoints go; the runtime writes them.
     pub checkpoints_dir: PathBuf,
     /// `runtimeRequestTimeout`.
@@ -111,9 +111,9 @@ impl StreamParts {
         };
         let candidates = self.sources.pods().into_iter().filter(|pod| named(pod)).filter_map(|pod| {
             let uid = PodUid::parse(pod.metadata.uid.as_deref()?).ok()?;
-            let mirror = kubelet_model::pod::spec::is_static(&pod).then(|| self.hub.api(&uid)).flatten();
+            let mirror = kubelet_model::pod::spec::is_static(&pod).then(|| self.mirror_pods.get(&uid)).flatten();
             let runtime = self.cache.get(&uid);
-            Some(Candidate { mirror: mirror.map(|object| object.uid), pod, runtime, uid })
+            Some(Candidate { mirror: mirror.map(|object| object.uid.clone()), pod, runtime, uid })
         });
         lookup::choose(candidates.collect(), &place.uid)
     }

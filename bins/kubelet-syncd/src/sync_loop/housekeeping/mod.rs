@@ -181,8 +181,12 @@ impl SyncLoop {
         {
             self.node.forget(uid);
         }
-        let ended: HashSet<PodUid> =
-            self.desired.iter().filter(|(uid, d)| self.node.is_over(uid, &d.pod)).map(|(uid, _)| uid.clone()).collect();
+        let ended: HashSet<PodUid> = self
+            .desired
+            .iter()
+            .filter(|(uid, d)| self.node.pods.is_over(uid, &d.pod))
+            .map(|(uid, _)| uid.clone())
+            .collect();
         let admitted = desired.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
         let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, |pod| self.node.ownership.decided(pod));
@@ -203,7 +207,7 @@ impl SyncLoop {
             let actions = self.workers.kill_runtime_pod(uid, name, plan::ORPHAN_GRACE, now);
             self.apply(actions, now);
         }
-        for uid in self.node.known_pods() {
+        for uid in self.node.pods.known_pods() {
             if self.workers.lifecycle(&uid).is_none() && !desired.contains(&uid) {
                 self.node.forget(&uid);
                 self.queue.remove(&uid);
