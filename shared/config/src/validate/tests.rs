@@ -487,6 +487,15 @@ mod any_document {
         })
     }
 
+    #[test]
+    fn a_number_keeps_its_last_digit() {
+        let document = serde_json::json!({"memoryThrottlingFactor": 9.156886829234789e235});
+        let config = KubeletConfiguration::decode(&document, "", &mut Findings::default());
+        let text = serde_json::to_string(&config).unwrap();
+        let back: KubeletConfiguration = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), text);
+    }
+
     proptest! {
         #[test]
         fn nothing_panics_and_what_decodes_round_trips(
