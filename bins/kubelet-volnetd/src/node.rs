@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bulkhead_config::ServingPair;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
-use bulkhead_types::{Epoch, InstancePaths, PodUid, Process};
+use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
 
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 /// What the operator decided, reduced to what concerns this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
+    pub node_name: NodeName,
     /// `root_dir` must be free of links: it is compared with mountinfo.
     pub paths: InstancePaths,
     /// `/var/log/containers`; not configurable upstream.

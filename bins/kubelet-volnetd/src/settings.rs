@@ -29,6 +29,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
     paths.root_dir =
         resolve(&paths.root_dir).map_err(|source| SettingsError::RootDir { path: paths.root_dir.clone(), source })?;
     Ok(Settings {
+        node_name: config.node_name.clone(),
         paths,
         container_links_dir: PathBuf::from("/var/log/containers"),
         node_logs_dir: PathBuf::from("/var/log"),

@@ -377,7 +377,7 @@ async fn the_nodes_own_serving_certificate_is_written_once() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn what_a_node_asks_for_is_kept_where_upstream_keeps_it() {
+async fn certificates_and_keys_are_kept_where_upstream_keeps_them() {
     use bulkhead_ipc::volnetd::{PutCredential, ServingPair};
     use credential::Kind as C;
     use prost::Message as _;
@@ -399,7 +399,17 @@ async fn what_a_node_asks_for_is_kept_where_upstream_keeps_it() {
     };
     let (pki, etc) = (world.dir.join("pki"), world.dir.join("etc"));
     let none = String::new;
-    let (certificate, key) = (block("CERTIFICATE", "TUlJ"), block("EC PRIVATE KEY", "TUlJ"));
+    let pair = || {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{NODE}"));
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+        params.extended_key_usages =
+            vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth, rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    let (certificate, key) = pair();
     let mode = |path: &std::path::Path| std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
 
     // The key of a request: statusd's alone, nothing but a key, and gone with the answer.
@@ -422,12 +432,18 @@ async fn what_a_node_asks_for_is_kept_where_upstream_keeps_it() {
         assert_eq!(put(STATUSD, kind, certificate.clone(), key.clone()).await, Code::FailedPrecondition);
         assert_eq!(std::fs::read_to_string(&link).unwrap(), "mine");
         std::fs::remove_file(&link).unwrap();
-        for body in ["TUlJ", "Qg=="] {
-            let certificate = block("CERTIFICATE", body);
+        for (certificate, key) in [pair(), pair()] {
             assert_eq!(put(STATUSD, kind, certificate.clone(), key.clone()).await, Code::Ok);
             assert_eq!(read(STATUSD, kind).await, Ok(certificate + &key));
             let target = std::fs::read_link(&link).unwrap();
             assert!(target.is_absolute() && mode(&target) == 0o600, "{target:?}");
+        }
+        // A client pair is this node's, and its key is the one that comes with it; what is refused changes nothing.
+        if kind == C::ClientPair {
+            let in_force = read(STATUSD, kind).await.unwrap();
+            assert_eq!(put(STATUSD, kind, pair().0, key.clone()).await, Code::InvalidArgument);
+            assert_eq!(put(STATUSD, kind, block("CERTIFICATE", "TUlJ"), key.clone()).await, Code::InvalidArgument);
+            assert_eq!(read(STATUSD, kind).await, Ok(in_force));
         }
         // A replacement that was cut off between its two links is finished by whoever looks next.
         std::fs::rename(&link, pki.join(format!("{prefix}-updated.pem"))).unwrap();

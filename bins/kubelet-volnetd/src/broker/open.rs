@@ -12,6 +12,7 @@ use bulkhead_types::VolumeName;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use super::client_pair::ClientPairError;
 use super::env_file::{self, EnvFileError};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::Node;
@@ -47,6 +48,8 @@ pub enum BrokerError {
     PrivateState { path: PathBuf, source: std::io::Error },
     #[error("failed to take over {name}")]
     Memfd { name: &'static str, source: MemfdError },
+    #[error(transparent)]
+    ClientPair(#[from] ClientPairError),
     #[error("failed to write {path}")]
     PutState { path: PathBuf, source: std::io::Error },
     #[error("{path} is there already")]

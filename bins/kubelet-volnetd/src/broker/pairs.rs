@@ -1,5 +1,5 @@
 //! Pairs that were signed for the node, in upstream's files (client-go `util/certificate`, certificate_store.go): certificates
-//! and key in one file with the time in its name, and a link that names the one in force. Older files stay. The link is
+//! and key in one file with the time in its name, and a link that names the one in force. The last three stay. The link is
 //! replaced in one step: whoever follows it finds the old pair or the new one.
 //!
 //! Beside them the key of a bootstrap request that is not answered yet (upstream `pkg/kubelet/certificate/bootstrap`).
@@ -15,6 +15,8 @@ use super::BrokerError;
 use super::put_credential::make_folder;
 use crate::journal;
 
+/// Pairs that stay, the one in force among them: an operator finds the one before, and a disk does not fill up.
+const KEPT: usize = 3;
 const PENDING_KEY: &str = "kubelet-client.key.tmp";
 
 /// What a pair is for.
@@ -34,6 +36,13 @@ impl Prefix {
 
     fn name(self, qualifier: &str) -> String {
         format!("{}-{qualifier}.pem", self.as_str())
+    }
+
+    /// Whether a file of this name is a pair, by the time in its name.
+    fn is_pair(self, name: &str) -> bool {
+        let time = name.strip_prefix(self.as_str()).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".pem"));
+        let lengths = time.map(|time| time.split('-').map(digits).collect::<Vec<_>>());
+        lengths.is_some_and(|lengths| lengths == [4, 2, 2, 2, 2, 2].map(Some))
     }
 }
 
@@ -93,11 +102,35 @@ pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8
     rustix::fs::symlinkat(folder.join(&name), &dir, &updated).map_err(failed)?;
     rustix::fs::renameat(&dir, &updated, &dir, &link).map_err(failed)?;
     rustix::fs::fsync(&dir).map_err(failed)?;
+    if let Err(error) = remove_older(&dir, prefix, &name) {
+        tracing::warn!(folder = %folder.display(), error = &error as &dyn std::error::Error, "failed to remove older pairs");
+    }
     if prefix == Prefix::Client {
         // Its request is answered. One that stays costs a request with an old key and nothing else.
         let _ = rustix::fs::unlinkat(&dir, PENDING_KEY, AtFlags::empty());
     }
     Ok(())
+}
+
+/// Removes pairs older than the last [`KEPT`] by the times in their names, never the one that was just written.
+fn remove_older(dir: &OwnedFd, prefix: Prefix, written: &str) -> std::io::Result<()> {
+    let mut pairs = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if prefix.is_pair(&name) && name != written {
+            pairs.push(name);
+        }
+    }
+    pairs.sort_unstable_by(|one, other| other.cmp(one));
+    for name in pairs.iter().skip(KEPT - 1) {
+        rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// How many digits a text is, where it is nothing else.
+fn digits(text: &str) -> Option<usize> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text.len())
 }
 
 fn is_link_or_missing(dir: &OwnedFd, name: &str) -> Result<bool, OpenError> {
@@ -122,4 +155,45 @@ fn recover(folder: &Path, prefix: Prefix) -> Result<bool, BrokerError> {
     rustix::fs::renameat(&dir, &updated, &dir, &link)
         .map_err(|errno| BrokerError::PutState { path: folder.join(link), source: errno.into() })?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_known_by_their_names() {
+        assert!(Prefix::Client.is_pair("kubelet-client-2026-11-23-16-02-03.pem"));
+        for other in [
+            "kubelet-client-current.pem",
+            "kubelet-client-updated.pem",
+            "kubelet-server-2026-11-23-16-02-03.pem",
+            "kubelet-client-2026-11-23-16-02-03.pem.old",
+            "kubelet-client-2026-11-23-16-02.pem",
+            "kubelet-client-my-11-23-16-02-03.pem",
+            "ca.crt",
+        ] {
+            assert!(!Prefix::Client.is_pair(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_last_three_pairs_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| std::fs::write(folder.path().join(name), "").unwrap();
+        let client = |year: u32| format!("kubelet-client-{year}-01-01-00-00-00.pem");
+        (2020..2026).for_each(|year| write(&client(year)));
+        let others = ["ca.crt", "kubelet-client-current.pem", "kubelet-server-2019-01-01-00-00-00.pem"];
+        others.iter().for_each(|name| write(name));
+        let dir = OwnedFd::from(std::fs::File::open(folder.path()).unwrap());
+        // The clock may have been set back: what was just written stays although its name is old.
+        remove_older(&dir, Prefix::Client, &client(2021)).unwrap();
+        let mut left: Vec<String> =
+            folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        let mut expected: Vec<String> = [2021, 2024, 2025].map(client).into();
+        expected.extend(others.map(str::to_owned));
+        expected.sort();
+        assert_eq!(left, expected);
+    }
 }

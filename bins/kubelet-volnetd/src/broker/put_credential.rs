@@ -1,7 +1,7 @@
 //! The credentials that are written here: the serving certificate that the node makes for itself, where the operator
 //! configured none; pairs that were signed for it, and the key of a request that is not answered yet ([`pairs`]); the
 //! kubeconfig that shows such a pair ([`kubeconfig`]). Every place is known from the configuration, and what is written is
-//! PEM of the two kinds, or made here from what root wrote, and nothing else.
+//! PEM of the two kinds, or made here from what root wrote, and nothing else. A client pair is this node's ([`client_pair`]).
 //!
 //! [`pairs`]: super::pairs
 //! [`kubeconfig`]: super::joined
@@ -16,7 +16,7 @@ use bulkhead_sys::open::{self, FileKind, OpenError};
 use prost::Message as _;
 
 use super::pairs::{self, Prefix};
-use super::{BrokerError, joined};
+use super::{BrokerError, client_pair, joined};
 use crate::node::Node;
 use crate::{journal, validate};
 
@@ -30,6 +30,8 @@ pub fn put(node: &Node, kind: Kind, content: OwnedFd) -> Result<(), BrokerError>
         Kind::ServingCertificate => own_serving(node, &content),
         Kind::ClientPair if kubelet.client => {
             let pair = read(&content, "the client pair")?;
+            let now = jiff::Timestamp::now().as_second();
+            client_pair::check(&pair.certificates, &pair.private_key, &node.settings.node_name, now)?;
             pairs::put(&kubelet.folder, Prefix::Client, &pair.certificates, &pair.private_key)
         }
         Kind::ServingPair if kubelet.serving => {

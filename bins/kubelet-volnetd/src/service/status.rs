@@ -203,7 +203,7 @@ fn code_of_env_file(error: &EnvFileError) -> Code {
 
 fn code_of_broker(error: &BrokerError) -> Code {
     match error {
-        BrokerError::Invalid(_) | BrokerError::Memfd { .. } => Code::InvalidArgument,
+        BrokerError::Invalid(_) | BrokerError::Memfd { .. } | BrokerError::ClientPair(_) => Code::InvalidArgument,
         BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } | BrokerError::NotALink { .. } => {
             Code::FailedPrecondition
         }
