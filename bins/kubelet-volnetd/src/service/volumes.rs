@@ -116,7 +116,7 @@ impl Volumes for Verbs {
     ) -> Result<Response<SetUpVolumeReply>, Status> {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
-        validate::volume(&request.volume)?;
+        let volume = validate::volume(&request.volume)?;
         let path = validate::host_path(&request.path)?;
         let wanted = match wire::HostPathType::try_from(request.r#type) {
             Ok(wire::HostPathType::Unspecified) => HostPathType::Unset,
@@ -136,7 +136,11 @@ impl Volumes for Verbs {
             let started = Instant::now();
             let result = host_path::check(&path, wanted);
             node.metrics.storage(HOST_PATH, StorageOperation::Mount, started, result.is_ok());
-            Ok::<_, crate::volumes::VolumeError>(result?)
+            for created in result? {
+                // Root made it on the host because a pod's spec, as kubelet-syncd has it, said so; nobody removes it.
+                tracing::info!(%pod, %volume, path = %created.display(), "created a hostPath");
+            }
+            Ok::<_, crate::volumes::VolumeError>(())
         })
         .await?;
         Ok(Response::new(SetUpVolumeReply { host_path }))
