@@ -428,11 +428,8 @@ impl Hierarchies {
             if pids.is_empty() {
                 break;
             }
-            for pid in pids {
-                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                    // It may have ended by itself meanwhile.
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                }
+            if !self.kill_by_kernel(path) {
+                kill_members(&pids, || self.pids(path))?;
             }
             // SIGKILL takes effect when the process next runs; its parent need not have reaped it.
             std::thread::sleep(std::time::Duration::from_millis(10 << attempt));
@@ -447,6 +444,13 @@ impl Hierarchies {
             }
         }
         Ok(())
+    }
+
+    /// v2 since Linux 5.14: the kernel kills whatever is in the cgroup and below it, which leaves no moment in between. False: there
+    /// is no such file.
+    fn kill_by_kernel(&self, path: &CgroupPath) -> bool {
+        self.version == Version::V2
+            && self.trees.iter().any(|tree| write(&path.below(&tree.mount_point).join("cgroup.kill"), "1").is_ok())
     }
 
     /// v1: an eventfd that becomes readable when the whole machine's memory use crosses `threshold_bytes`.
@@ -477,6 +481,21 @@ impl Hierarchies {
         let trees = self.trees.iter().map(|tree| tree.mount_point.as_path()).chain(self.hybrid.as_deref());
         trees.map(|mount_point| path.below(mount_point)).filter(|dir| dir.is_dir()).collect()
     }
+}
+
+/// Kills these processes, each only if it is a member after its pid was pinned: a number that was given to another process
+/// meanwhile kills nobody. `members` is asked once.
+fn kill_members(
+    pids: &BTreeSet<i32>,
+    members: impl FnOnce() -> Result<BTreeSet<i32>, CgroupError>,
+) -> Result<(), CgroupError> {
+    let pinned: Vec<(i32, OwnedFd)> = pids.iter().filter_map(|pid| Some((*pid, crate::peer::pin(*pid)?))).collect();
+    let members = members()?;
+    for (_, pidfd) in pinned.iter().filter(|(pid, _)| members.contains(pid)) {
+        // It may have ended by itself meanwhile.
+        let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
+    }
+    Ok(())
 }
 
 fn is_gone(err: &io::Error) -> bool {
@@ -695,6 +714,17 @@ mod tests {
         hierarchies.kill_and_remove(&root).unwrap();
         assert!(!hierarchies.exists(&root));
         assert!(hierarchies.kill_and_remove(&CgroupPath::root()).is_err());
+    }
+
+    #[test]
+    fn a_number_that_is_no_member_any_more_kills_nobody() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pids = BTreeSet::from([child.id().cast_signed()]);
+        // As if its member had ended, and the number had been given to this process, between the first look and the pin.
+        kill_members(&pids, || Ok(BTreeSet::new())).unwrap();
+        assert!(child.try_wait().unwrap().is_none());
+        kill_members(&pids, || Ok(pids.clone())).unwrap();
+        assert!(!child.wait().unwrap().success());
     }
 
     proptest! {

@@ -82,6 +82,11 @@ fn peer_pidfd(socket: impl AsFd, pid: Pid) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
+/// Pins a process: its number is given to no other one as long as this is held. `None`: it is gone.
+pub(crate) fn pin(pid: i32) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}
+
 /// A pidfd becomes readable when its process has exited.
 pub fn is_alive(pidfd: &OwnedFd) -> bool {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];

@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::Signal;
 
 use crate::cgroup::{CgroupError, CgroupPath, Hierarchies};
-use crate::peer::is_alive;
+use crate::peer::{is_alive, pin};
 
 /// Unit of times in /proc/<pid>/stat: 1/100 s on every architecture that Linux has today.
 const TICK: Duration = Duration::from_millis(10);
@@ -98,10 +98,6 @@ fn members(processes: &[Process], session: i32, not_before: u64) -> Result<BTree
         return Err(SessionError::Older { pid: older.pid, session });
     }
     Ok(of_it().map(|process| process.pid).collect())
-}
-
-fn pin(pid: i32) -> Option<std::os::fd::OwnedFd> {
-    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
 }
 
 /// None: it is gone.
@@ -198,7 +194,7 @@ mod tests {
         assert_eq!(end(&hierarchies, &cgroup, session, Duration::ZERO).unwrap(), 2);
         assert_eq!(end(&hierarchies, &cgroup, session, Duration::ZERO).unwrap(), 0);
         assert_eq!(read(outside).unwrap().session, session.cast_signed(), "it is in the session, not in the cgroup");
-        rustix::process::kill_process(Pid::from_raw(outside).unwrap(), Signal::KILL).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_raw(outside).unwrap(), Signal::KILL).unwrap();
         hierarchies.kill_and_remove(&cgroup).unwrap();
     }
 
