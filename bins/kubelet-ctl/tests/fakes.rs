@@ -225,7 +225,8 @@ const RULES: &[MethodRule] = &[
 
 async fn serve(process: Process, run_dir: &Path, ready: bool) {
     let listener = tokio::net::UnixListener::bind(run_dir.join(format!("{process}.sock"))).unwrap();
-    let users = PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into() };
+    let users =
+        PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
     let services = Services::new().unwrap();
     services.health().set_service_status("", ServingStatus::Serving).await;
     let fake = Fake { process, ready };
@@ -278,7 +279,11 @@ kube-system   dns-n   1/1     Running   0          -     -    file     runs
     let (_, out, _) = ctl(node.path(), "pod dns -o yaml").await;
     assert!(out.contains("name: dns-n\n") && out.contains("status:\n  phase: Running\n"), "{out}");
     let (exit, out, _) = ctl(node.path(), "pod kube-system/dns-n").await;
-    assert!(exit == Exit::Success && out.starts_with("Name:        dns-n\n"), "{out}");
+    assert!(
+        exit == Exit::Success
+            && out.starts_with("kube-system/dns-n is Running, 1/1 containers ready: runs\n\nName:        dns-n\n"),
+        "{out}"
+    );
     let (exit, out, err) = ctl(node.path(), "pod nothing").await;
     assert_eq!(
         (exit, out.as_str(), err.as_str()),
@@ -319,6 +324,10 @@ async fn every_command_has_every_form() {
     let (_, out, _) = ctl(node.path(), "volumes").await;
     assert!(out.contains("default       web-n   scratch   emptyDir   yes       tmpfs   /p"), "{out}");
     let (_, out, _) = ctl(node.path(), "privileges").await;
+    let line = |name: &str| out.lines().find(|line| line.starts_with(name)).map(str::to_owned).unwrap_or_default();
+    assert!(line("kubelet-volnetd").contains("NO: process: does not run"), "{out}");
+    assert!(out.contains("privileges --detail shows"), "{out}");
+    let (_, out, _) = ctl(node.path(), "privileges --detail").await;
     assert!(out.contains("kubelet-volnetd: DIFFERS") && out.contains("does not run"), "{out}");
 }
 
@@ -367,7 +376,7 @@ async fn what_does_not_answer_is_named() {
     serve(Process::Volnetd, run_dir.path(), true).await;
     let (exit, out, err) = ctl(run_dir.path(), "volumes").await;
     assert!(exit == Exit::Success && out.contains("u1") && err.contains("shown by uid"), "{out}{err}");
-    let (exit, out, _) = ctl(run_dir.path(), "privileges").await;
+    let (exit, out, _) = ctl(run_dir.path(), "privileges --detail").await;
     assert!(exit == Exit::Differs && out.contains("kubelet-syncd does not listen"), "{out}");
 }
 

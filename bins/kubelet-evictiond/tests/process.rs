@@ -71,6 +71,7 @@ fn fake_syncd(config: &NodeConfig) {
         evictiond: config.users.evictiond,
         statusd: config.users.statusd,
         pods_cgroup: "/none".into(),
+        no_pods: None,
     };
     let policy = Policy { users: Arc::new(users), rules: RULES };
     let services = Services::new().unwrap().add(PodsServer::new(OnePod));

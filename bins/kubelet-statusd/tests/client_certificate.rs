@@ -51,8 +51,13 @@ fn answer(pair: &str, puts: &AtomicUsize, request: BrokerRequest) -> Result<Opti
 async fn a_kubeconfig_that_cannot_be_written_is_a_failure_with_a_pause() {
     let folder = tempfile::tempdir().unwrap();
     let uid = bulkhead_sys::process::PrivilegeReport::read().unwrap().uid;
-    let users =
-        PeerUsers { syncd: 1_000_001, evictiond: 1_000_002, statusd: uid, pods_cgroup: "/none/kubepods".into() };
+    let users = PeerUsers {
+        syncd: 1_000_001,
+        evictiond: 1_000_002,
+        statusd: uid,
+        pods_cgroup: "/none/kubepods".into(),
+        no_pods: None,
+    };
     let made = pair::self_signed("node", &[]).unwrap();
     let (pair, puts) = (made.certificates + &made.key, Arc::new(AtomicUsize::new(0)));
     let counted = puts.clone();

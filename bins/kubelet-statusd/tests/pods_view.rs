@@ -84,7 +84,8 @@ const RULES: &[MethodRule] =
 async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
     let listener = tokio::net::UnixListener::bind(dir.join("syncd")).unwrap();
     let services = Services::new().unwrap().add(ProcessServer::new(fake.clone())).add(ViewsServer::new(fake));
-    let users = PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into() };
+    let users =
+        PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
     let policy = Policy { users: Arc::new(users), rules: RULES };
     tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
     let link = |process, name: &str| Link::open("kubelet-statusd", process, &dir.join(name));

@@ -96,6 +96,7 @@ impl Daemon {
             evictiond: self.config.users.evictiond,
             statusd: self.config.users.statusd,
             pods_cgroup: self.config.pods_cgroup().into(),
+            no_pods: (!self.config.kubelet.cgroups_per_qos()).then(own_cgroups),
         })
     }
 
@@ -385,5 +386,12 @@ fn load_config(run_dir: PathBuf) -> Result<NodeConfig, String> {
             source = cause.source();
         }
         text
+    })
+}
+/// Where this process is; nowhere where that cannot be read, so that fewer are peers and none is too many.
+fn own_cgroups() -> Vec<String> {
+    bulkhead_sys::peer::own_cgroups().unwrap_or_else(|error| {
+        tracing::error!(error = &error as &dyn std::error::Error, "failed to read this process's own cgroups");
+        Vec::new()
     })
 }

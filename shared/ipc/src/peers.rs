@@ -65,6 +65,24 @@ pub struct PeerUsers {
     pub statusd: u32,
     /// Path of the pods' cgroup tree as `/proc/<pid>/cgroup` shows it, e.g. `/kubepods`; nothing below it is a peer.
     pub pods_cgroup: Box<str>,
+    /// Set where pods have no cgroups of ours (`cgroupsPerQOS: false`): the runtime puts them anywhere, so that peers are known by
+    /// where no pod is. These are the cgroups of this process, one for each hierarchy; see [`PeerUsers::classify`] for the others.
+    pub no_pods: Option<Vec<String>>,
+}
+
+/// Where systemd puts users' sessions, itself and services, and where everything is without it; a runtime puts containers into
+/// scopes or groups of their own there. The units of a node are in a slice of their own.
+fn holds_no_container(cgroup: &str) -> bool {
+    let service_of = |slice: &str| {
+        let unit = cgroup.strip_prefix(slice).and_then(|rest| rest.strip_prefix('/'));
+        cgroup == slice || unit.is_some_and(|unit| !unit.contains('/') && unit.ends_with(".service"))
+    };
+    let in_sessions =
+        || cgroup.strip_prefix("/user.slice").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    ["/", "/init.scope"].contains(&cgroup)
+        || in_sessions()
+        || service_of("/system.slice")
+        || service_of("/kubelet.slice")
 }
 
 /// A checked peer.
@@ -86,12 +104,17 @@ impl std::fmt::Display for Peer {
 }
 
 impl PeerUsers {
-    /// Decides what a peer is. Pure.
+    /// Decides what a peer is: by its user, and by its cgroups, which must not be a pod's. Where pods may be in any cgroup
+    /// (`no_pods`), each of its cgroups must be this process's own or one that holds no containers. Pure.
     pub fn classify(&self, identity: &PeerIdentity) -> Peer {
         let role = if !identity.same_user_namespace {
             Err("peer is in another user namespace")
         } else if identity.cgroups.iter().any(|cgroup| self.is_pod_cgroup(cgroup)) {
             Err("peer runs in a pod")
+        } else if self.no_pods.as_ref().is_some_and(|ours| {
+            identity.cgroups.iter().any(|cgroup| !ours.contains(cgroup) && !holds_no_container(cgroup))
+        }) {
+            Err("peer may run in a pod: with cgroupsPerQOS false its cgroup is none of a service or session")
         } else {
             match identity.uid {
                 uid if uid == self.syncd => Ok(Role::Syncd),
@@ -182,7 +205,13 @@ mod tests {
     use super::*;
 
     fn users() -> PeerUsers {
-        PeerUsers { syncd: 61001, evictiond: 61002, statusd: 61003, pods_cgroup: "/test/kubepods".into() }
+        PeerUsers {
+            syncd: 61001,
+            evictiond: 61002,
+            statusd: 61003,
+            pods_cgroup: "/test/kubepods".into(),
+            no_pods: None,
+        }
     }
 
     fn identity(uid: u32, same_user_namespace: bool, cgroup: &str) -> PeerIdentity {
@@ -206,6 +235,40 @@ mod tests {
         for (uid, same, cgroup, expected) in cases {
             assert_eq!(users().classify(&identity(uid, same, cgroup)).role.ok(), expected, "{uid} {same} {cgroup}");
         }
+    }
+
+    #[test]
+    fn without_cgroups_of_pods_peers_are_where_no_container_is() {
+        let users = PeerUsers { no_pods: Some(vec!["/".into(), "/docker/1".into()]), ..users() };
+        for inside in [
+            "/",
+            "/docker/1",
+            "/init.scope",
+            "/user.slice",
+            "/user.slice/user-0.slice/session-1.scope",
+            "/system.slice",
+            "/system.slice/ssh.service",
+            "/kubelet.slice/kubelet-syncd.service",
+        ] {
+            assert_eq!(users.classify(&identity(0, true, inside)).role.ok(), Some(Role::Operator), "{inside}");
+            assert_eq!(users.classify(&identity(61001, true, inside)).role.ok(), Some(Role::Syncd), "{inside}");
+        }
+        for outside in [
+            "/4f3c",
+            "/k8s.io/4f3c",
+            "/docker/1/4f3c",
+            "/docker/2",
+            "/system.slice/cri-containerd-4f3c.scope",
+            "/system.slice/containerd.service/4f3c",
+            "/kubelet.slice/x.scope",
+            "/user.slices/1",
+            "/kubepods/pod1",
+        ] {
+            assert!(users.classify(&identity(0, true, outside)).role.is_err(), "{outside}");
+            assert!(users.classify(&identity(61001, true, outside)).role.is_err(), "{outside}");
+        }
+        let mixed = PeerIdentity { cgroups: vec!["/".into(), "/4f3c".into()], ..identity(61001, true, "/") };
+        assert!(users.classify(&mixed).role.is_err(), "each hierarchy counts");
     }
 
     #[test]

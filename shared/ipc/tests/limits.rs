@@ -77,7 +77,13 @@ fn users(known: bool) -> Result<Arc<PeerUsers>> {
     let cgroup = std::fs::read_to_string("/proc/self/cgroup")?;
     let mine = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find(|path| path.len() > 1);
     let pods_cgroup = if known { "/no-such/kubepods" } else { mine.unwrap_or("/") };
-    Ok(Arc::new(PeerUsers { syncd: me, evictiond: 1_000_001, statusd: 1_000_002, pods_cgroup: pods_cgroup.into() }))
+    Ok(Arc::new(PeerUsers {
+        syncd: me,
+        evictiond: 1_000_001,
+        statusd: 1_000_002,
+        pods_cgroup: pods_cgroup.into(),
+        no_pods: None,
+    }))
 }
 
 async fn hello(path: &Path) -> std::result::Result<HelloReply, Status> {

@@ -41,7 +41,13 @@ impl ProcessApi for Answering {
 
 /// The users of a node on which this test is `me`.
 fn users(syncd: u32) -> Arc<PeerUsers> {
-    Arc::new(PeerUsers { syncd, evictiond: 1_000_001, statusd: 1_000_002, pods_cgroup: "/no-such/kubepods".into() })
+    Arc::new(PeerUsers {
+        syncd,
+        evictiond: 1_000_001,
+        statusd: 1_000_002,
+        pods_cgroup: "/no-such/kubepods".into(),
+        no_pods: None,
+    })
 }
 
 fn me() -> u32 {

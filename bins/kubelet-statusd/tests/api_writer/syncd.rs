@@ -81,7 +81,8 @@ impl Syncd {
         self.stop = CancellationToken::new();
         let service = Service { world: self.world.clone(), changed: self.changed.subscribe(), stop: self.stop.clone() };
         let listener = tokio::net::UnixListener::bind(self.socket()).unwrap();
-        let users = PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into() };
+        let users =
+            PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
         let services = Services::new().unwrap();
         services.health().set_service_status("", ServingStatus::Serving).await;
         let (health, stopping) = (services.health().clone(), self.stop.clone());

@@ -14,7 +14,7 @@ use bulkhead_ipc::server::Services;
 use bulkhead_ipc::volnetd::{OpenReply, OpenRequest, open_request::Kind};
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::scm;
-use bulkhead_types::{Epoch, InstancePaths};
+use bulkhead_types::{Epoch, InstancePaths, NodeName};
 use kubelet_volnetd::cgroups::Driver;
 use kubelet_volnetd::node::{Certificates, Node, Settings};
 use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch};
@@ -26,6 +26,7 @@ pub const EVICTIOND: u32 = 61181;
 pub const STATUSD: u32 = 61182;
 pub const STRANGER: u32 = 61183;
 pub const OPERATOR: u32 = 0;
+pub const NODE: &str = "node-a";
 
 /// Everything of one node in this process.
 pub struct World {
@@ -67,6 +68,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
             pod_logs_dir: dir.join("pod-logs"),
         },
         container_links_dir: dir.join("links"),
+        node_name: NodeName::parse(NODE).unwrap(),
         node_logs_dir: dir.join("var-log"),
         runtime_endpoint: Some(dir.join("runtime/containerd.sock")),
         image_endpoint: None,
@@ -110,6 +112,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
         evictiond: EVICTIOND,
         statusd: STATUSD,
         pods_cgroup: format!("{cgroup_root}/kubepods").into(),
+        no_pods: None,
     });
     let grpc = dir.join("run/grpc.sock");
     let _ = std::fs::remove_file(&grpc);

@@ -85,8 +85,13 @@ async fn the_broker_gives_descriptors_and_announces_changes() {
     let server = Server::plain(|_| answer(200, r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#)).await;
     let folder = tempfile::tempdir().unwrap();
     let uid = bulkhead_sys::process::PrivilegeReport::read().unwrap().uid;
-    let users =
-        PeerUsers { syncd: 1_000_001, evictiond: 1_000_002, statusd: uid, pods_cgroup: "/none/kubepods".into() };
+    let users = PeerUsers {
+        syncd: 1_000_001,
+        evictiond: 1_000_002,
+        statusd: uid,
+        pods_cgroup: "/none/kubepods".into(),
+        no_pods: None,
+    };
     let socket = folder.path().join("fd.sock");
     let files = folder.path().to_owned();
     let handler = move |_: Caller, request: BrokerRequest| std::future::ready(open(&files, &request));
