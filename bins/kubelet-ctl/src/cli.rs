@@ -22,7 +22,7 @@ pub fn command() -> Command {
              kubelet-ctl pods --watch                  the same, then every change\n  \
              kubelet-ctl pod web-node-a                one pod: state, containers, volumes, events\n  \
              kubelet-ctl health || echo unwell         for scripts\n  \
-             kubelet-ctl privileges                    map and reality side by side\n  \
+             kubelet-ctl privileges                    what each process may do, and whether it is as declared\n  \
              kubelet-ctl pods -o json | jq '.[].why'   for programs\n  \
              kubelet-ctl pods --root-dir /tmp/node-b   another node on this machine",
         )
@@ -44,9 +44,15 @@ pub fn command() -> Command {
         .subcommand(Command::new("health").about("Shows whether each process answers and what its checks say"))
         .subcommand(
             Command::new("privileges")
-                .about("Compares each process's privileges with the map: user, capabilities, filters, fences, sockets")
+                .about("Shows what each process may do, a line each, and whether that is as declared")
+                .arg(
+                    Arg::new("detail")
+                        .long("detail")
+                        .action(ArgAction::SetTrue)
+                        .help("Each fact beside its declaration: user, capabilities, filters, fences, sockets"),
+                )
                 .after_help(
-                    "Marks: = as in the map, !! different, ?? cannot be seen (not root), -- withheld by this machine.\n\
+                    "Marks of --detail: = as in the map, !! different, ?? cannot be seen (not root), -- withheld by this machine.\n\
                      Exit codes: 0 all as in the map, 4 something differs (a process that is down does), 3 something\n\
                      cannot be seen and nothing else differs.",
                 ),

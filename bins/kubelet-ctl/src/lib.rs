@@ -141,7 +141,7 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "volumes" => volumes::list(&instance, namespace, &mut printer).await,
         "cgroups" => cgroups::list(&instance, namespace, &mut printer).await,
         "health" => health::show(&instance, &mut printer).await,
-        "privileges" => privileges::show(&instance, &mut printer).await,
+        "privileges" => privileges::show(&instance, matches.get_flag("detail"), &mut printer).await,
         "stats" => stats::show(&instance, namespace, &mut printer).await,
         "events" => events::list(&instance, namespace, &mut printer).await,
         _ => Ok(Exit::Usage),

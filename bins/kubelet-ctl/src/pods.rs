@@ -201,7 +201,7 @@ pub(crate) fn find(pods: &[(&str, &str, &str)], wanted: &str) -> Result<usize, S
 
 /// The text of `pod NAME`.
 pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
-    let mut out = heading(pod, now);
+    let mut out = format!("{}\n\n{}", printable(&answer(pod, now)), heading(pod, now));
     section(&mut out, "Containers", &containers(pod, now));
 
     let mut volumes = Table::new(&["NAME", "KIND", "READY", "PATH", "PROBLEM"]);
@@ -225,6 +225,14 @@ pub(crate) fn describe(pod: &Pod, now: Timestamp) -> String {
     }
     section(&mut out, "Events", &events);
     out
+}
+
+/// What whoever asks for a pod wants to know first: how it is, and what it waits for.
+fn answer(pod: &Pod, now: Timestamp) -> String {
+    let state = format!("{}/{} is {}, {} containers ready", pod.namespace, pod.name, pod.status_word(), pod.ready());
+    let reasons = [why(pod, now), pod.message.clone()];
+    let reasons: Vec<String> = reasons.into_iter().filter(|reason| !reason.is_empty()).collect();
+    if reasons.is_empty() { state } else { format!("{state}: {}", reasons.join("; ")) }
 }
 
 /// What there is once of a pod, a line each.
@@ -406,6 +414,8 @@ default     web-node-a   0/1     CrashLoopBackOff   2          5m    10.0.0.5   
         assert_eq!(
             describe(&web(), now()),
             "\
+default/web-node-a is CrashLoopBackOff, 0/1 containers ready: waits to start container main again (10s)
+
 Name:        web-node-a
 Namespace:   default
 UID:         u1

@@ -1,11 +1,14 @@
-//! `privileges`: the privilege map and what the kernel shows, side by side for each process; every difference is marked.
+//! `privileges`: what each process may do, a line each, and with `--detail` the privilege map and what the kernel shows side by
+//! side; every difference is marked.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`seen`] | which processes are this node's, and what can be seen of each |
 //! | [`facts`] | what the map says and what is there, fact by fact |
+//! | [`brief`] | the line of each process. Pure |
 //! | [`compare`] | same, different, withheld by the machine, or unknown. Pure |
 
+mod brief;
 mod compare;
 mod facts;
 mod seen;
@@ -45,10 +48,10 @@ struct Service {
 }
 
 /// `privileges`. [`Exit::Differs`] if anything differs, else [`Exit::Unreachable`] if anything cannot be seen.
-pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Result<Exit, Failure> {
+pub(crate) async fn show(instance: &Instance, in_detail: bool, printer: &mut Printer<'_>) -> Result<Exit, Failure> {
     let node = seen::look(instance).await;
     let all: Vec<Shown> = node.processes.iter().map(|process| shown(&node.context, process)).collect();
-    printer.print(&all, || text(&all))?;
+    printer.print(&all, || if in_detail { detail(&all) } else { brief::table(&all) })?;
     Ok(match Comparison::of_all(all.iter().map(|process| process.verdict)) {
         Comparison::Differs => Exit::Differs,
         Comparison::Unknown => Exit::Unreachable,
@@ -72,7 +75,12 @@ fn services(program: Program) -> Vec<Service> {
     program.row().serves.iter().map(|one| Service { socket: one.socket, peers: one.peers }).collect()
 }
 
-fn text(all: &[Shown]) -> String {
+/// How many facts of all processes are like this.
+fn count(all: &[Shown], verdict: Comparison) -> usize {
+    all.iter().flat_map(|process| &process.facts).filter(|fact| fact.verdict == verdict).count()
+}
+
+fn detail(all: &[Shown]) -> String {
     let mut out = String::new();
     for process in all {
         let pid = process.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
@@ -91,13 +99,12 @@ fn text(all: &[Shown]) -> String {
         }
         out.push('\n');
     }
-    let count = |verdict| all.iter().flat_map(|process| &process.facts).filter(|fact| fact.verdict == verdict).count();
     let _ = writeln!(
         out,
         "{} different from the map (marked !!), {} not to be seen (??), {} withheld by this machine (--)",
-        count(Comparison::Differs),
-        count(Comparison::Unknown),
-        count(Comparison::Withheld)
+        count(all, Comparison::Differs),
+        count(all, Comparison::Unknown),
+        count(all, Comparison::Withheld)
     );
     out
 }

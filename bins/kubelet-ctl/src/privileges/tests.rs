@@ -8,7 +8,7 @@ use bulkhead_types::Process as Daemon;
 
 use super::compare::Comparison;
 use super::facts::{self, Context};
-use super::{Shown, seen, shown, text};
+use super::{Shown, brief, detail, seen, shown};
 
 fn context(granted: &[&str]) -> Context {
     let mut config = NodeConfig::for_tests(Path::new("/var/lib/kubelet"));
@@ -210,7 +210,7 @@ fn side_by_side() {
     let mut process = as_mapped(&context, Daemon::Evictiond);
     process.kernel.as_mut().unwrap().effective.push("NET_RAW".into());
     let all: Vec<Shown> = vec![shown(&context, &process)];
-    let text = text(&all);
+    let text = detail(&all);
     assert!(text.starts_with("kubelet-evictiond (pid 7): DIFFERS from the map\n"), "{text}");
     let line = text.lines().find(|line| line.contains("effective")).unwrap();
     assert!(line.trim_start().starts_with("!!") && line.contains("too many: NET_RAW"), "{line}");
@@ -220,4 +220,34 @@ fn side_by_side() {
             "1 different from the map (marked !!), 0 not to be seen (??), 0 withheld by this machine (--)\n"
         )
     );
+}
+
+#[test]
+fn a_line_says_what_a_process_may_do() {
+    let context = context(&ALL);
+    let line = |process: &seen::Process| {
+        let text = brief::table(&[shown(&context, process)]);
+        let columns: Vec<&str> = text.lines().nth(1).unwrap_or_default().split("   ").map(str::trim).collect();
+        let columns: Vec<String> = columns.into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect();
+        (columns, text)
+    };
+    let (columns, text) = line(&as_mapped(&context, Daemon::Volnetd));
+    assert_eq!(columns[..4], ["kubelet-volnetd", "7", "root", "SYS_ADMIN CHOWN FOWNER FSETID DAC_OVERRIDE KILL"]);
+    assert_eq!(columns[4..], ["unix", "any that its user may open", "denies 15", "yes"]);
+    assert_eq!(text.lines().count(), 2, "nothing to add: {text}");
+    let (columns, _) = line(&as_mapped(&context, Daemon::Evictiond));
+    assert_eq!(columns[3], "DAC_READ_SEARCH");
+    assert!(
+        columns[5].starts_with("lists /var/lib/kubelet/root/pods ") && columns[5].ends_with("; reads /proc /sys"),
+        "{columns:?}"
+    );
+    let (columns, _) = line(&as_mapped(&context, Daemon::Statusd));
+    assert_eq!(columns[3..5], ["none", "unix, IP; TCP 10248 10250"]);
+    assert!(columns[5].contains("reads /etc /proc ") && columns[5].contains("; writes /var/lib/"), "{columns:?}");
+
+    let mut process = as_mapped(&context, Daemon::Syncd);
+    process.kernel.as_mut().unwrap().effective.push("NET_RAW".into());
+    let (columns, text) = line(&process);
+    assert_eq!(columns.last().unwrap(), "NO: effective: NET_RAW; too many: NET_RAW");
+    assert!(text.contains("--detail"), "{text}");
 }
