@@ -84,30 +84,6 @@ fn a_pod_reads_of_itself_and_shares_parts_of_a_volume_by_its_group() -> Result<(
     node.finish()
 }
 
-#[test]
-fn a_part_of_a_volume_that_leads_out_keeps_its_container_from_starting() -> Result<()> {
-    let Some(lab) = lab()? else { return Ok(()) };
-    let node = lab.node("alpha").start()?;
-    let secret = lab.folder().join("outside");
-    std::fs::create_dir_all(&secret)?;
-    std::fs::write(secret.join("secret"), "not for pods\n")?;
-    let pod = Pod::idle("way").and_container("out", "cat /part/secret").empty_dir("data", "", None, "/data");
-    let mut pod = pod.value().clone();
-    pod["spec"]["containers"][1]["volumeMounts"] = json!([{"name": "data", "mountPath": "/part", "subPath": "out"}]);
-    pod["spec"]["initContainers"] = json!([{
-        "name": "first", "image": node.image(),
-        "command": ["sh", "-c", format!("ln -s {} /data/out", secret.display())],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-    }]);
-    node.write(&Pod::from_value(pod))?;
-    let text = "failed to prepare subPath for volumeMount \"data\" of container \"out\"";
-    node.wait_pod("way", "the part is refused", |pod| {
-        pod.containers.iter().any(|c| c.name == "out" && c.reason == "CreateContainerConfigError" && c.message == text)
-    })?;
-    ensure!(node.cri()?.containers()?.iter().all(|one| one.name != "out"), "it must not even be created");
-    node.finish()
-}
-
 fn ensure_said(log: &str, text: &str) -> Result<()> {
     ensure!(log.contains(text), "{text:?} is not in the log:\n{log}");
     Ok(())

@@ -310,19 +310,39 @@ fn the_process_graph_is_the_reviewed_one() -> Result<()> {
 #[test]
 fn every_claim_of_the_threat_model_names_a_test_that_is_there() -> Result<()> {
     let text = std::fs::read_to_string(workspace_root().join("SECURITY.md"))?;
+    let rows = text.lines().skip_while(|line| *line != "| claim | test |").skip(2);
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        ensure!(row.contains(".rs::"), "a claim without a test: {row}");
+    }
+    ensure!(tests_named_in("SECURITY.md", &text)? > 30, "few tests are named");
+    Ok(())
+}
+
+#[test]
+fn every_published_vulnerability_has_a_test_or_is_said_not_to_be_contained() -> Result<()> {
+    let text = std::fs::read_to_string(workspace_root().join("docs/kubelet-cves.md"))?;
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| CVE-")).collect();
+    ensure!(rows.len() > 10, "few rows: {rows:#?}");
+    for row in rows {
+        let here = row.split(" | ").nth(2).unwrap_or_default();
+        let held = here.starts_with("eliminated") || here.starts_with("contained");
+        ensure!(held || here.starts_with("not contained: "), "a row says one of three: {row}");
+        ensure!(held == row.contains(".rs::"), "a test for what is held, and for nothing else: {row}");
+    }
+    ensure!(tests_named_in("docs/kubelet-cves.md", &text)? > 10, "few tests are named");
+    Ok(())
+}
+
+/// Checks that each `path.rs::test` of a document is a test, and counts them.
+fn tests_named_in(document: &str, text: &str) -> Result<usize> {
     let named: Vec<(&str, &str)> = text
         .split('`')
         .filter_map(|word| word.split_once(".rs::"))
         .filter(|(path, _)| path.contains('/') && !path.contains(char::is_whitespace))
         .collect();
-    let rows = text.lines().skip_while(|line| *line != "| claim | test |").skip(2);
-    for row in rows.take_while(|line| line.starts_with('|')) {
-        ensure!(row.contains(".rs::"), "a claim without a test: {row}");
-    }
-    ensure!(named.len() > 30, "only {} tests are named", named.len());
-    for (path, test) in named {
+    for (path, test) in &named {
         let file = workspace_root().join(format!("{path}.rs"));
-        let source = std::fs::read_to_string(&file).with_context(|| format!("{path}.rs, named by SECURITY.md"))?;
+        let source = std::fs::read_to_string(&file).with_context(|| format!("{path}.rs, named by {document}"))?;
         let mut is_test = false;
         let found = source.lines().map(str::trim_start).any(|line| {
             // The attribute stands right above, among others of its kind.
@@ -332,9 +352,9 @@ fn every_claim_of_the_threat_model_names_a_test_that_is_there() -> Result<()> {
             is_test &= line.starts_with("#[") || line.starts_with("//");
             hit
         });
-        ensure!(found, "SECURITY.md names the test {test} of {path}.rs, which is not there");
+        ensure!(found, "{document} names the test {test} of {path}.rs, which is not there");
     }
-    Ok(())
+    Ok(named.len())
 }
 
 /// All files of a kind below a folder of the repository, without what is built.
@@ -352,7 +372,7 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 #[test]
-fn what_the_documents_name_is_there() -> Result<()> {
+fn files_and_names_in_documents_exist() -> Result<()> {
     let root = workspace_root();
     let (mut all, sources) = (Vec::new(), sources()?);
     documents(&root, &mut all)?;

@@ -3,6 +3,7 @@
 //! (`tests/README.md` says why they share one.)
 
 mod chaos;
+mod cves;
 mod faults;
 mod intruder;
 mod launcher;
