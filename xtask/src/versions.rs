@@ -147,6 +147,11 @@ fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
             command.arg("--config").arg(format!("profile.dev.package.{package}.{setting}"));
         }
     }
+    // What third parties wrote is only found again where it was built with the same optimisation.
+    let manifest = std::fs::read_to_string(build::workspace_root().join("Cargo.toml")).context("reading Cargo.toml")?;
+    for (package, level) in optimised(&manifest) {
+        command.arg("--config").arg(format!("profile.dev.package.{package}.opt-level={level}"));
+    }
     command.env("CARGO_TARGET_DIR", &target);
     if std::env::var_os("CARGO_BUILD_BUILD_DIR").is_none() {
         command.env("CARGO_BUILD_BUILD_DIR", build::target_dir());
@@ -178,9 +183,28 @@ fn own_packages(lock: &str) -> Vec<&str> {
         .collect()
 }
 
+/// Packages with an optimisation of their own in the development profile of a Cargo.toml, and which one.
+fn optimised(manifest: &str) -> Vec<(&str, &str)> {
+    let tables = manifest.split("\n[profile.dev.package.").skip(1);
+    tables
+        .filter_map(|table| {
+            let (package, rest) = table.split_once(']')?;
+            let own = rest.split("\n[").next()?;
+            Some((package, own.lines().find_map(|line| line.strip_prefix("opt-level = "))?))
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{own_packages, programs_if_known};
+    use super::{optimised, own_packages, programs_if_known};
+
+    #[test]
+    fn packages_with_an_optimisation_of_their_own_are_found() {
+        let manifest = "[profile.dev]\nopt-level = 0\n\n[profile.dev.package.h2]\nopt-level = 1\n\n[profile.dev.package.tests]\n\
+                        debug = 1\n\n[profile.dev.package.tokio]\n# why\nopt-level = 2\n\n[profile.release]\nopt-level = 3\n";
+        assert_eq!(optimised(manifest), [("h2", "1"), ("tokio", "2")]);
+    }
 
     #[test]
     fn without_the_history_there_is_nothing_to_build() {
