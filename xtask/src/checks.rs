@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use bulkhead_testkit::skip::{self, Lack, skip_into};
-use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous};
+use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous, traces};
 
 use crate::lints::{self, Lints};
 use crate::outcome::Outcome;
@@ -87,7 +87,10 @@ pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
     let mut phases = Phases::default();
     let skips = build::target_dir().join(format!("skips.{}", std::process::id()));
     std::fs::create_dir_all(build::target_dir())?;
+    let before = traces::now();
     let done = steps(no_checks, rest, &skips, &mut phases);
+    // The runner's summary stays the end of what is printed where there is nothing to say.
+    let done = done.and_then(|()| traces::check(&before));
     if done.is_err() && !phases.has("tests") {
         eprint!("\nwhere the time went:\n{}", phases.lines());
     }

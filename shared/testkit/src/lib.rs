@@ -51,6 +51,7 @@ pub mod processes;
 pub mod release;
 pub mod skip;
 pub mod systemd;
+pub mod traces;
 #[cfg(feature = "vm")]
 pub mod vm;
 pub mod wait;
