@@ -18,7 +18,7 @@ const LANE: &str = "package(bulkhead-tests) and (test(/^runtime::/) \
     or test(=runtimes::an_end_is_seen_at_once_by_the_next_process_that_decides) \
     or test(=golden::pods_live_as_under_upstreams_kubelet) \
     or test(=cluster_life::a_pod_is_scheduled_runs_and_goes_gracefully) \
-    or test(=init_containers::in_order_up_and_in_reverse_down) \
+    or test(=init_containers::init_containers_start_in_order_and_sidecars_stop_in_reverse) \
     or test(=termination::why_containers_end_or_do_not_start))";
 
 /// What labs run on unless a test asks for another: the choice of the environment, with its versions.

@@ -233,7 +233,7 @@ fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Resu
     Ok(JournalReader::default())
 }
 
-/// Traces go outward from the start on, where the configuration names them.
+/// Traces go to the collector from the start on, where the configuration names them.
 fn send_traces(daemon: &Arc<Daemon>) {
     let Some(own) = daemon.traces.clone() else { return };
     let links = [Process::Syncd, Process::Volnetd, Process::Evictiond].map(|process| (process, daemon.link(process)));

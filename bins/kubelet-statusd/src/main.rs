@@ -6,6 +6,10 @@ use bulkhead_daemon::Spec;
 use bulkhead_types::Process;
 
 fn main() -> ExitCode {
-    let spec = Spec { process: Process::Statusd, about: "says outward what the node is", before: |_config| {} };
+    let spec = Spec {
+        process: Process::Statusd,
+        about: "writes to the API server what the node is, and serves its HTTPS",
+        before: |_config| {},
+    };
     bulkhead_daemon::run(spec, kubelet_statusd::run)
 }

@@ -1,4 +1,4 @@
-//! Traces of this process: whether they are recorded, and their way to kubelet-statusd, which sends them outward.
+//! Traces of this process: whether they are recorded, and their way to kubelet-statusd, which sends them to a collector.
 
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::common::span::Kind as WireKind;

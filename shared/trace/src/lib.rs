@@ -3,7 +3,7 @@
 //! A span is a `tracing` span of the target [`TARGET`], made by `tracing::info_span!(target: TARGET, "name", ...)`. While
 //! nobody records (the configuration names no `tracing`), making one costs a comparison. The identity of the innermost
 //! open span travels with every call as W3C Trace Context ([`current`], [`PARENT_FIELD`]); what has ended waits in a
-//! bounded [`Recorder`] for whoever sends it outward.
+//! bounded [`Recorder`] for whoever sends it to a collector.
 //!
 //! Invariant: no I/O, and no text of a secret: attributes are ids, names and counts.
 

@@ -39,7 +39,7 @@ pub fn a_pod_ends_in_two_steps(server: Server) -> Result<()> {
     Ok(())
 }
 
-pub fn what_nobody_looks_after_goes_at_once_and_finalizers_hold(server: Server) -> Result<()> {
+pub fn objects_without_finalizers_go_at_once(server: Server) -> Result<()> {
     let place = Place::new("deletion", server)?;
     let client = place.client();
     place.create(&pod("unscheduled", ""))?;

@@ -63,7 +63,7 @@ contract! {
         the_authorizer_knows_soon_after_the_watch_tells;
     deletion:
         a_pod_ends_in_two_steps,
-        what_nobody_looks_after_goes_at_once_and_finalizers_hold;
+        objects_without_finalizers_go_at_once;
     forms:
         only_what_both_sides_understand_is_spoken;
     objects:

@@ -111,7 +111,7 @@ fn wait_for_line(node: &Node, words: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn a_node_begins_with_a_token() -> Result<()> {
+fn tls_bootstrap_begins_with_a_token() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.stand_in(Config { approval: Approval::Manual, ..Config::default() })?;
     let builder = lab.node(NODE).bootstraps_into(&cluster)?.config("rotateCertificates", json!(true));
@@ -196,7 +196,7 @@ fn a_node_begins_with_a_token() -> Result<()> {
 }
 
 #[test]
-fn a_node_is_refused_and_asks_again() -> Result<()> {
+fn node_registration_is_retried_after_a_refusal() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.stand_in(Config { approval: Approval::Manual, anonymous: false, ..Config::default() })?;
     let builder = lab.node(NODE).bootstraps_into(&cluster)?;

@@ -166,7 +166,7 @@ fn a_node_joins_rests_and_comes_back() -> Result<()> {
 }
 
 #[test]
-fn a_node_that_is_there_already_is_put_right_not_overwritten() -> Result<()> {
+fn an_existing_node_object_is_reconciled_not_overwritten() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.cluster()?;
     let theirs = cluster.create(&json!({

@@ -151,7 +151,7 @@ fn a_name_can_be_used_again_while_the_old_pod_still_ends() -> Result<()> {
 }
 
 #[test]
-fn pods_that_are_over_or_elsewhere_are_not_run() -> Result<()> {
+fn terminal_pods_and_pods_of_other_nodes_are_not_run() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let Member { cluster, mut node } = Member::start(&lab, &[], |node| node)?;
     node.stop()?;

@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// A runtime that lists a pod's container and fails over its status.
 #[test]
-fn a_pod_that_the_runtime_cannot_describe_says_so() -> Result<()> {
+fn failed_sync_when_the_runtime_cannot_describe_a_pod() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let proxy = Proxy::start(&lab.folder().join("faulty.sock"), &lab.containerd().socket())?;
     let Member { cluster, node } =
@@ -61,7 +61,7 @@ fn set(path: &Path, attribute: &str) -> Result<bool> {
 
 /// The logs of a pod that is gone cannot be removed: the collection says so.
 #[test]
-fn a_collection_that_fails_says_so() -> Result<()> {
+fn container_gc_failed_when_a_collection_fails() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let Member { cluster, mut node } = Member::start(&lab, &[], |node| node)?;
     wait_node(&cluster, "True")?;

@@ -211,7 +211,7 @@ case "$question" in *'"serviceAccountAnnotations":{{"role":"reader"}}'*) ;; *) e
 /// An image that is on the node because one pod's secret opened the registry is there for pods that have that secret, or
 /// the same credential in another; what came with the node is everybody's.
 #[test]
-fn an_image_that_a_secret_opened_is_for_those_who_have_it() -> Result<()> {
+fn a_pulled_image_is_for_pods_with_the_pull_secret() -> Result<()> {
     let Some((lab, registry)) = registry()? else { return Ok(()) };
     let image = registry.image();
     let objects = [pull_secret("right", PASSWORD), pull_secret("copy", PASSWORD), pull_secret("wrong", "guessed")];

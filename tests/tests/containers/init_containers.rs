@@ -97,7 +97,7 @@ fn phases(member: &Member, name: &str) -> Result<Vec<String>> {
 }
 
 #[test]
-fn in_order_up_and_in_reverse_down() -> Result<()> {
+fn init_containers_start_in_order_and_sidecars_stop_in_reverse() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let member =
         Member::start(&lab, &[], |node| node.config("crashLoopBackOff", json!({"maxContainerRestartPeriod": "1s"})))?;

@@ -206,7 +206,7 @@ fn resolver_hosts_and_names_as_containers_see_them() -> Result<()> {
 }
 
 #[test]
-fn a_node_without_cluster_dns_and_with_too_long_a_search_line_says_so() -> Result<()> {
+fn events_for_missing_cluster_dns_and_too_long_a_search_line() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let domains: Vec<String> = (0..33).map(|i| format!("d{i}.test")).collect();
     let file = resolv_conf(&lab, &format!("nameserver 10.255.255.53\nsearch {}\n", domains.join(" ")))?;

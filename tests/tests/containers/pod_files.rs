@@ -343,7 +343,7 @@ fn files_follow_what_the_api_server_has_and_parts_of_volumes_stay() -> Result<()
 }
 
 #[test]
-fn what_is_missing_is_named_and_a_part_that_is_put_right_lets_the_container_start() -> Result<()> {
+fn missing_references_are_named_and_containers_start_once_they_exist() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let objects = [config_map("cm", &json!({"k": "v"})), secret("sec", "Opaque", &json!({"k": "v"}))];
     let member = Member::start(&lab, &objects, |node| node)?;

@@ -70,7 +70,7 @@ fn agnhost_pod(name: &str, command: &[&str]) -> Pod {
 }
 
 #[test]
-fn probes_gate_restart_and_tell() -> Result<()> {
+fn probes_gate_readiness_restart_containers_and_emit_events() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     agnhost::import(&lab, env!("CARGO_BIN_EXE_agnhost"))?;
     let world = World::start(&lab)?;
@@ -214,7 +214,7 @@ fn probes_gate_restart_and_tell() -> Result<()> {
 
 /// However much probes have to say of a pod: what is told of it, and of the others, comes through.
 #[test]
-fn long_words_of_probes_hold_nothing_up() -> Result<()> {
+fn long_output_of_probes_holds_nothing_up() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let world = World::start(&lab)?;
     let mut pod =

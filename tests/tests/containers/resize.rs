@@ -255,7 +255,7 @@ fn running_containers_get_other_sizes() -> Result<()> {
 }
 
 #[test]
-fn restarts_sidecars_and_the_pod_as_a_whole() -> Result<()> {
+fn restart_rules_for_containers_sidecars_and_the_whole_pod() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let member = start(&lab)?;
     let policy = json!([
@@ -338,7 +338,7 @@ fn allocatable(member: &Member) -> Result<i64> {
 }
 
 #[test]
-fn who_waits_for_room_and_what_outlives_a_restart() -> Result<()> {
+fn deferred_resizes_are_retried_and_outlive_a_restart() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let member = start(&lab)?;
     let all = allocatable(&member)?;

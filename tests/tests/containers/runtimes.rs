@@ -104,7 +104,7 @@ fn a_pod_with_users_of_its_own_runs_and_what_fails_in_one_is_counted() -> Result
 }
 
 #[test]
-fn statuses_say_who_containers_run_as_and_what_they_have() -> Result<()> {
+fn container_statuses_show_users_and_resources() -> Result<()> {
     let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
     let member = member(&lab, |node| node)?;
     let context = json!({"runAsUser": 1001, "runAsGroup": 2002, "fsGroup": 3003, "supplementalGroups": [4004],
@@ -171,7 +171,7 @@ fn an_image_is_mounted_as_a_volume() -> Result<()> {
 }
 
 #[test]
-fn what_is_mounted_below_a_volume_is_read_only_too_where_that_is_asked_for() -> Result<()> {
+fn recursive_read_only_mounts() -> Result<()> {
     let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
     let member = member(&lab, |node| node)?;
     let outside = lab.folder().join("outside");

@@ -181,7 +181,7 @@ fn containers_are_what_their_pod_says_and_no_more() -> Result<()> {
 }
 
 #[test]
-fn who_must_not_be_root_is_not_at_any_start() -> Result<()> {
+fn run_as_non_root_holds_at_every_start() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (numbered, named) = ("bulkhead.test/busybox-1000:1", "bulkhead.test/busybox-www:1");
     image::import_with_users(&lab, &[(numbered, "1000"), (named, "www")])?;

@@ -16,7 +16,7 @@ fn once(name: &str, script: &str) -> Pod {
 }
 
 #[test]
-fn what_containers_say_at_their_end() -> Result<()> {
+fn termination_messages_are_shown() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let Member { cluster, node } = Member::start(&lab, &[], |node| node.config("clusterDNS", json!(["10.96.0.10"])))?;
     let fallback = |pod: Pod| pod.container_field("terminationMessagePolicy", json!("FallbackToLogsOnError"));

@@ -104,7 +104,7 @@ fn compile(text: &str) -> Result<Api> {
 }
 
 #[test]
-fn what_breaks_is_named_and_what_is_added_is_not() -> Result<()> {
+fn incompatible_changes_are_named_and_additions_are_not() -> Result<()> {
     let old = compile(OLD)?;
     let cases: &[Case] = &[
         ("string uid = 1;\n", "string uid = 1; string host = 10; Ask ask = 11;\n", &[]),

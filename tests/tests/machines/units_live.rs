@@ -48,7 +48,7 @@ fn the_units_come_up_stay_and_go_as_one_kubelet() -> Result<()> {
     running(&machine, 1)?;
     mounts_of_pods_are_seen_and_not_held(&machine)?;
     clients_wait_while_the_daemon_is_away(&machine)?;
-    the_journal_is_read_for_who_asks(&machine)?;
+    the_journal_is_read_for_authorised_users(&machine)?;
     a_second_node_is_refused(&machine)?;
     ports_follow_the_configuration(&machine)?;
     stopped_is_stopped(&machine)?;
@@ -202,7 +202,7 @@ fn clients_wait_while_the_daemon_is_away(machine: &Machine) -> Result<()> {
 }
 
 /// The log query, by a process that starts when somebody asks, and that answers nobody but statusd.
-fn the_journal_is_read_for_who_asks(machine: &Machine) -> Result<()> {
+fn the_journal_is_read_for_authorised_users(machine: &Machine) -> Result<()> {
     ensure!(machine.unit("kubelet-journal.service")?.active == "inactive", "it runs though nobody asked");
     let https = https(machine, MAIN);
     let text = |query: &str| -> Result<String> {

@@ -233,6 +233,27 @@ fn a_peer_needs_the_right_user_outside_pods_and_in_our_user_namespace() -> Resul
     node.finish()
 }
 
+/// The runtime puts containers anywhere then, so that a cgroup which could be one is no peer's.
+#[test]
+fn without_cgroups_of_pods_a_peer_in_a_container_s_cgroup_is_refused() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let builder = lab.node("alpha").config("cgroupsPerQOS", json!(false)).config("enforceNodeAllocatable", json!([]));
+    let node = builder.start()?;
+    let syncd = user(node.pids()["kubelet-syncd"])?;
+    let group = std::fs::metadata(node.run_dir())?.gid().to_string();
+    let volnetd = node.run_dir().join("kubelet-volnetd.sock");
+    let container = format!("{}/k8s.io-container", lab.cgroup());
+    cgroups::create(&container)?;
+    let dress = Dress { uid: syncd, groups: &group, cgroup: None, user_namespace: false };
+    let hello = |dress: &Dress<'_>| call(dress, &volnetd, "none", "hello");
+    ensure!(hello(&dress)?.starts_with("Ok"), "outside of containers the sync daemon's own user may call");
+    let answer = hello(&Dress { cgroup: Some(&container), ..dress })?;
+    ensure!(answer.starts_with("PermissionDenied"), "{answer}");
+    // The daemons are each other's peers all the same.
+    ensure!(node.ctl(&["health"])?.contains("healthy"));
+    node.finish()
+}
+
 fn pod_cgroup(node: &Node, uid: &str) -> Result<String> {
     let below = cgroups::below(node.cgroup_root());
     let relative = below.iter().find(|path| path.ends_with(&format!("pod{uid}"))).context("the pod has no cgroup")?;

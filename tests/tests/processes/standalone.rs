@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 #[test]
-fn a_manifest_becomes_a_pod_with_logs_links_labels_and_an_address() -> Result<()> {
+fn a_static_pod_has_logs_links_labels_and_an_address() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
     let pod = Pod::busybox("web", &format!("echo out of $GREETING; echo to stderr >&2; {IDLE}")).container_field(
@@ -266,7 +266,7 @@ fn a_pod_that_cannot_start_is_not_tried_without_pause() -> Result<()> {
 }
 
 #[test]
-fn what_pods_left_that_were_removed_while_the_agent_was_down_goes() -> Result<()> {
+fn leftovers_of_pods_removed_while_the_agent_was_down_are_cleaned_up() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let mut node = lab.node("alpha").start()?;
     node.write(&Pod::idle("gone").empty_dir("memory", "Memory", Some("1Mi"), "/memory"))?;
@@ -475,7 +475,7 @@ fn the_static_pod_path_may_be_one_file() -> Result<()> {
 }
 
 #[test]
-fn a_pod_whose_image_is_missing_says_so_and_starts_nothing() -> Result<()> {
+fn a_pod_with_a_missing_image_shows_err_image_never_pull() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
     let absent = json!("bulkhead.test/absent:1");

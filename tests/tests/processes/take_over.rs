@@ -192,7 +192,7 @@ impl World {
 }
 
 #[test]
-fn pods_do_not_notice_who_the_kubelet_is() -> Result<()> {
+fn pods_run_on_when_the_kubelet_is_replaced_and_put_back() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let mut world = upstreams_node(&lab)?;
     // The checker agrees with the recordings before it judges anything of ours.

@@ -181,7 +181,7 @@ fn attacks_on_every_socket_harm_no_pod_and_no_process() -> Result<()> {
                 })
             }));
         }
-        // Meanwhile the node does its work: pods come, are seen and told of outward, and go.
+        // Meanwhile the node does its work: pods come, are shown on the API server, and go.
         let mut served = 0;
         let works = (|| {
             while going() {

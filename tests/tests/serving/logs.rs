@@ -96,12 +96,12 @@ fn with_sign(pod: Pod) -> Pod {
 fn give_sign(node: &Node, pod: &str) -> Result<()> {
     let running = node.wait_running(pod, 1)?;
     let (code, output) = node.cri()?.exec(&running.main().id, &["touch", "/go/go"])?;
-    ensure!(code == 0, "{output}");
+    ensure!(code == 0, "touch ended with {code}: {output}");
     Ok(())
 }
 
 #[test]
-fn options_bytes_instances_and_refusals() -> Result<()> {
+fn log_options_limits_instances_and_refusals() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let (node, https) = start(&lab)?;
     // The runtime reads the two streams each for itself.

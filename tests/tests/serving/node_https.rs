@@ -123,7 +123,7 @@ fn a_certificate_of_its_own_outlives_everything_and_clients_authorities_change()
 }
 
 #[test]
-fn a_configured_certificate_and_the_clusters_word_on_who_may() -> Result<()> {
+fn a_configured_certificate_and_webhook_authorization() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let own = Authority::new()?;
     let (crt, key) = (lab.folder().join("serving.crt"), lab.folder().join("serving.key"));

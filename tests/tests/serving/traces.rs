@@ -95,7 +95,7 @@ const STAGES: [(&str, &str); 12] = [
 ];
 
 #[test]
-fn what_is_done_for_a_pod_is_one_trace_through_all_processes() -> Result<()> {
+fn the_work_on_a_pod_is_one_trace_through_all_processes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let collector = Collector::default();
     let (endpoint, serving) = collector.serve(lab.netns().gateway())?;

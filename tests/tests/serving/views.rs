@@ -504,7 +504,7 @@ fn units(https: &Https, journal: &Journal, logs: &Logs) -> Result<()> {
 }
 
 #[test]
-fn what_is_turned_off_is_not_there() -> Result<()> {
+fn disabled_handlers_are_not_served() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let start = |fields: Value| {
         let open = json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}});

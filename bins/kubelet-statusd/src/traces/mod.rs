@@ -1,4 +1,4 @@
-//! Traces on their way outward: spans are taken from every process, and sent in batches to the collector that
+//! Traces on their way to the collector: spans are taken from every process, and sent in batches to the collector that
 //! `tracing.endpoint` names, by OTLP over gRPC without TLS (upstream `component-base/tracing`).
 //!
 //! A collector that is away costs nothing but spans: batches are tried again for a minute, then the oldest go.

@@ -1,4 +1,4 @@
-//! Spans of all processes on their way outward: bounded, the oldest go. Pure but for the waking.
+//! Spans of all processes on their way to the collector: bounded, the oldest go. Pure but for the waking.
 
 use std::sync::Mutex;
 
