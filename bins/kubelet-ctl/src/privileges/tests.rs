@@ -242,7 +242,7 @@ fn a_line_says_what_a_process_may_do() {
         "{columns:?}"
     );
     let (columns, _) = line(&as_mapped(&context, Daemon::Statusd));
-    assert_eq!(columns[3..5], ["none", "unix, IP; TCP 10248 10250"]);
+    assert_eq!(columns[3..5], ["none", "unix, IP; TCP 10250"]);
     assert!(columns[5].contains("reads /etc /proc ") && columns[5].contains("; writes /var/lib/"), "{columns:?}");
 
     let mut process = as_mapped(&context, Daemon::Syncd);
