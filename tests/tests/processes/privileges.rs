@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::processes::status_line;
-use bulkhead_testkit::{Node, Pod, cgroups};
+use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
 use bulkhead_tests::lab;
 use serde_json::json;
 
@@ -251,6 +251,35 @@ fn without_cgroups_of_pods_a_peer_in_a_container_s_cgroup_is_refused() -> Result
     ensure!(answer.starts_with("PermissionDenied"), "{answer}");
     // The daemons are each other's peers all the same.
     ensure!(node.ctl(&["health"])?.contains("healthy"));
+    node.finish()
+}
+
+/// Decision 55.
+#[test]
+fn a_host_pid_pod_of_a_daemons_user_ends_it_and_no_pod_notices() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").start()?;
+    node.write(&Pod::idle("neighbour"))?;
+    let neighbour = node.wait_running("neighbour", 1)?;
+    let before = node.pids();
+    let (syncd, volnetd) = (before["kubelet-syncd"], before["kubelet-volnetd"]);
+    let uid = user(syncd)?;
+    let script = format!(
+        "kill -9 {volnetd} 2>&1; cat /proc/{syncd}/environ /proc/{syncd}/maps 2>&1; echo tried; kill -9 {syncd}; sleep 1000"
+    );
+    let pod = Pod::busybox("killer", &script)
+        .spec("hostPID", json!(true))
+        .spec("securityContext", json!({"runAsUser": uid, "runAsGroup": uid}));
+    node.write(&pod)?;
+    let log = std::fs::read_to_string(node.wait_for_log("killer", "main", "tried")?)?;
+    ensure!(log.matches("ermission denied").count() + log.matches("not permitted").count() >= 3, "{log}");
+    eventually("kubelet-syncd is another process", LONG, || {
+        let now = node.pids();
+        ensure!(now.get("kubelet-syncd").is_some_and(|pid| *pid != syncd), "{now:?}");
+        ensure!(now.get("kubelet-volnetd") == Some(&volnetd), "{now:?}");
+        node.is_healthy()
+    })?;
+    ensure!(node.wait_running("neighbour", 1)?.main().id == neighbour.main().id, "the neighbour was started again");
     node.finish()
 }
 
