@@ -4,7 +4,7 @@
 //! No descriptor into a pod's volume leaves this process: any open descriptor, even a bare handle, makes an unmount
 //! fail. (A termination message file lies beside the volumes, not in one; of a file with variables a copy is passed.)
 
-mod client_pair;
+pub mod client_pair;
 mod credential;
 mod env_file;
 mod joined;

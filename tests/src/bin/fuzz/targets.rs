@@ -8,6 +8,7 @@ use kubelet_statusd::logs::transcript::{Rules, Transcript};
 use kubelet_statusd::routes::{self, Surface, Switches};
 use kubelet_statusd::streaming::options as stream_options;
 use kubelet_statusd::streaming::translate::{spdy, websocket};
+use kubelet_volnetd::broker::client_pair;
 
 /// A target: its name, inputs that are well formed, words to put into others, and what is done with an input.
 pub struct Target {
@@ -68,6 +69,12 @@ pub const TARGETS: &[Target] = &[
         seeds: &[b"\x82\x83abcd\x01\x02\x03", b"\x02\x81abcd\x00\x80\x81abcd\x01\x89\x80abcd\x88\x82abcd\x03\xe8"],
         words: &[b"\xfe", b"\xff", b"\x7f\xff\xff", b"\x00\x00\x00\x00", b"\x88", b"\x8a"],
         run: websocket_frames,
+    },
+    Target {
+        name: "client-pair",
+        seeds: &[include_bytes!("client.der"), include_bytes!("client-key.der")],
+        words: &[b"\x30\x82", b"\x02\x01", b"\xa3", b"\x06\x03\x55\x04\x03", b"\x18\x0f99991231235959Z", b"\x84\xff\xff\xff\xff", b"\x30\x80", b"system:nodes"],
+        run: pairs_of_a_client,
     },
     Target {
         name: "metrics-scraper",
@@ -249,4 +256,22 @@ fn scraper(input: &[u8]) {
         }
     }
     let _ = kubelet_statusd::scrape::accept::negotiate(&headers);
+}
+
+/// A certificate, and a key, in the place of those that kubelet-statusd hands to kubelet-volnetd.
+fn pairs_of_a_client(bytes: &[u8]) {
+    use base64::Engine as _;
+    let Ok(node) = bulkhead_types::NodeName::parse("node-a") else { return };
+    let pem = |label: &str, der: &[u8]| {
+        let body = base64::engine::general_purpose::STANDARD.encode(der);
+        format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")
+    };
+    let (certificate, key) = (include_bytes!("client.der"), include_bytes!("client-key.der"));
+    for (certificate, key) in [(bytes, key.as_slice()), (certificate.as_slice(), bytes)] {
+        let (certificate, key) = (pem("CERTIFICATE", certificate), pem("PRIVATE KEY", key));
+        // 2027-01-15.
+        let found = client_pair::check(certificate.as_bytes(), key.as_bytes(), &node, 1_800_000_000);
+        let named = bytes.windows(18).any(|part| part == b"system:node:node-a");
+        assert!(found.is_err() || named || bytes == include_bytes!("client-key.der"), "another node's, or no node's");
+    }
 }
