@@ -114,7 +114,7 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::journal::JournalReader;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
-use bulkhead_types::Process;
+use bulkhead_types::{BackOff, Process};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -308,7 +308,7 @@ async fn listen(
     router: Arc<Router>,
     listeners: Listeners,
 ) {
-    let (mut pause, longest) = BIND_RETRY;
+    let mut retry = BackOff::new(BIND_RETRY.0, BIND_RETRY.1);
     loop {
         let listener = match earlier.take() {
             Some(listener) => Ok(listener),
@@ -318,13 +318,12 @@ async fn listen(
             Ok(listener) => {
                 tracing::info!(%address, ?surface, "listening");
                 let _listening = listeners.add(surface, address);
-                pause = BIND_RETRY.0;
+                retry.reset();
                 serve_http(listener, surface, router.clone(), Limits::default()).await;
             }
             Err(error) => tracing::warn!(%address, %error, "could not listen, trying again"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(longest);
+        tokio::time::sleep(retry.pause()).await;
     }
 }
 

@@ -1,5 +1,9 @@
 //! Which path on which port is what. Pure; the table is upstream's (`pkg/kubelet/server/server.go`).
 
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
 /// The HTTP servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Surface {
@@ -296,46 +300,16 @@ pub fn long_running(path_label: &str) -> &'static str {
 
 /// Decoded pairs of a query, in order, repeats included. Bytes that are no UTF-8 become U+FFFD.
 pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
-    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key), decode(value))
-    })
+    form_urlencoded::parse(query.as_bytes()).into_owned()
 }
 
 /// A path without its escapes; `None` when one is broken, or what they say is no text.
 pub fn decode_path(path: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let [first, after @ ..] = rest {
-        let (byte, tail) = match (first, after) {
-            (b'%', [high, low, tail @ ..]) => (hex(*high)? << 4 | hex(*low)?, tail),
-            (b'%', _) => return None,
-            _ => (*first, after),
-        };
-        out.push(byte);
-        rest = tail;
+    let is_whole = |escape: &str| escape.len() >= 2 && escape.bytes().take(2).all(|digit| digit.is_ascii_hexdigit());
+    if !path.split('%').skip(1).all(is_whole) {
+        return None;
     }
-    String::from_utf8(out).ok()
-}
-
-fn decode(text: &str) -> String {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let escape = match (first, after) {
-            (b'%', [high, low, tail @ ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| (high << 4 | low, tail)),
-            (b'+', _) => Some((b' ', after)),
-            _ => None,
-        };
-        let (byte, tail) = escape.unwrap_or((*first, after));
-        out.push(byte);
-        rest = tail;
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    (digit as char).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+    percent_decode_str(path).decode_utf8().ok().map(Cow::into_owned)
 }
 
 #[cfg(test)]

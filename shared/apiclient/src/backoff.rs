@@ -1,5 +1,6 @@
 //! How long to pause after failures: doubling, jittered, capped, as client-go's reflector does it.
 
+use bulkhead_types::BackOff;
 use std::time::Duration;
 
 /// A number in `0.0..1.0`, good enough to spread what would come at the same time.
@@ -15,26 +16,23 @@ pub fn random_fraction() -> f64 {
 /// Pauses between `first` and twice the current step, which doubles up to `last`.
 #[derive(Debug, Clone)]
 pub struct Backoff {
-    first: Duration,
+    steps: BackOff,
     last: Duration,
-    step: Duration,
 }
 
 impl Backoff {
     pub const fn new(first: Duration, last: Duration) -> Self {
-        Backoff { first, last, step: first }
+        Backoff { steps: BackOff::new(first, last), last }
     }
 
     /// The next pause; `fraction` in 0..1 is the jitter.
     pub fn next(&mut self, fraction: f64) -> Duration {
-        let pause = self.step.mul_f64(1.0 + fraction.clamp(0.0, 1.0)).min(self.last);
-        self.step = (self.step * 2).min(self.last);
-        pause
+        self.steps.pause().mul_f64(1.0 + fraction.clamp(0.0, 1.0)).min(self.last)
     }
 
     /// After something went well.
     pub fn reset(&mut self) {
-        self.step = self.first;
+        self.steps.reset();
     }
 }
 

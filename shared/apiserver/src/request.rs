@@ -1,5 +1,7 @@
 //! What a request asks for: verb, resource, namespace, name, subresource (`apiserver/pkg/endpoints/request`).
 
+use percent_encoding::percent_decode_str;
+
 use super::resources::{self, Resource};
 use super::selectors::Selector;
 use super::status::ApiError;
@@ -30,11 +32,7 @@ pub struct Query(Vec<(String, String)>);
 
 impl Query {
     pub fn parse(text: &str) -> Self {
-        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(key, true), decode(value, true))
-        });
-        Self(pairs.collect())
+        Self(form_urlencoded::parse(text.as_bytes()).into_owned().collect())
     }
 
     /// Empty where it is missing.
@@ -60,24 +58,9 @@ impl Query {
     }
 }
 
-/// Undoes percent-encoding; `plus` reads `+` as a space. What is no valid UTF-8 becomes U+FFFD.
-fn decode(text: &str, plus: bool) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let code = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
-        match (bytes[at], code.and_then(|code| u8::from_str_radix(code, 16).ok())) {
-            (_, Some(byte)) => {
-                out.push(byte);
-                at += 2;
-            }
-            (b'+', None) if plus => out.push(b' '),
-            (byte, None) => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
+/// A segment of a path without its escapes; what is no valid UTF-8 becomes U+FFFD.
+fn decoded(segment: &str) -> String {
+    percent_decode_str(segment).decode_utf8_lossy().into_owned()
 }
 
 impl Request {
@@ -98,8 +81,7 @@ impl Request {
             selector: Selector::default(),
             unknown_resource: false,
         };
-        let segments: Vec<String> =
-            path.split('/').filter(|segment| !segment.is_empty()).map(|segment| decode(segment, false)).collect();
+        let segments: Vec<String> = path.split('/').filter(|segment| !segment.is_empty()).map(decoded).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, version, rest) = match segments.as_slice() {
             ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),

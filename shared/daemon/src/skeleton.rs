@@ -19,7 +19,7 @@ use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
 use bulkhead_ipc::server::{HealthReporter, Services, ServingStatus};
 use bulkhead_ipc::volnetd::{PrivateState, open_request::Kind};
 use bulkhead_trace::Recorder;
-use bulkhead_types::{Epoch, Process};
+use bulkhead_types::{BackOff, Epoch, Process};
 use tokio_util::sync::CancellationToken;
 
 use crate::arguments::{self, Arguments};
@@ -112,7 +112,7 @@ impl Daemon {
     /// The broker's refusal, or [`StateError::Locked`].
     pub async fn state_dir(&self) -> Result<StateDir, RunError> {
         let started = tokio::time::Instant::now();
-        let mut wait = Duration::from_millis(20);
+        let mut retry = BackOff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
             match self.broker.open(Kind::PrivateState(PrivateState {})).await {
                 Ok(dir) => match StateDir::lock(dir) {
@@ -127,8 +127,7 @@ impl Daemon {
                 }
                 Err(error) => return Err(error.into()),
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_secs(1));
+            tokio::time::sleep(retry.pause()).await;
         }
     }
 

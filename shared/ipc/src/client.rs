@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_types::{Epoch, Process};
+use bulkhead_types::{BackOff, Epoch, Process};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -124,7 +124,7 @@ impl Link {
 
 /// Says Hello until it is answered, then sits on the health stream until that breaks, and again.
 async fn follow(me: &'static str, process: Process, channel: Channel, state: watch::Sender<PeerState>) {
-    let mut retry = RETRY_MIN;
+    let mut retry = BackOff::new(RETRY_MIN, RETRY_MAX);
     let mut last_epoch = None;
     loop {
         let known = tokio::select! {
@@ -139,7 +139,7 @@ async fn follow(me: &'static str, process: Process, channel: Channel, state: wat
                 }
                 publish(&state, PeerState::Known { epoch, ready });
                 if ready {
-                    retry = RETRY_MIN;
+                    retry.reset();
                     tokio::select! {
                         () = until_gone(&channel) => {}
                         () = state.closed() => return,
@@ -155,10 +155,9 @@ async fn follow(me: &'static str, process: Process, channel: Channel, state: wat
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(retry) => {}
+            () = tokio::time::sleep(retry.pause()) => {}
             () = state.closed() => return,
         }
-        retry = (retry * 2).min(RETRY_MAX);
     }
 }
 

@@ -3,6 +3,7 @@
 //! No I/O, no async, no generated code. An id can only be made by parsing it, so a value of such a type stays valid
 //! wherever it goes; path builders take ids alone, so no text of a pod ever becomes a path component unchecked.
 
+mod back_off;
 pub mod cpu;
 mod epoch;
 mod error_text;
@@ -13,6 +14,7 @@ mod ids;
 mod paths;
 mod quantity;
 
+pub use back_off::BackOff;
 pub use epoch::{Epoch, Generation};
 pub use error_text::chain;
 pub use go_arch::go_arch;

@@ -1,5 +1,6 @@
 //! When requests may be sent at all: one at a time, and ever less often, while the API server does not answer.
 
+use bulkhead_types::BackOff;
 use std::time::{Duration, Instant};
 
 /// Pauses after failures: doubled each time between these, a random half of it taken off.
@@ -25,7 +26,7 @@ impl Jitter {
 
     /// The pause after so many failures in a row (from 1).
     pub fn pause(&mut self, pauses: Pauses, failures: u32) -> Duration {
-        let doubled = pauses.first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(pauses.longest);
+        let doubled = BackOff::new(pauses.first, pauses.longest).after(failures);
         // xorshift
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -7,6 +7,7 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::WatchEventsRequest;
 use bulkhead_ipc::syncd::events_client::EventsClient;
+use bulkhead_types::BackOff;
 
 use super::backlog::Backlog;
 
@@ -18,7 +19,7 @@ const START: Duration = Duration::from_secs(5);
 /// Follows the events for ever, whether the API server takes any or not. A full backlog holds up the stream;
 /// kubelet-syncd's own queue goes on. `lost`: told how many of them were dropped there.
 pub async fn follow(link: Link, backlog: &Backlog, lost: impl Fn(u64)) {
-    let mut pause = RETRY.0;
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
         // Another epoch than the cursor's starts at the beginning of that one's queue: those are other events.
         link.ready().await;
@@ -28,7 +29,7 @@ pub async fn follow(link: Link, backlog: &Backlog, lost: impl Fn(u64)) {
             Ok(Ok(answer)) => {
                 let mut stream = answer.into_inner();
                 while let Ok(Some(event)) = stream.message().await {
-                    pause = RETRY.0;
+                    retry.reset();
                     lost(event.dropped);
                     backlog.push(event).await;
                 }
@@ -36,7 +37,6 @@ pub async fn follow(link: Link, backlog: &Backlog, lost: impl Fn(u64)) {
             Ok(Err(status)) => tracing::debug!(code = ?status.code(), "kubelet-syncd does not stream its events"),
             Err(_) => tracing::debug!("kubelet-syncd does not begin to stream its events"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        tokio::time::sleep(retry.pause()).await;
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::volnetd::{ContainerLog, open_request::Kind};
+use bulkhead_types::BackOff;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -72,13 +73,12 @@ impl Source for Brokered {
 /// See [`NoFile`].
 pub async fn open_patiently(source: &impl Source) -> Result<File, NoFile> {
     let began = Instant::now();
-    let mut pause = RETRY.0;
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
         match source.open().await {
             Err(NoFile::Away(_)) if began.elapsed() < PATIENCE => {}
             answer => return answer,
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        tokio::time::sleep(retry.pause()).await;
     }
 }

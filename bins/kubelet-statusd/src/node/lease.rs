@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
+use bulkhead_types::BackOff;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
@@ -117,7 +118,7 @@ impl Leaser {
                 Err(error) => tracing::warn!(%error, "the lease could not be renewed, making sure that it is there"),
             }
         }
-        let mut retry = RETRY.0;
+        let mut retry = BackOff::new(RETRY.0, RETRY.1);
         loop {
             match self.ensure().await {
                 Ok(Ensured::Created(lease)) => {
@@ -132,9 +133,9 @@ impl Leaser {
                 }
                 Ok(Ensured::NoNode) => return true,
                 Err(error) => {
-                    tracing::warn!(%error, ?retry, "the lease could not be made sure of");
-                    self.server.pause(jittered(retry, 0.5, random_fraction())).await;
-                    retry = (retry * 2).min(RETRY.1);
+                    let pause = retry.pause();
+                    tracing::warn!(%error, retry = ?pause, "the lease could not be made sure of");
+                    self.server.pause(jittered(pause, 0.5, random_fraction())).await;
                 }
             }
         }

@@ -11,6 +11,7 @@ use bulkhead_apiclient::random_fraction;
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::addresses::Prober;
 use bulkhead_ipc::syncd::NodeState;
+use bulkhead_types::BackOff;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use tokio::sync::watch;
@@ -140,10 +141,9 @@ impl Reporter {
     /// The Node is created, or the one that stands is put right; tried until it works.
     async fn register(&mut self, memory: &mut Memory) {
         self.metrics.registering();
-        let mut retry = REGISTER_RETRY.0;
+        let mut retry = BackOff::new(REGISTER_RETRY.0, REGISTER_RETRY.1);
         loop {
-            self.server.pause(retry).await;
-            retry = (retry * 2).min(REGISTER_RETRY.1);
+            self.server.pause(retry.pause()).await;
             let empty = object::initial(&self.config, self.fixed.facts.architecture);
             let initial = self.compute(&empty, memory, Occasion::Period).await;
             match self.try_register(&initial).await {

@@ -13,7 +13,7 @@ use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, WatchNodeRequest};
-use bulkhead_types::Epoch;
+use bulkhead_types::{BackOff, Epoch};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
@@ -113,7 +113,7 @@ impl ViewSenders {
 
 /// Follows kubelet-syncd for ever. `heartbeat`: the loop's registration with the watchdog; a kubelet-syncd that is silent is waited for.
 pub async fn follow(link: Link, told: ViewSenders, heartbeat: Heartbeat) {
-    let mut retry = RETRY.0;
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
         let epoch = heartbeat.rests(link.ready()).await;
         let began = Instant::now();
@@ -121,10 +121,9 @@ pub async fn follow(link: Link, told: ViewSenders, heartbeat: Heartbeat) {
             tracing::debug!(code = ?status.code(), "kubelet-syncd's node state: {}", status.message());
         }
         if began.elapsed() > RETRY.1 {
-            retry = RETRY.0;
+            retry.reset();
         }
-        heartbeat.rests(tokio::time::sleep(retry)).await;
-        retry = (retry * 2).min(RETRY.1);
+        heartbeat.rests(tokio::time::sleep(retry.pause())).await;
     }
 }
 

@@ -9,7 +9,7 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::pod_update::Update;
 use bulkhead_ipc::syncd::pods_client::PodsClient;
 use bulkhead_ipc::syncd::{PodState, PodUpdate, WatchPodsRequest};
-use bulkhead_types::{IdError, PodUid};
+use bulkhead_types::{BackOff, IdError, PodUid};
 use tokio::sync::mpsc::Sender;
 
 /// Pause after a stream has ended or was refused; doubled each time between these.
@@ -30,7 +30,7 @@ pub enum News<T> {
 /// Follows the pods until nobody listens. `of`: translates a state out of the wire's type.
 pub async fn pods<T>(link: Link, news: Sender<News<T>>, of: fn(PodState) -> Result<T, IdError>) {
     let mut cursor: Option<Cursor> = None;
-    let mut pause = RETRY.0;
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
         link.ready().await;
         let mut client = PodsClient::new(link.channel()).max_decoding_message_size(MAX_POD_BYTES);
@@ -41,7 +41,7 @@ pub async fn pods<T>(link: Link, news: Sender<News<T>>, of: fn(PodState) -> Resu
                 let mut connected = None;
                 let mut whole = false;
                 while let Ok(Some(update)) = stream.message().await {
-                    pause = RETRY.0;
+                    retry.reset();
                     let Some(at) = update.cursor else { continue };
                     if connected != Some(at.epoch) {
                         // One resumes where everything before is known: after a snapshot, or where we resumed ourselves.
@@ -65,7 +65,7 @@ pub async fn pods<T>(link: Link, news: Sender<News<T>>, of: fn(PodState) -> Resu
             Ok(Err(status)) => tracing::debug!(code = ?status.code(), "kubelet-syncd does not stream its pods"),
             Err(_) => tracing::debug!("kubelet-syncd does not begin to stream its pods"),
         }
-        if wait(&news, &mut pause).await.is_none() {
+        if wait(&news, &mut retry).await.is_none() {
             return;
         }
     }
@@ -82,11 +82,9 @@ fn read<T>(update: PodUpdate, of: fn(PodState) -> Result<T, IdError>) -> Option<
 }
 
 /// Sleeps, longer each time; `None` when nobody listens any more.
-async fn wait<T>(news: &Sender<News<T>>, pause: &mut Duration) -> Option<()> {
+async fn wait<T>(news: &Sender<News<T>>, retry: &mut BackOff) -> Option<()> {
     tokio::select! {
-        () = tokio::time::sleep(*pause) => {}
-        () = news.closed() => return None,
+        () = tokio::time::sleep(retry.pause()) => Some(()),
+        () = news.closed() => None,
     }
-    *pause = (*pause * 2).min(RETRY.1);
-    Some(())
 }

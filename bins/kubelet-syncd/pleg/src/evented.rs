@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use bulkhead_types::BackOff;
 use tokio::time::Instant;
 
 /// A stream of events that a runtime may offer.
@@ -80,8 +81,8 @@ impl SourcePicker {
                 self.attempts = if stood { 0 } else { self.attempts };
                 self.next = EventSource::Cri;
                 self.supported = true;
-                let delay = RECONNECT_MIN.saturating_mul(1 << self.attempts.min(8)).min(RECONNECT_MAX);
                 self.attempts = self.attempts.saturating_add(1);
+                let delay = BackOff::new(RECONNECT_MIN, RECONNECT_MAX).after(self.attempts);
                 self.due = Some(now + delay);
             }
         }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bulkhead_cri::RuntimeEventKind;
-use bulkhead_types::PodUid;
+use bulkhead_types::{BackOff, PodUid};
 use tokio::time::Instant;
 
 use super::relist::{PlegState, PodLifecycleEvent, PodLifecycleEventKind, PodStates, diff};
@@ -306,8 +306,8 @@ impl Tracker {
             self.in_flight -= 1;
         }
         let Some((states, answered)) = states else {
-            let delay = RETRY_MIN.saturating_mul(1 << track.failures.min(4)).min(RETRY_MAX);
             track.failures = track.failures.saturating_add(1);
+            let delay = BackOff::new(RETRY_MIN, RETRY_MAX).after(track.failures);
             track.due_at(now + delay);
             return outcome;
         };

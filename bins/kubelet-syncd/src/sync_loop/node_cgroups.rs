@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
-use bulkhead_types::{Epoch, Quantity};
+use bulkhead_types::{BackOff, Epoch, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::pod::resources::burstable_cpu_shares;
@@ -80,7 +80,7 @@ pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Opti
 
 async fn ensure_node(node: &NodeContext) -> bool {
     let resources = kubepods_resources(&node.cgroups.capacity, &node.cgroups.reserved, node.cgroups.enforce_pods);
-    let mut retry = RETRY;
+    let mut retry = BackOff::new(RETRY, RETRY_MAX);
     loop {
         let request = api::EnsureNodeRequest { kubepods: Some(resources.clone()), driver: node.cgroups.driver.clone() };
         match node.volnetd.ensure_node(&CallContext::new(), request).await {
@@ -96,8 +96,7 @@ async fn ensure_node(node: &NodeContext) -> bool {
                 );
             }
         }
-        tokio::time::sleep(retry).await;
-        retry = (retry * 2).min(RETRY_MAX);
+        tokio::time::sleep(retry.pause()).await;
         if node.volnetd.link().state().ready_epoch().is_none() {
             return false;
         }

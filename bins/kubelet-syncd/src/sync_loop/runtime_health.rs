@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, v1};
+use bulkhead_types::BackOff;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -112,31 +113,29 @@ pub async fn keep_handlers(mut health: watch::Receiver<RuntimeHealth>, facts: Sh
 
 /// Asks for ever. `answered`: when it answered last.
 pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>, answered: watch::Sender<Option<Instant>>) {
-    let mut retry = RETRY_MIN;
+    let mut retry = BackOff::new(RETRY_MIN, RETRY_MAX);
     loop {
         let pause = match client.status(v1::StatusRequest { verbose: false }).await {
             Ok(status) => {
                 let now = RuntimeHealth::of(&status);
                 answered.send_replace(Some(Instant::now()));
                 let pause = if now.ready && now.network_ready {
-                    retry = RETRY_MIN;
+                    retry.reset();
                     PAUSE
                 } else {
-                    retry = (retry * 2).min(RETRY_MAX);
-                    retry
+                    retry.pause()
                 };
                 publish(&health, now);
                 pause
             }
             Err(error) => {
-                retry = (retry * 2).min(RETRY_MAX);
                 // A restart of the runtime takes less: pods need not hear of it.
                 if answered.borrow().is_none_or(|at| at.elapsed() > VALID) {
                     let reason = format!("container runtime status check may not have completed yet: {error}");
                     let was = health.borrow().clone();
                     publish(&health, RuntimeHealth { ready: false, silent: true, reason, ..was });
                 }
-                retry
+                retry.pause()
             }
         };
         tokio::time::sleep(pause).await;

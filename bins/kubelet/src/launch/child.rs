@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::notify;
 use super::privileges;
-use super::restart::BackOff;
+use super::restart::RestartBackOff;
 use super::sockets::Sockets;
 use super::store::Store;
 
@@ -82,7 +82,7 @@ pub async fn run(
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) -> Result<(), Hopeless> {
-    let mut back_off = BackOff::new();
+    let mut back_off = RestartBackOff::new();
     let mut store = Store::default();
     loop {
         let started = Instant::now();

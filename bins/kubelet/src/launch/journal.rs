@@ -10,7 +10,7 @@ use bulkhead_config::{NodeConfig, Users};
 use bulkhead_sys::spawn::{Spec, User};
 use tokio_util::sync::CancellationToken;
 
-use super::restart::BackOff;
+use super::restart::RestartBackOff;
 use super::users;
 
 /// The program, beside `kubelet` itself.
@@ -61,7 +61,7 @@ impl Reader {
 
     /// Runs the process, and starts it again when it ends, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        let mut back_off = BackOff::new();
+        let mut back_off = RestartBackOff::new();
         loop {
             let started = Instant::now();
             match self.start() {

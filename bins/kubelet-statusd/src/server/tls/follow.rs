@@ -9,7 +9,7 @@ use bulkhead_apiclient::source::SourceError;
 use bulkhead_apiclient::{CredentialFile, CredentialSource};
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::volnetd::{ServingPair, credential};
-use bulkhead_types::chain;
+use bulkhead_types::{BackOff, chain};
 use futures_util::StreamExt as _;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -90,7 +90,7 @@ impl Files {
     pub async fn follow(self, in_force: InForce) {
         let mut changes = self.source.changes();
         let mut seen = LastRead::default();
-        let mut again = AGAIN.0;
+        let mut again = BackOff::new(AGAIN.0, AGAIN.1);
         if self.signed {
             match pair::none_yet(&self.policy) {
                 Ok(config) => drop(in_force.config.send_replace(Some(Arc::new(config)))),
@@ -101,15 +101,13 @@ impl Files {
             let outcome = self.look(&mut seen, &in_force).await;
             let wait = match &outcome {
                 Ok(()) => {
-                    again = AGAIN.0;
+                    again.reset();
                     seen.problem = None;
                     None
                 }
                 Err(error) => {
                     complain(error, &mut seen, &in_force);
-                    let wait = again;
-                    again = (again * 2).min(AGAIN.1);
-                    Some(wait)
+                    Some(again.pause())
                 }
             };
             tokio::select! {

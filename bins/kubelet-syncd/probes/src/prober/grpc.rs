@@ -13,6 +13,7 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use percent_encoding::percent_decode;
 use prost::Message as _;
 
 use super::act::user_agent;
@@ -189,27 +190,11 @@ fn grpc_status(headers: &HeaderMap) -> Option<Result<(), Status>> {
     if code == 0 {
         return Some(Ok(()));
     }
-    let message = headers.get("grpc-message").map(|text| percent_decoded(text.as_bytes())).unwrap_or_default();
+    let message = headers
+        .get("grpc-message")
+        .map(|text| percent_decode(text.as_bytes()).decode_utf8_lossy().into_owned())
+        .unwrap_or_default();
     Some(Err(Status { code: Code::from(code), message }))
-}
-
-fn percent_decoded(bytes: &[u8]) -> String {
-    let digit = |b: u8| (b as char).to_digit(16).and_then(|d| u8::try_from(d).ok());
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let [first, after @ ..] = rest {
-        rest = after;
-        if *first == b'%'
-            && let [high, low, after @ ..] = rest
-            && let Some((high, low)) = digit(*high).zip(digit(*low))
-        {
-            out.push(high << 4 | low);
-            rest = after;
-        } else {
-            out.push(*first);
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// An HTTP answer that is none of gRPC, as grpc-go sees it.

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use percent_encoding::percent_decode_str;
 
 use kubelet_model::decode::MANIFEST_MAX_BYTES;
 
@@ -177,32 +178,14 @@ fn request(uri: &Uri, headers: &HeaderMap) -> Result<http::Request<Empty<Bytes>>
     if let Some(user) = user
         && !headers.contains_key(AUTHORIZATION)
     {
-        let credentials = percent_decode(if user.contains(':') { user.to_owned() } else { format!("{user}:") });
+        let user = if user.contains(':') { user.to_owned() } else { format!("{user}:") };
+        let credentials: Vec<u8> = percent_decode_str(&user).collect();
         let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(credentials));
         let mut value = HeaderValue::from_str(&value).map_err(|e| url_error(e.into()))?;
         value.set_sensitive(true);
         request.headers_mut().insert(AUTHORIZATION, value);
     }
     Ok(request)
-}
-
-fn percent_decode(text: String) -> Vec<u8> {
-    let bytes = text.into_bytes();
-    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
-    while at < bytes.len() {
-        let hex = bytes.get(at + 1..at + 3).and_then(|h| std::str::from_utf8(h).ok());
-        match hex.filter(|_| bytes[at] == b'%').and_then(|h| u8::from_str_radix(h, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    out
 }
 
 /// The host itself, or one below it.
@@ -284,7 +267,8 @@ mod tests {
         assert_eq!(without_password("http://u:p@h:1/x@y"), "http://u:xxxxx@h:1/x@y");
         assert_eq!(without_user("http://u:p@h:1/x"), "http://h:1/x");
         assert!(same_site("a.b", "A.b") && same_site("b", "a.b") && !same_site("a.b", "b") && !same_site("b", "ab"));
-        assert_eq!(percent_decode("a%3Ab%".to_owned()), b"a:b%");
+        let decoded: Vec<u8> = percent_decode_str("a%3Ab%").collect();
+        assert_eq!(decoded, b"a:b%");
     }
 
     #[test]
