@@ -387,6 +387,7 @@ fn load_config(run_dir: PathBuf) -> Result<NodeConfig, String> {
         text
     })
 }
+
 /// Where this process is; nowhere where that cannot be read, so that fewer are peers and none is too many.
 fn own_cgroups() -> Vec<String> {
     bulkhead_sys::peer::own_cgroups().unwrap_or_else(|error| {

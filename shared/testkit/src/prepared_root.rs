@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
 
 use crate::containerd::Containerd;
 use crate::netns::NetNs;
 use crate::release::Programs;
-use crate::{cache, debian, image, machine};
+use crate::{cache, debian, image, machine, processes};
 
 const NAME: &str = "containerd-root-";
 
@@ -30,6 +31,10 @@ fn prepared(netns: &NetNs, programs: &Programs) -> Result<PathBuf> {
     let name = format!("{NAME}{}", debian::digest(&parts));
     let folder = cache::folder(&name, |draft, _| {
         cache::remove_old(NAME);
+        // Of one who was killed while making it; nobody else makes it now.
+        for pid in processes::with_argument_below(draft) {
+            processes::signal(pid, Signal::SIGKILL);
+        }
         let containerd = Containerd::create(draft.to_owned(), netns, programs.clone())?;
         let made = containerd
             .spawn()

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use bulkhead_types::cpu;
+
 use super::memory::{self, Swap};
 use super::{Detail, MemoryDetail, Usage, io, pressure_below};
 use crate::kernel::{self, Reader};
@@ -74,7 +76,7 @@ fn quota(max: &[u8]) -> (Option<u64>, Option<u64>) {
 
 /// A weight (1 to 10,000) as the shares that it was made of (2 to 262,144), as cAdvisor counts back.
 fn shares(weight: u64) -> Option<u64> {
-    (1..=10_000).contains(&weight).then(|| 2 + (weight - 1) * 262_142 / 9_999)
+    (1..=10_000).contains(&weight).then(|| cpu::weight_to_shares(weight))
 }
 
 #[cfg(test)]

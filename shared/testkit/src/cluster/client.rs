@@ -147,9 +147,13 @@ impl Client {
 
     /// The connection that requests share.
     async fn shared(&self) -> Result<SendRequest<Full<Bytes>>> {
-        if let Some(sender) = self.kept() {
-            return Ok(sender);
+        match self.kept() {
+            Some(sender) => Ok(sender),
+            None => self.connect_anew().await,
         }
+    }
+
+    async fn connect_anew(&self) -> Result<SendRequest<Full<Bytes>>> {
         let sender = self.connect().await?;
         *self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
         Ok(sender)
@@ -186,7 +190,13 @@ impl Client {
         let body = Bytes::copy_from_slice(body);
         let what = format!("{method} {path}");
         let exchange = async {
-            let response = self.send(self.shared().await?, &method, path, headers, &body).await?;
+            let response = match self.send(self.shared().await?, &method, path, headers, &body).await {
+                // The server had closed the connection that was kept, and nothing was sent on it.
+                Err(error) if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) => {
+                    self.send(self.connect_anew().await?, &method, path, headers, &body).await?
+                }
+                other => other?,
+            };
             let (head, body) = response.into_parts();
             let body = http_body_util::Limited::new(body, MAX_ANSWER)
                 .collect()

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use bulkhead_cri::v1;
-use bulkhead_types::{QosClass, Quantity};
+use bulkhead_types::{QosClass, Quantity, cpu};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
@@ -15,9 +15,6 @@ use crate::node_facts::{NodeFacts, SwapBehavior, hugepage_size_name};
 /// Resource name to amount.
 pub type Amounts = BTreeMap<String, Quantity>;
 
-const MIN_SHARES: u64 = 2;
-const MAX_SHARES: u64 = 262_144;
-const MIN_QUOTA_US: i64 = 1000;
 const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1000;
 
@@ -165,13 +162,13 @@ pub fn qos_class(pod: &Pod) -> QosClass {
 
 /// CPU shares for thousandths of a core.
 pub fn milli_cpu_to_shares(milli: i64) -> u64 {
-    let milli = u64::try_from(milli).unwrap_or(0);
-    if milli == 0 { MIN_SHARES } else { (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES) }
+    cpu::milli_cpu_to_shares(u64::try_from(milli).unwrap_or(0))
 }
 
 /// CFS quota in microseconds for thousandths of a core; 0 is no limit.
 pub fn milli_cpu_to_quota(milli: i64, period_us: i64) -> i64 {
-    if milli <= 0 { 0 } else { (milli.saturating_mul(period_us) / 1000).max(MIN_QUOTA_US) }
+    let (milli, period_us) = (u64::try_from(milli).unwrap_or(0), u64::try_from(period_us).unwrap_or(0));
+    cpu::milli_cpu_to_quota(milli, period_us).map_or(0, |quota| i64::try_from(quota).unwrap_or(i64::MAX))
 }
 
 /// Thousandths of a core for CPU shares, rounded up (upstream SharesToMilliCPU).
@@ -225,7 +222,7 @@ pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts) -> CgroupResources {
         QosClass::Guaranteed => (true, true),
         QosClass::Burstable => (declared("cpu"), declared("memory")),
         QosClass::BestEffort => {
-            resources.cpu_shares = Some(MIN_SHARES);
+            resources.cpu_shares = Some(cpu::MIN_SHARES);
             (false, false)
         }
     };
