@@ -66,8 +66,11 @@ fn a_pod_that_is_deleted_while_its_end_is_tidied_up_leaves_nothing() -> Result<(
     wait_ready(cluster, "ends")?;
     let folder = node.root_dir().join("pods").join(uid);
 
-    let volnetd = node.pids()["kubelet-volnetd"];
-    processes::signal(volnetd, Signal::SIGSTOP);
+    // The launcher too, or its watchdog would end the wait for kubelet-volnetd: the pod's termination message is asked for several
+    // times, 10 s each.
+    let pids = node.pids();
+    let stuck = [pids["kubelet"], pids["kubelet-volnetd"]];
+    stuck.iter().for_each(|pid| processes::signal(*pid, Signal::SIGSTOP));
     std::fs::write(folder.join("volumes/kubernetes.io~empty-dir/sign/now"), "")?;
     // Its volumes alone are being removed: it has ended by itself and its folder is to stay as long as the pod is there.
     let agent = node.agent()?;
@@ -85,7 +88,7 @@ fn a_pod_that_is_deleted_while_its_end_is_tidied_up_leaves_nothing() -> Result<(
     create(cluster, Pod::idle("later"))?;
     knows("later", "")?;
     ensure!(folder.exists(), "the folder is gone already");
-    processes::signal(volnetd, Signal::SIGCONT);
+    stuck.iter().rev().for_each(|pid| processes::signal(*pid, Signal::SIGCONT));
 
     cluster.wait_gone("pods", "default", "ends")?;
     eventually("its folder is gone", LONG, || {
