@@ -43,6 +43,8 @@ pub(super) fn of(context: &Context, process: &Process) -> Vec<Fact> {
         facts.extend(fence(context, row, says));
         facts.push(securebits(context, row, says));
         facts.push(listeners(context, row, kernel, says, daemon));
+    } else {
+        facts.extend(unasked(context, row));
     }
     facts.push(dumpable(row, kernel, process.says.as_ref()));
     facts.push(Fact::equal("largest core file", &CORE_LIMIT, kernel.and_then(|kernel| kernel.core_limit)));
@@ -160,6 +162,21 @@ fn filter(process: &Process, kernel: Option<&PrivilegeReport>) -> Fact {
     let count = kernel.seccomp_filters.map(|count| format!(", {count}")).unwrap_or_default();
     let verdict = if mode == "filter" && enough { Comparison::Same } else { Comparison::Differs };
     Fact::new("filter", map, format!("{mode}{count}"), verdict)
+}
+
+/// What the kernel does not show, of a process that cannot be asked: what is declared.
+fn unasked(context: &Context, row: &Row) -> Vec<Fact> {
+    let declared = |what: &str, map: String| Fact::new(what, map, UNSEEN, Comparison::Shown);
+    let config = context.config.as_ref();
+    let mut facts = vec![
+        declared("calls denied", list(&texts(&row.denied(config)))),
+        declared("sockets of", list(&texts(&row.families(config)))),
+    ];
+    match row.fencing(config) {
+        Fencing::None(why) => facts.push(declared("landlock", format!("none: {why}"))),
+        Fencing::Fence { fence, .. } => facts.extend(fence.words().into_iter().map(|rule| declared("landlock", rule))),
+    }
+    facts
 }
 
 fn calls(context: &Context, row: &Row, says: Option<&PrivilegesReply>) -> Vec<Fact> {

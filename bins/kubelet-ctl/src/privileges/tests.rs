@@ -245,6 +245,19 @@ fn a_line_says_what_a_process_may_do() {
     assert_eq!(columns[3..5], ["none", "unix, IP; TCP 10250"]);
     assert!(columns[5].contains("reads /etc /proc ") && columns[5].contains("; writes /var/lib/"), "{columns:?}");
 
+    // Of those that cannot be asked what is declared is shown.
+    for (program, network, files) in [
+        (Program::Launcher, "unix, IP", "any that its user may open"),
+        (
+            Program::Journal,
+            "unix",
+            "reads /etc /proc /sys /run /var/log /var/lib/systemd; runs /usr /bin /lib /lib64 /nix/store",
+        ),
+    ] {
+        let (columns, _) = line(&seen::Process { program, says: None, ..as_mapped(&context, Daemon::Syncd) });
+        assert_eq!(columns[4..6], [network, files]);
+    }
+
     let mut process = as_mapped(&context, Daemon::Syncd);
     process.kernel.as_mut().unwrap().effective.push("NET_RAW".into());
     let (columns, text) = line(&process);
