@@ -4,5 +4,6 @@
 
 mod compatibility;
 mod layers;
+mod prose;
 mod structure;
 mod units;

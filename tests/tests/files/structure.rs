@@ -358,7 +358,7 @@ fn tests_named_in(document: &str, text: &str) -> Result<usize> {
 }
 
 /// All files of a kind below a folder of the repository, without what is built.
-fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+pub fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
