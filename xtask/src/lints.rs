@@ -77,7 +77,7 @@ impl Lints {
     }
 }
 
-/// What was found is printed at once: nobody wants to wait for the tests to see it.
+/// What was found is printed at once, so that it is seen before the tests end.
 fn told(clean: bool, log: &Path) -> Result<()> {
     if clean {
         return Ok(());

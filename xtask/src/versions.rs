@@ -80,7 +80,7 @@ fn programs_if_known(revision: &str) -> Option<PathBuf> {
         return Some(folder);
     }
     if let Err(error) = previous::resolve(revision) {
-        // Told by each test that is skipped for it.
+        // Each test that is skipped for it names the cause too.
         eprintln!("\nthe version before is not there: {error:#}");
         return None;
     }

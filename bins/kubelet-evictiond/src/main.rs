@@ -1,4 +1,4 @@
-//! kubelet-evictiond: arguments, configuration, fence, socket, then statistics until told to stop.
+//! kubelet-evictiond: arguments, configuration, fence, socket, then statistics until SIGTERM.
 
 use std::process::ExitCode;
 

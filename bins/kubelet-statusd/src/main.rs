@@ -1,4 +1,4 @@
-//! kubelet-statusd: arguments, configuration, filter, sockets, then answers until told to stop.
+//! kubelet-statusd: arguments, configuration, filter, sockets, then answers until SIGTERM.
 
 use std::process::ExitCode;
 

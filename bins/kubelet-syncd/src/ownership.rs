@@ -247,7 +247,7 @@ impl Ownership {
         self.learned.notified().await;
     }
 
-    /// Forgets what the runtime does not have any more and nobody wants.
+    /// Forgets pods that are neither in the runtime nor desired any more.
     pub fn retain(&self, runtime: &[(PodUid, Arc<RuntimePod>)], wanted: &HashSet<PodUid>) {
         let pods: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
         let sandboxes: HashSet<&SandboxId> =

@@ -26,7 +26,7 @@ pub enum GuardError {
     RetiredSyncd { given: Epoch },
     #[error("the guard's generation {given} is older than {seen}, seen before")]
     Stale { given: u64, seen: u64 },
-    #[error("not every pod source has been heard yet")]
+    #[error("not all pod sources have synced yet")]
     SourcesNotReady,
 }
 

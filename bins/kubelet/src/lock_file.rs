@@ -192,7 +192,7 @@ mod tests {
         let path = folder.path().join("lock");
         let held = acquire(&path, false).unwrap();
         let contended = Contended::of(&path, &held._file).unwrap();
-        assert!(!contended.now().unwrap(), "nobody wants it");
+        assert!(!contended.now().unwrap(), "no other process asks for it");
         let (looks, looked) = std::sync::mpsc::channel();
         let none: Opener = Box::new(move || {
             let _ = looks.send(());

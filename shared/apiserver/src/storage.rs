@@ -226,7 +226,7 @@ impl Store {
         table.changed.send_replace(version);
     }
 
-    /// Told of each change of a resource.
+    /// A receiver that wakes for each change of a resource, with its version.
     pub fn subscribe(&self, resource: &Resource) -> watch::Receiver<u64> {
         self.tables[resource.index()].changed.subscribe()
     }

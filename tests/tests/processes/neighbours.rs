@@ -20,7 +20,7 @@ fn two_nodes_on_one_runtime_leave_each_other_s_pods_alone() -> Result<()> {
         node.wait_running("web", 1)?;
     }
 
-    // Sandboxes that nobody wants: somebody else's, half somebody else's, and one that alpha could have made.
+    // Orphaned sandboxes: somebody else's, half somebody else's, and one that alpha could have made.
     let gamma = format!("{}/gamma/kubepods", lab.cgroup());
     let elsewhere = lab.folder().join("gamma-logs");
     let kubepods = format!("{}/kubepods", alpha.cgroup_root());

@@ -167,7 +167,7 @@ proptest! {
         prop_assert!((0.699..=0.901).contains(&part), "{part}");
     }
 
-    /// Whatever is seen: nothing is asked for that nobody wants, and a wait never ends in the past.
+    /// Whatever is seen: no certificate is requested without need, and a wait never ends in the past.
     #[test]
     fn nothing_unwanted(
         (rotates, bootstraps, was_good, is_first, can_bootstrap) in any::<(bool, bool, bool, bool, bool)>(),

@@ -84,7 +84,7 @@ impl KeptEvent {
             namespace: self.namespace,
             pod_name: self.pod_name,
             field_path: self.field_path,
-            // Told when it was read.
+            // Counted when the file was read.
             dropped: 0,
         }
     }

@@ -11,7 +11,7 @@ use super::mirror::Owner;
 use super::requests::{Action, Job, Outcome};
 use crate::api_writer::gate::{ANSWERED, Jitter};
 
-/// Told of an orphan again after its deletion: it is tried again.
+/// How long after its deletion an orphaned mirror pod that is still there is deleted again.
 const AGAIN: Duration = Duration::from_secs(10);
 /// How long an orphan waits when a static pod of its name is still ending.
 const BUSY: Duration = Duration::from_secs(1);

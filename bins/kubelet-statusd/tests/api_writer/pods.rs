@@ -244,7 +244,7 @@ async fn our_restart_loses_and_repeats_nothing() {
     lab.phase_is("a", "Running").await;
     let written = lab.api.requests("").len();
     lab.task.abort();
-    // Told while nobody listens; of the other nothing is new.
+    // The status of `a` changes while statusd is away; that of the other pod does not.
     lab.syncd.tell(PodState { containers_may_run: false, ..lab.state("a", "Succeeded") });
     lab.create("b");
     lab.tell("b", "Pending");

@@ -2,7 +2,7 @@
 //! "refused" apart from "not answered".
 //!
 //! volnetd may restart at any time; then nothing is known, nothing has failed, and the caller tries again. Destructive
-//! verbs carry a [`DestructiveGuard`], which exists only once every pod source has delivered and volnetd's epoch is known.
+//! verbs carry a [`DestructiveGuard`], which exists only once all pod sources have synced and volnetd's epoch is known.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -163,10 +163,10 @@ impl Volnetd {
     /// What a destructive verb must carry.
     ///
     /// # Errors
-    /// [`VolnetdError::NotYet`] while a pod source has not delivered or volnetd's epoch is not known.
+    /// [`VolnetdError::NotYet`] while a pod source has not synced or volnetd's epoch is not known.
     pub fn guard(&self, verb: &'static str) -> Result<DestructiveGuard, VolnetdError> {
         if !self.authority.sources_ready() {
-            return Err(VolnetdError::NotYet { verb, why: "not every pod source has delivered yet" });
+            return Err(VolnetdError::NotYet { verb, why: "not all pod sources have synced yet" });
         }
         let PeerState::Known { epoch, ready: true } = self.link.state() else {
             return Err(VolnetdError::NotYet { verb, why: "kubelet-volnetd is starting" });

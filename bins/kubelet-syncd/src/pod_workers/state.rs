@@ -370,7 +370,7 @@ impl<P: Clone> Workers<P> {
         Vec::new()
     }
 
-    /// Housekeeping's pass: forgets what is over, starts to end what nobody wants. Only once every source has delivered.
+    /// Housekeeping's pass: forgets finished pods and starts to terminate orphaned ones. Only once all pod sources have synced.
     pub fn sync_known(
         &mut self,
         desired: &HashSet<PodUid>,

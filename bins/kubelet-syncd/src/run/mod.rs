@@ -55,7 +55,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     tokio::pin!(serving, working);
     tokio::select! {
         served = &mut serving => {
-            // Told to stop: what the runtime is in the middle of is finished first.
+            // SIGTERM came: calls to the runtime that have begun are finished first.
             served?;
             working.await
         }

@@ -68,7 +68,7 @@ pub struct SourceState {
     pub silent: Duration,
 }
 
-/// Told of pods that were dropped, to record an event on them.
+/// Called with each pod that was dropped, to record an event on it.
 pub type DroppedSink = Arc<dyn Fn(DroppedPod) + Send + Sync>;
 
 #[derive(Debug, Default)]

@@ -335,7 +335,7 @@ impl SyncLoop {
                     self.update_worker(&uid, pod, UpdateType::Sync, now);
                 }
             }
-            // Something runs that nobody wants.
+            // An orphaned pod runs.
             None if self.workers.lifecycle(&uid).is_none() => {
                 self.housekeeping.run_soon(now);
             }
@@ -373,7 +373,7 @@ impl SyncLoop {
     fn on_done(&mut self, done: Done) {
         let now = Instant::now();
         self.tasks.remove(&done.uid);
-        // Nobody knew what the pod had on the disk: whatever it is, nobody wants it now.
+        // The pod was known to the runtime alone: whatever it has on the disk is orphaned.
         if done.kind == WorkKind::TerminatingRuntime {
             self.housekeeping.look_for_leftovers();
         }
@@ -488,7 +488,7 @@ impl SyncLoop {
         self.run_housekeeping(now);
     }
 
-    /// Wanted pods that are neither over nor about to end.
+    /// Desired pods that are neither finished nor terminating.
     fn active(&self) -> impl Iterator<Item = (&PodUid, &Desired)> {
         self.desired.iter().filter(|(uid, desired)| {
             !self.node.pods.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid)
@@ -512,7 +512,7 @@ impl SyncLoop {
     fn on_peer(&mut self) {
         let state = *self.peer.borrow_and_update();
         if state.ready_epoch().is_some() {
-            // Another life of volnetd: its journal may hold what nobody wants.
+            // volnetd has restarted: its journal may hold intents of orphaned pods.
             self.housekeeping.look_for_leftovers();
             self.housekeeping.look_for_missing_links();
             self.housekeeping.run_at_once();
