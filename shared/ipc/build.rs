@@ -3,11 +3,12 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "common/v1/common.proto",
     "common/v1/journal.proto",
     "common/v1/logging.proto",
     "common/v1/traces.proto",
+    "common/v1/walker.proto",
     "volnetd/v1/volnetd.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",

@@ -124,19 +124,25 @@ fn in_cgroup_of<T>(service: &str, what: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// The process that reads the journal for the node whose launcher this is.
+/// The process that reads the journal for this launcher.
 ///
 /// # Errors
 /// It does not run.
 pub fn reader_of(launcher: i32) -> Result<i32> {
+    helper_of(launcher, "kubelet-journal")
+}
+
+/// The process of this name that this launcher has started.
+///
+/// # Errors
+/// It does not run.
+pub fn helper_of(launcher: i32, name: &str) -> Result<i32> {
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if name.trim_end() == "kubelet-journal"
-            && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string())
-        {
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if comm.trim_end() == name && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string()) {
             return Ok(pid);
         }
     }
-    anyhow::bail!("it does not run")
+    anyhow::bail!("{name} does not run")
 }

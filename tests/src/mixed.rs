@@ -8,8 +8,8 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, Node, build, eventually, previous};
 
-/// The launcher's program, and the process that it starts besides the daemons.
-const OTHERS: [&str; 3] = ["kubelet", "kubelet-journal", "kubelet-ctl"];
+/// The launcher's program, and the processes that it starts besides the daemons.
+pub const OTHERS: [&str; 4] = ["kubelet", "kubelet-walker", "kubelet-journal", "kubelet-ctl"];
 
 /// Which of two versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,11 @@ impl Mix {
     pub fn put(&self, program: &str, age: Age) -> Result<()> {
         let from = if age == Age::Old { &self.old } else { &self.new }.join(program);
         let (draft, to) = (self.folder.join(format!(".{program}.new")), self.folder.join(program));
+        if age == Age::Old && build::HELPERS.contains(&program) && !from.exists() {
+            // The version before did without.
+            let _ = std::fs::remove_file(to);
+            return Ok(());
+        }
         std::fs::copy(&from, &draft).with_context(|| format!("copying {}", from.display()))?;
         std::fs::rename(&draft, &to).with_context(|| to.display().to_string())
     }
@@ -92,7 +97,9 @@ impl Mix {
     /// It does not end, or the node is not well afterwards.
     pub fn exchange_launcher(&self, node: &mut Node, age: Age) -> Result<()> {
         self.put("kubelet", age)?;
-        self.put("kubelet-journal", age)?;
+        for helper in build::HELPERS {
+            self.put(helper, age)?;
+        }
         node.stop()?;
         node.launch()?;
         node.wait_healthy()?;

@@ -2,25 +2,23 @@
 //!
 //! # Serves / calls
 //! `kubelet.evictiond.v1.Stats` on its socket. Calls kubelet-syncd for the pods, the runtime's image folder and what the
-//! runtime knows of disks, and kubelet-volnetd's broker for its state folder.
+//! runtime knows of disks, kubelet-volnetd's broker for its state folder, and has file systems entered by kubelet-walker.
 //!
 //! # Privileges
-//! Its own user and CAP_DAC_READ_SEARCH alone: pods' folders are behind directories that only root may search.
+//! Its own user and no capability.
 //!
 //! # Security
-//! The capability would read every file of the machine, so it is fenced (`bulkhead_privileges`): Landlock leaves listing of
-//! directories below `<root>/pods` and the pod log folder, and reading of files in /proc and /sys; the system call
-//! filter takes away opening by handle, which Landlock does not see, and every socket family but Unix. What pods
-//! control (names, depth and number of files in their volumes) is walked relative to open directories, no link
-//! followed, no file system border crossed, with a bound on depth and entries; a volume that is a mount of its own is
-//! not entered at all, because an open directory would keep it from being unmounted.
+//! Landlock leaves reading of files in /proc and in the mounted control groups (`bulkhead_privileges`), the system call filter
+//! no socket family but Unix. What pods control (names, depth and number of files in their volumes) is entered by
+//! kubelet-walker, whose answers are numbers.
 //!
 //! # State
 //! None on disk. In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
-//! after that the last list is used. A file system that hangs takes away the figures of that pod alone.
+//! after that the last list is used. A file system that hangs takes away the figures of that pod alone, and keeps one of
+//! kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest goes on.
 //! Nothing is measured while nobody asks.
 //!
 //! # Modules
@@ -30,7 +28,7 @@
 //! |---|---|
 //! | [`kernel`] | what /proc says of the machine |
 //! | [`cgroup`] | usage of control groups, v1 or v2 |
-//! | [`disk`] | usage of file systems and folders |
+//! | [`disk`] | usage of file systems and folders, and how long it is good for |
 //! | `machine` | processors, memory, block devices, mounts |
 //! | `network` | counters of interfaces |
 //! | `processes` | open files of processes |
@@ -38,27 +36,27 @@
 //! | [`rates`] | CPU rates from two readings |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `runtime` | what only the runtime knows of disks |
+//! | [`walker`] | what kubelet-walker is asked |
 //! | `stats` | readings as the messages of the API |
 //! | `detail` | one cgroup with everything of it |
 //! | `sample` | one sample: the node, its pods, their containers |
 //! | `traced` | which sample is a span of a pod's trace |
 //! | `metrics` | this process's own metric families |
 //! | [`service`] | the answers: one sample for all who take one of its age |
-//! | `confinement` | what is left of the capability |
 //!
 //! # Tasks and channels
 //! | task | takes | gives |
 //! |---|---|---|
 //! | gRPC ([`service`]) | calls | the newest sample, measured on a pool of threads when it is too old |
 //! | measuring for metrics | that somebody reads them | a sample |
-//! | the state folder, the fence (`confinement`) | volnetd's broker; folders that appear | the lock; the process's end where the fence is too narrow |
+//! | the state folder | volnetd's broker | the lock |
+//! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //!
 //! # Known gaps
 //! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
 //! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
-mod confinement;
 mod detail;
 pub mod disk;
 pub mod kernel;
@@ -74,6 +72,7 @@ pub mod service;
 mod starts;
 mod stats;
 mod traced;
+pub mod walker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +83,9 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
+use bulkhead_worker::Workers;
+use bulkhead_worker::pool::Hanging;
 
-pub use confinement::wait_for_folders;
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
@@ -118,7 +118,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let pods = SyncdPods::new(daemon.link(Process::Syncd));
     let runtime = SyncdRuntime::new(daemon.link(Process::Syncd));
     let period = config.volume_stats_agg_period();
-    let stats = Arc::new(service::StatsService::new(Sampler::new(paths)?, pods, runtime, metrics.clone(), period));
+    let walker = walker(&daemon)?;
+    let stats =
+        Arc::new(service::StatsService::new(Sampler::new(paths)?, pods, runtime, walker, metrics.clone(), period));
     let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let services = daemon.services()?.add(server);
 
@@ -134,14 +136,6 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         daemon.stop.cancelled().await;
         drop(state);
         Ok(())
-    };
-    let fence = async {
-        tokio::select! {
-            () = confinement::outgrown(&daemon) => Err(RunError::from(
-                "the pods' folders were made after the fence was put up; starting again to measure them",
-            )),
-            () = daemon.stop.cancelled() => Ok(()),
-        }
     };
     // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
     let heartbeat = daemon.progress.register("measure", LOOP_BOUND);
@@ -160,8 +154,23 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
     };
     daemon.set_ready().await;
-    tokio::try_join!(serve, hold, fence, measure)?;
+    tokio::try_join!(serve, hold, measure)?;
     Ok(())
+}
+
+/// Who enters file systems for us: the launcher's, by the socket that it passes, or the unit's, by its own.
+fn walker(daemon: &Arc<Daemon>) -> std::io::Result<walker::Walker> {
+    let health = daemon.clone();
+    let tell = Box::new(move |hanging: &[Hanging]| {
+        let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
+        let text = format!("file systems do not answer: {}", names.join("; "));
+        health.set_degraded("file systems", (!names.is_empty()).then_some(text));
+    });
+    let workers = match daemon.take_listener("walker") {
+        Some(socket) => Workers::passed(socket, walker::LIMITS, tell)?,
+        None => Workers::at(walker::socket(&daemon.config.paths), walker::LIMITS, tell),
+    };
+    Ok(walker::Walker::new(workers))
 }
 
 /// Cgroups of the system by upstream's names: those that the configuration names, and for the agent the one that all its

@@ -9,7 +9,8 @@ fn main() -> ExitCode {
     let spec = Spec {
         process: Process::Evictiond,
         about: "measures the node and its pods",
-        before: kubelet_evictiond::wait_for_folders,
+        before: |_config| {},
+        fork_server: None,
     };
     bulkhead_daemon::run(spec, kubelet_evictiond::run)
 }

@@ -1,7 +1,6 @@
 //! `kubelet.evictiond.v1.Stats`: one sample answers everyone who takes one of its age.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, SampleScope, Sampler};
 use crate::stats::Moment;
 use crate::traced::Traced;
+use crate::walker::{Logs, Walker};
 
 /// Age of a sample that is good enough when the caller names none.
 pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
@@ -64,14 +64,20 @@ pub struct StatsService<P, R> {
     logs: Cache<String, PodLogs>,
     file_systems: Cache<String, disk::FileSystem>,
     mounted: Cache<Mounted, disk::FileSystem>,
+    walker: Walker,
     metrics: Metrics,
 }
 
-type Measure<V> = Box<dyn FnOnce() -> Option<V> + Send>;
-
 impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     /// `volume_period`: how old the usage of volumes may be; `None` switches it off.
-    pub fn new(sampler: Sampler, pods: P, runtime: R, metrics: Metrics, volume_period: Option<Duration>) -> Self {
+    pub fn new(
+        sampler: Sampler,
+        pods: P,
+        runtime: R,
+        walker: Walker,
+        metrics: Metrics,
+        volume_period: Option<Duration>,
+    ) -> Self {
         let paths = sampler.paths().instance.clone();
         StatsService {
             state: Mutex::default(),
@@ -83,6 +89,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             logs: Cache::keeping(FILE_SYSTEM_KEEP),
             file_systems: Cache::keeping(FILE_SYSTEM_KEEP),
             mounted: Cache::keeping(FILE_SYSTEM_KEEP),
+            walker,
             metrics,
         }
     }
@@ -190,13 +197,16 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let statfs = folders
             .iter()
             .cloned()
-            .map(|folder| (folder.clone(), move || disk::file_system(Path::new(&folder)).ok()))
+            .map(|folder| {
+                let walker = self.walker.clone();
+                (folder.clone(), async move { walker.file_system(folder).await })
+            })
             .collect();
         let walks = pods
             .iter()
             .map(|pod| {
-                let (paths, pod, metrics) = (self.paths.clone(), pod.clone(), self.metrics.clone());
-                (pod.uid.to_string(), move || Some(pod_volumes(&paths, &pod, &metrics)))
+                let (walker, pod, metrics) = (self.walker.clone(), pod.clone(), self.metrics.clone());
+                (pod.uid.to_string(), async move { pod_volumes(&walker, &pod, &metrics).await })
             })
             .collect();
         let walk = async {
@@ -207,8 +217,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let lists = pods
             .iter()
             .map(|pod| {
-                let (paths, pod) = (self.paths.clone(), pod.clone());
-                (pod.uid.to_string(), move || Some(pod_logs(&paths, &pod)))
+                let (walker, pod) = (self.walker.clone(), pod.clone());
+                (pod.uid.to_string(), async move { pod_logs(&walker, &pod).await })
             })
             .collect();
         let logs = self.logs.refresh(lists, DISK_PATIENCE);
@@ -236,11 +246,11 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             machine::file_systems(&mountinfo, &root, &devices)
         });
         let Ok(list) = list.await else { return Vec::new() };
-        let statfs: Vec<(Mounted, Measure<disk::FileSystem>)> = list
+        let statfs = list
             .iter()
             .map(|mounted| {
-                let point = mounted.point.clone();
-                (mounted.clone(), Box::new(move || disk::file_system(&point).ok()) as Measure<_>)
+                let (walker, point) = (self.walker.clone(), mounted.point.to_string_lossy().into_owned());
+                (mounted.clone(), async move { walker.file_system(point).await })
             })
             .collect();
         self.mounted.refresh(statfs, DISK_PATIENCE).await;
@@ -248,36 +258,20 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 }
 
-fn pod_volumes(paths: &InstancePaths, pod: &Pod, metrics: &Metrics) -> PodVolumes {
-    let timed = |path: &Path| {
-        let timer = metrics.volume_seconds.with_label_values(&["du"]).start_timer();
-        let measured = disk::volume(path).ok();
-        timer.observe_duration();
-        measured
-    };
+async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics) -> Option<PodVolumes> {
+    let measured = walker.volumes(pod).await?;
     let mut volumes = PodVolumes { time: Moment::now().text, ..PodVolumes::default() };
-    for volume in &pod.volumes {
-        // Paths are built from checked ids, so no answer of another process is a path here.
-        if let Some(measured) = timed(&paths.volume(&pod.uid, volume.kind.plugin(), &volume.name)) {
-            volumes.all.push((volume.name.to_string(), measured, volume.kind.is_ephemeral()));
-        }
+    for (name, volume, seconds) in measured {
+        metrics.volume_seconds.with_label_values(&["du"]).observe(seconds);
+        let known = pod.volumes.iter().find(|known| known.name.as_str() == name);
+        volumes.all.push((name, volume, known.is_some_and(|known| known.kind.is_ephemeral())));
     }
-    volumes
+    Some(volumes)
 }
 
-fn pod_logs(paths: &InstancePaths, pod: &Pod) -> PodLogs {
-    let folder = paths.pod_logs(&pod.namespace, &pod.name, &pod.uid);
-    let mut logs = PodLogs { time: Moment::now().text, fs: disk::file_system(&folder).ok(), ..PodLogs::default() };
-    for container in &pod.containers {
-        if let Ok(files) = disk::files(&folder.join(container.name.as_str())) {
-            logs.containers.push((container.name.to_string(), files));
-        }
-    }
-    for other in disk::files(&folder).ok().into_iter().chain(disk::file(&paths.etc_hosts(&pod.uid))) {
-        logs.other.bytes = logs.other.bytes.saturating_add(other.bytes);
-        logs.other.inodes = logs.other.inodes.saturating_add(other.inodes);
-    }
-    logs
+async fn pod_logs(walker: &Walker, pod: &Pod) -> Option<PodLogs> {
+    let Logs { fs, containers, other } = walker.logs(pod).await?;
+    Some(PodLogs { containers, other, fs, time: Moment::now().text })
 }
 
 fn age(milliseconds: u32) -> Duration {
@@ -384,7 +378,9 @@ mod tests {
         };
         let fake = Arc::new(FakePods::default());
         let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
-        (StatsService::new(Sampler::new(paths).unwrap(), fake.clone(), fake.clone(), metrics, Some(DEFAULT_AGE)), fake)
+        let walker = Walker::here(paths.instance.clone());
+        let sampler = Sampler::new(paths).unwrap();
+        (StatsService::new(sampler, fake.clone(), fake.clone(), walker, metrics, Some(DEFAULT_AGE)), fake)
     }
 
     #[tokio::test]

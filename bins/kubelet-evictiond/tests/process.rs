@@ -1,4 +1,5 @@
-//! The real process, started as the launcher starts it: what it holds, and that it measures with just that.
+//! The real process, started as the launcher starts it: what it holds, and that it measures with just that. Disks are
+//! kubelet-walker's, whose own tests show them.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -18,7 +19,6 @@ use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
 use bulkhead_ipc::syncd::{
     ContainerState, GetPodRequest, ListPodsRequest, PodState, PodUpdate, PodVolume, WatchPodsRequest,
 };
-use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_types::Process;
 use tonic::{Request, Response, Status};
@@ -94,8 +94,7 @@ fn start(config: &NodeConfig) -> Killed {
     spec.fds = vec![("grpc".into(), listener.into())];
     let (uid, gid) = (config.users.evictiond, config.users.evictiond_gid);
     spec.user = Some(User { uid, gid, groups: vec![config.users.gid] });
-    spec.bounding = Some(vec![Capability::CAP_DAC_READ_SEARCH]);
-    spec.ambient = vec![Capability::CAP_DAC_READ_SEARCH];
+    spec.bounding = Some(Vec::new());
     spec.no_new_privs = true;
     spec.die_with_parent = true;
     Killed(spec.spawn().unwrap())
@@ -117,7 +116,7 @@ fn node(root: &Path) -> NodeConfig {
 }
 
 #[tokio::test]
-async fn the_process_measures_what_it_may_not_read() {
+async fn the_process_measures_without_a_capability() {
     if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
         eprintln!("left out: starting a process as another user takes root");
         return;
@@ -137,10 +136,11 @@ async fn the_process_measures_what_it_may_not_read() {
     let held = tokio::time::timeout(patience, call).await.unwrap().unwrap().into_inner();
     assert_eq!((held.uid, held.gid, held.groups.as_slice()), (BASE + 2, BASE + 2, [BASE].as_slice()));
     for set in [&held.effective, &held.permitted, &held.bounding] {
-        assert_eq!(set.as_slice(), ["DAC_READ_SEARCH"]);
+        assert!(set.is_empty(), "{set:?}");
     }
     assert!(held.no_new_privs && !held.dumpable && held.seccomp_mode == 2, "{held:?}");
-    assert!(held.landlock.contains(&format!("read-dir {}", config.paths.pods().display())), "{:?}", held.landlock);
+    let files: Vec<&String> = held.landlock.iter().filter(|rule| rule.contains('/')).collect();
+    assert_eq!(files, ["read-file /proc", "read-file /sys/fs/cgroup"]);
     assert!(held.warnings.is_empty(), "{:?}", held.warnings);
 
     let mut client = StatsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
@@ -155,9 +155,8 @@ async fn the_process_measures_what_it_may_not_read() {
     let parts = tokio::time::timeout(patience, call).await.unwrap().unwrap();
     let [Part::Node(node), Part::Pod(pod)] = parts.as_slice() else { panic!("{parts:?}") };
     assert!(node.pods_known && node.cpu.as_ref().unwrap().usage_nano_cores.is_some());
-    assert!(node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
-    let scratch = pod.volumes[0].fs.as_ref().unwrap();
-    assert!(scratch.used_bytes.unwrap() >= 300_000, "{scratch:?}");
+    // Nobody enters file systems for it here: that is unknown, and the rest is told.
+    assert!(pod.volumes.is_empty() && node.node_fs.is_none(), "{pod:?}");
     assert!(node.network.is_some(), "readable without a capability");
 
     let call = async {
@@ -177,5 +176,5 @@ async fn the_process_measures_what_it_may_not_read() {
     let tasks = root.tasks.unwrap();
     assert!(root.id == "/" && tasks.max_open_files.is_some(), "{tasks:?}");
     assert!(tasks.file_descriptors.unwrap() > tasks.processes.unwrap(), "of other users' processes: {tasks:?}");
-    assert!(!root.file_systems.is_empty() && !root.interfaces.is_empty());
+    assert!(root.file_systems.is_empty() && !root.interfaces.is_empty());
 }

@@ -10,6 +10,7 @@ fn main() -> ExitCode {
         process: Process::Statusd,
         about: "writes to the API server what the node is, and serves its HTTPS",
         before: |_config| {},
+        fork_server: None,
     };
     bulkhead_daemon::run(spec, kubelet_statusd::run)
 }

@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         process: Process::Syncd,
         about: "decides what runs on the node and makes the container runtime run it",
         before: |_config| {},
+        fork_server: None,
     };
     bulkhead_daemon::run(spec, kubelet_syncd::run::run)
 }

@@ -24,7 +24,7 @@
 //! # When it fails
 //! Callers see UNAVAILABLE and ask again; every verb may be repeated. An act that was cut short is finished by asking
 //! for it again; until then the volume is listed as uncertain. Running containers, mounts and cgroups need no volnetd.
-//! One pod's hung mount holds that pod's lock and one thread of the pool.
+//! One pod's hung mount holds that pod's lock and one worker process, which is named and left behind ([`worker`]).
 //!
 //! What the watchdog acts on is the one thread and its loops: the two that accept, and the one that passes changes of
 //! files on. It does not act on file systems that hang, not even when they hold every thread of the pool: the kernel keeps
@@ -47,12 +47,14 @@
 //! | [`metrics`] | nothing: what this process counts |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
+//! | [`settings`] | what of the node's configuration concerns this process |
 //! | [`volumes`] | pods' directories and volumes, made and taken away |
 //! | [`files`] | files that are kept for pods: etc-hosts, termination messages, logs |
+//! | [`worker`] | what is done in a process that may hang |
+//! | [`operations`] | when a volume's intent is in the journal, and whose lock is held |
 //! | [`verbs`] | who may ask for what: the whole surface |
 //! | [`broker`] | which descriptors are opened for whom |
 //! | [`watch`] | which changes of files are told |
-//! | [`settings`] | what of the node's configuration concerns this process |
 //! | [`setup`] | what is made once at start |
 //! | [`service`] | nothing: from the wire to typed values, and to the work |
 //!
@@ -65,8 +67,7 @@
 //! | manifests, credentials, serving pair: a follower each ([`watch`]) | events | changes to whoever streams them (broadcast) |
 //!
 //! # Known gaps
-//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. More than eight pods with
-//! hung mounts use up the pool of threads. fsGroup leaves what is nested deeper than 256 directories.
+//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. fsGroup leaves what is nested deeper than 256 directories.
 
 pub mod broker;
 pub mod cgroups;
@@ -76,6 +77,7 @@ pub mod journal;
 pub mod kubeconfig;
 pub mod metrics;
 pub mod node;
+pub mod operations;
 pub mod service;
 pub mod settings;
 pub mod setup;
@@ -83,6 +85,7 @@ pub mod validate;
 pub mod verbs;
 pub mod volumes;
 pub mod watch;
+pub mod worker;
 
 use std::future::Future;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -90,11 +93,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bulkhead_daemon::progress::LOOP_BOUND;
-use bulkhead_daemon::{Daemon, RunError, StateError};
+use bulkhead_daemon::{Daemon, FORK_SERVER, RunError, StateError};
 use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_sys::inotify::Inotify;
 use bulkhead_types::Epoch;
+use bulkhead_worker::Workers;
+use bulkhead_worker::pool::Hanging;
 
 use crate::node::{Node, Settings};
 
@@ -105,7 +110,9 @@ use crate::node::{Node, Settings};
 pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let settings = settings::from_config(&daemon.config)?;
     daemon.set_waiting("setting up the node's directories");
-    let node = prepare(settings, daemon.epoch, metrics::Metrics::new(&daemon.registry)?).await?;
+    let workers = workers(&daemon)?;
+    let metrics = metrics::Metrics::new(&daemon.registry)?;
+    let node = prepare(settings, daemon.epoch, metrics, workers.clone()).await?;
     let settings = &node.settings;
     let watches = watches(&daemon, settings);
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
@@ -115,8 +122,24 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
-    tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) })?;
-    Ok(())
+    let serving = async { tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) }) };
+    tokio::select! {
+        served = serving => served.map(|_| ()),
+        // A successor forks another one.
+        () = workers.fork_server_gone() => Err("the process that forks workers has ended".into()),
+    }
+}
+
+/// The workers of the fork server that was forked before this process had a thread.
+fn workers(daemon: &Arc<Daemon>) -> Result<Workers, RunError> {
+    let socket = daemon.take_listener(FORK_SERVER).ok_or("no fork server was forked")?;
+    let health = daemon.clone();
+    let tell = move |hanging: &[Hanging]| {
+        let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
+        let text = format!("file systems do not answer: {}", names.join("; "));
+        health.set_degraded("file systems", (!names.is_empty()).then_some(text));
+    };
+    Ok(Workers::passed(socket, worker::LIMITS, Box::new(tell))?)
 }
 
 /// Name of the inotify instance among what the supervisor keeps over restarts.
@@ -160,13 +183,18 @@ fn followed(settings: &Settings) -> watch::Followed {
 ///
 /// # Errors
 /// See [`setup::SetupError`] and [`node::NodeError`].
-pub async fn prepare(settings: Settings, epoch: Epoch, metrics: metrics::Metrics) -> Result<Arc<Node>, RunError> {
+pub async fn prepare(
+    settings: Settings,
+    epoch: Epoch,
+    metrics: metrics::Metrics,
+    workers: Workers,
+) -> Result<Arc<Node>, RunError> {
     let node = tokio::task::spawn_blocking(move || -> Result<Node, RunError> {
         setup::directories(&settings)?;
         if settings.manage_kernel_tunables {
             setup::kernel_tunables(Path::new("/proc/sys"), settings.protect_kernel_defaults)?;
         }
-        match Node::open(settings, epoch, metrics) {
+        match Node::open(settings, epoch, metrics, workers) {
             // The skeleton's word for it, so that the supervisor is told by the exit code.
             Err(error @ node::NodeError::Locked(_)) => {
                 tracing::error!("{error}");

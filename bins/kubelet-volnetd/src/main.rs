@@ -9,6 +9,7 @@ use bulkhead_types::Process;
 const SPEC: Spec = Spec {
     process: Process::Volnetd,
     about: "performs mounts, pod directories and cgroups for kubelet-syncd, and passes descriptors",
+    fork_server: Some(kubelet_volnetd::worker::fork_server),
     before: |_config| {
         // What is created gets exactly the modes that the file table names, less what upstream's umask takes.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));

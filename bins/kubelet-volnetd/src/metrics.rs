@@ -88,13 +88,14 @@ impl Metrics {
         Ok(Metrics { storage, cgroups, cleaned, not_cleaned })
     }
 
-    pub fn storage(&self, plugin: &str, operation: StorageOperation, started: Instant, worked: bool) {
+    /// `seconds`: how long it took.
+    pub fn storage(&self, plugin: &str, operation: StorageOperation, seconds: f64, worked: bool) {
         let operation = match operation {
             StorageOperation::Mount => "volume_mount",
             StorageOperation::Unmount => "volume_unmount",
         };
         let status = if worked { "success" } else { "fail-unknown" };
-        self.storage.with_label_values(&[plugin, operation, status, "false"]).observe(started.elapsed().as_secs_f64());
+        self.storage.with_label_values(&[plugin, operation, status, "false"]).observe(seconds);
     }
 
     pub fn cgroup(&self, operation: CgroupOperation, started: Instant) {

@@ -10,6 +10,7 @@ use bulkhead_config::ServingPair;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
+use bulkhead_worker::Workers;
 
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
@@ -84,18 +85,40 @@ pub struct Node {
     pub guard: Mutex<Guard>,
     pub cgroups: PodsTree,
     pub metrics: Metrics,
+    pub workers: Workers,
     locks: Mutex<HashMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     _state: OwnedFd,
 }
 
+/// How long a verb waits for another one of the same pod: less than its caller does.
+const POD_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Another verb of the pod has not ended.
+#[derive(Debug, thiserror::Error)]
+#[error("another request works on pod {pod}{hangs}")]
+pub struct PodBusy {
+    pod: PodUid,
+    hangs: String,
+}
+
 /// A pod that no other verb works on meanwhile.
 pub type PodLock = tokio::sync::OwnedMutexGuard<()>;
+
+impl Settings {
+    /// The folder of all pods.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn pods_dir(&self) -> Result<OwnedFd, OpenError> {
+        open::base_dir(&self.paths.pods())
+    }
+}
 
 impl Node {
     /// Needs the node directories of [`crate::setup`]. Waits a while for a former process on the same root directory,
     /// which may still be finishing an act when its successor is started already.
-    pub fn open(settings: Settings, epoch: Epoch, metrics: Metrics) -> Result<Self, NodeError> {
+    pub fn open(settings: Settings, epoch: Epoch, metrics: Metrics, workers: Workers) -> Result<Self, NodeError> {
         let root = open::base_dir(&settings.paths.root_dir)?;
         open::create_dirs_beneath(root.as_fd(), "bulkhead", 0o711)?;
         let private = format!("bulkhead/{}", Process::Volnetd.short());
@@ -115,21 +138,26 @@ impl Node {
             guard: Mutex::new(Guard::new(epoch)),
             cgroups,
             metrics,
+            workers,
             locks: Mutex::new(HashMap::new()),
             settings,
             _state: state,
         })
     }
 
-    /// The folder of all pods.
-    pub fn pods_dir(&self) -> Result<OwnedFd, OpenError> {
-        open::base_dir(&self.settings.paths.pods())
+    /// Waits until no other verb works on this pod, but not for ever: one that hangs in the kernel (a dead mount) holds up
+    /// that pod alone, and whoever asks again gets to know what it is.
+    ///
+    /// # Errors
+    /// Another verb has not ended in time.
+    pub async fn lock_pod(&self, pod: &PodUid) -> Result<PodLock, PodBusy> {
+        tokio::time::timeout(POD_PATIENCE, self.pod_mutex(pod).lock_owned()).await.map_err(|_| self.busy(pod))
     }
 
-    /// Waits until no other verb works on this pod. A verb that hangs in the kernel (a dead mount) holds up that pod
-    /// alone, and one thread of the pool.
-    pub async fn lock_pod(&self, pod: &PodUid) -> PodLock {
-        self.pod_mutex(pod).lock_owned().await
+    /// What works on the pod.
+    pub fn busy(&self, pod: &PodUid) -> PodBusy {
+        let hangs = self.workers.hanging().into_iter().find(|hanging| hanging.what.contains(pod.as_str()));
+        PodBusy { pod: pod.clone(), hangs: hangs.map(|hanging| format!(": {hanging}")).unwrap_or_default() }
     }
 
     /// The same without waiting; None while another verb works on the pod.

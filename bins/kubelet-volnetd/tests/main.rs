@@ -6,6 +6,7 @@ mod broker;
 mod content;
 mod life;
 mod process;
+mod silent;
 mod sub_path;
 mod verbs;
 mod world;

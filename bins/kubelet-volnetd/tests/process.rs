@@ -33,7 +33,7 @@ fn start(run_dir: &Path, grpc: &OwnedFd, broker: &OwnedFd, bounding: Option<Vec<
 }
 
 /// Waits until it can do its job, and answers its epoch.
-async fn ready(remote: &Remote) -> u64 {
+pub async fn ready(remote: &Remote) -> u64 {
     for _ in 0..200 {
         let mut process = ProcessClient::new(remote.channel(SYNCD).await);
         if let Ok(reply) = process.hello(HelloRequest::default()).await {
@@ -48,8 +48,8 @@ async fn ready(remote: &Remote) -> u64 {
 }
 
 /// The built program on sockets that outlive it.
-struct Program {
-    remote: Remote,
+pub struct Program {
+    pub remote: Remote,
     child: Child,
     grpc: OwnedFd,
     broker: OwnedFd,
@@ -60,7 +60,7 @@ struct Program {
 }
 
 impl Program {
-    fn new(name: &str) -> Option<Self> {
+    pub fn new(name: &str) -> Option<Self> {
         Self::with(name, None)
     }
 
@@ -91,19 +91,23 @@ impl Program {
         Some(Program { remote: Remote { dir }, child, grpc, broker, cleaner, hierarchies, _temp: temp })
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGKILL.
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    fn start_again(&mut self) {
+    pub fn start_again(&mut self) {
         self.child = start(&self.remote.dir.join("run"), &self.grpc, &self.broker, None);
         self.cleaner.pid.set(self.child.id());
     }
 
     /// SIGTERM: it leaves by itself.
-    async fn stop(self) {
+    pub async fn stop(self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let mut child = self.child;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// What the arguments ask for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Arguments {
+pub enum Arguments {
     Run {
         run_dir: PathBuf,
     },
@@ -12,7 +12,11 @@ pub(crate) enum Arguments {
     Print(String),
 }
 
-pub(crate) fn parse(name: &str, about: &str, args: impl Iterator<Item = String>) -> Result<Arguments, String> {
+/// Reads the arguments after the program's name. `about`: one line for `--help`.
+///
+/// # Errors
+/// An argument that is not known, or a run directory that is not absolute; the text is for a person.
+pub fn parse(name: &str, about: &str, args: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let mut run_dir = PathBuf::from("/run/kubelet");
     let mut args = args;
     while let Some(arg) = args.next() {

@@ -14,7 +14,7 @@
 //! Nothing here knows what a pod is.
 
 pub mod addresses;
-mod arguments;
+pub mod arguments;
 mod exit;
 pub mod kept;
 mod listeners;
@@ -36,6 +36,6 @@ mod traces;
 pub use exit::{ExitReason, ListenError};
 pub use metrics::encode as encode_metrics;
 pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};
-pub use skeleton::{Daemon, RunError, Spec, run};
+pub use skeleton::{Daemon, FORK_SERVER, RunError, Spec, run};
 pub use state_dir::{StateDir, StateError};
 pub use traces::wire_span;

@@ -37,9 +37,9 @@ pub struct Applied {
 pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<Applied> {
     let row = program.row();
     match (row.user, geteuid().is_root()) {
-        (User::Root, true) | (User::Own(_) | User::JournalReader, false) => {}
+        (User::Root, true) | (User::Own(_) | User::Helper, false) => {}
         (User::Root, false) => return Err(std::io::Error::other("must run as root")),
-        (User::Own(_) | User::JournalReader, true) => {
+        (User::Own(_) | User::Helper, true) => {
             return Err(std::io::Error::other("must not run as root: start it through `kubelet` or its unit"));
         }
     }

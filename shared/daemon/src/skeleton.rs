@@ -51,7 +51,13 @@ pub struct Spec {
     /// Comes before the process drops to its row of the privilege map, and before any thread exists: what a fence names
     /// must be there.
     pub before: fn(&NodeConfig),
+    /// Forks a process with this one's privileges, after they were dropped and before any thread exists, and answers the
+    /// socket to it: [`FORK_SERVER`] among the daemon's listeners.
+    pub fork_server: Option<fn(&NodeConfig) -> std::io::Result<OwnedFd>>,
 }
+
+/// Name of the socket to the process that [`Spec::fork_server`] forked.
+pub const FORK_SERVER: &str = "fork-server";
 
 /// Why a daemon's work ended in failure.
 pub type RunError = Box<dyn std::error::Error + Send + Sync>;
@@ -269,7 +275,7 @@ where
     let format = if logging.format == "json" { LogFormat::Json } else { LogFormat::Text };
     let (traces, recording) = traces::recording(&config).unzip();
     logging::start(format, logging.verbosity, recording);
-    let listeners =
+    let mut listeners =
         listeners::take().map_err(|e| (ExitReason::Privileges, format!("could not take the passed sockets: {e}")))?;
 
     (spec.before)(&config);
@@ -281,6 +287,10 @@ where
     }
     for warning in &privileges.warnings {
         tracing::warn!("{warning}");
+    }
+    if let Some(fork) = spec.fork_server {
+        let socket = fork(&config).map_err(|e| (ExitReason::Failed, format!("could not fork: {e}")))?;
+        listeners.insert(FORK_SERVER.to_owned(), socket);
     }
 
     let mut random = [0; 8];

@@ -48,7 +48,8 @@ impl Row {
         let (process, config) = match (self.program, config) {
             (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
             (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
-            (Program::Daemon(_), None) => return Fencing::None("there is no configuration"),
+            (Program::Daemon(_) | Program::Walker, None) => return Fencing::None("there is no configuration"),
+            (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config), required: true },
             (Program::Daemon(process), Some(config)) => (process, config),
         };
         if process == Process::Volnetd {
@@ -59,11 +60,12 @@ impl Row {
         }
         let common = Fence { keep_signals: true, keep_abstract_sockets: true, ..Fence::default() };
         let fence = match process {
-            Process::Evictiond => Fence {
-                read_dirs: vec![config.paths.pods(), config.paths.pod_logs_dir.clone()],
-                read_files: vec!["/proc".into(), "/sys".into()],
-                ..common
-            },
+            // Of /sys the control groups alone: the rest of it is the machine's.
+            Process::Evictiond => {
+                let mut read_files = vec!["/proc".into()];
+                read_files.extend(bulkhead_sys::cgroup::mount_points().unwrap_or_default());
+                Fence { read_files, ..common }
+            }
             Process::Syncd | Process::Statusd | Process::Volnetd => {
                 let mut read_files: Vec<PathBuf> = MACHINE.map(PathBuf::from).into();
                 let resolver = config.resolv_conf().filter(|_| process == Process::Syncd).and_then(folder_of);
@@ -82,7 +84,7 @@ impl Row {
                 }
             }
         };
-        Fencing::Fence { fence, required: process == Process::Evictiond }
+        Fencing::Fence { fence, required: false }
     }
 }
 
@@ -90,6 +92,16 @@ impl Row {
 fn folder_of(path: &Path) -> Option<PathBuf> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if real.is_dir() { Some(real) } else { real.parent().map(Path::to_owned) }
+}
+
+/// Listing of the folders that are walked. Its capability opens every file, so that there is nothing else.
+fn walker(config: &NodeConfig) -> Fence {
+    Fence {
+        read_dirs: vec![config.paths.pods(), config.paths.pod_logs_dir.clone()],
+        keep_signals: true,
+        keep_abstract_sockets: true,
+        ..Fence::default()
+    }
 }
 
 /// journalctl with its libraries, settings and journal. The journal's folder may be made later, so it is what is above it
@@ -122,11 +134,14 @@ mod tests {
         let config = NodeConfig::for_tests(Path::new("/var/lib/kubelet"));
         let fenced: Vec<&str> =
             Program::ALL.into_iter().filter(|program| fence(*program, &config).is_some()).map(Program::name).collect();
-        assert_eq!(fenced, ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-journal"]);
-        let required = |process| {
-            matches!(Program::Daemon(process).row().fencing(Some(&config)), Fencing::Fence { required: true, .. })
-        };
-        assert!(required(Process::Evictiond) && !required(Process::Syncd));
+        assert_eq!(
+            fenced,
+            ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-walker", "kubelet-journal"]
+        );
+        let required =
+            |program: Program| matches!(program.row().fencing(Some(&config)), Fencing::Fence { required: true, .. });
+        let all: Vec<&str> = Program::ALL.into_iter().filter(|program| required(*program)).map(Program::name).collect();
+        assert_eq!(all, ["kubelet-walker"], "who holds a capability that opens every file");
     }
 
     #[test]

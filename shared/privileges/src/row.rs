@@ -13,6 +13,8 @@ pub enum Program {
     /// `kubelet`, where it starts the daemons itself.
     Launcher,
     Daemon(Process),
+    /// Enters file systems for kubelet-evictiond.
+    Walker,
     /// The journal's reader, where the log query is on.
     Journal,
 }
@@ -24,7 +26,7 @@ pub enum User {
     /// Of its own, as the configuration names it.
     Own(Process),
     /// Of its own; no daemon's and not known to them.
-    JournalReader,
+    Helper,
 }
 
 /// What is left of the bounding set.
@@ -176,13 +178,11 @@ const EVICTIOND: Row = Row {
     program: Program::Daemon(Process::Evictiond),
     user: User::Own(Process::Evictiond),
     in_daemons_group: true,
-    // Sizes below pods' folders are behind directories that only root may search; the fence keeps this to listing.
-    capabilities: &[Capability::CAP_DAC_READ_SEARCH],
+    capabilities: &[],
     passed_on: &[],
     bounding: Bounding::Row,
     no_new_privs: true,
     families: &[Family::Unix],
-    // OpenByHandle is the one that matters: with its capability it opens any inode, and Landlock has no say in it.
     denied: EVERYTHING,
     runs_programs: RunsPrograms::Never,
     serves: &[Serves { socket: "kubelet-evictiond.sock", peers: &["kubelet-statusd", "operator"] }],
@@ -210,9 +210,27 @@ const STATUSD: Row = Row {
     oom_score_adj: Some(0),
 };
 
+const WALKER: Row = Row {
+    program: Program::Walker,
+    user: User::Helper,
+    in_daemons_group: false,
+    // Sizes below pods' folders are behind directories that only root may search; the fence keeps this to listing.
+    capabilities: &[Capability::CAP_DAC_READ_SEARCH],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix],
+    // OpenByHandle is the one that matters: with the capability it opens any inode, and Landlock has no say in it.
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::Never,
+    serves: &[Serves { socket: "workers", peers: &["kubelet-evictiond"] }],
+    memory_bytes: 256 * MIB,
+    oom_score_adj: Some(0),
+};
+
 const JOURNAL: Row = Row {
     program: Program::Journal,
-    user: User::JournalReader,
+    user: User::Helper,
     in_daemons_group: false,
     capabilities: &[],
     passed_on: &[],
@@ -227,13 +245,14 @@ const JOURNAL: Row = Row {
 };
 
 impl Program {
-    /// All six, the launcher first.
-    pub const ALL: [Program; 6] = [
+    /// All seven, the launcher first.
+    pub const ALL: [Program; 7] = [
         Program::Launcher,
         Program::Daemon(Process::Volnetd),
         Program::Daemon(Process::Syncd),
         Program::Daemon(Process::Evictiond),
         Program::Daemon(Process::Statusd),
+        Program::Walker,
         Program::Journal,
     ];
 
@@ -242,6 +261,7 @@ impl Program {
         match self {
             Program::Launcher => "kubelet",
             Program::Daemon(process) => process.name(),
+            Program::Walker => "kubelet-walker",
             Program::Journal => "kubelet-journal",
         }
     }
@@ -254,6 +274,7 @@ impl Program {
             Program::Daemon(Process::Syncd) => &SYNCD,
             Program::Daemon(Process::Evictiond) => &EVICTIOND,
             Program::Daemon(Process::Statusd) => &STATUSD,
+            Program::Walker => &WALKER,
             Program::Journal => &JOURNAL,
         }
     }
@@ -288,7 +309,8 @@ impl Row {
 
     /// Address families for which it may make sockets. Where the daemons answer the machine's host, they listen on vsock.
     pub fn families(&self, config: Option<&NodeConfig>) -> Vec<Family> {
-        let vsock = self.program != Program::Journal && config.is_some_and(|config| config.flags.vsock_port != 0);
+        let vsock = !matches!(self.program, Program::Journal | Program::Walker)
+            && config.is_some_and(|config| config.flags.vsock_port != 0);
         self.families.iter().copied().chain(vsock.then_some(Family::Vsock)).collect()
     }
 
@@ -332,13 +354,13 @@ mod tests {
     }
 
     #[test]
-    fn what_evictiond_gets_the_launcher_may_pass_on() {
+    fn what_children_get_the_launcher_may_pass_on() {
         for row in Program::ALL.map(Program::row) {
             let mut config = NodeConfig::for_tests(std::path::Path::new("/t"));
             assert!(!row.families(Some(&config)).contains(&Family::Vsock));
             config.flags.vsock_port = 1024;
             let vsock = row.families(Some(&config)).contains(&Family::Vsock);
-            assert_eq!(vsock, row.program != Program::Journal);
+            assert_eq!(vsock, !matches!(row.program, Program::Journal | Program::Walker));
             if row.user != User::Root {
                 let permitted = LAUNCHER.permitted();
                 assert!(row.capabilities.iter().all(|cap| permitted.contains(cap)), "{}", row.program.name());

@@ -157,6 +157,21 @@ struct Tree {
     controllers: BTreeSet<String>,
 }
 
+/// The folders below which all control groups are mounted, of either version.
+///
+/// # Errors
+/// The list of mounts cannot be read.
+pub fn mount_points() -> io::Result<Vec<PathBuf>> {
+    let mut mounts = MountInfo::new();
+    let groups = mounts.read()?.filter(|mount| matches!(mount.fs_type, "cgroup" | "cgroup2"));
+    let mut points: Vec<PathBuf> = groups.map(|mount| mount.mount_point.into_owned()).collect();
+    points.sort();
+    points.dedup_by(|one, earlier| one.starts_with(earlier));
+    // Where systemd has them, one for each controller of v1.
+    let usual = Path::new("/sys/fs/cgroup");
+    Ok(if points.iter().all(|point| point.starts_with(usual)) { vec![usual.to_owned()] } else { points })
+}
+
 impl Hierarchies {
     /// From the mounts of this process's namespace.
     pub fn detect() -> Result<Self, CgroupError> {

@@ -15,6 +15,7 @@
 //! | [`async_fd`] | descriptors in tokio's reactor |
 //! | [`memfd`] | sealed memory files |
 //! | [`fence`] | Landlock |
+//! | [`fork`] | a child of this program that shares one descriptor with it |
 //! | [`seccomp`] | system call filters |
 //! | [`open`] | the three rules for opening files |
 //! | [`tree`] | walking and removing a directory tree that others may be changing |
@@ -34,6 +35,7 @@ pub mod attempt;
 pub mod cgroup;
 pub mod clock;
 pub mod fence;
+pub mod fork;
 pub mod heap;
 pub mod inotify;
 pub mod listen_fds;

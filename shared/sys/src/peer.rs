@@ -65,6 +65,15 @@ pub fn identify(socket: impl AsFd) -> Result<PeerIdentity, PeerError> {
     })
 }
 
+/// The user alone, for who has no /proc to look into.
+///
+/// # Errors
+/// The socket has no peer.
+pub fn user(socket: impl AsFd) -> io::Result<u32> {
+    let credentials = nix::sys::socket::getsockopt(&socket.as_fd(), nix::sys::socket::sockopt::PeerCredentials)?;
+    Ok(credentials.uid())
+}
+
 impl PeerIdentity {
     /// Whether the peer is in this cgroup or below it, in any hierarchy. `root` as in /proc/<pid>/cgroup.
     pub fn is_below_cgroup(&self, root: &str) -> bool {

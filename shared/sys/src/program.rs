@@ -1,4 +1,4 @@
-//! The program's own code and constants in memory: letting go of what is not being used.
+//! The program's own memory: letting go of what is not being used of code and constants, and the title that `ps` shows.
 //!
 //! They are pages of a file, mapped when first touched, with their neighbours. What only the start or a burst of work ran
 //! stays mapped for ever, and counts as this process's memory, until somebody says that it need not.
@@ -44,6 +44,37 @@ extern "C" fn first_program(info: *mut libc::dl_phdr_info, _: usize, found: *mut
         found.push((at + header.p_vaddr as usize, size));
     }
     1
+}
+
+/// Where the kernel takes a process's command line from: the arguments that it was started with, in its own memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Title {
+    start: usize,
+    length: usize,
+}
+
+impl Title {
+    /// Looks it up in /proc, so before a fence that closes /proc. `None` where the kernel does not show it.
+    pub fn find() -> Option<Self> {
+        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+        // proc_pid_stat(5): fields 48 and 49, counted behind the name, which may hold anything.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<usize>().ok().filter(|number| *number != 0);
+        let (start, end) = (number(48)?, number(49)?);
+        Some(Title { start, length: end.checked_sub(start).filter(|length| *length > 1)? })
+    }
+
+    /// Shows this text for the calling process, which must have been forked by [`crate::fork`]: it has one thread, and nobody
+    /// in it reads the arguments any more. What has no room is left out.
+    pub(crate) fn show(self, text: &str) {
+        // SAFETY: the kernel's word for where the arguments of this process lie, on its stack above every frame, writable and
+        // there for its life. There is one thread and no reference to them: std reads them through pointers, when asked.
+        let area = unsafe { std::slice::from_raw_parts_mut(self.start as *mut u8, self.length) };
+        area.fill(0);
+        for (to, from) in area.iter_mut().take(self.length - 1).zip(text.bytes()) {
+            *to = from;
+        }
+    }
 }
 
 #[cfg(test)]

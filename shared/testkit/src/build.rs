@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail};
 pub const PROGRAMS: [&str; 6] =
     ["kubelet", "kubelet-volnetd", "kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-ctl"];
 
+/// Processes beside the daemons: some only where a configuration asks for them, and not every earlier version has them.
+pub const HELPERS: [&str; 2] = ["kubelet-walker", "kubelet-journal"];
+
 static DIRECTORY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 /// The folder that the workspace's Cargo.toml is in.

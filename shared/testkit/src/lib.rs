@@ -49,6 +49,7 @@ mod prepared_root;
 pub mod previous;
 pub mod processes;
 pub mod release;
+pub mod silent_fs;
 pub mod skip;
 pub mod systemd;
 pub mod traces;

@@ -47,7 +47,7 @@ fn programs(lab: &Lab) -> Result<Clock> {
     std::fs::create_dir(&folder)?;
     let clock = Clock(folder.join("clock"));
     clock.set(0)?;
-    for program in build::PROGRAMS {
+    for program in build::PROGRAMS.into_iter().chain(build::HELPERS) {
         let path = folder.join(program);
         if JUMPING.contains(&program) {
             let script = format!(

@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-config", &["bulkhead-types"]),
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-trace", &[]),
+    ("bulkhead-worker", &["bulkhead-sys"]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
     ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
     (
@@ -27,10 +28,25 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
     // It compares the privilege map with what /proc shows, so it reads both; it changes nothing of its own.
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-privileges", "bulkhead-sys"]),
-    ("kubelet-volnetd", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    (
+        "kubelet-volnetd",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-worker"],
+    ),
     (
         "kubelet-evictiond",
-        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-trace"],
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-daemon",
+            "bulkhead-trace",
+            "bulkhead-worker",
+        ],
+    ),
+    (
+        "kubelet-walker",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-worker"],
     ),
     // What is about one pod at a time, for kubelet-syncd alone.
     ("kubelet-model", &["bulkhead-types", "bulkhead-cri"]),

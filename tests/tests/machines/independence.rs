@@ -351,7 +351,7 @@ fn install(machine: &Machine, cluster: &Cluster) -> Result<()> {
         config["enableSystemLogHandler"] = json!(true);
         config["enableSystemLogQuery"] = json!(true);
     })?;
-    for service in SERVICES.into_iter().chain([JOURNAL]) {
+    for service in SERVICES.into_iter().chain([JOURNAL, "kubelet-walker.service"]) {
         machine.drop_in(service, "10-short", &format!("[Service]\nWatchdogSec={WATCHDOG}\n"))?;
     }
     machine

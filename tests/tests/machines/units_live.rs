@@ -18,12 +18,13 @@ const MOVED_HEALTHZ: u16 = 10348;
 const MAIN: u16 = 10250;
 const STATUSD: &str = "kubelet-statusd.service";
 const EVICTIOND: &str = "kubelet-evictiond.service";
-const SOCKETS: [&str; 6] = [
+const SOCKETS: [&str; 7] = [
     "kubelet-volnetd.sock",
     "kubelet-volnetd.fd.sock",
     "kubelet-syncd.sock",
     "kubelet-evictiond.sock",
     "kubelet-statusd.sock",
+    "kubelet-walker.sock",
     "kubelet-journal.sock",
 ];
 
@@ -93,6 +94,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         ("kubelet-syncd.service", 15),
         (EVICTIOND, 15),
         (STATUSD, 15),
+        ("kubelet-walker.service", 15),
         ("kubelet-journal.service", 15),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
@@ -284,7 +286,7 @@ fn stopped_is_stopped(machine: &Machine) -> Result<()> {
 }
 
 fn nothing_runs(machine: &Machine) -> Result<()> {
-    for service in SERVICES.into_iter().chain(["kubelet-journal.service"]) {
+    for service in SERVICES.into_iter().chain(["kubelet-walker.service", "kubelet-journal.service"]) {
         let unit = machine.unit(service)?;
         ensure!(unit.active == "inactive" && unit.main_pid == 0, "{service}: {unit:?}");
     }

@@ -14,12 +14,12 @@ use bulkhead_tests::{journald, lab, systemd_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// Who is stood in for: the daemons, and who reads the journal for one of them.
-const WHO: [&str; 5] = {
+/// Who is stood in for: the daemons, and who enters file systems or reads the journal for one of them.
+const WHO: [&str; 6] = {
     let [volnetd, syncd, evictiond, statusd] = DAEMONS;
-    [volnetd, syncd, evictiond, statusd, JOURNAL]
+    let [walker, journal] = build::HELPERS;
+    [volnetd, syncd, evictiond, statusd, walker, journal]
 };
-const JOURNAL: &str = "kubelet-journal";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
 const TABLE: &str = include_str!("../../fixtures/intruder.txt");
@@ -77,8 +77,8 @@ fn table(reports: &BTreeMap<&str, Report>) -> String {
             Some(outcome) => word(act, outcome),
             None => "-".to_owned(),
         });
-        let [volnetd, syncd, evictiond, statusd, journal] = words;
-        text.push_str(&format!("{act:60} {volnetd:9} {syncd:9} {evictiond:9} {statusd:9} {journal}\n"));
+        let [volnetd, syncd, evictiond, statusd, walker, journal] = words;
+        text.push_str(&format!("{act:60} {volnetd:9} {syncd:9} {evictiond:9} {statusd:9} {walker:9} {journal}\n"));
     }
     text
 }
@@ -134,7 +134,7 @@ fn programs(folder: &Path) -> Result<()> {
         None => build::programs("dev")?,
     };
     std::fs::copy(built.join("kubelet"), folder.join("kubelet"))?;
-    for program in build::PROGRAMS.into_iter().filter(|program| *program != "kubelet").chain([JOURNAL]) {
+    for program in build::PROGRAMS.into_iter().filter(|program| *program != "kubelet").chain(build::HELPERS) {
         std::os::unix::fs::symlink(built.join(program), folder.join(program))?;
     }
     build::use_programs(folder)
@@ -174,16 +174,16 @@ fn cgroup_file(node: &Node, uid: &str) -> Result<PathBuf> {
     bail!("no cgroup of pod {uid}")
 }
 
-fn reader_of(node: &Node) -> Result<i32> {
+fn helper(node: &Node, name: &str) -> Result<i32> {
     let launcher = *node.pids().get("kubelet").context("no launcher")?;
-    eventually("the journal has its reader", LONG, || journald::reader_of(launcher))
+    eventually(&format!("{name} runs"), LONG, || journald::helper_of(launcher, name))
 }
 
 fn kill(node: &Node, daemon: &str) -> Result<()> {
-    if daemon != JOURNAL {
+    if !build::HELPERS.contains(&daemon) {
         return node.kill_daemon(daemon);
     }
-    processes::signal(reader_of(node)?, Signal::SIGKILL);
+    processes::signal(helper(node, daemon)?, Signal::SIGKILL);
     Ok(())
 }
 
@@ -200,7 +200,9 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         .map(|(name, pid)| (name.strip_prefix("kubelet-").unwrap_or("launcher").to_owned(), pid))
         .collect();
     processes.insert("pod".to_owned(), process_of(node, uid)?);
-    processes.insert("journal".to_owned(), reader_of(node)?);
+    for name in build::HELPERS {
+        processes.insert(name.trim_start_matches("kubelet-").to_owned(), helper(node, name)?);
+    }
     Ok(json!({
         "run_dir": node.run_dir(),
         "root_dir": node.root_dir(),
@@ -212,6 +214,8 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
             "serving-key": key,
             "kernel-messages": "/dev/kmsg",
             "memory-of-the-machine": "/dev/mem",
+            "slabs-of-the-kernel": "/proc/slabinfo",
+            "pages-of-the-machine": "/proc/kpageflags",
         },
         "write": {
             "etc": "/etc/bulkhead-intruder",
@@ -350,9 +354,12 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         let name = daemon.trim_start_matches("kubelet-");
         processes.insert(name, number(&format!("systemctl show -P MainPID {daemon}.service"))?);
     }
-    // It ends when nobody asks for a minute.
-    machine.check(&["systemctl", "start", "kubelet-journal.service"])?;
-    processes.insert("journal", number("systemctl show -P MainPID kubelet-journal.service")?);
+    for helper in build::HELPERS {
+        // They end when nobody asks for a minute.
+        machine.check(&["systemctl", "start", &format!("{helper}.service")])?;
+        let name = helper.trim_start_matches("kubelet-");
+        processes.insert(name, number(&format!("systemctl show -P MainPID {helper}.service"))?);
+    }
     processes.insert("pod", number("ctr -n k8s.io task ls | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2")?);
     let log = machine.shell("find /var/log/pods -name '0.log' | head -n 1")?;
     let cgroup = machine.shell("find /sys/fs/cgroup -path '*kubepods*' -name cgroup.procs | head -n 1")?;
@@ -367,6 +374,8 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
             "serving-key": "/var/lib/kubelet/pki/kubelet.key",
             "kernel-messages": "/dev/kmsg",
             "memory-of-the-machine": "/dev/mem",
+            "slabs-of-the-kernel": "/proc/slabinfo",
+            "pages-of-the-machine": "/proc/kpageflags",
         },
         "write": {
             "etc": "/etc/bulkhead-intruder",

@@ -13,6 +13,7 @@ mod neighbours;
 mod node_facts;
 mod privileges;
 mod runtime;
+mod silent_file_systems;
 mod standalone;
 mod take_over;
 mod two_nodes;

@@ -189,7 +189,7 @@ fn a_node_that_is_stopped_changes_its_version_as_a_whole() -> Result<()> {
     let mut world = World::start(&lab, &previous, Age::Old)?;
     for age in [Age::New, Age::Old, Age::New] {
         world.node.stop()?;
-        for program in DAEMONS.iter().chain(&["kubelet", "kubelet-journal"]) {
+        for program in DAEMONS.iter().chain(&mixed::OTHERS) {
             world.mix.put(program, age)?;
         }
         world.node.launch()?;

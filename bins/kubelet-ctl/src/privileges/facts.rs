@@ -88,7 +88,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
     let mut facts = match row.user {
         User::Root => vec![Fact::equal("user", &0, uid)],
         User::Own(daemon) => vec![Fact::equal("user", &users.uid(daemon), uid), group(daemon)],
-        User::JournalReader => {
+        User::Helper => {
             let others = [0, users.syncd, users.evictiond, users.statusd];
             let verdict = match uid {
                 None => Comparison::Unknown,
@@ -115,6 +115,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
         (Program::Daemon(_), Some(groups)) => {
             Fact::same_list("groups", &[users.gid.to_string()], Some(&texts(&groups)))
         }
+        (Program::Walker, Some(groups)) => Fact::same_list("groups", &[], Some(&texts(&groups))),
         (Program::Journal, Some(groups)) => {
             let verdict = if groups.contains(&users.gid) { Comparison::Differs } else { Comparison::Same };
             Fact::new("groups", "the journal's, not the daemons'", list(&texts(&groups)), verdict)

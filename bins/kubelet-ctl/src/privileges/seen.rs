@@ -86,16 +86,22 @@ pub(super) async fn look(instance: &Instance) -> Node {
         .map(|one| one.pid)
         .collect();
     let by_launcher = !launcher.is_empty();
-    let reader: Vec<u32> = running
-        .iter()
-        .filter(|one| is_named(one, Program::Journal.name()))
-        .filter(|one| if by_launcher { launcher.contains(&one.parent) } else { one.parent == 1 })
-        .map(|one| one.pid)
-        .collect();
+    let helper = |program: Program| -> Vec<u32> {
+        running
+            .iter()
+            .filter(|one| is_named(one, program.name()))
+            .filter(|one| if by_launcher { launcher.contains(&one.parent) } else { one.parent == 1 })
+            .map(|one| one.pid)
+            .collect()
+    };
+    let (walker, reader) = (helper(Program::Walker), helper(Program::Journal));
     if by_launcher {
         processes.insert(0, process(Program::Launcher, launcher, None, None));
     }
-    // As a unit it is started with the first question: that there is none is no difference.
+    // As units they are started with the first question: that there is none is no difference.
+    if !walker.is_empty() || by_launcher {
+        processes.push(process(Program::Walker, walker, None, None));
+    }
     if !reader.is_empty() || (by_launcher && config.as_ref().is_some_and(reads_the_journal)) {
         processes.push(process(Program::Journal, reader, None, None));
     }

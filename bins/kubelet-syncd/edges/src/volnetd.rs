@@ -34,7 +34,7 @@ const SLOW: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub enum VolnetdError {
     /// It restarts or is stuck. Whether the verb took effect is unknown; all verbs may be repeated.
-    #[error("{verb}: kubelet-volnetd does not answer")]
+    #[error("{verb}: {}", why_unknown(source))]
     Away { verb: &'static str, source: tonic::Status },
     /// A destructive verb cannot even be asked yet.
     #[error("{verb}: {why}")]
@@ -42,6 +42,13 @@ pub enum VolnetdError {
     /// It answered no.
     #[error("{verb}: {}", source.message())]
     Refused { verb: &'static str, source: tonic::Status },
+}
+
+/// Its own word, where it says what it waits for (a file system that does not answer); what the transport says of a process
+/// that is not there helps nobody.
+fn why_unknown(status: &tonic::Status) -> &str {
+    let its_own = status.code() == tonic::Code::Unavailable && std::error::Error::source(status).is_none();
+    if its_own && !status.message().is_empty() { status.message() } else { "kubelet-volnetd does not answer" }
 }
 
 impl VolnetdError {

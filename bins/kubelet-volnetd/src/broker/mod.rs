@@ -6,7 +6,6 @@
 
 pub mod client_pair;
 mod credential;
-mod env_file;
 mod joined;
 mod open;
 pub mod pairs;
@@ -17,16 +16,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bulkhead_ipc::broker::{BrokerRequest, Caller};
-use bulkhead_ipc::volnetd::PutContent;
 use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{EnvFile, NodeLog, PutContent};
 use tonic::Status;
 
 use crate::node::Node;
-use crate::volumes::VolumeError;
-use crate::volumes::content::{self, ReceiveError};
+use crate::validate::InvalidRequest;
+use crate::volumes::content;
+use crate::worker::{self, Task};
 use crate::{validate, verbs};
 
-pub use env_file::EnvFileError;
 pub use open::BrokerError;
 
 /// Answers one request of a checked peer.
@@ -34,6 +33,8 @@ pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> 
     allowed(caller, &request)?;
     // A runtime that is stuck, or a slow disk, must not hold up the other answers.
     let result = match request {
+        BrokerRequest::Open(Kind::EnvFile(file)) => return opened_by_worker(&node, env_file(&file)?).await,
+        BrokerRequest::Open(Kind::NodeLog(log)) => return opened_by_worker(&node, node_log(&log)?).await,
         BrokerRequest::Open(kind) => tokio::task::spawn_blocking(move || open::open(&node, caller, kind).map(Some)),
         BrokerRequest::PutState(kind, fd) => {
             tokio::task::spawn_blocking(move || open::put_state(&node, kind, fd).map(|()| None))
@@ -49,32 +50,33 @@ pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> 
     }
 }
 
-/// Why the files of a volume were not replaced.
-#[derive(Debug, thiserror::Error)]
-pub enum PutContentError {
-    #[error(transparent)]
-    Receive(#[from] ReceiveError),
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-}
-
 /// Replaces the files of a content volume, under the pod's lock.
 async fn put_content(node: Arc<Node>, request: PutContent, files: OwnedFd) -> Result<(), Status> {
     let pod = validate::pod_uid(&request.pod_uid)?;
     let volume = validate::volume(&request.volume)?;
     let plugin = content::Plugin::from_wire(request.plugin)?;
-    let lock = node.lock_pod(&pod).await;
-    let work = tokio::task::spawn_blocking(move || {
-        // The lock goes with the work: a caller that stops waiting lets go of the answer, not of the pod.
-        let _lock = lock;
-        let files = content::receive(&files)?;
-        content::put(&node, &pod, &volume, plugin, &files)?;
-        Ok::<(), PutContentError>(())
-    });
-    match work.await {
-        Ok(result) => Ok(result?),
-        Err(error) => Err(Status::internal(format!("the request ended unexpectedly: {error}"))),
+    let lock = node.lock_pod(&pod).await?;
+    let task = Task::PutContent { pod, volume, plugin };
+    worker::call(&node.workers, &task, Some(files), lock).await?;
+    Ok(())
+}
+
+/// Has a worker open what lies in a pod's volume, or in a folder that a file system of the operator's may be mounted in.
+async fn opened_by_worker(node: &Node, task: Task) -> Result<Option<OwnedFd>, Status> {
+    match worker::call(&node.workers, &task, None, ()).await? {
+        (_, Some(fd)) => Ok(Some(fd)),
+        (_, None) => Err(Status::internal("the worker opened nothing")),
     }
+}
+
+fn env_file(file: &EnvFile) -> Result<Task, InvalidRequest> {
+    let (pod, volume) = (validate::pod_uid(&file.pod_uid)?, validate::volume(&file.volume)?);
+    Ok(Task::OpenEnvFile { pod, volume, path: validate::sub_path(&file.path)? })
+}
+
+fn node_log(log: &NodeLog) -> Result<Task, InvalidRequest> {
+    let relative = (!log.relative.is_empty()).then(|| validate::relative_path(&log.relative)).transpose()?;
+    Ok(Task::OpenNodeLog { relative: relative.map(Into::into) })
 }
 
 /// The table's word on this peer and this kind; for state files also the kind's one owner.

@@ -7,13 +7,11 @@ use bulkhead_ipc::broker::Caller;
 use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::memfd::{self, MemfdError};
-use bulkhead_sys::open::{self, FileKind, OpenError, Volume};
-use bulkhead_types::VolumeName;
+use bulkhead_sys::open::{self, FileKind, OpenError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
-use super::env_file::{self, EnvFileError};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::Node;
 use crate::validate::{self, InvalidRequest};
@@ -58,8 +56,6 @@ pub enum BrokerError {
     NotALink { path: PathBuf },
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error("failed to read the file {path} of volume {volume}")]
-    EnvFile { volume: VolumeName, path: PathBuf, source: EnvFileError },
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -76,13 +72,14 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         }
         Kind::MemcgEvent(event) => Ok(node.cgroups.hierarchies().memory_event(event.threshold_bytes)?),
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
-        Kind::NodeLog(log) => node_log(node, &log),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        Kind::EnvFile(file) => env_file::open(node, &file),
-        kind @ (Kind::Kmsg(_) | Kind::Psi(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
-            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
-        }
+        kind @ (Kind::NodeLog(_)
+        | Kind::EnvFile(_)
+        | Kind::Kmsg(_)
+        | Kind::Psi(_)
+        | Kind::Listener(_)
+        | Kind::PluginSocket(_)) => Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind }),
     }
 }
 
@@ -116,23 +113,11 @@ fn container_log(node: &Node, log: &wire::ContainerLog) -> Result<OwnedFd, Broke
     Ok(open::regular_beneath(base.as_fd(), relative)?)
 }
 
-/// By rule 3, because logs are reached by links (/var/log/containers): inside of the folder they are followed, out of it
-/// none leads.
-fn node_log(node: &Node, log: &wire::NodeLog) -> Result<OwnedFd, BrokerError> {
-    let dir = &node.settings.node_logs_dir;
-    let base = open::base_dir(dir)?;
-    if log.relative.is_empty() {
-        return Ok(base);
-    }
-    let relative = validate::relative_path(&log.relative)?;
-    Ok(Volume { root: base.as_fd(), host_path: Some(dir) }.file_or_directory(relative)?)
-}
-
 fn termination_message(node: &Node, message: &wire::TerminationMessage) -> Result<OwnedFd, BrokerError> {
     let pod = validate::pod_uid(&message.pod_uid)?;
     let container = validate::container(&message.container)?;
     let suffix = validate::suffix(&message.suffix)?;
-    let pods = node.pods_dir()?;
+    let pods = node.settings.pods_dir()?;
     let relative = Path::new(pod.as_str()).join("containers").join(container.as_str()).join(suffix);
     Ok(open::regular_beneath(pods.as_fd(), relative)?)
 }

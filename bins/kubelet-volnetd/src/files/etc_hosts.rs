@@ -35,7 +35,7 @@ pub fn write(node: &Node, pod: &PodUid, hosts: &Hosts) -> Result<PathBuf, FileEr
     let io_error = |source| FileError::Io { doing: "write", path: path.clone(), source };
     let node_hosts = if hosts.host_network { read_node_hosts()? } else { Vec::new() };
     let text = render(hosts, &node_hosts);
-    let dir = pod_dir(node, pod)?;
+    let dir = pod_dir(&node.settings, pod)?;
     if unchanged(&dir, &text) {
         return Ok(path);
     }

@@ -1,7 +1,10 @@
-//! Files that the kubelet keeps for pods: etc-hosts, termination messages, log folders and links.
+//! Files that the kubelet keeps for pods: etc-hosts, termination messages, log folders and links; and those that are opened
+//! for the others: node logs, files with variables.
 
+pub mod env_file;
 pub mod etc_hosts;
 pub mod logs;
+pub mod node_log;
 pub mod termination;
 
 use std::path::PathBuf;

@@ -17,7 +17,7 @@ use crate::volumes::pod_dir;
 pub fn create(node: &Node, pod: &PodUid, container: &ContainerName) -> Result<PathBuf, FileError> {
     let base = node.settings.paths.container(pod, container);
     let open_error = |source| FileError::Open { doing: "create", path: base.clone(), source };
-    let pod_dir = pod_dir(node, pod)?;
+    let pod_dir = pod_dir(&node.settings, pod)?;
     let relative = Path::new("containers").join(container.as_str());
     let dir = open::create_dirs_beneath(pod_dir.as_fd(), relative, 0o750).map_err(open_error)?;
     // A clash of 32 random bits is unlikely once and out of the question eight times.

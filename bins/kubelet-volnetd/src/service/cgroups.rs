@@ -48,7 +48,7 @@ impl Cgroups for Verbs {
         let pod = validate::pod_uid(&request.pod_uid)?;
         let qos = validate::qos(request.qos)?;
         let resources = validate::resources(request.resources.as_ref())?;
-        let lock = self.node.lock_pod(&pod).await;
+        let lock = self.node.lock_pod(&pod).await?;
         let ensure = move |node: &Node| {
             let started = Instant::now();
             let made = node.cgroups.ensure_pod(&pod, qos, &resources);
@@ -82,7 +82,7 @@ impl Cgroups for Verbs {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         self.guard(request.guard.as_ref())?;
-        let lock = self.node.lock_pod(&pod).await;
+        let lock = self.node.lock_pod(&pod).await?;
         let done = self
             .run(Some(lock), move |node| match timed_remove(node, &pod) {
                 Ok(()) => Ok(true),

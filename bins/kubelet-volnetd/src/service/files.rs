@@ -18,7 +18,7 @@ impl Files for Verbs {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         let hosts = hosts(request)?;
-        let lock = self.node.lock_pod(&pod).await;
+        let lock = self.node.lock_pod(&pod).await?;
         let path = self.run(Some(lock), move |node| etc_hosts::write(node, &pod, &hosts)).await?;
         Ok(Response::new(HostFileReply { host_path: text(&path) }))
     }
@@ -30,7 +30,7 @@ impl Files for Verbs {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         let container = validate::container(&request.container)?;
-        let lock = self.node.lock_pod(&pod).await;
+        let lock = self.node.lock_pod(&pod).await?;
         let path = self.run(Some(lock), move |node| termination::create(node, &pod, &container)).await?;
         Ok(Response::new(HostFileReply { host_path: text(&path) }))
     }

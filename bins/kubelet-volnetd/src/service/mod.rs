@@ -1,5 +1,5 @@
-//! The gRPC services: from the wire to typed values ([`crate::validate`]), the guard, the pod's lock, the work on a
-//! blocking thread, and back. No rule of its own.
+//! The gRPC services: from the wire to typed values ([`crate::validate`]), the guard, the pod's lock, the work in a worker
+//! process or on a blocking thread, and back. No rule of its own.
 
 mod cgroups;
 mod files;
@@ -20,6 +20,7 @@ use tonic::Status;
 
 use crate::node::{Node, PodLock};
 use crate::watch::Watches;
+use crate::worker::{self, Done, Task};
 
 /// Adds this process's services to those that every process has.
 pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services {
@@ -66,6 +67,13 @@ impl Verbs {
             Ok(result) => Ok(result?),
             Err(error) => Err(Status::internal(format!("the verb ended unexpectedly: {error}"))),
         }
+    }
+}
+
+impl Verbs {
+    /// One act in a worker, with the pod's lock.
+    async fn work(&self, task: Task, lock: PodLock) -> Result<Done, Status> {
+        Ok(worker::call(&self.node.workers, &task, None, lock).await?.0)
     }
 }
 

@@ -10,14 +10,17 @@ use bulkhead_types::chain;
 use rustix::io::Errno;
 use tonic::{Code, Status};
 
-use crate::broker::{BrokerError, EnvFileError, PutContentError};
+use crate::broker::BrokerError;
 use crate::cgroups::PodsTreeError;
 use crate::files::FileError;
+use crate::files::env_file::{CopyError, EnvFileError};
+use crate::files::node_log::NodeLogError;
 use crate::guard::GuardError;
 use crate::kubeconfig::KubeconfigError;
+use crate::node::PodBusy;
 use crate::validate::InvalidRequest;
 use crate::volumes::VolumeError;
-use crate::volumes::content::WriteError;
+use crate::volumes::content::{PutContentError, WriteError};
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::ownership::OwnershipError;
 use crate::volumes::sub_path::SubPathError;
@@ -190,14 +193,36 @@ impl From<BrokerError> for Status {
 }
 
 /// What the pod put there is its own word: its event says so, and nothing of syncd's is stale.
-fn code_of_env_file(error: &EnvFileError) -> Code {
+fn code_of_copy(error: &CopyError) -> Code {
     match error {
-        EnvFileError::Open(source) => match code_of_open(source) {
+        CopyError::Open(source) => match code_of_open(source) {
             Code::FailedPrecondition => Code::InvalidArgument,
             code => code,
         },
-        EnvFileError::TooLarge => Code::InvalidArgument,
-        EnvFileError::Copy(source) => code_of_io(source),
+        CopyError::TooLarge => Code::InvalidArgument,
+        CopyError::Copy(source) => code_of_io(source),
+    }
+}
+
+impl From<EnvFileError> for Status {
+    fn from(error: EnvFileError) -> Self {
+        let code = match &error {
+            EnvFileError::Volume(error) => code_of_volume(error),
+            EnvFileError::File { source, .. } => code_of_copy(source),
+        };
+        status(code, &error)
+    }
+}
+
+impl From<NodeLogError> for Status {
+    fn from(error: NodeLogError) -> Self {
+        status(code_of_open(&error.0), &error)
+    }
+}
+
+impl From<PodBusy> for Status {
+    fn from(error: PodBusy) -> Self {
+        status(Code::Unavailable, &error)
     }
 }
 
@@ -222,7 +247,6 @@ fn code_of_broker(error: &BrokerError) -> Code {
         BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {
             code_of_errno(error.errno())
         }
-        BrokerError::EnvFile { source, .. } => code_of_env_file(source),
         BrokerError::Volume(error) => code_of_volume(error),
         BrokerError::Cgroup(error) => code_of_cgroup(error),
     }

@@ -11,14 +11,17 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{Verbs, text};
+use crate::journal::Intent;
 use crate::metrics::StorageOperation;
+use crate::operations::prune::{self, Action};
+use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
-use crate::volumes::empty_dir::{self, Group, Medium, Place};
-use crate::volumes::host_path::{self, HostPathType};
-use crate::volumes::prune::Action;
+use crate::volumes::empty_dir::{Group, Medium};
+use crate::volumes::host_path::HostPathType;
 use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod, prune, teardown};
+use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod};
+use crate::worker::{Done, Task};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
 /// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
@@ -30,8 +33,8 @@ type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Volumes for Verbs {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Result<Response<PreparePodReply>, Status> {
         let pod = validate::pod_uid(&request.into_inner().pod_uid)?;
-        let lock = self.node.lock_pod(&pod).await;
-        let path = self.run(Some(lock), move |node| prepare_pod(node, &pod)).await?;
+        let lock = self.node.lock_pod(&pod).await?;
+        let path = self.run(Some(lock), move |node| prepare_pod(&node.settings, &pod)).await?;
         Ok(Response::new(PreparePodReply { pod_dir: text(&path) }))
     }
 
@@ -45,14 +48,15 @@ impl Volumes for Verbs {
         let plugin = content::Plugin::from_wire(request.plugin)?;
         let mount_points = content::mount_points(&request.mount_points)?;
         let size_limit = (request.size_limit_bytes != 0).then_some(request.size_limit_bytes);
-        let lock = self.node.lock_pod(&pod).await;
-        let work = move |node: &crate::node::Node| {
-            let started = Instant::now();
-            let result = content::set_up(node, &pod, &volume, plugin, size_limit, &mount_points);
-            node.metrics.storage(plugin.name(), StorageOperation::Mount, started, result.is_ok());
-            result
+        let intent = Intent::Mount { plugin: plugin.name().to_owned(), volume: volume.clone() };
+        let task = |may_mount| {
+            let (pod, volume, mount_points) = (pod.clone(), volume.clone(), mount_points.clone());
+            Task::SetUpContent { pod, volume, plugin, size_limit, mount_points, may_mount }
         };
-        let path = self.run(Some(lock), work).await?;
+        let lock = self.node.lock_pod(&pod).await?;
+        let (look, mount) = (task(false), task(true));
+        let volume = VolumeSetUp { pod, plugin: plugin.name(), intent, look, mount };
+        let path = operations::set_up(self.node.clone(), lock, volume).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
@@ -63,7 +67,7 @@ impl Volumes for Verbs {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         let root = match request.root {
-            Some(prepare_sub_path_request::Root::Plugin(plugin)) => Root::Plugin(sub_path::plugin(&plugin)?),
+            Some(prepare_sub_path_request::Root::Plugin(plugin)) => sub_path::plugin(&plugin)?,
             Some(prepare_sub_path_request::Root::HostPath(path)) => Root::HostPath(validate::host_path(&path)?),
             None => return Err(validate::InvalidRequest::Missing { field: "root" }.into()),
         };
@@ -75,9 +79,11 @@ impl Volumes for Verbs {
             root,
             create: !request.read_only,
         };
-        let lock = self.node.lock_pod(&pod).await;
-        let path = self.run(Some(lock), move |node| sub_path::prepare(node, &pod, &wanted)).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+        let lock = self.node.lock_pod(&pod).await?;
+        match self.work(Task::PrepareSubPath { pod, wanted }, lock).await? {
+            Done::Path(path) => Ok(Response::new(SetUpVolumeReply { host_path: text(&path) })),
+            other => Err(unexpected(&other)),
+        }
     }
 
     async fn set_up_empty_dir(
@@ -99,14 +105,15 @@ impl Volumes for Verbs {
         let on_root_mismatch = request.fs_group_on_root_mismatch;
         let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
         let group = group.map(|id| Group { id, on_root_mismatch });
-        let lock = self.node.lock_pod(&pod).await;
-        let work = move |node: &crate::node::Node| {
-            let started = Instant::now();
-            let result = empty_dir::set_up(node, &pod, Place::of(&volume), medium, group);
-            node.metrics.storage(EMPTY_DIR, StorageOperation::Mount, started, result.is_ok());
-            result
+        let intent = Intent::Mount { plugin: EMPTY_DIR.to_owned(), volume: volume.clone() };
+        let task = |may_mount| {
+            let (pod, volume) = (pod.clone(), volume.clone());
+            Task::SetUpEmptyDir { pod, volume, medium, group, may_mount }
         };
-        let path = self.run(Some(lock), work).await?;
+        let lock = self.node.lock_pod(&pod).await?;
+        let (look, mount) = (task(false), task(true));
+        let volume = VolumeSetUp { pod, plugin: EMPTY_DIR, intent, look, mount };
+        let path = operations::set_up(self.node.clone(), lock, volume).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
@@ -130,29 +137,29 @@ impl Volumes for Verbs {
             Err(_) => return Err(validate::bad("type", &request.r#type.to_string(), "a hostPath type").into()),
         };
         let host_path = request.path;
-        let lock = self.node.lock_pod(&pod).await;
-        self.run(Some(lock), move |node| {
-            crate::volumes::pod_dir(node, &pod)?;
-            let started = Instant::now();
-            let result = host_path::check(&path, wanted);
-            node.metrics.storage(HOST_PATH, StorageOperation::Mount, started, result.is_ok());
-            for created in result? {
-                // Root made it on the host because a pod's spec, as kubelet-syncd has it, said so; nobody removes it.
-                tracing::info!(%pod, %volume, path = %created.display(), "created a hostPath");
+        let lock = self.node.lock_pod(&pod).await?;
+        let started = Instant::now();
+        let done = self.work(Task::CheckHostPath { pod: pod.clone(), path, wanted }, lock).await;
+        self.node.metrics.storage(HOST_PATH, StorageOperation::Mount, started.elapsed().as_secs_f64(), done.is_ok());
+        match done? {
+            Done::Created(created) => {
+                for created in created {
+                    // Root made it on the host because a pod's spec, as kubelet-syncd has it, said so; nobody removes it.
+                    tracing::info!(%pod, %volume, path = %created.display(), "created a hostPath");
+                }
+                Ok(Response::new(SetUpVolumeReply { host_path }))
             }
-            Ok::<_, crate::volumes::VolumeError>(())
-        })
-        .await?;
-        Ok(Response::new(SetUpVolumeReply { host_path }))
+            other => Err(unexpected(&other)),
+        }
     }
 
     async fn tear_down_pod(&self, request: Request<TearDownPodRequest>) -> Result<Response<TearDownPodReply>, Status> {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         self.guard(request.guard.as_ref())?;
-        let lock = self.node.lock_pod(&pod).await;
+        let lock = self.node.lock_pod(&pod).await?;
         let scope = if request.volumes_only { Scope::Volumes } else { Scope::Everything };
-        let outcome = self.run(Some(lock), move |node| teardown::tear_down(node, &pod, scope)).await?;
+        let outcome = operations::tear_down(self.node.clone(), lock, pod, scope).await?;
         Ok(Response::new(TearDownPodReply { done: outcome.left.is_empty(), left: outcome.left }))
     }
 
@@ -187,35 +194,31 @@ impl Volumes for Verbs {
         let known = validate::known_pods(&request.known_pod_uids)?;
         self.guard(request.guard.as_ref())?;
         let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
-        let verbs = self.clone();
+        let node = self.node.clone();
         // The work goes on when the reader goes away: what is begun is better finished.
         tokio::spawn(async move {
             let tell = sender.clone();
-            let result = verbs
-                .run(None, move |node| {
-                    let (mut cleaned, mut not_cleaned) = (0, 0);
-                    let result = prune::prune(node, &known, |step| {
-                        match step.action {
-                            Action::RemovedDirectory => cleaned += 1,
-                            Action::Kept => not_cleaned += 1,
-                            Action::Unmounted | Action::RemovedCgroup => {}
-                        }
-                        if step.action == Action::Kept {
-                            tracing::warn!(pod = %step.pod, what = step.what, error = step.error, "an orphan stays");
-                        } else {
-                            tracing::info!(pod = %step.pod, what = step.what, "{}", step.action.as_str());
-                        }
-                        let _ = tell.try_send(Ok(PruneStep {
-                            action: step.action.as_str().to_owned(),
-                            pod_uid: step.pod.to_string(),
-                            what: step.what,
-                            error: step.error,
-                        }));
-                    });
-                    node.metrics.orphans(cleaned, not_cleaned);
-                    result
-                })
-                .await;
+            let (mut cleaned, mut not_cleaned) = (0, 0);
+            let result = prune::prune(&node, known.into(), |step| {
+                match step.action {
+                    Action::RemovedDirectory => cleaned += 1,
+                    Action::Kept => not_cleaned += 1,
+                    Action::Unmounted | Action::RemovedCgroup => {}
+                }
+                if step.action == Action::Kept {
+                    tracing::warn!(pod = %step.pod, what = step.what, error = step.error, "an orphan stays");
+                } else {
+                    tracing::info!(pod = %step.pod, what = step.what, "{}", step.action.as_str());
+                }
+                let _ = tell.try_send(Ok(PruneStep {
+                    action: step.action.as_str().to_owned(),
+                    pod_uid: step.pod.to_string(),
+                    what: step.what,
+                    error: step.error,
+                }));
+            })
+            .await;
+            node.metrics.orphans(cleaned, not_cleaned);
             if let Err(status) = result {
                 let _ = sender.send(Err(status)).await;
             }

@@ -9,14 +9,14 @@ use bulkhead_sys::mount::{self, Tmpfs};
 use bulkhead_sys::open;
 use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 
 use super::ownership::{self, Access, OwnershipError};
 use super::{EMPTY_DIR, VolumeError, pod_dir};
-use crate::journal::Intent;
-use crate::node::Node;
+use crate::node::Settings;
 
 /// Where the bytes are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Medium {
     Disk,
     /// tmpfs; bytes, None leaves the kernel's default.
@@ -46,36 +46,47 @@ impl<'a> Place<'a> {
 }
 
 /// The group that a new volume is given to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     pub id: u32,
     /// A volume whose root is right already is not walked.
     pub on_root_mismatch: bool,
 }
 
-/// Sets the volume up, or does nothing if it is. What a container wrote stays, and the group that it has.
+/// Whether the volume is set up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetUp {
+    /// Its path on the host.
+    Done(PathBuf),
+    /// Something has to be mounted, which is written into the journal first.
+    NeedsMount,
+}
+
+/// Sets the volume up, or does nothing if it is. What a container wrote stays, and the group that it has. Without `may_mount`
+/// it stops before a mount.
 pub fn set_up(
-    node: &Node,
+    settings: &Settings,
     pod: &PodUid,
     place: Place<'_>,
     medium: Medium,
     group: Option<Group>,
-) -> Result<PathBuf, VolumeError> {
+    may_mount: bool,
+) -> Result<SetUp, VolumeError> {
     let volume = place.volume;
     let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
     let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
-    let pod_dir = pod_dir(node, pod)?;
+    let pod_dir = pod_dir(settings, pod)?;
     let plugin = escape_qualified_name(place.plugin);
     let parent =
         open::create_dirs_beneath(pod_dir.as_fd(), Path::new("volumes").join(&plugin), 0o750).map_err(open_error)?;
     let meta = Path::new("plugins").join(escape_qualified_name(EMPTY_DIR)).join(place.marker);
-    let path = node.settings.paths.volume(pod, place.plugin, volume);
+    let path = settings.paths.volume(pod, place.plugin, volume);
 
     let is_mounted = mount::is_mount_point(parent.as_fd(), volume.as_str()).map_err(|source| {
         mount_error(mount::MountError::Mount { fs_type: "emptyDir", step: "looking for a mount", source })
     })?;
     if is_ready(&pod_dir, &meta) && is_complete(&parent, volume, medium, is_mounted) {
-        return Ok(path);
+        return Ok(SetUp::Done(path));
     }
     let dir = open::create_dirs_beneath(parent.as_fd(), volume.as_str(), 0o777).map_err(open_error)?;
     if !is_mounted {
@@ -83,19 +94,13 @@ pub fn set_up(
         let mode_error =
             |e: rustix::io::Errno| VolumeError::Mode { pod: pod.clone(), volume: volume.clone(), source: e.into() };
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(mode_error)?;
-        let intent = Intent::Mount { plugin: place.plugin.to_owned(), volume: volume.clone() };
         match medium {
             Medium::Disk => {}
+            _ if !may_mount => return Ok(SetUp::NeedsMount),
             Medium::Memory { size_limit } => {
-                node.journal.begin(pod, intent.clone())?;
                 mount::tmpfs(dir.as_fd(), &Tmpfs { size: size_limit, noswap: true }).map_err(mount_error)?;
-                node.journal.end(pod, &intent);
             }
-            Medium::HugePages { page_bytes } => {
-                node.journal.begin(pod, intent.clone())?;
-                mount::hugetlbfs(dir.as_fd(), page_bytes).map_err(mount_error)?;
-                node.journal.end(pod, &intent);
-            }
+            Medium::HugePages { page_bytes } => mount::hugetlbfs(dir.as_fd(), page_bytes).map_err(mount_error)?,
         }
     }
     // The directory below the mount stays open no longer than this: any descriptor would make an unmount fail.
@@ -109,7 +114,7 @@ pub fn set_up(
     }
     let meta_dir = open::create_dirs_beneath(pod_dir.as_fd(), &meta, 0o750).map_err(open_error)?;
     open::beneath(meta_dir.as_fd(), "ready", OFlags::WRONLY | OFlags::CREATE, 0o640).map_err(open_error)?;
-    Ok(path)
+    Ok(SetUp::Done(path))
 }
 
 /// Single entries that cannot be changed are told and left, as upstream leaves them.

@@ -52,6 +52,7 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
     let mounts = mounts_below(&node.settings.paths.pods())?;
     let mut binds = sub_path::among(&node.settings.paths.pods(), mounts.keys().map(PathBuf::as_path));
     let base = node
+        .settings
         .pods_dir()
         .map_err(|e| VolumeError::List { path: node.settings.paths.pods(), source: std::io::Error::other(e) })?;
     let mut volumes = Vec::new();
@@ -116,7 +117,7 @@ pub fn drop_contradicted(node: &Node) {
         return;
     }
     let Ok(mounts) = mounts_below(&node.settings.paths.pods()) else { return };
-    let Ok(pods) = node.pods_dir() else { return };
+    let Ok(pods) = node.settings.pods_dir() else { return };
     node.journal.retain(|pod, intent| {
         let Ok(dir) = open::dir_beneath(pods.as_fd(), pod.as_str()) else { return false };
         match intent {

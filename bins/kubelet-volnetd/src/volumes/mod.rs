@@ -5,7 +5,6 @@ pub mod empty_dir;
 pub mod host_path;
 pub mod list;
 pub mod ownership;
-pub mod prune;
 pub mod sub_path;
 pub mod teardown;
 
@@ -18,7 +17,7 @@ use bulkhead_sys::tree::TreeError;
 use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 
 use crate::journal::JournalError;
-use crate::node::Node;
+use crate::node::Settings;
 
 /// The plugin that others are built on.
 pub const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
@@ -60,20 +59,20 @@ pub enum VolumeError {
 }
 
 /// Creates `pods/<uid>` with `volumes/` and `plugins/` (upstream `makePodDataDirs`).
-pub fn prepare_pod(node: &Node, pod: &PodUid) -> Result<PathBuf, VolumeError> {
+pub fn prepare_pod(settings: &Settings, pod: &PodUid) -> Result<PathBuf, VolumeError> {
     let error = |source| VolumeError::PodDir { pod: pod.clone(), source };
-    let pods = node.pods_dir().map_err(error)?;
+    let pods = settings.pods_dir().map_err(error)?;
     let dir = open::create_dirs_beneath(pods.as_fd(), pod.as_str(), 0o750).map_err(error)?;
     for sub in ["volumes", "plugins"] {
         open::create_dirs_beneath(dir.as_fd(), sub, 0o750).map_err(error)?;
     }
-    Ok(node.settings.paths.pod(pod))
+    Ok(settings.paths.pod(pod))
 }
 
 /// The directory of a pod that was prepared.
-pub fn pod_dir(node: &Node, pod: &PodUid) -> Result<OwnedFd, VolumeError> {
+pub fn pod_dir(settings: &Settings, pod: &PodUid) -> Result<OwnedFd, VolumeError> {
     let error = |source| VolumeError::PodDir { pod: pod.clone(), source };
-    let pods = node.pods_dir().map_err(error)?;
+    let pods = settings.pods_dir().map_err(error)?;
     match open::dir_beneath(pods.as_fd(), pod.as_str()) {
         Ok(dir) => Ok(dir),
         Err(err) if err.is_not_found() => Err(VolumeError::UnknownPod { pod: pod.clone() }),

@@ -18,9 +18,10 @@ use bulkhead_sys::tree::{self, TreeError};
 use bulkhead_types::{ContainerName, PodUid, VolumeName};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::{EMPTY_DIR, VolumeError, content, pod_dir};
-use crate::node::Node;
+use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
 /// Below the pod's directory.
@@ -52,16 +53,18 @@ fn io_error(doing: &'static str) -> impl Fn(Errno) -> SubPathError {
 }
 
 /// Where a volume begins.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Root {
-    /// A volume below the pod's directory, by its plugin's name.
-    Plugin(&'static str),
+    /// An emptyDir of the pod.
+    EmptyDir,
+    /// A volume whose files are ours.
+    Content(content::Plugin),
     /// Anywhere on the host, as [`validate::host_path`] takes it.
     HostPath(PathBuf),
 }
 
 /// One volumeMount with a subPath.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubPath {
     pub volume: VolumeName,
     pub container: ContainerName,
@@ -73,34 +76,46 @@ pub struct SubPath {
     pub create: bool,
 }
 
-/// The plugins whose volumes lie directly below the pod's directory.
-pub fn plugin(name: &str) -> Result<&'static str, InvalidRequest> {
-    std::iter::once(EMPTY_DIR)
-        .chain(content::Plugin::ALL.map(content::Plugin::name))
-        .find(|known| *known == name)
-        .ok_or_else(|| {
-            validate::bad("plugin", name, "kubernetes.io/ and empty-dir, configmap, secret, projected or downward-api")
-        })
+/// Of the plugins whose volumes lie directly below the pod's directory, by name.
+pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
+    let content = content::Plugin::ALL.into_iter().map(Root::Content);
+    std::iter::once(Root::EmptyDir).chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
+        validate::bad("plugin", name, "kubernetes.io/ and empty-dir, configmap, secret, projected or downward-api")
+    })
+}
+
+impl Root {
+    /// The plugin's name; none of a hostPath.
+    fn plugin(&self) -> Option<&'static str> {
+        match self {
+            Root::EmptyDir => Some(EMPTY_DIR),
+            Root::Content(plugin) => Some(plugin.name()),
+            Root::HostPath(_) => None,
+        }
+    }
 }
 
 /// Resolves the path and binds what it leads to; gives the bind's path.
-pub fn prepare(node: &Node, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, VolumeError> {
-    let pod_dir = pod_dir(node, pod)?;
-    let root = match &wanted.root {
-        Root::Plugin(plugin) => super::volume_root(pod_dir.as_fd(), pod, &wanted.volume, plugin)?,
+pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, VolumeError> {
+    let pod_dir = pod_dir(settings, pod)?;
+    let of_plugin = |plugin| {
+        let root = super::volume_root(pod_dir.as_fd(), pod, &wanted.volume, plugin)?;
+        Ok::<_, VolumeError>((root, settings.paths.volume(pod, plugin, &wanted.volume)))
+    };
+    let (root, own) = match &wanted.root {
+        Root::EmptyDir => of_plugin(EMPTY_DIR)?,
+        Root::Content(plugin) => of_plugin(plugin.name())?,
         Root::HostPath(path) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            rustix::fs::open(path, flags, Mode::empty())
-                .map_err(|errno| failed(pod, wanted, SubPathError::Root { path: path.clone(), source: errno.into() }))?
+            let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
+                failed(pod, wanted, SubPathError::Root { path: path.clone(), source: errno.into() })
+            })?;
+            (root, path.clone())
         }
-    };
-    let own = match &wanted.root {
-        Root::Plugin(plugin) => node.settings.paths.volume(pod, plugin, &wanted.volume),
-        Root::HostPath(path) => path.clone(),
     };
     let volume = Volume { root: root.as_fd(), host_path: Some(&own) };
     bind(pod_dir.as_fd(), volume, wanted).map_err(|error| failed(pod, wanted, error))?;
-    Ok(node.settings.paths.pod(pod).join(target(wanted)).join(wanted.index.to_string()))
+    Ok(settings.paths.pod(pod).join(target(wanted)).join(wanted.index.to_string()))
 }
 
 fn failed(pod: &PodUid, wanted: &SubPath, source: SubPathError) -> VolumeError {
@@ -213,7 +228,7 @@ mod tests {
 
     #[test]
     fn plugins_are_a_closed_list() {
-        assert_eq!(plugin("kubernetes.io/empty-dir").unwrap(), EMPTY_DIR);
+        assert_eq!(plugin("kubernetes.io/empty-dir").unwrap(), Root::EmptyDir);
         assert!(plugin("kubernetes.io/secret").is_ok());
         for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path"] {
             assert!(plugin(bad).is_err(), "{bad}");

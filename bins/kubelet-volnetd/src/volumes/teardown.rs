@@ -16,27 +16,36 @@ use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, chain, escape_qualified_name};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::{EMPTY_DIR, VolumeError, content, sub_path};
-use crate::journal::Intent;
-use crate::metrics::StorageOperation;
-use crate::node::Node;
+use crate::node::Settings;
 
 /// Entries of one of our own directories; a pod cannot add to them.
 const MAX_ENTRIES: usize = 100_000;
 
 /// What was done and what is left, in words.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub unmounted: Vec<String>,
     /// What stands in the way; empty when the pod is gone.
     pub left: Vec<String>,
     /// A directory was there.
     pub existed: bool,
+    /// For the metrics.
+    pub volumes: Vec<Unmounted>,
+}
+
+/// How taking a volume away went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Unmounted {
+    pub plugin: String,
+    pub seconds: f64,
+    pub worked: bool,
 }
 
 /// How much of a pod goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scope {
     /// The pod has ended but is still wanted: its termination messages are read again after a restart.
     Volumes,
@@ -44,22 +53,18 @@ pub enum Scope {
 }
 
 /// Tears a pod down as far as possible. A pod that is not there is down.
-pub fn tear_down(node: &Node, pod: &PodUid, scope: Scope) -> Result<Outcome, VolumeError> {
+pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope) -> Result<Outcome, VolumeError> {
     let mut outcome = Outcome::default();
     let pod_error = |source| VolumeError::PodDir { pod: pod.clone(), source };
-    let pods = node.pods_dir().map_err(pod_error)?;
+    let pods = settings.pods_dir().map_err(pod_error)?;
     let dir = match open::dir_beneath(pods.as_fd(), pod.as_str()) {
         Ok(dir) => dir,
-        Err(err) if err.is_not_found() => {
-            node.journal.end_pod(pod);
-            return Ok(outcome);
-        }
+        Err(err) if err.is_not_found() => return Ok(outcome),
         Err(err) => return Err(pod_error(err)),
     };
     outcome.existed = true;
-    node.journal.begin(pod, Intent::TearDown)?;
 
-    let base = node.settings.paths.pod(pod);
+    let base = settings.paths.pod(pod);
     for point in mount_points_below(&base)? {
         unmount(&dir, &base, &point, &mut outcome);
     }
@@ -70,12 +75,11 @@ pub fn tear_down(node: &Node, pod: &PodUid, scope: Scope) -> Result<Outcome, Vol
         outcome.left.push(format!("{}: {}", sub_path::FOLDER, chain(&error)));
         return Ok(outcome);
     }
-    remove_volumes(node, &dir, &mut outcome);
+    remove_volumes(&dir, &mut outcome);
     if !outcome.left.is_empty() {
         return Ok(outcome);
     }
     if scope == Scope::Volumes {
-        node.journal.end_pod(pod);
         return Ok(outcome);
     }
     for entry in
@@ -88,7 +92,7 @@ pub fn tear_down(node: &Node, pod: &PodUid, scope: Scope) -> Result<Outcome, Vol
     drop(dir);
     if outcome.left.is_empty() {
         match rustix::fs::unlinkat(&pods, pod.as_str(), AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => node.journal.end_pod(pod),
+            Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => outcome.left.push(format!("{}: {errno}", base.display())),
         }
     }
@@ -125,10 +129,10 @@ fn unmount(dir: &OwnedFd, base: &Path, point: &Path, outcome: &mut Outcome) {
     }
 }
 
-fn remove_volumes(node: &Node, dir: &OwnedFd, outcome: &mut Outcome) {
-    remove_of_plugin(node, dir, EMPTY_DIR, |volume| volume.to_owned(), outcome);
+fn remove_volumes(dir: &OwnedFd, outcome: &mut Outcome) {
+    remove_of_plugin(dir, EMPTY_DIR, |volume| volume.to_owned(), outcome);
     for plugin in content::Plugin::ALL {
-        remove_of_plugin(node, dir, plugin.name(), content::marker, outcome);
+        remove_of_plugin(dir, plugin.name(), content::marker, outcome);
     }
     for name in ["volumes", "volumeDevices"] {
         if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
@@ -138,13 +142,7 @@ fn remove_volumes(node: &Node, dir: &OwnedFd, outcome: &mut Outcome) {
 }
 
 /// Volumes whose contents are ours, or die with the pod: each with its marker.
-fn remove_of_plugin(
-    node: &Node,
-    dir: &OwnedFd,
-    plugin: &'static str,
-    marker: impl Fn(&str) -> String,
-    outcome: &mut Outcome,
-) {
+fn remove_of_plugin(dir: &OwnedFd, plugin: &'static str, marker: impl Fn(&str) -> String, outcome: &mut Outcome) {
     let folder = Path::new("volumes").join(escape_qualified_name(plugin));
     let mut failed = |what: &Path, error: &dyn std::error::Error| {
         outcome.left.push(format!("{}: {}", what.display(), chain(error)));
@@ -170,7 +168,8 @@ fn remove_of_plugin(
         }
         let started = std::time::Instant::now();
         let result = tree::remove(parent.as_fd(), &entry.name);
-        node.metrics.storage(plugin, StorageOperation::Unmount, started, result.is_ok());
+        let worked = result.is_ok();
+        outcome.volumes.push(Unmounted { plugin: plugin.to_owned(), seconds: started.elapsed().as_secs_f64(), worked });
         if let Err(error) = result {
             failed(&folder.join(&entry.name), &error);
         }

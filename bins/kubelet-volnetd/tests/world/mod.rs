@@ -15,9 +15,10 @@ use bulkhead_ipc::volnetd::{OpenReply, OpenRequest, open_request::Kind};
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::scm;
 use bulkhead_types::{Epoch, InstancePaths, NodeName};
+use bulkhead_worker::Workers;
 use kubelet_volnetd::cgroups::Driver;
 use kubelet_volnetd::node::{Certificates, Node, Settings};
-use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch};
+use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch, worker};
 use prost::Message;
 use tonic::transport::{Channel, Endpoint};
 
@@ -106,7 +107,11 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
         std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let metrics = kubelet_volnetd::metrics::Metrics::new(&prometheus::Registry::new()).unwrap();
-    let node = prepare(settings(&dir, &cgroup_root), Epoch::from_random(epoch), metrics).await.unwrap();
+    let settings = settings(&dir, &cgroup_root);
+    // This process has threads and forks nothing; the real one is in process.rs.
+    let of_worker = settings.clone();
+    let workers = Workers::here(move |request| worker::perform(&of_worker, request));
+    let node = prepare(settings, Epoch::from_random(epoch), metrics, workers).await.unwrap();
     let users = Arc::new(PeerUsers {
         syncd: SYNCD,
         evictiond: EVICTIOND,

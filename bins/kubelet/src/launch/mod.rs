@@ -7,6 +7,7 @@
 pub mod child;
 pub mod claims;
 pub mod folder;
+mod helper;
 mod journal;
 mod notify;
 mod privileges;
@@ -16,6 +17,7 @@ mod sockets;
 mod store;
 mod supervise;
 pub mod users;
+mod walker;
 
 use std::path::Path;
 

@@ -18,6 +18,7 @@ use super::journal;
 use super::privileges;
 use super::programs;
 use super::sockets::{self, SocketError, Sockets};
+use super::walker;
 
 /// How long whoever is called goes on for a caller that takes its time to stop.
 const CALLER_FIRST: Duration = Duration::from_secs(5);
@@ -59,7 +60,8 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
 
     folder::prepare(config)?;
     let sockets = Sockets::bind(config)?;
-    let journal = journal::Reader::prepare(config, &programs);
+    let journal = journal::prepare(config, &programs);
+    let walker = walker::prepare(config, &programs, &granted);
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);
@@ -73,8 +75,11 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let signals = Signals::listen()?;
     privileges::keep_own()?;
 
-    let asker = journal.as_ref().map(journal::Reader::asker);
-    let shared = Shared { config, sockets: &sockets, asker, death: &death, programs, granted, max_open_files };
+    let askers = [(Process::Statusd, "journal", &journal), (Process::Evictiond, "walker", &walker)]
+        .into_iter()
+        .filter_map(|(of, name, helper)| Some((of, name, helper.as_ref()?.asker())))
+        .collect();
+    let shared = Shared { config, sockets: &sockets, askers, death: &death, programs, granted, max_open_files };
     let mut children = FuturesUnordered::new();
     let mut states = Vec::new();
     let mut stops = Vec::new();
@@ -88,13 +93,12 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let stopping = stop_in_order(&stop, stops);
     let signals = signals.obey(&stop);
     let readiness = report_readiness(states);
-    let reading = async {
-        if let Some(journal) = &journal {
-            journal.run(stop.clone()).await;
-        }
+    let helping = async {
+        let helpers = [&journal, &walker].into_iter().flatten().map(|helper| helper.run(stop.clone()));
+        futures_util::future::join_all(helpers).await;
         std::future::pending::<()>().await
     };
-    tokio::pin!(stopping, signals, readiness, reading);
+    tokio::pin!(stopping, signals, readiness, helping);
     let mut outcome = Ok(());
     loop {
         tokio::select! {
@@ -110,7 +114,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
             () = &mut stopping => {}
             () = &mut signals => {}
             () = &mut readiness => {}
-            () = &mut reading => {}
+            () = &mut helping => {}
         }
     }
     drop(children);

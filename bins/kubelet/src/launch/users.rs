@@ -5,6 +5,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_config::Users;
+use bulkhead_daemon::privileges::Program;
+use bulkhead_sys::spawn::User;
 
 use super::claims::{Claim, ClaimError, Holder, Registry, Subject};
 
@@ -27,7 +29,7 @@ pub struct ClaimedUsers {
 
 /// Claims users. A root directory gets the same block again where it is free, so that its files keep their owners.
 pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<ClaimedUsers, ClaimError> {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let passwd = passwd();
     let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
     if let Some(users) = named(&passwd, &group) {
         match registry.claim(Subject::NamedUsers, holder) {
@@ -89,16 +91,22 @@ pub fn named(passwd: &str, group: &str) -> Option<Users> {
     })
 }
 
-/// User and group of the reader of the journal: the first number of our own block, which no daemon has as its uid, or the
-/// user of that name. Pure.
-pub fn journal(users: Users, passwd: &str) -> Option<(u32, u32)> {
-    if users == Users::block(users.gid) {
-        return Some((users.gid, users.gid));
-    }
-    let line = passwd.lines().find(|line| line.split(':').next() == Some("kubelet-journal"))?;
-    let mut fields = line.split(':').skip(2);
-    let (uid, gid) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    (uid != 0).then_some((uid, gid))
+/// The machine's users; none where that cannot be read.
+pub fn passwd() -> String {
+    std::fs::read_to_string("/etc/passwd").unwrap_or_default()
+}
+
+/// User and group of a helper: the first number of our own block, which no daemon has as its uid, or the user of the
+/// program's name. Pure.
+pub fn helper(users: Users, program: Program, passwd: &str) -> Option<User> {
+    let (uid, gid) = if users == Users::block(users.gid) {
+        (users.gid, users.gid)
+    } else {
+        let line = passwd.lines().find(|line| line.split(':').next() == Some(program.name()))?;
+        let mut fields = line.split(':').skip(2);
+        (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?)
+    };
+    (uid != 0).then_some(User { uid, gid, groups: Vec::new() })
 }
 
 /// Third field of each line: uid of a passwd line, gid of a group line.
@@ -169,14 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn the_user_of_the_journal_reader_is_its_own() {
+    fn the_user_of_a_helper_is_no_daemon_s() {
         let block = Users::block(60706);
-        assert_eq!(journal(block, ""), Some((60706, 60706)));
+        let of = |users, program, passwd: &str| helper(users, program, passwd).map(|user| (user.uid, user.gid));
+        assert_eq!(of(block, Program::Journal, ""), Some((60706, 60706)));
         assert!(![block.syncd, block.evictiond, block.statusd].contains(&60706));
         let named = Users { syncd: 990, ..block };
-        assert_eq!(journal(named, "root:x:0:0::/:\n"), None);
-        assert_eq!(journal(named, "kubelet-journal:x:995:996::/:/bin/false\n"), Some((995, 996)));
-        assert_eq!(journal(named, "kubelet-journal:x:0:0::/:\n"), None);
+        assert_eq!(of(named, Program::Journal, "root:x:0:0::/:\n"), None);
+        let passwd = "kubelet-journal:x:995:996::/:/bin/false\nkubelet-walker:x:997:998::/:/bin/false\n";
+        assert_eq!(of(named, Program::Journal, passwd), Some((995, 996)));
+        assert_eq!(of(named, Program::Walker, passwd), Some((997, 998)));
+        assert_eq!(of(named, Program::Journal, "kubelet-journal:x:0:0::/:\n"), None);
     }
 
     #[test]

@@ -22,13 +22,14 @@ use crate::build;
 /// The cargo-deb that the package is made with: another one may stage or compress otherwise.
 const CARGO_DEB: &str = "3.8.0";
 /// Programs in the order of the file list. The manual section of all is 8: they are for who administers the machine.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "kubelet",
     "kubelet-ctl",
     "kubelet-syncd",
     "kubelet-volnetd",
     "kubelet-evictiond",
     "kubelet-statusd",
+    "kubelet-walker",
     "kubelet-journal",
 ];
 

@@ -58,9 +58,11 @@ impl Machine {
         for program in build::PROGRAMS {
             self.install_program(&folder.join(program))?;
         }
-        // Only some configurations start it, and revisions before it have none.
-        let journal = folder.join("kubelet-journal");
-        if journal.is_file() { self.install_program(&journal) } else { Ok(()) }
+        build::HELPERS
+            .map(|helper| folder.join(helper))
+            .iter()
+            .filter(|helper| helper.is_file())
+            .try_for_each(|helper| self.install_program(helper))
     }
 
     /// Installs one program, known by its file name.

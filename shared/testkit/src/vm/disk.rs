@@ -60,7 +60,7 @@ impl Disk {
         machine::run("cp", &["-a", text(&needs::modules(&version))?, text(&modules)?])?;
         // Symbols are most of a development build, and there are no debuggers in there.
         let directory = build::bin_dir()?;
-        let own = build::PROGRAMS.iter().map(|name| (*name, directory.join(name)));
+        let own = build::PROGRAMS.iter().chain(&build::HELPERS).map(|name| (*name, directory.join(name)));
         std::fs::create_dir_all(root.join(LIBEXEC.trim_start_matches('/')))?;
         for (name, program) in own.chain(more.iter().map(|(name, program)| (*name, (*program).to_owned()))) {
             let is_daemon = SERVICES.iter().any(|service| service.strip_suffix(".service") == Some(name));

@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     let beside = path.with_file_name("intruder.json");
     let plan = Plan::read(&value("--plan").map_or(beside, PathBuf::from))?;
     let config = match program {
-        Program::Daemon(_) => Some(NodeConfig::load(&plan.run_dir.join("config.json"))?),
+        Program::Daemon(_) | Program::Walker => Some(NodeConfig::load(&plan.run_dir.join("config.json"))?),
         // It is none of the daemons' group, and so it cannot read it.
         Program::Journal | Program::Launcher => None,
     };

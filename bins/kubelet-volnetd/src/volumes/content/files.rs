@@ -12,7 +12,7 @@ pub const MAX_FILES: usize = 20_000;
 
 /// A relative path without "." and "..", whose first component does not begin with "..": below a volume's root, and
 /// none of the writer's own names.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct FilePath(String);
 
 impl FilePath {

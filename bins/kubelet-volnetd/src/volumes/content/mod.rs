@@ -9,7 +9,6 @@ mod plan;
 mod write;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 
 use bulkhead_sys::memfd;
 use bulkhead_sys::open;
@@ -19,9 +18,9 @@ use prost::Message;
 pub use files::{Content, FilePath};
 pub use write::WriteError;
 
-use super::empty_dir::{self, Medium};
+use super::empty_dir::{self, Medium, SetUp};
 use super::{VolumeError, pod_dir};
-use crate::node::Node;
+use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
 /// Encoded files of a volume. A source object has at most 1 MiB, a projected volume has several.
@@ -31,7 +30,7 @@ const MAX_BYTES: u64 = 16 << 20;
 const MAX_MOUNT_POINTS: usize = 256;
 
 /// Which kind of volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Plugin {
     ConfigMap,
     Secret,
@@ -84,20 +83,22 @@ pub fn mount_points(wire: &[String]) -> Result<Vec<FilePath>, InvalidRequest> {
     wire.iter().map(|path| FilePath::parse("mount_points", path)).collect()
 }
 
-/// Makes the volume's directory, mounts its tmpfs where the kind has one. Asked twice it changes nothing.
+/// Makes the volume's directory, mounts its tmpfs where the kind has one and `may_mount` allows it. Asked twice it changes
+/// nothing.
 pub fn set_up(
-    node: &Node,
+    settings: &Settings,
     pod: &PodUid,
     volume: &VolumeName,
     plugin: Plugin,
     size_limit: Option<u64>,
     mount_points: &[FilePath],
-) -> Result<PathBuf, VolumeError> {
+    may_mount: bool,
+) -> Result<SetUp, VolumeError> {
     let medium = if plugin.in_memory() { Medium::Memory { size_limit } } else { Medium::Disk };
     let place = empty_dir::Place { plugin: plugin.name(), volume, marker: &marker(volume.as_str()) };
-    let path = empty_dir::set_up(node, pod, place, medium, None)?;
-    if !mount_points.is_empty() {
-        let dir = open_volume(node, pod, volume, plugin)?;
+    let done = empty_dir::set_up(settings, pod, place, medium, None, may_mount)?;
+    if done != SetUp::NeedsMount && !mount_points.is_empty() {
+        let dir = open_volume(settings, pod, volume, plugin)?;
         for inside in mount_points {
             open::create_dirs_beneath(dir.as_fd(), inside.as_str(), 0o755).map_err(|source| VolumeError::Open {
                 pod: pod.clone(),
@@ -106,7 +107,7 @@ pub fn set_up(
             })?;
         }
     }
-    Ok(path)
+    Ok(done)
 }
 
 /// Takes the files out of a sealed memfd.
@@ -133,13 +134,13 @@ pub enum ReceiveError {
 
 /// Replaces all files of a volume that was set up. False: they were there already.
 pub fn put(
-    node: &Node,
+    settings: &Settings,
     pod: &PodUid,
     volume: &VolumeName,
     plugin: Plugin,
     content: &Content,
 ) -> Result<bool, VolumeError> {
-    let dir = open_volume(node, pod, volume, plugin)?;
+    let dir = open_volume(settings, pod, volume, plugin)?;
     write::put(dir.as_fd(), content, new_set_name).map_err(|source| VolumeError::Content {
         pod: pod.clone(),
         volume: volume.clone(),
@@ -147,8 +148,17 @@ pub fn put(
     })
 }
 
-fn open_volume(node: &Node, pod: &PodUid, volume: &VolumeName, plugin: Plugin) -> Result<OwnedFd, VolumeError> {
-    super::volume_root(pod_dir(node, pod)?.as_fd(), pod, volume, plugin.name())
+/// Why the files of a volume were not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum PutContentError {
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+fn open_volume(settings: &Settings, pod: &PodUid, volume: &VolumeName, plugin: Plugin) -> Result<OwnedFd, VolumeError> {
+    super::volume_root(pod_dir(settings, pod)?.as_fd(), pod, volume, plugin.name())
 }
 
 /// `..<UTC time>.<random digits>`, as upstream names it.

@@ -1,0 +1,109 @@
+//! kubelet-walker's workers: whoever enters a file system that may never answer is one of them and not this process.
+
+use bulkhead_ipc::common::walk_request::What;
+use bulkhead_ipc::common::{WalkPodLogs, WalkReply, WalkRequest, WalkVolume, WalkVolumes};
+use bulkhead_types::{InstancePaths, chain};
+use bulkhead_worker::{Limits, Message, Workers};
+use prost::Message as _;
+
+use crate::disk::{FileSystem, Folder, Volume};
+use crate::pods::Pod;
+
+/// A walk takes a processor: no more of them than leave the others theirs. A file system that does not answer keeps one
+/// worker for each pod that has a volume there.
+pub const LIMITS: Limits = Limits { at_once: 4, hanging: 60, hangs_after: Limits::HANGS_AFTER };
+
+/// What a pod's log folder and its containers' hold.
+#[derive(Debug, Clone, Default)]
+pub struct Logs {
+    pub fs: Option<FileSystem>,
+    /// By container name.
+    pub containers: Vec<(String, Folder)>,
+    /// Files right in the pod's log folder, and its /etc/hosts.
+    pub other: Folder,
+}
+
+/// A volume with its name and how many seconds measuring it took.
+pub type Measured = (String, Volume, f64);
+
+/// The questions to kubelet-walker. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Walker {
+    workers: Workers,
+}
+
+impl Walker {
+    pub fn new(workers: Workers) -> Self {
+        Walker { workers }
+    }
+
+    /// For tests, on threads of this process: the very function that kubelet-walker's workers run.
+    #[cfg(test)]
+    pub fn here(paths: InstancePaths) -> Self {
+        Walker::new(Workers::here(move |request| kubelet_walker::answer::answer(&paths, &request)))
+    }
+
+    /// Figures of the file system that holds this absolute path; `None` where it is not there or nobody answers.
+    pub async fn file_system(&self, path: String) -> Option<FileSystem> {
+        let what = format!("statfs of {path}");
+        self.ask(what, What::FileSystem(path)).await?.file_system.map(FileSystem::from)
+    }
+
+    /// The pod's volumes that are there.
+    pub async fn volumes(&self, pod: &Pod) -> Option<Vec<Measured>> {
+        let volumes = pod
+            .volumes
+            .iter()
+            .map(|volume| WalkVolume { plugin: volume.kind.plugin().to_owned(), name: volume.name.to_string() })
+            .collect();
+        let asked = WalkVolumes { pod_uid: pod.uid.to_string(), volumes };
+        let what = format!("the volumes of pod {}/{} ({})", pod.namespace, pod.name, pod.uid);
+        let reply = self.ask(what, What::Volumes(asked)).await?;
+        let measured = reply.volumes.into_iter().map(|one| {
+            let fs = one.file_system.map(FileSystem::from).unwrap_or_default();
+            let folder = one.folder.map(Folder::from).unwrap_or_default();
+            (one.name, Volume { fs, folder, is_mount: one.is_mount }, one.seconds)
+        });
+        Some(measured.collect())
+    }
+
+    /// What is kept for the pod beside its volumes.
+    pub async fn logs(&self, pod: &Pod) -> Option<Logs> {
+        let asked = WalkPodLogs {
+            pod_uid: pod.uid.to_string(),
+            namespace: pod.namespace.to_string(),
+            name: pod.name.to_string(),
+            containers: pod.containers.iter().map(|container| container.name.to_string()).collect(),
+        };
+        let what = format!("the logs of pod {}/{} ({})", pod.namespace, pod.name, pod.uid);
+        let figures = self.ask(what, What::PodLogs(asked)).await?.pod_logs?;
+        let containers = figures.containers.into_iter();
+        Some(Logs {
+            fs: figures.file_system.map(FileSystem::from),
+            containers: containers.map(|one| (one.container, one.files.unwrap_or_default().into())).collect(),
+            other: figures.other.unwrap_or_default().into(),
+        })
+    }
+
+    async fn ask(&self, what: String, request: What) -> Option<WalkReply> {
+        let request = WalkRequest { what: Some(request) }.encode_to_vec();
+        let reply = match self.workers.call(what.clone(), Message::of(request), ()).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                tracing::debug!(what, error = chain(&error), "nothing is known of this");
+                return None;
+            }
+        };
+        let reply = WalkReply::decode(&*reply.bytes).ok()?;
+        if reply.error.is_empty() {
+            return Some(reply);
+        }
+        tracing::debug!(what, error = reply.error, "nothing is known of this");
+        None
+    }
+}
+
+/// The name of kubelet-walker's socket, where it is a unit.
+pub fn socket(paths: &InstancePaths) -> std::path::PathBuf {
+    paths.run_dir.join("kubelet-walker.sock")
+}

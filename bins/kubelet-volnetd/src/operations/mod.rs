@@ -1,0 +1,133 @@
+//! Volumes made and taken away by workers, with what stays in this process: the journal's intents, the pods' locks, metrics.
+//!
+//! An operation goes to its end once it has begun, whether its caller waits or not: a mount that was made has its intent
+//! taken out of the journal.
+
+pub mod prune;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bulkhead_sys::open;
+use bulkhead_types::PodUid;
+use rustix::fd::AsFd as _;
+use tonic::Status;
+
+use crate::journal::Intent;
+use crate::metrics::StorageOperation;
+use crate::node::{Node, PodLock};
+use crate::volumes::VolumeError;
+use crate::volumes::empty_dir::SetUp;
+use crate::volumes::teardown::{Outcome, Scope};
+use crate::worker::{self, Done, Task};
+
+/// A worker's answer to another question: a bug.
+pub fn unexpected(done: &Done) -> Status {
+    Status::internal(format!("a worker answered {done:?}"))
+}
+
+/// Goes on without the caller.
+async fn to_its_end<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    match tokio::spawn(operation).await {
+        Ok(result) => result,
+        Err(error) => Err(Status::internal(format!("the verb ended unexpectedly: {error}"))),
+    }
+}
+
+/// Blocking work on the disk of this process's own files.
+async fn on_the_pool<T: Send + 'static, E: Send + 'static>(
+    node: &Arc<Node>,
+    work: impl FnOnce(&Node) -> Result<T, E> + Send + 'static,
+) -> Result<T, Status>
+where
+    Status: From<E>,
+{
+    let node = node.clone();
+    match tokio::task::spawn_blocking(move || work(&node)).await {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(Status::internal(format!("the verb ended unexpectedly: {error}"))),
+    }
+}
+
+/// How a volume is set up: what the worker does without and with a mount, and what the journal has of the mount.
+#[derive(Debug)]
+pub struct VolumeSetUp {
+    pub pod: PodUid,
+    pub plugin: &'static str,
+    pub intent: Intent,
+    pub look: Task,
+    pub mount: Task,
+}
+
+/// Sets a volume up and answers its path. A mount is in the journal before it is made.
+///
+/// # Errors
+/// The verb's own, or UNAVAILABLE where no worker answers.
+pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Result<PathBuf, Status> {
+    to_its_end(async move {
+        let VolumeSetUp { pod, plugin, intent, look, mount } = volume;
+        let lock = Arc::new(lock);
+        let started = Instant::now();
+        let work = async {
+            match worker::call(&node.workers, &look, None, lock.clone()).await? {
+                (Done::Volume(SetUp::Done(path)), _) => return Ok(path),
+                (Done::Volume(SetUp::NeedsMount), _) => {}
+                (other, _) => return Err(unexpected(&other)),
+            }
+            let (of, what) = (pod.clone(), intent.clone());
+            on_the_pool(&node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
+            let (done, _) = worker::call(&node.workers, &mount, None, lock.clone()).await?;
+            node.journal.end(&pod, &intent);
+            match done {
+                Done::Volume(SetUp::Done(path)) => Ok(path),
+                other => Err(unexpected(&other)),
+            }
+        };
+        let result = work.await;
+        node.metrics.storage(plugin, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
+        result
+    })
+    .await
+}
+
+/// Tears a pod down as far as possible. A pod that is not there is down.
+///
+/// # Errors
+/// The verb's own, or UNAVAILABLE where no worker answers.
+pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope) -> Result<Outcome, Status> {
+    to_its_end(async move {
+        let of = pod.clone();
+        let there = on_the_pool(&node, move |node| {
+            // The directory is ours; what is mounted in it is not looked at.
+            let error = |source| VolumeError::PodDir { pod: of.clone(), source };
+            let pods = node.settings.pods_dir().map_err(error)?;
+            match open::dir_beneath(pods.as_fd(), of.as_str()) {
+                Ok(_) => node.journal.begin(&of, Intent::TearDown).map(|()| true).map_err(VolumeError::from),
+                Err(err) if err.is_not_found() => Ok(false),
+                Err(err) => Err(error(err)),
+            }
+        })
+        .await?;
+        if !there {
+            node.journal.end_pod(&pod);
+            return Ok(Outcome::default());
+        }
+        let task = Task::TearDownPod { pod: pod.clone(), scope };
+        let outcome = match worker::call(&node.workers, &task, None, lock).await? {
+            (Done::TornDown(outcome), _) => outcome,
+            (other, _) => return Err(unexpected(&other)),
+        };
+        for volume in &outcome.volumes {
+            node.metrics.storage(&volume.plugin, StorageOperation::Unmount, volume.seconds, volume.worked);
+        }
+        if outcome.left.is_empty() {
+            node.journal.end_pod(&pod);
+        }
+        Ok(outcome)
+    })
+    .await
+}

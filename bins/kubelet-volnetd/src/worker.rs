@@ -1,0 +1,218 @@
+//! What is done in a worker process and not here: every verb that enters a volume, or a path of the host that a pod names. What
+//! is mounted there may never answer, and the kernel ends nobody who waits for it (`bulkhead_worker`).
+//!
+//! A worker is forked from this program before it has a thread, a lock or a socket: same user, capabilities and filter, and
+//! one descriptor. It keeps no state: the journal's intents and the pods' locks stay here.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_sys::program::Title;
+use bulkhead_sys::{fork, scm};
+use bulkhead_types::{PodUid, VolumeName};
+use bulkhead_worker::fork_server::Watch;
+use bulkhead_worker::{Connections, Limits, Message, WorkerError, Workers, serve};
+use serde::{Deserialize, Serialize};
+use tonic::Status;
+
+use crate::files::{env_file, node_log};
+use crate::node::Settings;
+use crate::settings;
+use crate::volumes::content::{self, FilePath, Plugin, PutContentError};
+use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
+use crate::volumes::host_path::{self, HostPathType};
+use crate::volumes::sub_path::{self, SubPath};
+use crate::volumes::teardown::{self, Outcome, Scope};
+use crate::volumes::{VolumeError, pod_dir};
+
+/// As many as the pool of threads has; and of those that hang one for each pod with a dead mount.
+pub const LIMITS: Limits = Limits { at_once: 8, hanging: 64, hangs_after: Limits::HANGS_AFTER };
+
+/// One act in a worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Task {
+    SetUpEmptyDir {
+        pod: PodUid,
+        volume: VolumeName,
+        medium: Medium,
+        group: Option<Group>,
+        may_mount: bool,
+    },
+    SetUpContent {
+        pod: PodUid,
+        volume: VolumeName,
+        plugin: Plugin,
+        size_limit: Option<u64>,
+        mount_points: Vec<FilePath>,
+        may_mount: bool,
+    },
+    /// The files come as a sealed memfd.
+    PutContent {
+        pod: PodUid,
+        volume: VolumeName,
+        plugin: Plugin,
+    },
+    PrepareSubPath {
+        pod: PodUid,
+        wanted: SubPath,
+    },
+    CheckHostPath {
+        pod: PodUid,
+        path: PathBuf,
+        wanted: HostPathType,
+    },
+    TearDownPod {
+        pod: PodUid,
+        scope: Scope,
+    },
+    /// The answer is a descriptor.
+    OpenEnvFile {
+        pod: PodUid,
+        volume: VolumeName,
+        path: PathBuf,
+    },
+    /// Below /var/log; the folder itself where there is no path. The answer is a descriptor.
+    OpenNodeLog {
+        relative: Option<PathBuf>,
+    },
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Done {
+    Nothing,
+    Volume(SetUp),
+    Path(PathBuf),
+    /// What was created of a hostPath.
+    Created(Vec<PathBuf>),
+    TornDown(Outcome),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Refusal {
+    code: i32,
+    message: String,
+}
+
+impl Task {
+    /// In words, for the log and for whoever waits: the verb and whose volume it is about.
+    pub fn what(&self) -> String {
+        match self {
+            Task::SetUpEmptyDir { pod, volume, .. } => format!("SetUpEmptyDir of volume {volume} of pod {pod}"),
+            Task::SetUpContent { pod, volume, .. } => format!("SetUpContent of volume {volume} of pod {pod}"),
+            Task::PutContent { pod, volume, .. } => format!("PutContent of volume {volume} of pod {pod}"),
+            Task::PrepareSubPath { pod, wanted } => format!("PrepareSubPath of volume {} of pod {pod}", wanted.volume),
+            Task::CheckHostPath { pod, path, .. } => format!("CheckHostPath of {} of pod {pod}", path.display()),
+            Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
+            Task::OpenEnvFile { pod, volume, .. } => format!("EnvFile in volume {volume} of pod {pod}"),
+            Task::OpenNodeLog { relative } => {
+                format!("NodeLog of {}", relative.as_deref().unwrap_or(std::path::Path::new(".")).display())
+            }
+        }
+    }
+}
+
+/// Forks the process that forks workers; answers the socket that asks it for one. To be called while there is one thread.
+///
+/// # Errors
+/// The configuration cannot be worked with, or the kernel makes no process.
+pub fn fork_server(config: &NodeConfig) -> std::io::Result<OwnedFd> {
+    let settings = settings::from_config(config).map_err(std::io::Error::other)?;
+    let (theirs, ours) = scm::pair()?;
+    let title = Title::find();
+    let watch = Watch { title: title.map(|title| (title, "kubelet-volnetd: worker")), idle: None, each: None };
+    fork::apart(theirs, title.map(|title| (title, "kubelet-volnetd: fork server")), |socket| {
+        match serve(&Connections::Passed(socket), &watch, &|request| perform(&settings, request)) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!(%error, "the fork server ends");
+                1
+            }
+        }
+    })?;
+    Ok(ours)
+}
+
+/// Has a worker do it. `held` is let go of when it is done, and not when the caller goes away.
+///
+/// # Errors
+/// The verb's own, or UNAVAILABLE where no worker answers in time, with what it hangs in.
+pub async fn call<H: Send + 'static>(
+    workers: &Workers,
+    task: &Task,
+    fd: Option<OwnedFd>,
+    held: H,
+) -> Result<(Done, Option<OwnedFd>), Status> {
+    let bytes = serde_json::to_vec(task).map_err(|error| Status::internal(format!("{}: {error}", task.what())))?;
+    let request = Message { bytes, fds: fd.into_iter().collect() };
+    let what = task.what();
+    let answered = tokio::time::timeout(PATIENCE, workers.call(what.clone(), request, held)).await;
+    let mut answer = answered.map_err(|_| hangs(workers, &what))?.map_err(unavailable)?;
+    let result: Result<Done, Refusal> = serde_json::from_slice(&answer.bytes)
+        .map_err(|error| Status::internal(format!("a worker's answer to {} is none: {error}", task.what())))?;
+    let fd = answer.fds.pop();
+    result.map(|done| (done, fd)).map_err(|refusal| Status::new(refusal.code.into(), refusal.message))
+}
+
+/// How long a caller waits before it gets to know what hangs. The work goes on, and whoever asks again finds it done.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+fn hangs(workers: &Workers, what: &str) -> Status {
+    match workers.hanging().into_iter().find(|hanging| hanging.what == what) {
+        Some(hanging) => Status::unavailable(format!("{hanging}: a file system that does not answer?")),
+        None => Status::unavailable(format!("{what} waits for a worker process")),
+    }
+}
+
+/// Nothing is known of what was done: it may be asked for again.
+fn unavailable(error: WorkerError) -> Status {
+    Status::unavailable(bulkhead_types::chain(&error))
+}
+
+/// The body of a worker: one request.
+pub fn perform(settings: &Settings, mut request: Message) -> Message {
+    let fd = request.fds.pop();
+    let result = match serde_json::from_slice::<Task>(&request.bytes) {
+        Ok(task) => act(settings, task, fd),
+        Err(error) => Err(Status::internal(format!("a worker's request is none: {error}"))),
+    };
+    let (result, fd) = match result {
+        Ok((done, fd)) => (Ok(done), fd),
+        Err(status) => (Err(Refusal { code: status.code().into(), message: status.message().to_owned() }), None),
+    };
+    let bytes = serde_json::to_vec::<Result<Done, Refusal>>(&result).unwrap_or_default();
+    Message { bytes, fds: fd.into_iter().collect() }
+}
+
+fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Option<OwnedFd>), Status> {
+    let done = match task {
+        Task::SetUpEmptyDir { pod, volume, medium, group, may_mount } => {
+            Done::Volume(empty_dir::set_up(settings, &pod, Place::of(&volume), medium, group, may_mount)?)
+        }
+        Task::SetUpContent { pod, volume, plugin, size_limit, mount_points, may_mount } => {
+            Done::Volume(content::set_up(settings, &pod, &volume, plugin, size_limit, &mount_points, may_mount)?)
+        }
+        Task::PutContent { pod, volume, plugin } => {
+            let files = fd.ok_or_else(|| Status::internal("no files came with the request"))?;
+            let files = content::receive(&files).map_err(PutContentError::from)?;
+            content::put(settings, &pod, &volume, plugin, &files)?;
+            Done::Nothing
+        }
+        Task::PrepareSubPath { pod, wanted } => Done::Path(sub_path::prepare(settings, &pod, &wanted)?),
+        Task::CheckHostPath { pod, path, wanted } => {
+            pod_dir(settings, &pod)?;
+            Done::Created(host_path::check(&path, wanted).map_err(VolumeError::from)?)
+        }
+        Task::TearDownPod { pod, scope } => Done::TornDown(teardown::tear_down(settings, &pod, scope)?),
+        Task::OpenEnvFile { pod, volume, path } => {
+            let copy = env_file::open(settings, &pod, &volume, &path)?;
+            return Ok((Done::Nothing, Some(copy)));
+        }
+        Task::OpenNodeLog { relative } => {
+            return Ok((Done::Nothing, Some(node_log::open(settings, relative.as_deref())?)));
+        }
+    };
+    Ok((done, None))
+}

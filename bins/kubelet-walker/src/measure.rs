@@ -1,0 +1,238 @@
+//! Disk usage: statfs of whole file systems, and a bounded walk that adds up what a folder holds.
+//!
+//! A walk opens directories, and pods decide what is in them. So it goes relative to open directories, follows no link,
+//! stays on one file system, and stops at a depth and at a number of entries.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use bulkhead_ipc::common::{FileSystemFigures, FolderFigures};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+
+/// Where a walk stops.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Levels below the folder; each holds a descriptor.
+    pub depth: usize,
+    pub entries: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        // A million entries take a few seconds; 128 levels fit the default limit of 1024 descriptors with four walks.
+        Bounds { depth: 128, entries: 1_000_000 }
+    }
+}
+
+/// Figures of the file system that holds `path`.
+///
+/// # Errors
+/// As statvfs(3).
+pub fn file_system(path: &Path) -> std::io::Result<FileSystemFigures> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(FileSystemFigures {
+        capacity_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+        available_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+        // As cAdvisor has it.
+        used_bytes: stat.f_blocks.saturating_sub(stat.f_bfree).saturating_mul(stat.f_frsize),
+        inodes: stat.f_files,
+        inodes_free: stat.f_ffree,
+    })
+}
+
+/// Adds up what is below `path`, itself included.
+///
+/// # Errors
+/// The folder itself cannot be opened. What cannot be opened below it makes the sum incomplete.
+pub fn walk(path: &Path, bounds: Bounds) -> std::io::Result<FolderFigures> {
+    let root = rustix::fs::open(path, OPEN, Mode::empty())?;
+    let stat = rustix::fs::fstat(&root)?;
+    let device = stat.st_dev;
+    let mut folder = FolderFigures { bytes: blocks(&stat), inodes: 1, incomplete: false };
+    let mut several_names = HashSet::new();
+    let mut open = vec![Dir::new(root)?];
+    loop {
+        let depth = open.len();
+        let Some(dir) = open.last_mut() else { break };
+        let entry = match dir.read() {
+            None => {
+                open.pop();
+                continue;
+            }
+            Some(Err(_)) => {
+                folder.incomplete = true;
+                open.pop();
+                continue;
+            }
+            Some(Ok(entry)) => entry,
+        };
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let Ok(at) = dir.fd() else {
+            folder.incomplete = true;
+            open.pop();
+            continue;
+        };
+        // Gone meanwhile: it uses nothing any more.
+        let Ok(stat) = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        if stat.st_dev != device {
+            continue;
+        }
+        let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
+        if !is_dir && stat.st_nlink > 1 && !several_names.insert(stat.st_ino) {
+            continue;
+        }
+        folder.bytes = folder.bytes.saturating_add(blocks(&stat));
+        folder.inodes += 1;
+        if folder.inodes >= bounds.entries {
+            folder.incomplete = true;
+            break;
+        }
+        if is_dir {
+            if depth > bounds.depth {
+                folder.incomplete = true;
+                continue;
+            }
+            let opened: Result<OwnedFd, _> = rustix::fs::openat(at, name, OPEN, Mode::empty());
+            match opened.and_then(Dir::new) {
+                Ok(below) => open.push(below),
+                Err(rustix::io::Errno::NOENT) => {}
+                Err(_) => folder.incomplete = true,
+            }
+        }
+    }
+    Ok(folder)
+}
+
+const OPEN: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+
+#[allow(clippy::unnecessary_cast, reason = "the types of struct stat differ between architectures")]
+fn blocks(stat: &rustix::fs::Stat) -> u64 {
+    (stat.st_blocks as u64).saturating_mul(512)
+}
+
+/// The files right in a folder, no folders and nothing in them: what counts as logs.
+///
+/// # Errors
+/// The folder cannot be opened.
+pub fn files(path: &Path) -> std::io::Result<FolderFigures> {
+    let mut folder = FolderFigures::default();
+    let dir = Dir::new(rustix::fs::open(path, OPEN, Mode::empty())?)?;
+    let at: OwnedFd = rustix::fs::open(path, OPEN, Mode::empty())?;
+    for entry in dir {
+        let Ok(entry) = entry else {
+            folder.incomplete = true;
+            break;
+        };
+        let Ok(stat) = rustix::fs::statat(&at, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+            continue;
+        }
+        folder.bytes = folder.bytes.saturating_add(blocks(&stat));
+        folder.inodes += 1;
+        if folder.inodes >= Bounds::default().entries {
+            folder.incomplete = true;
+            break;
+        }
+    }
+    Ok(folder)
+}
+
+/// One file; `None` when it is not there.
+pub fn file(path: &Path) -> Option<FolderFigures> {
+    let stat = rustix::fs::lstat(path).ok()?;
+    Some(FolderFigures { bytes: blocks(&stat), inodes: 1, incomplete: false })
+}
+
+/// A volume's folder.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Volume {
+    pub fs: FileSystemFigures,
+    pub folder: FolderFigures,
+    /// It is a mount: what it holds is not on the node's own disk.
+    pub is_mount: bool,
+}
+
+/// What a volume's folder holds and where. A volume that is a mount of its own is asked of its file system and never
+/// opened: an open directory would make its unmount fail.
+///
+/// # Errors
+/// The folder is not there or cannot be listed.
+pub fn volume(path: &Path) -> std::io::Result<Volume> {
+    let file_system = file_system(path)?;
+    let own = rustix::fs::lstat(path)?;
+    let parent = path.parent().map(rustix::fs::lstat).transpose()?;
+    if parent.is_some_and(|parent| parent.st_dev != own.st_dev) {
+        let inodes = file_system.inodes.saturating_sub(file_system.inodes_free);
+        let folder = FolderFigures { bytes: file_system.used_bytes, inodes, incomplete: false };
+        return Ok(Volume { fs: file_system, folder, is_mount: true });
+    }
+    Ok(Volume { fs: file_system, folder: walk(path, Bounds::default())?, is_mount: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_counts_blocks_once_and_follows_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let root = temp.path().join("v");
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::write(root.join("a/one"), vec![1; 40_000]).unwrap();
+        std::fs::hard_link(root.join("a/one"), root.join("a/b/same")).unwrap();
+        std::fs::write(temp.path().join("outside"), vec![1; 4_000_000]).unwrap();
+        std::os::unix::fs::symlink(temp.path(), root.join("a/out")).unwrap();
+        let folder = walk(&root, Bounds::default()).unwrap();
+        assert_eq!(folder.inodes, 5, "v, a, b, one, out");
+        assert!(folder.bytes >= 40_000 && folder.bytes < 400_000, "{folder:?}");
+        assert!(!folder.incomplete);
+        std::os::unix::fs::symlink(&root, temp.path().join("link")).unwrap();
+        assert!(walk(&temp.path().join("link"), Bounds::default()).is_err(), "the folder itself may not be a link");
+    }
+
+    #[test]
+    fn a_walk_is_bounded() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut deep = temp.path().to_owned();
+        for _ in 0..20 {
+            deep.push("d");
+        }
+        std::fs::create_dir_all(&deep).unwrap();
+        let folder = walk(temp.path(), Bounds { depth: 5, entries: 1000 }).unwrap();
+        assert_eq!((folder.inodes, folder.incomplete), (7, true));
+        let folder = walk(temp.path(), Bounds { depth: 100, entries: 10 }).unwrap();
+        assert_eq!((folder.inodes, folder.incomplete), (10, true));
+    }
+
+    #[test]
+    fn a_volume_knows_its_file_system() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = volume(temp.path()).unwrap();
+        assert!(own.fs.capacity_bytes >= own.fs.available_bytes && !own.is_mount);
+        assert_eq!(own.folder.inodes, 1);
+        assert!(volume(&temp.path().join("none")).is_err());
+        // /proc is another file system than /: its figures come from statfs, nothing is walked.
+        let proc = volume(Path::new("/proc")).unwrap();
+        assert!(!proc.folder.incomplete && proc.folder.inodes < 100 && proc.is_mount);
+    }
+
+    #[test]
+    fn files_are_counted_and_folders_are_not() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir(temp.path().join("rotated")).unwrap();
+        std::fs::write(temp.path().join("0.log"), vec![1; 9_000]).unwrap();
+        std::fs::write(temp.path().join("1.log"), "").unwrap();
+        std::fs::write(temp.path().join("rotated/2.log"), vec![1; 90_000]).unwrap();
+        let folder = files(temp.path()).unwrap();
+        assert_eq!(folder.inodes, 2);
+        assert!((9_000..90_000).contains(&folder.bytes), "{folder:?}");
+        assert!(files(&temp.path().join("0.log")).is_err());
+        assert_eq!(file(&temp.path().join("0.log")).map(|file| file.inodes), Some(1));
+        assert_eq!(file(&temp.path().join("none")), None);
+    }
+}
