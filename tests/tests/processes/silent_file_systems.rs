@@ -9,7 +9,7 @@ use bulkhead_testkit::{LONG, Node, Pod, eventually, processes};
 use bulkhead_tests::journald::helper_of;
 use bulkhead_tests::lab;
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Whether it is known what a pod keeps on the node's disk.
 fn is_measured(node: &Node, pod: &str) -> Result<()> {
@@ -23,7 +23,7 @@ fn is_measured(node: &Node, pod: &str) -> Result<()> {
 #[test]
 fn it_holds_up_its_own_pods_and_no_process() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let mut node = lab.node("alpha").start()?;
+    let mut node = lab.node("alpha").config("volumeStatsAggPeriod", json!("1s")).start()?;
     for name in ["victim", "bystander"] {
         node.write(&Pod::idle(name).empty_dir("data", "", None, "/data"))?;
     }
