@@ -259,6 +259,30 @@ impl Node {
         found
     }
 
+    /// All processes of the node agent, those that its processes have forked or started among them, each with the name of the
+    /// program that it is of: what the node costs.
+    pub fn family(&self) -> Vec<(String, i32)> {
+        let all = processes::all();
+        let mut family = self.all_pids();
+        // Parents before children, as many rounds as there are generations.
+        loop {
+            let known = family.len();
+            for (pid, arguments) in &all {
+                let parent = processes::stat(*pid).map_or(0, |stat| stat.parent);
+                let is_child =
+                    family.iter().any(|(_, one)| *one == parent) && !family.iter().any(|(_, one)| one == pid);
+                if let (true, Some(program)) = (is_child, arguments.first()) {
+                    // "kubelet-volnetd: worker" is kubelet-volnetd's.
+                    let name = Path::new(program.split(':').next().unwrap_or(program)).file_name();
+                    family.push((name.unwrap_or_default().to_string_lossy().into_owned(), *pid));
+                }
+            }
+            if family.len() == known {
+                return family;
+            }
+        }
+    }
+
     // === Pods ===
 
     /// Puts a manifest into the folder in one step, as a careful operator does.

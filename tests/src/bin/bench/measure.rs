@@ -291,21 +291,30 @@ fn is_of(pod: &PodState, container: &str, cri: &bulkhead_testkit::cri::Cri) -> b
     cri.containers().is_ok_and(|all| all.iter().any(|one| one.id == container && one.uid == pod.uid))
 }
 
-/// What each process has used since its start.
+/// What each program's processes have used since their start, workers among them. One that ends meanwhile is left out.
 ///
 /// # Errors
-/// One has ended.
+/// A daemon has ended.
 pub fn usage(node: &Node) -> Result<BTreeMap<String, Usage>> {
-    node.pids()
-        .into_iter()
-        .map(|(name, pid)| {
-            let used = Usage {
-                cpu_ns: processes::cpu_nanoseconds(pid).with_context(|| name.clone())?,
-                context_switches: processes::context_switches(pid).with_context(|| name.clone())?,
-            };
-            Ok((name, used))
-        })
-        .collect()
+    let mut sum = BTreeMap::<String, Usage>::new();
+    for (name, pid) in alive(node)? {
+        let (Ok(cpu_ns), Ok(context_switches)) = (processes::cpu_nanoseconds(pid), processes::context_switches(pid))
+        else {
+            continue;
+        };
+        let used = sum.entry(name).or_default();
+        *used = [*used, Usage { cpu_ns, context_switches }].into_iter().sum();
+    }
+    Ok(sum)
+}
+
+/// The node agent's processes, its daemons all among them.
+fn alive(node: &Node) -> Result<Vec<(String, i32)>> {
+    let family = node.family();
+    for daemon in bulkhead_testkit::node::DAEMONS {
+        ensure!(family.iter().any(|(name, _)| name == daemon), "{daemon} has ended");
+    }
+    Ok(family)
 }
 
 /// What each process has used since `before` was taken.
@@ -317,10 +326,14 @@ fn total(node: &Node) -> Result<Usage> {
     Ok(usage(node)?.into_values().sum())
 }
 
-/// Proportional set size of each process in KiB.
+/// Proportional set size of each program's processes in KiB, workers among them.
 ///
 /// # Errors
-/// One has ended.
+/// A daemon has ended.
 pub fn pss(node: &Node) -> Result<BTreeMap<String, u64>> {
-    node.pids().into_iter().map(|(name, pid)| Ok((name, processes::pss_kib(pid)?))).collect()
+    let mut sum = BTreeMap::new();
+    for (name, pid) in alive(node)? {
+        *sum.entry(name).or_default() += processes::pss_kib(pid).unwrap_or(0);
+    }
+    Ok(sum)
 }
