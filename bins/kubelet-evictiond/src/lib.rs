@@ -83,7 +83,7 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
-use bulkhead_worker::Workers;
+use bulkhead_worker::WorkerPool;
 use bulkhead_worker::pool::Hanging;
 
 pub use metrics::Metrics;
@@ -167,8 +167,8 @@ fn walker(daemon: &Arc<Daemon>) -> std::io::Result<walker::Walker> {
         health.set_degraded("file systems", (!names.is_empty()).then_some(text));
     });
     let workers = match daemon.take_listener("walker") {
-        Some(socket) => Workers::passed(socket, walker::LIMITS, tell)?,
-        None => Workers::at(walker::socket(&daemon.config.paths), walker::LIMITS, tell),
+        Some(socket) => WorkerPool::passed(socket, walker::LIMITS, tell)?,
+        None => WorkerPool::at(walker::socket(&daemon.config.paths), walker::LIMITS, tell),
     };
     Ok(walker::Walker::new(workers))
 }

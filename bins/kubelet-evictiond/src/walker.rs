@@ -3,7 +3,7 @@
 use bulkhead_ipc::common::walk_request::What;
 use bulkhead_ipc::common::{WalkPodLogs, WalkReply, WalkRequest, WalkVolume, WalkVolumes};
 use bulkhead_types::{InstancePaths, chain};
-use bulkhead_worker::{Limits, Message, Workers};
+use bulkhead_worker::{Limits, Message, WorkerPool};
 use prost::Message as _;
 
 use crate::disk::{FileSystem, Folder, Volume};
@@ -29,18 +29,18 @@ pub type Measured = (String, Volume, f64);
 /// The questions to kubelet-walker. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Walker {
-    workers: Workers,
+    workers: WorkerPool,
 }
 
 impl Walker {
-    pub fn new(workers: Workers) -> Self {
+    pub fn new(workers: WorkerPool) -> Self {
         Walker { workers }
     }
 
     /// For tests, on threads of this process: the very function that kubelet-walker's workers run.
     #[cfg(test)]
     pub fn here(paths: InstancePaths) -> Self {
-        Walker::new(Workers::here(move |request| kubelet_walker::answer::answer(&paths, &request)))
+        Walker::new(WorkerPool::here(move |request| kubelet_walker::answer::answer(&paths, &request)))
     }
 
     /// Figures of the file system that holds this absolute path; `None` where it is not there or nobody answers.

@@ -27,7 +27,8 @@
 //! One pod's hung mount holds that pod's lock and one worker process, which is named and left behind ([`worker`]).
 //!
 //! What the watchdog acts on is the one thread and its loops: the two that accept, and the one that passes changes of
-//! files on. It does not act on file systems that hang, not even when they hold every thread of the pool: the kernel keeps
+//! files on. It does not act on file systems of the node's own that hang (the disk of the root directory, of logs, of
+//! /etc), not even when they hold every thread of the pool: the kernel keeps
 //! such a thread until the file system answers, whatever signal comes, so a process that is killed for it does not end,
 //! still holds the journal's lock, and each successor would wait for that lock in vain. What is left would be a unit that
 //! starts and fails for as long as the file system hangs, and nobody to serve the files that do not. So a full pool is told
@@ -67,7 +68,8 @@
 //! | manifests, credentials, serving pair: a follower each ([`watch`]) | events | changes to whoever streams them (broadcast) |
 //!
 //! # Known gaps
-//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. fsGroup leaves what is nested deeper than 256 directories.
+//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. fsGroup leaves what is nested
+//! deeper than 256 directories.
 
 pub mod broker;
 pub mod cgroups;
@@ -98,7 +100,7 @@ use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_sys::inotify::Inotify;
 use bulkhead_types::Epoch;
-use bulkhead_worker::Workers;
+use bulkhead_worker::WorkerPool;
 use bulkhead_worker::pool::Hanging;
 
 use crate::node::{Node, Settings};
@@ -131,7 +133,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 }
 
 /// The workers of the fork server that was forked before this process had a thread.
-fn workers(daemon: &Arc<Daemon>) -> Result<Workers, RunError> {
+fn workers(daemon: &Arc<Daemon>) -> Result<WorkerPool, RunError> {
     let socket = daemon.take_listener(FORK_SERVER).ok_or("no fork server was forked")?;
     let health = daemon.clone();
     let tell = move |hanging: &[Hanging]| {
@@ -139,7 +141,7 @@ fn workers(daemon: &Arc<Daemon>) -> Result<Workers, RunError> {
         let text = format!("file systems do not answer: {}", names.join("; "));
         health.set_degraded("file systems", (!names.is_empty()).then_some(text));
     };
-    Ok(Workers::passed(socket, worker::LIMITS, Box::new(tell))?)
+    Ok(WorkerPool::passed(socket, worker::LIMITS, Box::new(tell))?)
 }
 
 /// Name of the inotify instance among what the supervisor keeps over restarts.
@@ -187,7 +189,7 @@ pub async fn prepare(
     settings: Settings,
     epoch: Epoch,
     metrics: metrics::Metrics,
-    workers: Workers,
+    workers: WorkerPool,
 ) -> Result<Arc<Node>, RunError> {
     let node = tokio::task::spawn_blocking(move || -> Result<Node, RunError> {
         setup::directories(&settings)?;

@@ -10,7 +10,7 @@ use bulkhead_config::ServingPair;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
-use bulkhead_worker::Workers;
+use bulkhead_worker::WorkerPool;
 
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
@@ -85,7 +85,7 @@ pub struct Node {
     pub guard: Mutex<Guard>,
     pub cgroups: PodsTree,
     pub metrics: Metrics,
-    pub workers: Workers,
+    pub workers: WorkerPool,
     locks: Mutex<HashMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     _state: OwnedFd,
@@ -118,7 +118,7 @@ impl Settings {
 impl Node {
     /// Needs the node directories of [`crate::setup`]. Waits a while for a former process on the same root directory,
     /// which may still be finishing an act when its successor is started already.
-    pub fn open(settings: Settings, epoch: Epoch, metrics: Metrics, workers: Workers) -> Result<Self, NodeError> {
+    pub fn open(settings: Settings, epoch: Epoch, metrics: Metrics, workers: WorkerPool) -> Result<Self, NodeError> {
         let root = open::base_dir(&settings.paths.root_dir)?;
         open::create_dirs_beneath(root.as_fd(), "bulkhead", 0o711)?;
         let private = format!("bulkhead/{}", Process::Volnetd.short());

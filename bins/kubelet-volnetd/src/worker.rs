@@ -13,7 +13,7 @@ use bulkhead_sys::program::Title;
 use bulkhead_sys::{fork, scm};
 use bulkhead_types::{PodUid, VolumeName};
 use bulkhead_worker::fork_server::Watch;
-use bulkhead_worker::{Connections, Limits, Message, WorkerError, Workers, serve};
+use bulkhead_worker::{Connections, Limits, Message, WorkerError, WorkerPool, serve};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -60,6 +60,7 @@ pub enum Task {
     },
     CheckHostPath {
         pod: PodUid,
+        volume: VolumeName,
         path: PathBuf,
         wanted: HostPathType,
     },
@@ -85,8 +86,6 @@ pub enum Done {
     Nothing,
     Volume(SetUp),
     Path(PathBuf),
-    /// What was created of a hostPath.
-    Created(Vec<PathBuf>),
     TornDown(Outcome),
 }
 
@@ -140,7 +139,7 @@ pub fn fork_server(config: &NodeConfig) -> std::io::Result<OwnedFd> {
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers in time, with what it hangs in.
 pub async fn call<H: Send + 'static>(
-    workers: &Workers,
+    workers: &WorkerPool,
     task: &Task,
     fd: Option<OwnedFd>,
     held: H,
@@ -159,7 +158,7 @@ pub async fn call<H: Send + 'static>(
 /// How long a caller waits before it gets to know what hangs. The work goes on, and whoever asks again finds it done.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-fn hangs(workers: &Workers, what: &str) -> Status {
+fn hangs(workers: &WorkerPool, what: &str) -> Status {
     match workers.hanging().into_iter().find(|hanging| hanging.what == what) {
         Some(hanging) => Status::unavailable(format!("{hanging}: a file system that does not answer?")),
         None => Status::unavailable(format!("{what} waits for a worker process")),
@@ -201,9 +200,14 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Done::Nothing
         }
         Task::PrepareSubPath { pod, wanted } => Done::Path(sub_path::prepare(settings, &pod, &wanted)?),
-        Task::CheckHostPath { pod, path, wanted } => {
+        Task::CheckHostPath { pod, volume, path, wanted } => {
             pod_dir(settings, &pod)?;
-            Done::Created(host_path::check(&path, wanted).map_err(VolumeError::from)?)
+            for created in host_path::check(&path, wanted).map_err(VolumeError::from)? {
+                // Root made it on the host because a pod's spec, as kubelet-syncd has it, said so; nobody removes it. Said
+                // here, where it was made: who asked may not wait any more.
+                tracing::info!(%pod, %volume, path = %created.display(), "created a hostPath");
+            }
+            Done::Nothing
         }
         Task::TearDownPod { pod, scope } => Done::TornDown(teardown::tear_down(settings, &pod, scope)?),
         Task::OpenEnvFile { pod, volume, path } => {

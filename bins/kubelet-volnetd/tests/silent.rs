@@ -13,6 +13,7 @@ use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::scm;
 use bulkhead_testkit::silent_fs::SilentFs;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use prost::Message as _;
 use tonic::Request;
 use tonic::transport::Channel;
@@ -96,6 +97,10 @@ async fn hangs<T: std::fmt::Debug>(verb: &str, call: impl Future<Output = Result
 
 #[tokio::test(flavor = "current_thread")]
 async fn verbs_that_hang_hold_up_their_pods_alone_and_no_restart() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
     let Some(mut program) = Program::new("silent") else { return };
     let dir = program.remote.dir.clone();
     let remote = Remote { dir: dir.clone() };

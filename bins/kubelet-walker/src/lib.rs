@@ -2,7 +2,7 @@
 //! exists because that takes a capability that opens every file of the machine, and because a file system may never answer.
 //!
 //! # Serves / calls
-//! Workers, each a process of its own, for kubelet-evictiond alone: over the one inherited socket whose other end evictiond
+//! WorkerPool, each a process of its own, for kubelet-evictiond alone: over the one inherited socket whose other end evictiond
 //! has, or (as a unit) over connections that evictiond's user alone may make. Calls nobody.
 //!
 //! # Privileges

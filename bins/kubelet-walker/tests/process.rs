@@ -13,7 +13,7 @@ use bulkhead_ipc::common::{WalkReply, WalkRequest, WalkVolume, WalkVolumes};
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_sys::{Capability, scm};
-use bulkhead_worker::{Limits, Message, Workers};
+use bulkhead_worker::{Limits, Message, WorkerPool};
 use prost::Message as _;
 
 /// Beside the range that real instances claim.
@@ -66,7 +66,7 @@ fn start(config: &NodeConfig) -> (Walker, std::os::fd::OwnedFd) {
     (Walker(spec.spawn().unwrap()), ours)
 }
 
-async fn volumes(workers: &Workers) -> WalkReply {
+async fn volumes(workers: &WorkerPool) -> WalkReply {
     let volume = WalkVolume { plugin: "kubernetes.io/empty-dir".into(), name: "scratch".into() };
     let what = What::Volumes(WalkVolumes { pod_uid: "u1".into(), volumes: vec![volume] });
     let request = Message::of(WalkRequest { what: Some(what) }.encode_to_vec());
@@ -95,7 +95,7 @@ async fn it_measures_what_it_may_not_read_and_holds_nothing_else() {
     let temp = tempfile::tempdir().unwrap();
     let config = node(temp.path());
     let (walker, socket) = start(&config);
-    let workers = Workers::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
+    let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     let reply = volumes(&workers).await;
     assert_eq!((reply.error.as_str(), reply.volumes.len()), ("", 1));
     assert!(reply.volumes[0].folder.unwrap().bytes >= 300_000, "{reply:?}");
@@ -123,7 +123,7 @@ async fn workers_are_used_again_replaced_and_end_with_whom_they_work_for() {
     let temp = tempfile::tempdir().unwrap();
     let config = node(temp.path());
     let (walker, socket) = start(&config);
-    let workers = Workers::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
+    let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     for _ in 0..20 {
         assert_eq!(volumes(&workers).await.volumes.len(), 1);
     }
@@ -157,6 +157,6 @@ async fn what_is_no_request_for_a_worker_is_passed_over() {
     scm::send(&socket, b"x", &[]).unwrap();
     scm::send(&socket, b"more than a byte", &[]).unwrap();
     scm::send(&socket, b"w", &[file.as_fd()]).unwrap();
-    let workers = Workers::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
+    let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     assert_eq!(volumes(&workers).await.volumes.len(), 1);
 }

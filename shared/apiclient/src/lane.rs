@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use tokio::time::Instant;
 
-use crate::budget::Bucket;
+use crate::budget::Budget;
 
 /// How long a call may take. Upstream sets no limit for its main client; a hang must not be for ever.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,14 +33,14 @@ impl Lane {
         [Lane::Main, Lane::Heartbeat, Lane::Events, Lane::TokenReviews, Lane::KnownTokenReviews, Lane::AccessReviews];
 
     /// The lane's rate limit; None: none (upstream's heartbeat client has QPS -1).
-    pub(crate) fn bucket(self, config: &NodeConfig) -> Option<Bucket> {
-        let kubelet = &config.kubelet;
+    pub(crate) fn budget(self, config: &NodeConfig) -> Option<Budget> {
+        let (kubelet, now) = (&config.kubelet, Instant::now().into_std());
         match self {
             Lane::Main | Lane::TokenReviews | Lane::KnownTokenReviews | Lane::AccessReviews => {
-                Some(Bucket::new(kubelet.kube_api_qps(), kubelet.kube_api_burst))
+                Some(Budget::new(kubelet.kube_api_qps(), kubelet.kube_api_burst, now))
             }
             Lane::Heartbeat => None,
-            Lane::Events => Some(Bucket::new(kubelet.event_record_qps(), kubelet.event_burst)),
+            Lane::Events => Some(Budget::new(kubelet.event_record_qps(), kubelet.event_burst, now)),
         }
     }
 

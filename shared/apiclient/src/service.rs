@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use crate::backoff::random_fraction;
 use crate::body::AnswerBody;
-use crate::budget::Bucket;
+use crate::budget::Budget;
 use crate::session::{Session, Shared};
 use crate::{Lane, retry};
 
@@ -47,15 +47,15 @@ pub enum CallError {
 pub(crate) struct LaneService {
     shared: Arc<Shared>,
     lane: Lane,
-    bucket: Option<Arc<Mutex<Bucket>>>,
+    budget: Option<Arc<Mutex<Budget>>>,
     timeout: Duration,
 }
 
 impl LaneService {
     pub(crate) fn new(shared: Arc<Shared>, lane: Lane) -> Self {
-        let bucket = lane.bucket(&shared.config).map(|bucket| Arc::new(Mutex::new(bucket)));
+        let budget = lane.budget(&shared.config).map(|budget| Arc::new(Mutex::new(budget)));
         let timeout = lane.timeout(&shared.config);
-        LaneService { shared, lane, bucket, timeout }
+        LaneService { shared, lane, budget, timeout }
     }
 
     async fn send(self, request: Request<Body>) -> Result<Response<AnswerBody>, CallError> {
@@ -96,8 +96,8 @@ impl LaneService {
     }
 
     async fn take_turn(&self, method: &Method, host: &str) {
-        let Some(bucket) = &self.bucket else { return };
-        let wait = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now().into_std());
+        let Some(budget) = &self.budget else { return };
+        let wait = budget.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now().into_std());
         if let Some(metrics) = self.shared.metrics.get() {
             metrics.waited(method.as_str(), host, wait);
         }

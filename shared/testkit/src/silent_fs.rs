@@ -34,6 +34,11 @@ pub struct SilentFs {
 }
 
 impl SilentFs {
+    /// Whether this machine has FUSE.
+    pub fn is_possible() -> bool {
+        Path::new("/dev/fuse").exists()
+    }
+
     /// Mounts it. It answers what a walk needs, every name being a directory, until [`Self::fall_silent`].
     ///
     /// # Errors

@@ -13,6 +13,7 @@ pub mod hash;
 mod ids;
 mod paths;
 mod quantity;
+mod token_bucket;
 
 pub use back_off::BackOff;
 pub use epoch::{Epoch, Generation};
@@ -23,6 +24,7 @@ pub use ids::{ContainerId, ContainerName, IdError, Namespace, NodeName, PodName,
 pub use ids::{is_dns1123_label, is_dns1123_subdomain};
 pub use paths::{InstancePaths, escape_qualified_name, pod_log_dir_name};
 pub use quantity::{Quantity, QuantityError};
+pub use token_bucket::TokenBucket;
 
 /// The four processes. One name everywhere: folder, crate, binary, unit, user, socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]

@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::wire::Message;
 
-/// Workers of one fork server, those that hang included: each is a process of a few pages.
+/// WorkerPool of one fork server, those that hang included: each is a process of a few pages.
 pub const WORKERS_MAX: usize = 80;
 
 /// Where connections for new workers come from.

@@ -18,5 +18,5 @@ pub mod pool;
 pub mod wire;
 
 pub use fork_server::{Connections, serve};
-pub use pool::{Limits, WorkerError, Workers};
+pub use pool::{Limits, WorkerError, WorkerPool};
 pub use wire::Message;

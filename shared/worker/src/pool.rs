@@ -105,18 +105,18 @@ struct Inner {
 
 /// The workers of a daemon. Cheap to clone.
 #[derive(Clone)]
-pub struct Workers {
+pub struct WorkerPool {
     inner: Arc<Inner>,
 }
 
-impl fmt::Debug for Workers {
+impl fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Workers").field("limits", &self.inner.limits).finish_non_exhaustive()
+        f.debug_struct("WorkerPool").field("limits", &self.inner.limits).finish_non_exhaustive()
     }
 }
 
-impl Workers {
-    /// Workers of the fork server that has the other end of this socket. Call within a tokio runtime.
+impl WorkerPool {
+    /// WorkerPool of the fork server that has the other end of this socket. Call within a tokio runtime.
     ///
     /// # Errors
     /// The socket cannot be registered with the runtime.
@@ -124,7 +124,7 @@ impl Workers {
         Ok(Self::new(Source::Passed(async_fd::register(socket)?), limits, tell))
     }
 
-    /// Workers of the fork server that listens at this path.
+    /// WorkerPool of the fork server that listens at this path.
     pub fn at(path: PathBuf, limits: Limits, tell: Tell) -> Self {
         Self::new(Source::At(path), limits, tell)
     }
@@ -140,7 +140,7 @@ impl Workers {
 
     fn new(source: Source, limits: Limits, tell: Tell) -> Self {
         let slots = Arc::new(Semaphore::new(limits.at_once));
-        Workers { inner: Arc::new(Inner { source, limits, slots, state: Mutex::default(), tell }) }
+        WorkerPool { inner: Arc::new(Inner { source, limits, slots, state: Mutex::default(), tell }) }
     }
 
     /// Has a worker do something; `what` is it in words ("TearDownPod of pod …"), `held` what is let go of when it is done and
@@ -234,10 +234,10 @@ impl Inner {
     }
 
     fn hangs(&self, hanging: Hanging) -> u64 {
-        tracing::error!(
+        tracing::warn!(
             pid = hanging.pid,
             what = hanging.what,
-            "a file system does not answer a worker, it is left to itself"
+            "a file system has not answered a worker for a while, others go on without it"
         );
         let mut state = self.lock();
         let key = state.next;

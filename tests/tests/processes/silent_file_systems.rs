@@ -5,6 +5,7 @@
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::silent_fs::SilentFs;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, Node, Pod, eventually, processes};
 use bulkhead_tests::journald::helper_of;
 use bulkhead_tests::lab;
@@ -22,6 +23,9 @@ fn is_measured(node: &Node, pod: &str) -> Result<()> {
 
 #[test]
 fn it_holds_up_its_own_pods_and_no_process() -> Result<()> {
+    if !SilentFs::is_possible() {
+        return skip_this_test(Lack::Fuse);
+    }
     let Some(lab) = lab()? else { return Ok(()) };
     let mut node = lab.node("alpha").config("volumeStatsAggPeriod", json!("1s")).start()?;
     for name in ["victim", "bystander"] {

@@ -6,9 +6,9 @@
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
+use bulkhead_types::TokenBucket;
 use jiff::Timestamp;
 
-use super::limit::{Bucket, Rate};
 use super::object::{EventObject, name};
 use crate::lru::Lru;
 
@@ -18,8 +18,9 @@ const MEMORY: usize = 4096;
 const SIMILAR: usize = 10;
 /// ...when each came within this of the one before.
 const SIMILAR_WITHIN: i64 = 600;
-/// Events about one object from one source.
-const SPAM: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
+/// Events about one object from one source: in a second, and at once.
+const SPAM_PER_SECOND: f64 = 1.0 / 300.0;
+const SPAM_BURST: f64 = 25.0;
 const COMBINED: &str = "(combined from similar events): ";
 
 /// What to do with an event.
@@ -51,7 +52,7 @@ struct SeenEvent {
 pub struct Correlator {
     similar: Lru<u64, Similar>,
     seen: Lru<u64, SeenEvent>,
-    spam: Lru<u64, Bucket>,
+    spam: Lru<u64, TokenBucket>,
 }
 
 impl Default for Correlator {
@@ -125,7 +126,7 @@ impl Correlator {
         if let Some(bucket) = self.spam.get(&key) {
             return !bucket.try_take(now);
         }
-        let mut bucket = Bucket::new(SPAM, now);
+        let mut bucket = TokenBucket::new(SPAM_PER_SECOND, SPAM_BURST, now);
         let spam = !bucket.try_take(now);
         self.spam.put(key, bucket);
         spam

@@ -8,7 +8,6 @@
 pub mod backlog;
 pub mod correlate;
 mod feed;
-pub mod limit;
 pub mod metrics;
 pub mod object;
 mod queue;

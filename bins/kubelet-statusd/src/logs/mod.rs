@@ -67,10 +67,10 @@ enum Refusal {
     /// The runtime does not have the container any more, or its log is not where logs are.
     #[error("unable to retrieve container logs for {0}")]
     NoLog(String),
-    #[error("kubelet-syncd does not say what runs on the node, try again")]
-    NoWord,
-    #[error("the container's log cannot be opened at the moment, try again")]
-    NoBroker,
+    #[error("kubelet-syncd does not say what runs on the node, try again: {0}")]
+    NoWord(String),
+    #[error("the container's log cannot be opened at the moment, try again: {0}")]
+    NoBroker(String),
 }
 
 impl Refusal {
@@ -79,7 +79,7 @@ impl Refusal {
             Refusal::Options(BadOptions::Invalid) => StatusCode::UNPROCESSABLE_ENTITY,
             Refusal::Options(_) | Refusal::Instance(_) | Refusal::NoLog(_) => StatusCode::BAD_REQUEST,
             Refusal::NoPod(_) | Refusal::NoContainer { .. } => StatusCode::NOT_FOUND,
-            Refusal::NoWord | Refusal::NoBroker => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::NoWord(_) | Refusal::NoBroker(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -106,7 +106,8 @@ impl ContainerLogs {
     async fn log(&self, place: &ContainerPath, query: &str) -> Result<Answer, Refusal> {
         let options = options::parse(query, self.split_streams)?;
         let syncd = &self.syncd;
-        let named = pods::named(syncd, &place.pod.namespace, &place.pod.pod).await.map_err(|_| Refusal::NoWord)?;
+        let named = pods::named(syncd, &place.pod.namespace, &place.pod.pod).await;
+        let named = named.map_err(|status| Refusal::NoWord(status.message().to_owned()))?;
         let pod = named.ok_or_else(|| Refusal::NoPod(place.pod.pod.clone()))?;
         if !pod.container_names.contains(&place.container) {
             return Err(Refusal::NoContainer { container: place.container.clone(), pod: pod.name });
@@ -132,7 +133,8 @@ impl ContainerLogs {
             None
         };
         let transcript = Transcript::new(rules(&options, SystemTime::now()));
-        let reading = Reading::new(file, transcript, options.tail_lines).map_err(|_| Refusal::NoBroker)?;
+        let reading = Reading::new(file, transcript, options.tail_lines)
+            .map_err(|error| Refusal::NoBroker(bulkhead_types::chain(&error)))?;
         Ok(answer::stream(follow::pieces(reading, following)))
     }
 }
@@ -146,7 +148,7 @@ fn no_file(error: &NoFile, id: &str) -> Refusal {
     match error {
         NoFile::Away(_) => {
             tracing::warn!(error = error as &dyn std::error::Error, "a log could not be opened");
-            Refusal::NoBroker
+            Refusal::NoBroker(bulkhead_types::chain(error))
         }
         NoFile::Missing | NoFile::Refused(_) => {
             tracing::info!(error = error as &dyn std::error::Error, id, "a log could not be opened");

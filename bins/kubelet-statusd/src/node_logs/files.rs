@@ -56,6 +56,11 @@ fn refused(why: NotOpened) -> Answer {
     answer::text(status, words)
 }
 
+/// The node's own failure, in the words of Go's file server, with the cause behind them.
+fn failed(words: &str, cause: &dyn std::fmt::Display) -> Answer {
+    answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{words}: {cause}\n"))
+}
+
 /// A name as a relative link: one with a colon would be taken for a scheme.
 fn relative(name: &str) -> String {
     let link = encode_path(name);
@@ -88,8 +93,10 @@ async fn list(directory: OwnedFd, modified: Option<Timestamp>, asked: &FileReque
         return answer::empty(StatusCode::NOT_MODIFIED);
     }
     let names = tokio::task::spawn_blocking(move || names(directory)).await;
-    let Ok(Ok(names)) = names else {
-        return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "Error reading directory\n");
+    let names = match names {
+        Ok(Ok(names)) => names,
+        Ok(Err(errno)) => return failed("Error reading directory", &errno),
+        Err(error) => return failed("Error reading directory", &error),
     };
     let mut answer = answer::typed(StatusCode::OK, "text/html; charset=utf-8", listing::page(names));
     dated(&mut answer, modified);
@@ -118,7 +125,7 @@ async fn content(name: &str, file: File, size: u64, modified: Option<Timestamp>,
         Some(content_type) => content_type,
         None => match pieces::read(file.clone(), 0, sniff::SNIFFED_BYTES).await {
             Ok(begin) => sniff::by_content(&begin),
-            Err(_) => return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "seeker can't seek\n"),
+            Err(error) => return failed("seeker can't seek", &error),
         },
     };
     let whole = Range { start: 0, length: size };
@@ -161,8 +168,8 @@ fn of_file(file: Arc<File>, status: StatusCode, content_type: &str, segments: Ve
 
 fn several(file: Arc<File>, content_type: &str, ranges: &[Range], size: u64) -> Answer {
     let mut random = [0_u8; 15];
-    if getrandom::fill(&mut random).is_err() {
-        return answer::text(StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error\n");
+    if let Err(error) = getrandom::fill(&mut random) {
+        return failed("500 Internal Server Error", &error);
     }
     let boundary: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut segments = Vec::new();

@@ -63,7 +63,7 @@ impl NodeLogs {
         };
         match found {
             Ok(name) => files::serve(&self.broker, &name, &asked).await,
-            Err(why @ (NotOpened::Unavailable | NotOpened::Failed)) => {
+            Err(why @ (NotOpened::Unavailable(_) | NotOpened::Failed(_))) => {
                 let (status, words) = why.answer();
                 answer::text(status, words)
             }

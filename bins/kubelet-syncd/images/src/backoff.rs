@@ -1,5 +1,5 @@
-//! Waiting longer after each failed pull of an image for a pod, and how often pulls may start. Both are pure, with the
-//! clock passed in. (client-go `util/flowcontrol`)
+//! Waiting longer after each failed pull of an image for a pod. Pure, with the clock passed in. (client-go
+//! `util/flowcontrol`)
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -61,35 +61,6 @@ impl BackOff {
     }
 }
 
-/// A bucket of tokens: `burst` at once, `per_second` in the long run. It never waits.
-#[derive(Debug)]
-pub struct TokenBucket {
-    per_second: f64,
-    burst: f64,
-    tokens: f64,
-    updated: Instant,
-}
-
-impl TokenBucket {
-    /// A rate of 0 gives none: no limit.
-    pub fn new(per_second: u32, burst: u32, now: Instant) -> Option<Self> {
-        let burst = f64::from(burst);
-        (per_second > 0).then(|| TokenBucket { per_second: f64::from(per_second), burst, tokens: burst, updated: now })
-    }
-
-    /// Takes a token if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let since = now.duration_since(self.updated).as_secs_f64();
-        self.tokens = (self.tokens + since * self.per_second).min(self.burst);
-        self.updated = now;
-        let there = self.tokens >= 1.0;
-        if there {
-            self.tokens -= 1.0;
-        }
-        there
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,17 +89,5 @@ mod tests {
         assert_eq!(back_off.entries.len(), 1);
         back_off.collect_garbage(now + Duration::from_secs(601));
         assert!(back_off.entries.is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_burst_and_then_the_rate() {
-        let mut now = Instant::now();
-        let mut bucket = TokenBucket::new(5, 10, now).unwrap();
-        assert_eq!((0..20).filter(|_| bucket.take(now)).count(), 10);
-        now += Duration::from_millis(200);
-        assert!(bucket.take(now) && !bucket.take(now));
-        now += Duration::from_secs(3600);
-        assert_eq!((0..20).filter(|_| bucket.take(now)).count(), 10);
-        assert!(TokenBucket::new(0, 10, now).is_none());
     }
 }

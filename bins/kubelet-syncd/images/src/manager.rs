@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
-use bulkhead_types::{GoDuration, PodUid};
+use bulkhead_types::{GoDuration, PodUid, TokenBucket};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::ImageMetrics;
-use super::backoff::{BackOff, TokenBucket};
+use super::backoff::BackOff;
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
 use kubelet_model::events::EventType;
 use kubelet_model::pod::image_reference;
@@ -221,7 +221,8 @@ pub struct ImageManager<S> {
 #[derive(Debug)]
 struct State {
     back_off: BackOff,
-    bucket: Option<TokenBucket>,
+    /// Which pulls may start; with when it began to count. None: no limit.
+    bucket: Option<(TokenBucket, Instant)>,
     records: PullRecords,
     /// The records have been compared with what the runtime has.
     stock_taken: bool,
@@ -252,7 +253,10 @@ impl<S: ImageService> ImageManager<S> {
             slots: slots.map(|slots| Semaphore::new(slots.min(Semaphore::MAX_PERMITS))),
             state: Mutex::new(State {
                 back_off: BackOff::new(BACK_OFF_INITIAL, BACK_OFF_MAX),
-                bucket: TokenBucket::new(limits.per_second, limits.burst, Instant::now()),
+                bucket: (limits.per_second > 0).then(|| {
+                    let (rate, burst) = (f64::from(limits.per_second), f64::from(limits.burst));
+                    (TokenBucket::new(rate, burst, Duration::ZERO), Instant::now())
+                }),
                 records: PullRecords::default(),
                 stock_taken: false,
             }),
@@ -517,7 +521,9 @@ impl<S: ImageService> ImageManager<S> {
         let started = Instant::now();
         let mut failures: Vec<String> = Vec::new();
         for credential in credentials {
-            if !self.state().bucket.as_mut().is_none_or(|bucket| bucket.take(started)) {
+            let may_pull =
+                |(bucket, began): &mut (TokenBucket, Instant)| bucket.try_take(started.duration_since(*began));
+            if !self.state().bucket.as_mut().is_none_or(may_pull) {
                 return Err("pull QPS exceeded".to_owned());
             }
             let pull = v1::PullImageRequest {

@@ -139,16 +139,10 @@ impl Volumes for Verbs {
         let host_path = request.path;
         let lock = self.node.lock_pod(&pod).await?;
         let started = Instant::now();
-        let done = self.work(Task::CheckHostPath { pod: pod.clone(), path, wanted }, lock).await;
+        let done = self.work(Task::CheckHostPath { pod, volume, path, wanted }, lock).await;
         self.node.metrics.storage(HOST_PATH, StorageOperation::Mount, started.elapsed().as_secs_f64(), done.is_ok());
         match done? {
-            Done::Created(created) => {
-                for created in created {
-                    // Root made it on the host because a pod's spec, as kubelet-syncd has it, said so; nobody removes it.
-                    tracing::info!(%pod, %volume, path = %created.display(), "created a hostPath");
-                }
-                Ok(Response::new(SetUpVolumeReply { host_path }))
-            }
+            Done::Nothing => Ok(Response::new(SetUpVolumeReply { host_path })),
             other => Err(unexpected(&other)),
         }
     }

@@ -15,7 +15,7 @@ use bulkhead_ipc::volnetd::{OpenReply, OpenRequest, open_request::Kind};
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::scm;
 use bulkhead_types::{Epoch, InstancePaths, NodeName};
-use bulkhead_worker::Workers;
+use bulkhead_worker::WorkerPool;
 use kubelet_volnetd::cgroups::Driver;
 use kubelet_volnetd::node::{Certificates, Node, Settings};
 use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch, worker};
@@ -110,7 +110,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     let settings = settings(&dir, &cgroup_root);
     // This process has threads and forks nothing; the real one is in process.rs.
     let of_worker = settings.clone();
-    let workers = Workers::here(move |request| worker::perform(&of_worker, request));
+    let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));
     let node = prepare(settings, Epoch::from_random(epoch), metrics, workers).await.unwrap();
     let users = Arc::new(PeerUsers {
         syncd: SYNCD,
