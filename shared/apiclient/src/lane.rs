@@ -73,12 +73,12 @@ mod tests {
         config.kubelet.node_lease_duration_seconds = 4;
         assert_eq!(Lane::Heartbeat.timeout(&config), Duration::from_secs(4));
         assert_eq!(Lane::Main.timeout(&config), CALL_TIMEOUT);
-        assert!(Lane::Heartbeat.bucket(&config).is_none());
+        assert!(Lane::Heartbeat.budget(&config).is_none());
         let now = std::time::Instant::now();
         config.kubelet.kube_api_burst = 3;
         let at_once = |lane: Lane| {
-            let mut bucket = lane.bucket(&config).unwrap();
-            (0..200).filter(|_| bucket.take(now).is_zero()).count()
+            let mut budget = lane.budget(&config).unwrap();
+            (0..200).filter(|_| budget.take(now).is_zero()).count()
         };
         assert_eq!((at_once(Lane::Main), at_once(Lane::Events)), (3, 100));
     }

@@ -64,7 +64,8 @@ impl Disk {
         std::fs::create_dir_all(root.join(LIBEXEC.trim_start_matches('/')))?;
         for (name, program) in own.chain(more.iter().map(|(name, program)| (*name, (*program).to_owned()))) {
             let is_daemon = SERVICES.iter().any(|service| service.strip_suffix(".service") == Some(name));
-            let folder = if is_daemon { LIBEXEC } else { "/usr/bin" };
+            let is_inner = is_daemon || build::HELPERS.contains(&name);
+            let folder = if is_inner { LIBEXEC } else { "/usr/bin" };
             let target = root.join(folder.trim_start_matches('/')).join(name);
             machine::run("strip", &["-o", text(&target)?, text(&program)?])?;
         }
