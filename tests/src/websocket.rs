@@ -136,6 +136,8 @@ impl Sender {
         let mut bytes = Vec::with_capacity(frame.len());
         frame.format(&mut bytes)?;
         self.0.write_all(&bytes)?;
+        // TLS takes bytes that the socket had no room for, and keeps them until something follows.
+        self.0.flush()?;
         Ok(())
     }
 }
