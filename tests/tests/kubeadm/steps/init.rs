@@ -354,7 +354,10 @@ pub fn under_the_kubernetes_unit(host: &Host, list: &mut Checklist) -> Result<()
         host.wait_healthz()?;
         let mut processes = installed::processes(machine)?;
         processes.sort();
-        let all = ["kubelet", "kubelet-evictiond", "kubelet-statusd", "kubelet-syncd", "kubelet-volnetd"];
+        // "kubelet-volnetd: fork server" and workers are kubelet-volnetd's own.
+        processes.retain(|process| !process.contains(": "));
+        let all =
+            ["kubelet", "kubelet-evictiond", "kubelet-statusd", "kubelet-syncd", "kubelet-volnetd", "kubelet-walker"];
         ensure!(processes == all, "{processes:?}");
         ensure!(machine.fingerprint()? == before);
         machine.check(&["systemctl", "stop", "kubelet"])?;
