@@ -110,7 +110,9 @@ where
                     if let Ok(mut kept) = kept.lock()
                         && let Some(entry) = kept.get_mut(&key)
                     {
-                        *entry = CachedUsage { value, at: Some(Instant::now()), in_work: false };
+                        // What could not be measured (its worker was killed) is asked for again, and not kept as unknown.
+                        let at = value.is_some().then(Instant::now);
+                        *entry = CachedUsage { value, at, in_work: false };
                     }
                 }));
             }
@@ -147,12 +149,17 @@ mod tests {
         cache.refresh(vec![(1, measure(&count))], Duration::from_secs(5)).await;
         assert_eq!(cache.get(&1), Some(0), "measured once");
 
+        cache.refresh(vec![(3, std::future::ready(None))], Duration::from_secs(5)).await;
+        cache.refresh(vec![(3, std::future::ready(Some(9)))], Duration::from_secs(5)).await;
+        assert_eq!(cache.get(&3), Some(9), "what was not measured is asked for again");
+        cache.refresh(vec![(1, measure(&count))], Duration::from_secs(5)).await;
+
         let (release, hang) = tokio::sync::oneshot::channel::<()>();
         let hanging = async move { hang.await.ok().map(|()| 7) };
         cache.refresh(vec![(2, hanging)], Duration::from_millis(10)).await;
         assert_eq!((cache.get(&2), cache.get(&1)), (None, None), "not done yet; 1 is not wanted any more");
         cache.refresh(vec![(2, measure(&count))], Duration::from_millis(10)).await;
-        assert_eq!(count.load(std::sync::atomic::Ordering::Relaxed), 1, "the first walk is still on");
+        assert_eq!(count.load(std::sync::atomic::Ordering::Relaxed), 2, "the first walk is still on");
         release.send(()).unwrap();
         tokio::time::timeout(Duration::from_secs(5), async {
             while cache.get(&2) != Some(7) {

@@ -84,7 +84,7 @@ use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 use bulkhead_worker::WorkerPool;
-use bulkhead_worker::pool::Hanging;
+use bulkhead_worker::pool::{Hanging, degraded};
 
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
@@ -162,9 +162,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 fn walker(daemon: &Arc<Daemon>) -> std::io::Result<walker::Walker> {
     let health = daemon.clone();
     let tell = Box::new(move |hanging: &[Hanging]| {
-        let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
-        let text = format!("file systems do not answer: {}", names.join("; "));
-        health.set_degraded("file systems", (!names.is_empty()).then_some(text));
+        health.set_degraded("file systems", degraded(hanging));
     });
     let workers = match daemon.take_listener("walker") {
         Some(socket) => WorkerPool::passed(socket, walker::LIMITS, tell)?,

@@ -103,14 +103,7 @@ fn start(config: &NodeConfig) -> Killed {
 fn node(root: &Path) -> NodeConfig {
     let mut config = NodeConfig::for_tests(root);
     config.users = Users::block(BASE);
-    let volume = config.paths.pods().join("u1/volumes/kubernetes.io~empty-dir/scratch");
-    std::fs::create_dir_all(&volume).unwrap();
     std::fs::create_dir_all(&config.paths.run_dir).unwrap();
-    std::fs::create_dir_all(config.paths.pod_logs_dir.join("default_web_u1")).unwrap();
-    std::fs::write(volume.join("data"), vec![1; 300_000]).unwrap();
-    // As on a node: nobody but root gets in.
-    std::fs::set_permissions(config.paths.pods(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    std::fs::set_permissions(&volume, std::fs::Permissions::from_mode(0o700)).unwrap();
     config.save(&config.paths.rendered_config()).unwrap();
     config
 }

@@ -20,7 +20,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        // A million entries take a few seconds; 128 levels fit the default limit of 1024 descriptors with four walks.
+        // A million entries take a few seconds; 128 levels fit the default limit of 1024 descriptors.
         Bounds { depth: 128, entries: 1_000_000 }
     }
 }

@@ -2,7 +2,7 @@
 //! workers.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -52,8 +52,18 @@ fn node(root: &Path) -> NodeConfig {
     config
 }
 
+/// A node, its walker and evictiond's end of the socket; nothing where it is not root who tests.
+fn walker() -> Option<(tempfile::TempDir, Walker, OwnedFd)> {
+    if !is_root() {
+        return None;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let (walker, socket) = start(&node(temp.path()));
+    Some((temp, walker, socket))
+}
+
 /// With the fork server's end of a pair; the other one is evictiond's.
-fn start(config: &NodeConfig) -> (Walker, std::os::fd::OwnedFd) {
+fn start(config: &NodeConfig) -> (Walker, OwnedFd) {
     let (theirs, ours) = scm::pair().unwrap();
     let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-walker"));
     spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
@@ -89,12 +99,7 @@ fn children(of: u32) -> Vec<u32> {
 
 #[tokio::test]
 async fn it_measures_what_it_may_not_read_and_holds_nothing_else() {
-    if !is_root() {
-        return;
-    }
-    let temp = tempfile::tempdir().unwrap();
-    let config = node(temp.path());
-    let (walker, socket) = start(&config);
+    let Some((_temp, walker, socket)) = walker() else { return };
     let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     let reply = volumes(&workers).await;
     assert_eq!((reply.error.as_str(), reply.volumes.len()), ("", 1));
@@ -117,12 +122,7 @@ async fn it_measures_what_it_may_not_read_and_holds_nothing_else() {
 
 #[tokio::test]
 async fn workers_are_used_again_replaced_and_end_with_whom_they_work_for() {
-    if !is_root() {
-        return;
-    }
-    let temp = tempfile::tempdir().unwrap();
-    let config = node(temp.path());
-    let (walker, socket) = start(&config);
+    let Some((_temp, walker, socket)) = walker() else { return };
     let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     for _ in 0..20 {
         assert_eq!(volumes(&workers).await.volumes.len(), 1);
@@ -147,12 +147,7 @@ async fn workers_are_used_again_replaced_and_end_with_whom_they_work_for() {
 
 #[tokio::test]
 async fn what_is_no_request_for_a_worker_is_passed_over() {
-    if !is_root() {
-        return;
-    }
-    let temp = tempfile::tempdir().unwrap();
-    let config = node(temp.path());
-    let (_walker, socket) = start(&config);
+    let Some((_temp, _walker, socket)) = walker() else { return };
     let file = tempfile::tempfile().unwrap();
     scm::send(&socket, b"x", &[]).unwrap();
     scm::send(&socket, b"more than a byte", &[]).unwrap();

@@ -233,11 +233,6 @@ impl Daemon {
         }
         supervisor::notify(&[sd_notify::NotifyState::Status(trouble.as_deref().unwrap_or_default())]);
     }
-
-    /// Folders that this process's fence should name and that were not there when it was put up.
-    pub fn folders_missing_from_fence(&self) -> &[PathBuf] {
-        &self.privileges.missing_folders
-    }
 }
 
 /// The body of each daemon's `main`.

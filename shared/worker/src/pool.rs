@@ -67,6 +67,12 @@ impl fmt::Display for Hanging {
     }
 }
 
+/// What a person should know of file systems that do not answer; `None` where all do.
+pub fn degraded(hanging: &[Hanging]) -> Option<String> {
+    let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
+    (!names.is_empty()).then(|| format!("file systems do not answer: {}", names.join("; ")))
+}
+
 /// Called whenever the list of requests that hang changes.
 pub type Tell = Box<dyn Fn(&[Hanging]) + Send + Sync>;
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bulkhead_sys::{memfd, scm};
 
 /// Bytes that go into the datagram itself: well below the smallest buffer that a socket of the kernel's default has.
-const INLINE_BYTES: usize = 64 * 1024;
+const INLINE_BYTES: usize = 8 * 1024;
 
 /// The largest message, bytes.
 const MAX_BYTES: u64 = 64 << 20;
