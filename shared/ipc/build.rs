@@ -3,8 +3,9 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "common/v1/common.proto",
+    "common/v1/iptables.proto",
     "common/v1/journal.proto",
     "common/v1/logging.proto",
     "common/v1/traces.proto",

@@ -140,7 +140,10 @@ pub fn helper_of(launcher: i32, name: &str) -> Result<i32> {
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if comm.trim_end() == name && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string()) {
+        // The kernel keeps 15 bytes of a name.
+        if comm.trim_end() == &name[..name.len().min(15)]
+            && status_line(pid, "PPid").is_ok_and(|parent| parent == launcher.to_string())
+        {
             return Ok(pid);
         }
     }

@@ -9,15 +9,23 @@
 //! # State               none
 //! # When it fails       the asker's pipe ends; the launcher starts it again, or systemd with the next question
 
+mod answer;
 mod argv;
-mod serve;
 mod unit;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use answer::{JOURNALCTL, answer};
 use bulkhead_daemon::privileges::{self, Program};
+use bulkhead_helper::{Door, Limits, serve};
+
+/// Runs of journalctl at once; more wait in the socket.
+const RUNS_MAX: usize = 4;
+/// As a unit, without a question for so long, it ends.
+const IDLE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     match run() {
@@ -38,12 +46,23 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("kubelet-journal: {left_out}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match (questions, listener) {
-        (Some(socket), _) => runtime.block_on(serve::serve(socket, serve::JOURNALCTL))?,
-        (None, Some(listener)) => runtime.block_on(unit::serve(listener, serve::JOURNALCTL))?,
-        (None, None) => {
-            return Err("it is started by `kubelet` or by kubelet-journal.socket, which give it a socket".into());
+    runtime.block_on(async {
+        match (questions, listener) {
+            (Some(socket), _) => {
+                let limits = Limits { at_once: RUNS_MAX, idle: None };
+                serve(Door::Passed(socket), limits, |_| Ok(()), |query, pipe| answer(query, pipe, JOURNALCTL)).await?;
+            }
+            (None, Some(listener)) => {
+                let ours = bulkhead_sys::peer::own_cgroups()?;
+                let limits = Limits { at_once: RUNS_MAX, idle: Some(IDLE) };
+                let may_ask = |connection: &OwnedFd| unit::may_ask(connection, &ours);
+                let answer = |query, pipe| answer(unit::with_all_units(query), pipe, JOURNALCTL);
+                serve(Door::Listener(listener), limits, may_ask, answer).await?;
+            }
+            (None, None) => {
+                return Err("it is started by `kubelet` or by kubelet-journal.socket, which give it a socket".into());
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -111,7 +111,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::LOOP_BOUND;
 use bulkhead_daemon::{Daemon, RunError, StateDir};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::{BackOff, Process};
@@ -221,16 +221,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 
 /// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own, which may be made
 /// after our start and is looked for with each question. Where the configuration does not turn the log query on, nobody.
-fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<JournalReader> {
+fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<Asker> {
     if passed.is_some() {
-        return JournalReader::new(passed);
+        return Asker::new(passed);
     }
     let kubelet = &config.kubelet;
     let wanted = kubelet.enable_system_log_query == Some(true) && kubelet.enable_debugging_handlers != Some(false);
     if wanted {
-        return Ok(JournalReader::at(&config.paths.run_dir.join("kubelet-journal.sock")));
+        return Ok(Asker::at(&config.paths.run_dir.join("kubelet-journal.sock")));
     }
-    Ok(JournalReader::default())
+    Ok(Asker::default())
 }
 
 /// Traces go to the collector from the start on, where the configuration names them.

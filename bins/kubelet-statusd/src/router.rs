@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use futures_util::future::BoxFuture;
 use http::{Request, StatusCode, header};
 use hyper::body::Incoming;
@@ -40,7 +40,7 @@ pub struct Parts {
     pub health: Arc<HealthChecks>,
     pub broker: BrokerClient,
     /// The process that reads the journal; none unless the configuration turns the log query on.
-    pub journal: JournalReader,
+    pub journal: Asker,
     pub registry: Registry,
     /// Who is let through on the HTTPS server; without it nobody is.
     pub gate: Option<Gate>,

@@ -20,7 +20,7 @@ use bulkhead_ipc::evictiond::{
     CgroupMemory, CgroupPage, CgroupStats, CgroupsPart, CgroupsRequest, CpuStats, Machine, NodeStats, PodStats,
     SummaryPart, SummaryRequest, cgroups_part, summary_part::Part,
 };
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services, ServingStatus};
 use bulkhead_ipc::statusd::GetStatusRequest;
@@ -180,7 +180,7 @@ async fn lab_of(api_server: Option<watch::Receiver<Reachability>>) -> Lab {
     let config = Arc::new(NodeConfig::for_tests(dir.path()));
     let health = Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), api_server));
     let broker = BrokerClient::new(&dir.path().join("broker"));
-    let (journal, progress) = (JournalReader::default(), Progress::default());
+    let (journal, progress) = (Asker::default(), Progress::default());
     let parts = Parts { config, peers, health: health.clone(), broker, journal, registry, gate: None, progress };
     let router = Arc::new(Router::new(parts).unwrap());
     let limits =

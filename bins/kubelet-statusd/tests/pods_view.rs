@@ -12,7 +12,7 @@ use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer}
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
 };
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
 use bulkhead_ipc::syncd::views_server::{Views, ViewsServer};
@@ -98,7 +98,7 @@ async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
         config,
         peers,
         broker: BrokerClient::new(&dir.join("broker")),
-        journal: JournalReader::default(),
+        journal: Asker::default(),
         registry: prometheus::Registry::new(),
         gate: None,
         progress: Progress::default(),

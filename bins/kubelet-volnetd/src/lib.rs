@@ -3,8 +3,8 @@
 //!
 //! # Serves / calls
 //! `kubelet.volnetd.v1` (Volumes, Files, Cgroups, Watches) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
-//! descriptor broker on `kubelet-volnetd.fd.sock`. It calls nobody: no gRPC, no network; the kernel alone, and systemd's
-//! private socket where the cgroup driver is systemd.
+//! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables, which runs a program for it,
+//! and systemd over its private socket where the cgroup driver is systemd.
 //!
 //! # Privileges
 //! uid 0 with the capabilities listed in `bulkhead_privileges`, each beside the work that needs it, and a system call filter. It
@@ -46,6 +46,7 @@
 //! | [`journal`] | nothing: what was about to be done when the process ended |
 //! | [`guard`] | whether a destructive verb is of today's knowledge |
 //! | [`metrics`] | nothing: what this process counts |
+//! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -75,6 +76,7 @@ pub mod broker;
 pub mod cgroups;
 pub mod files;
 pub mod guard;
+pub mod iptables;
 pub mod journal;
 pub mod kubeconfig;
 pub mod metrics;
@@ -101,7 +103,7 @@ use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_sys::inotify::Inotify;
 use bulkhead_types::Epoch;
 use bulkhead_worker::WorkerPool;
-use bulkhead_worker::pool::Hanging;
+use bulkhead_worker::pool::{Hanging, degraded};
 
 use crate::node::{Node, Settings};
 
@@ -124,10 +126,19 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;
+    let iptables = iptables::asker(daemon.take_listener(iptables::SOCKET), &daemon.config)?;
+    let health = daemon.clone();
+    let chains = async {
+        if let Some(asker) = iptables {
+            iptables::keep(asker, |trouble| health.set_degraded("iptables", trouble)).await;
+        }
+        std::future::pending::<()>().await;
+    };
     let serving = async { tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) }) };
     tokio::select! {
         served = serving => served.map(|_| ()),
         // A successor forks another one.
+        () = chains => Ok(()),
         () = workers.fork_server_gone() => Err("the process that forks workers has ended".into()),
     }
 }
@@ -137,9 +148,7 @@ fn workers(daemon: &Arc<Daemon>) -> Result<WorkerPool, RunError> {
     let socket = daemon.take_listener(FORK_SERVER).ok_or("no fork server was forked")?;
     let health = daemon.clone();
     let tell = move |hanging: &[Hanging]| {
-        let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
-        let text = format!("file systems do not answer: {}", names.join("; "));
-        health.set_degraded("file systems", (!names.is_empty()).then_some(text));
+        health.set_degraded("file systems", degraded(hanging));
     };
     Ok(WorkerPool::passed(socket, worker::LIMITS, Box::new(tell))?)
 }

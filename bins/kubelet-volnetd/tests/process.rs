@@ -80,6 +80,8 @@ impl Program {
         hierarchies.ensure(&cgroup_root).unwrap();
         let mut config = NodeConfig::for_tests(&dir);
         config.cgroup_root = cgroup_root.to_string();
+        // Nobody here who keeps them.
+        config.kubelet.make_iptables_util_chains = Some(false);
         (config.users.syncd, config.users.evictiond, config.users.statusd) = (SYNCD, EVICTIOND, STATUSD);
         config.save(&config.paths.rendered_config()).unwrap();
         let listener = std::os::unix::net::UnixListener::bind(dir.join("run/grpc.sock")).unwrap();

@@ -8,6 +8,7 @@ mod lock_file;
 mod machine;
 mod start;
 mod units;
+mod xtables_lock;
 
 fn main() -> std::process::ExitCode {
     start::main(std::env::args_os().skip(1))

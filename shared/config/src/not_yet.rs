@@ -44,7 +44,6 @@ const FIELDS: &[&str] = &[
     "topologyManagerScope",
     "topologyManagerPolicyOptions",
     "qosReserved",
-    "makeIPTablesUtilChains",
     "containerLogMaxSize",
     "containerLogMaxFiles",
     "containerLogMaxWorkers",
@@ -60,12 +59,8 @@ const FIELDS: &[&str] = &[
 ];
 
 /// What the defaults already promise: every node is told at every start, whatever its configuration says.
-pub const BY_DEFAULT: &[&str] = &[
-    "eviction and limits of ephemeral storage",
-    "image garbage collection",
-    "rotation of container logs",
-    "utility chains of iptables",
-];
+pub const BY_DEFAULT: &[&str] =
+    &["eviction and limits of ephemeral storage", "image garbage collection", "rotation of container logs"];
 
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[

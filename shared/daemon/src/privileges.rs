@@ -4,8 +4,8 @@
 //! dumps, capabilities, no_new_privs, fence, filter, in the order in which each step still can be done.
 
 use bulkhead_config::NodeConfig;
-pub use bulkhead_privileges::Program;
 use bulkhead_privileges::{Fencing, Row, User};
+pub use bulkhead_privileges::{Program, XTABLES_LOCK};
 pub use bulkhead_sys::Capability;
 use bulkhead_sys::fence::{Enforcement, FenceReport};
 use bulkhead_sys::{process, seccomp};
@@ -46,7 +46,8 @@ pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<A
     hide_memory()?;
     let mut applied = Applied::default();
     applied.warnings.extend(keep_descriptors());
-    for missing in process::keep_only(row.capabilities).map_err(std::io::Error::other)? {
+    let keep = if row.ambient().is_empty() { process::keep_only } else { process::keep_and_pass_on };
+    for missing in keep(row.capabilities).map_err(std::io::Error::other)? {
         applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }
     process::set_no_new_privs().map_err(std::io::Error::other)?;

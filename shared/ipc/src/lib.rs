@@ -8,7 +8,7 @@
 //! * [`peers`]: which uid is which process, and which peer may call which method.
 //! * [`client`]: a channel to another process with `Hello`, its epoch, and calls that carry a deadline and a request id.
 //! * [`broker`]: the descriptor broker's side socket, both ends.
-//! * [`journal`]: questions to the process that reads the machine's journal, both ends.
+//! * [`helper`]: questions to a process that runs programs for a daemon, both ends.
 //! * [`context`]: the request id and pod uid that travel with every call.
 //!
 //! Nothing here knows Kubernetes types or rules.
@@ -18,7 +18,7 @@ pub mod broker;
 mod calls;
 pub mod client;
 pub mod context;
-pub mod journal;
+pub mod helper;
 pub mod limits;
 pub mod peers;
 mod redact;

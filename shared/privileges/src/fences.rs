@@ -47,6 +47,7 @@ impl Row {
     pub fn fencing(&self, config: Option<&NodeConfig>) -> Fencing {
         let (process, config) = match (self.program, config) {
             (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
+            (Program::Iptables, _) => return Fencing::Fence { fence: iptables(), required: false },
             (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
             (Program::Daemon(_) | Program::Walker, None) => return Fencing::None("there is no configuration"),
             (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config), required: true },
@@ -117,6 +118,25 @@ fn journal() -> Fence {
     }
 }
 
+/// The file that whoever changes tables with the legacy variant of iptables locks.
+pub const XTABLES_LOCK: &str = "/run/xtables.lock";
+
+/// iptables with its libraries, and what these look up. The process lives for seconds, so that files which are replaced by a
+/// rename may be named. Nothing of /proc and /sys.
+fn iptables() -> Fence {
+    Fence {
+        run_files: ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix/store"].map(PathBuf::from).into(),
+        read_files: ["/etc/ld.so.cache", "/etc/nsswitch.conf", "/etc/protocols", "/etc/services", XTABLES_LOCK]
+            .map(PathBuf::from)
+            .into(),
+        devices: DEVICES.map(PathBuf::from).into(),
+        tcp_bind: Some(Vec::new()),
+        keep_signals: true,
+        keep_abstract_sockets: true,
+        ..Fence::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +156,14 @@ mod tests {
             Program::ALL.into_iter().filter(|program| fence(*program, &config).is_some()).map(Program::name).collect();
         assert_eq!(
             fenced,
-            ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-walker", "kubelet-journal"]
+            [
+                "kubelet-syncd",
+                "kubelet-evictiond",
+                "kubelet-statusd",
+                "kubelet-walker",
+                "kubelet-journal",
+                "kubelet-iptables"
+            ]
         );
         let required =
             |program: Program| matches!(program.row().fencing(Some(&config)), Fencing::Fence { required: true, .. });

@@ -17,6 +17,8 @@ pub enum Program {
     Walker,
     /// The journal's reader, where the log query is on.
     Journal,
+    /// Runs iptables for kubelet-volnetd.
+    Iptables,
 }
 
 /// Whose process it is.
@@ -59,7 +61,7 @@ pub struct Serves {
 }
 
 /// What one process may do. What is not said here is the same for all: not dumpable, no core files, every descriptor
-/// closed on exec, nothing inheritable, nothing ambient.
+/// closed on exec, nothing inheritable or ambient but what [`Row::ambient`] says.
 #[derive(Debug)]
 pub struct Row {
     pub program: Program,
@@ -119,12 +121,12 @@ const LAUNCHER: Row = Row {
     in_daemons_group: false,
     // It changes users and bounding sets of new children, and ends old ones (decision 3).
     capabilities: &[Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_SETPCAP, Capability::CAP_KILL],
-    passed_on: &[Capability::CAP_DAC_READ_SEARCH],
+    passed_on: &[Capability::CAP_DAC_READ_SEARCH, Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW],
     bounding: Bounding::Untouched,
     // With the flag, volnetd's exec could gain nothing over a launcher that has given up most of root's power.
     no_new_privs: false,
     // Filters are inherited: what any child may, it may.
-    families: &[Family::Unix, Family::Inet, Family::Inet6],
+    families: &[Family::Unix, Family::Inet, Family::Inet6, Family::Netfilter],
     denied: ALL_BUT_MOUNTS,
     runs_programs: RunsPrograms::Always,
     serves: &[],
@@ -244,9 +246,28 @@ const JOURNAL: Row = Row {
     oom_score_adj: None,
 };
 
+const IPTABLES: Row = Row {
+    program: Program::Iptables,
+    user: User::Helper,
+    in_daemons_group: false,
+    capabilities: &[
+        Capability::CAP_NET_ADMIN, // tables of both variants
+        Capability::CAP_NET_RAW,   // the legacy variant asks the kernel over a raw socket
+    ],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix, Family::InetRaw, Family::Inet6Raw, Family::Netfilter],
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::Always,
+    serves: &[Serves { socket: "questions", peers: &["kubelet-volnetd"] }],
+    memory_bytes: 128 * MIB,
+    oom_score_adj: Some(0),
+};
+
 impl Program {
-    /// All seven, the launcher first.
-    pub const ALL: [Program; 7] = [
+    /// All eight, the launcher first.
+    pub const ALL: [Program; 8] = [
         Program::Launcher,
         Program::Daemon(Process::Volnetd),
         Program::Daemon(Process::Syncd),
@@ -254,7 +275,13 @@ impl Program {
         Program::Daemon(Process::Statusd),
         Program::Walker,
         Program::Journal,
+        Program::Iptables,
     ];
+
+    /// Works for one of the daemons, and serves nobody else.
+    pub const fn is_helper(self) -> bool {
+        matches!(self, Program::Walker | Program::Journal | Program::Iptables)
+    }
 
     /// File name of the program.
     pub const fn name(self) -> &'static str {
@@ -263,6 +290,7 @@ impl Program {
             Program::Daemon(process) => process.name(),
             Program::Walker => "kubelet-walker",
             Program::Journal => "kubelet-journal",
+            Program::Iptables => "kubelet-iptables",
         }
     }
 
@@ -276,12 +304,13 @@ impl Program {
             Program::Daemon(Process::Statusd) => &STATUSD,
             Program::Walker => &WALKER,
             Program::Journal => &JOURNAL,
+            Program::Iptables => &IPTABLES,
         }
     }
 }
 
 impl Row {
-    /// Whether the process may start programs under this configuration; the journal's reader and the launcher have none.
+    /// Whether the process may start programs under this configuration; helpers and the launcher have none.
     pub fn may_run_programs(&self, config: Option<&NodeConfig>) -> bool {
         let api = |config: &NodeConfig| {
             let statusd = self.user == User::Own(Process::Statusd);
@@ -309,9 +338,13 @@ impl Row {
 
     /// Address families for which it may make sockets. Where the daemons answer the machine's host, they listen on vsock.
     pub fn families(&self, config: Option<&NodeConfig>) -> Vec<Family> {
-        let vsock = !matches!(self.program, Program::Journal | Program::Walker)
-            && config.is_some_and(|config| config.flags.vsock_port != 0);
+        let vsock = !self.program.is_helper() && config.is_some_and(|config| config.flags.vsock_port != 0);
         self.families.iter().copied().chain(vsock.then_some(Family::Vsock)).collect()
+    }
+
+    /// What the programs that it runs have too: inheritable and ambient.
+    pub fn ambient(&self) -> &'static [Capability] {
+        if self.program.is_helper() && self.runs_programs == RunsPrograms::Always { self.capabilities } else { &[] }
     }
 
     /// Everything in its permitted set.
@@ -349,7 +382,11 @@ mod tests {
             .collect();
         assert_eq!(LAUNCHER.denied(None).into_iter().collect::<BTreeSet<_>>(), common);
         for row in children() {
-            assert!(row.families.iter().all(|family| LAUNCHER.families.contains(family)), "{}", row.program.name());
+            assert!(
+                row.families.iter().all(|family| LAUNCHER.families.iter().any(|own| own.includes(*family))),
+                "{}",
+                row.program.name()
+            );
         }
     }
 
@@ -360,7 +397,7 @@ mod tests {
             assert!(!row.families(Some(&config)).contains(&Family::Vsock));
             config.flags.vsock_port = 1024;
             let vsock = row.families(Some(&config)).contains(&Family::Vsock);
-            assert_eq!(vsock, !matches!(row.program, Program::Journal | Program::Walker));
+            assert_eq!(vsock, !row.program.is_helper());
             if row.user != User::Root {
                 let permitted = LAUNCHER.permitted();
                 assert!(row.capabilities.iter().all(|cap| permitted.contains(cap)), "{}", row.program.name());
@@ -374,7 +411,7 @@ mod tests {
         for row in Program::ALL.map(Program::row) {
             let denied = row.denied(None);
             assert!(denied.contains(&Deny::OpenByHandle) && denied.contains(&Deny::Trace));
-            let runs = matches!(row.program, Program::Launcher | Program::Journal);
+            let runs = matches!(row.program, Program::Launcher | Program::Journal | Program::Iptables);
             assert_eq!(denied.contains(&Deny::Exec), !runs, "{}", row.program.name());
             assert_eq!(denied.contains(&Deny::Mount), !matches!(row.user, User::Root), "{}", row.program.name());
         }

@@ -113,6 +113,13 @@ pub fn recv(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Datagram> {
     Ok(Datagram { len: got.bytes, fds })
 }
 
+/// Whether a datagram waits, which stays where it is: `WouldBlock` where none does.
+pub fn peek(socket: impl AsFd) -> io::Result<()> {
+    let mut byte = [0; 1];
+    rustix::net::recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
+    Ok(())
+}
+
 /// Makes the close of a received socket immediate, whatever its owner set; other kinds of files have no such option.
 fn disarm(fd: &OwnedFd) {
     let _ = rustix::net::sockopt::set_socket_linger(fd, None);

@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
+    ("bulkhead-helper", &["bulkhead-sys", "bulkhead-ipc"]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
     ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
     (
@@ -25,7 +26,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
     ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
-    ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
+    ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
+    ("kubelet-iptables", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
     // It compares the privilege map with what /proc shows, so it reads both; it changes nothing of its own.
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-privileges", "bulkhead-sys"]),
     (

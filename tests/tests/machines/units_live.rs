@@ -18,7 +18,7 @@ const MOVED_HEALTHZ: u16 = 10348;
 const MAIN: u16 = 10250;
 const STATUSD: &str = "kubelet-statusd.service";
 const EVICTIOND: &str = "kubelet-evictiond.service";
-const SOCKETS: [&str; 7] = [
+const SOCKETS: [&str; 8] = [
     "kubelet-volnetd.sock",
     "kubelet-volnetd.fd.sock",
     "kubelet-syncd.sock",
@@ -26,6 +26,7 @@ const SOCKETS: [&str; 7] = [
     "kubelet-statusd.sock",
     "kubelet-walker.sock",
     "kubelet-journal.sock",
+    "kubelet-iptables.sock",
 ];
 
 #[test]
@@ -50,6 +51,7 @@ fn the_units_come_up_stay_and_go_as_one_kubelet() -> Result<()> {
     mounts_of_pods_are_seen_and_not_held(&machine)?;
     clients_wait_while_the_daemon_is_away(&machine)?;
     the_journal_is_read_for_authorised_users(&machine)?;
+    chains_of_iptables_are_kept(&machine)?;
     a_second_node_is_refused(&machine)?;
     ports_follow_the_configuration(&machine)?;
     stopped_is_stopped(&machine)?;
@@ -96,6 +98,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         (STATUSD, 15),
         ("kubelet-walker.service", 15),
         ("kubelet-journal.service", 15),
+        ("kubelet-iptables.service", 20),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
     }
@@ -227,6 +230,33 @@ fn the_journal_is_read_for_authorised_users(machine: &Machine) -> Result<()> {
     })
 }
 
+/// Made by a process that is gone again, and made again after a flush when kubelet-volnetd looks: at its start at the latest.
+fn chains_of_iptables_are_kept(machine: &Machine) -> Result<()> {
+    let kept = || -> Result<()> {
+        let firewall = machine.check(&["iptables", "-S", "KUBE-FIREWALL"])?;
+        ensure!(firewall.contains("block incoming localnet connections"), "{firewall}");
+        for program in ["iptables", "ip6tables"] {
+            for chain in ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"] {
+                machine.check(&[program, "-t", "mangle", "-S", chain])?;
+            }
+        }
+        Ok(())
+    };
+    eventually("the chains are there", LONG, kept)?;
+    eventually("who made them is gone", LONG, || {
+        let unit = machine.unit("kubelet-iptables.service")?;
+        ensure!(unit.active == "inactive" && unit.main_pid == 0, "{unit:?}");
+        Ok(())
+    })?;
+    for table in ["mangle", "nat", "filter"] {
+        machine.check(&["sh", "-c", &format!("iptables -t {table} -F && iptables -t {table} -X")])?;
+    }
+    ensure!(kept().is_err(), "a flush takes them away");
+    machine.check(&["systemctl", "restart", "kubelet-volnetd"])?;
+    machine.wait_healthy()?;
+    eventually("the chains are there again", LONG, kept)
+}
+
 /// The claims are held though the process that took them is long gone, and over its restart.
 fn a_second_node_is_refused(machine: &Machine) -> Result<()> {
     for _ in 0..2 {
@@ -286,7 +316,9 @@ fn stopped_is_stopped(machine: &Machine) -> Result<()> {
 }
 
 fn nothing_runs(machine: &Machine) -> Result<()> {
-    for service in SERVICES.into_iter().chain(["kubelet-walker.service", "kubelet-journal.service"]) {
+    for service in
+        SERVICES.into_iter().chain(["kubelet-walker.service", "kubelet-journal.service", "kubelet-iptables.service"])
+    {
         let unit = machine.unit(service)?;
         ensure!(unit.active == "inactive" && unit.main_pid == 0, "{service}: {unit:?}");
     }

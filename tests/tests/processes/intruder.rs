@@ -14,12 +14,14 @@ use bulkhead_tests::{journald, lab, systemd_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// Who is stood in for: the daemons, and who enters file systems or reads the journal for one of them.
-const WHO: [&str; 6] = {
+/// Who is stood in for: the daemons, and who enters file systems or runs programs for one of them.
+const WHO: [&str; 7] = {
     let [volnetd, syncd, evictiond, statusd] = DAEMONS;
-    let [walker, journal] = build::HELPERS;
-    [volnetd, syncd, evictiond, statusd, walker, journal]
+    let [walker, journal, iptables] = build::HELPERS;
+    [volnetd, syncd, evictiond, statusd, walker, journal, iptables]
 };
+/// It runs for moments, and is no process to be attacked.
+const ON_DEMAND: &str = "kubelet-iptables";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
 const TABLE: &str = include_str!("../../fixtures/intruder.txt");
@@ -77,8 +79,8 @@ fn table(reports: &BTreeMap<&str, Report>) -> String {
             Some(outcome) => word(act, outcome),
             None => "-".to_owned(),
         });
-        let [volnetd, syncd, evictiond, statusd, walker, journal] = words;
-        text.push_str(&format!("{act:60} {volnetd:9} {syncd:9} {evictiond:9} {statusd:9} {walker:9} {journal}\n"));
+        let words = words.map(|word| format!("{word:9}")).join(" ");
+        text.push_str(&format!("{act:60} {}\n", words.trim_end()));
     }
     text
 }
@@ -187,6 +189,14 @@ fn kill(node: &Node, daemon: &str) -> Result<()> {
     Ok(())
 }
 
+/// Has a question asked that nobody answers: whatever is put into its place will be started for it.
+fn ask_in_vain(node: &mut Node, folder: &Path) -> Result<()> {
+    swap(folder, ON_DEMAND, Path::new("/nowhere"))?;
+    // It asks when it starts.
+    node.kill_daemon("kubelet-volnetd")?;
+    node.wait_healthy()
+}
+
 /// What there is to be attacked.
 fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<Value> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
@@ -200,7 +210,7 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         .map(|(name, pid)| (name.strip_prefix("kubelet-").unwrap_or("launcher").to_owned(), pid))
         .collect();
     processes.insert("pod".to_owned(), process_of(node, uid)?);
-    for name in build::HELPERS {
+    for name in build::HELPERS.into_iter().filter(|name| *name != ON_DEMAND) {
         processes.insert(name.trim_start_matches("kubelet-").to_owned(), helper(node, name)?);
     }
     Ok(json!({
@@ -260,11 +270,16 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
     let mut reports = BTreeMap::new();
     let mut node = member.node;
     for daemon in WHO {
+        let original = std::fs::read_link(folder.path().join(daemon))?;
+        if daemon == ON_DEMAND {
+            ask_in_vain(&mut node, folder.path())?;
+        }
         let plan = plan(&node, &pod, &kubeconfig, &scratch)?;
         std::fs::write(folder.path().join("intruder.json"), plan.to_string())?;
-        let original = std::fs::read_link(folder.path().join(daemon))?;
         swap(folder.path(), daemon, Path::new(INTRUDER))?;
-        kill(&node, daemon)?;
+        if daemon != ON_DEMAND {
+            kill(&node, daemon)?;
+        }
         let told = eventually(&format!("the intruder in place of {daemon} has tried everything"), LONG, || {
             report(&std::fs::read_to_string(node.log())?, daemon)
         })?;
@@ -354,7 +369,7 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         let name = daemon.trim_start_matches("kubelet-");
         processes.insert(name, number(&format!("systemctl show -P MainPID {daemon}.service"))?);
     }
-    for helper in build::HELPERS {
+    for helper in build::HELPERS.into_iter().filter(|name| *name != ON_DEMAND) {
         // They end when nobody asks for a minute.
         machine.check(&["systemctl", "start", &format!("{helper}.service")])?;
         let name = helper.trim_start_matches("kubelet-");

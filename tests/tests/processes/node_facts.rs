@@ -4,8 +4,54 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually, machine};
+use bulkhead_tests::journald::helper_of;
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
+
+/// Upstream's chains, by a process that is there for a moment each minute; none where the configuration does not want them.
+#[test]
+fn chains_of_iptables_are_kept_unless_they_are_switched_off() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let iptables = |words: &[&str]| lab.netns().run(|| machine::run("iptables", words));
+    let firewall = || -> Result<()> {
+        let rules = iptables(&["-S", "KUBE-FIREWALL"])?;
+        ensure!(rules.contains("block incoming localnet connections"), "{rules}");
+        iptables(&["-t", "mangle", "-S", "KUBE-IPTABLES-HINT"]).map(drop)
+    };
+    let flush = || -> Result<()> {
+        for table in ["mangle", "nat", "filter"] {
+            iptables(&["-t", table, "-F"])?;
+            iptables(&["-t", table, "-X"])?;
+        }
+        ensure!(firewall().is_err(), "a flush takes them away");
+        Ok(())
+    };
+    let node = lab.node("alpha").start()?;
+    eventually("the chains are there", LONG, firewall)?;
+    let launcher = *node.pids().get("kubelet").context("no launcher")?;
+    eventually("who made them is gone", LONG, || {
+        ensure!(helper_of(launcher, "kubelet-iptables").is_err(), "it still runs");
+        Ok(())
+    })?;
+    flush()?;
+    eventually("they are made again when the canary is looked for", LONG, firewall)?;
+    eventually("it is told in upstream's words", LONG, || {
+        let log = std::fs::read_to_string(node.log())?;
+        for said in ["Initialized iptables rules: protocol=IPv4", "IPTables canary deleted"] {
+            ensure!(log.contains(said), "{said} is not in the log");
+        }
+        Ok(())
+    })?;
+    node.finish()?;
+
+    flush()?;
+    let node = lab.node("beta").config("makeIPTablesUtilChains", json!(false)).start()?;
+    ensure!(firewall().is_err() && node.kill_daemon("kubelet-volnetd").is_ok());
+    let mut node = node;
+    node.wait_healthy()?;
+    ensure!(firewall().is_err(), "nobody asked for them");
+    node.finish()
+}
 
 #[test]
 fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {

@@ -52,6 +52,8 @@ fn network(facts: &[Fact]) -> String {
         .map(|family| match family {
             "AF_UNIX" => "unix",
             "AF_INET" | "AF_INET6" => "IP",
+            "AF_INET (raw)" | "AF_INET6 (raw)" => "raw IP",
+            "AF_NETLINK (netfilter)" => "netfilter",
             "AF_VSOCK" => "vsock",
             other => other,
         })

@@ -115,7 +115,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
         (Program::Daemon(_), Some(groups)) => {
             Fact::same_list("groups", &[users.gid.to_string()], Some(&texts(&groups)))
         }
-        (Program::Walker, Some(groups)) => Fact::same_list("groups", &[], Some(&texts(&groups))),
+        (Program::Walker | Program::Iptables, Some(groups)) => Fact::same_list("groups", &[], Some(&texts(&groups))),
         (Program::Journal, Some(groups)) => {
             let verdict = if groups.contains(&users.gid) { Comparison::Differs } else { Comparison::Same };
             Fact::new("groups", "the journal's, not the daemons'", list(&texts(&groups)), verdict)
@@ -126,7 +126,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
 
 fn capabilities(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<Fact> {
     let granted = context.granted.as_deref();
-    let own = names(row.capabilities);
+    let (own, ambient) = (names(row.capabilities), names(row.ambient()));
     let mut facts = vec![
         Fact::capabilities("effective", &own, kernel.map(|kernel| kernel.effective.as_slice()), granted),
         Fact::capabilities(
@@ -135,8 +135,8 @@ fn capabilities(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) 
             kernel.map(|kernel| kernel.permitted.as_slice()),
             granted,
         ),
-        Fact::same_list("inheritable", &[], kernel.map(|kernel| kernel.inheritable.as_slice())),
-        Fact::same_list("ambient", &[], kernel.map(|kernel| kernel.ambient.as_slice())),
+        Fact::same_list("inheritable", &ambient, kernel.map(|kernel| kernel.inheritable.as_slice())),
+        Fact::same_list("ambient", &ambient, kernel.map(|kernel| kernel.ambient.as_slice())),
     ];
     let bounding = kernel.map(|kernel| kernel.bounding.as_slice());
     facts.insert(

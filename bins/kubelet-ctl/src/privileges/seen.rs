@@ -94,7 +94,7 @@ pub(super) async fn look(instance: &Instance) -> Node {
             .map(|one| one.pid)
             .collect()
     };
-    let (walker, reader) = (helper(Program::Walker), helper(Program::Journal));
+    let (walker, reader, iptables) = (helper(Program::Walker), helper(Program::Journal), helper(Program::Iptables));
     if by_launcher {
         processes.insert(0, process(Program::Launcher, launcher, None, None));
     }
@@ -104,6 +104,10 @@ pub(super) async fn look(instance: &Instance) -> Node {
     }
     if !reader.is_empty() || (by_launcher && config.as_ref().is_some_and(reads_the_journal)) {
         processes.push(process(Program::Journal, reader, None, None));
+    }
+    // It runs for seconds at a time.
+    if !iptables.is_empty() {
+        processes.push(process(Program::Iptables, iptables, None, None));
     }
     let above = if by_launcher { processes.first().and_then(|launcher| launcher.kernel.clone()) } else { None };
     let granted = above.or_else(|| PrivilegeReport::of(1).ok()).map(|report| report.bounding);

@@ -245,11 +245,17 @@ fn a_line_says_what_a_process_may_do() {
     // Of those that cannot be asked what is declared is shown.
     for (program, network, files) in [
         (Program::Walker, "unix", "lists /var/lib/kubelet/root/pods /var/lib/kubelet/pod-logs"),
-        (Program::Launcher, "unix, IP", "any that its user may open"),
+        (Program::Launcher, "unix, IP, netfilter", "any that its user may open"),
         (
             Program::Journal,
             "unix",
             "reads /etc /proc /sys /run /var/log /var/lib/systemd; runs /usr /bin /lib /lib64 /nix/store",
+        ),
+        (
+            Program::Iptables,
+            "unix, raw IP, netfilter",
+            "reads /etc/ld.so.cache /etc/nsswitch.conf /etc/protocols /etc/services /run/xtables.lock; runs /usr /bin /sbin \
+             /lib /lib64 /nix/store",
         ),
     ] {
         let (columns, _) = line(&seen::Process { program, says: None, ..as_mapped(&context, Daemon::Syncd) });

@@ -14,7 +14,7 @@ mod sniff;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_ipc::broker::BrokerClient;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use serde_json::Value;
@@ -27,13 +27,13 @@ use query::Query;
 #[derive(Debug)]
 pub struct NodeLogs {
     broker: BrokerClient,
-    journal: JournalReader,
+    journal: Asker,
     /// `enableSystemLogQuery`.
     queries: bool,
 }
 
 impl NodeLogs {
-    pub fn new(config: &NodeConfig, broker: BrokerClient, journal: JournalReader) -> Self {
+    pub fn new(config: &NodeConfig, broker: BrokerClient, journal: Asker) -> Self {
         NodeLogs { broker, journal, queries: config.kubelet.enable_system_log_query == Some(true) }
     }
 

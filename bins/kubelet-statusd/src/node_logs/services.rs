@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::common::JournalQuery;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bytes::{Bytes, BytesMut};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -31,7 +31,7 @@ const PIECE_BYTES: usize = 64 << 10;
 const UNITS_BYTES_MAX: usize = 8 << 20;
 
 /// Answers a checked query for services.
-pub async fn serve(broker: &BrokerClient, journal: &JournalReader, query: &Query, headers: &HeaderMap) -> Answer {
+pub async fn serve(broker: &BrokerClient, journal: &Asker, query: &Query, headers: &HeaderMap) -> Answer {
     let until = Instant::now() + DEADLINE;
     let (native, files) = split(&query.services, journal, until).await;
     let mut steps = VecDeque::new();
@@ -76,7 +76,7 @@ fn question(units: Vec<String>, options: &Options) -> JournalQuery {
 }
 
 /// Services that the journal has lines of, and the others.
-async fn split(services: &[String], reader: &JournalReader, until: Instant) -> (Vec<String>, Vec<String>) {
+async fn split(services: &[String], reader: &Asker, until: Instant) -> (Vec<String>, Vec<String>) {
     let units = match tokio::time::timeout_at(until, units(reader)).await {
         Ok(Ok(units)) => units,
         Ok(Err(error)) => {
@@ -89,7 +89,7 @@ async fn split(services: &[String], reader: &JournalReader, until: Instant) -> (
     services.iter().cloned().partition(|service| units.contains(&format!("{service}.service")))
 }
 
-async fn units(reader: &JournalReader) -> Result<String, String> {
+async fn units(reader: &Asker) -> Result<String, String> {
     if !reader.is_there() {
         return Ok(String::new());
     }
@@ -111,7 +111,7 @@ enum Step {
 
 struct Work {
     broker: BrokerClient,
-    journal: JournalReader,
+    journal: Asker,
     until: Instant,
     steps: VecDeque<Step>,
 }

@@ -10,7 +10,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bulkhead_testkit::apiserver::authority::Pair;
 use bulkhead_testkit::apiserver::{ApiServer, Config};
 use bulkhead_testkit::cluster::client::{Answer, Credential};
@@ -132,7 +132,7 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
     });
     let gate = Gate::new(&config, serving.clone(), client.as_ref(), &registry).unwrap();
     let gate = plan.gate.then_some(gate);
-    let (journal, progress) = (JournalReader::default(), Progress::default());
+    let (journal, progress) = (Asker::default(), Progress::default());
     let parts = Parts { config, peers, health, broker, journal, registry: registry.clone(), gate, progress };
     let router = Arc::new(Router::new(parts).unwrap());
     let bound = runtime.block_on(listener::bind("127.0.0.1:0".parse().unwrap())).unwrap();

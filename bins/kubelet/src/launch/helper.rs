@@ -1,5 +1,6 @@
 //! Processes beside the four daemons that do one thing for one of them, with a user and privileges of their own: started with
-//! one end of a socket pair, of which that daemon gets the other one, and started again when they end.
+//! one end of a socket pair, of which that daemon gets the other one, and started again when they end, or when they are asked
+//! again.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::{Spec, User};
+use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 
 use super::restart::RestartBackOff;
@@ -21,6 +23,8 @@ pub struct Helper {
     user: User,
     capabilities: Vec<Capability>,
     run_dir: Option<PathBuf>,
+    /// It is started when a question waits for it, and ends by itself.
+    on_demand: bool,
     /// How the helper knows its end.
     name: &'static str,
     own: OwnedFd,
@@ -54,12 +58,18 @@ impl Helper {
         }
         let (own, theirs) = bulkhead_sys::scm::pair().map_err(HelperError::Socket)?;
         let (capabilities, _) = super::privileges::available(program.row().capabilities, granted);
-        Ok(Helper { program, file, user, capabilities, run_dir: None, name, own, theirs })
+        Ok(Helper { program, file, user, capabilities, run_dir: None, on_demand: false, name, own, theirs })
     }
 
     /// Tells it where the configuration is.
     pub fn with_configuration(mut self, config: &NodeConfig) -> Self {
         self.run_dir = Some(config.paths.run_dir.clone());
+        self
+    }
+
+    /// It runs only while something is asked.
+    pub fn on_demand(mut self) -> Self {
+        self.on_demand = true;
         self
     }
 
@@ -73,12 +83,28 @@ impl Helper {
         let process = self.program.name();
         let mut back_off = RestartBackOff::new();
         loop {
+            if self.on_demand {
+                tokio::select! {
+                    asked = self.question() => if let Err(error) = asked {
+                        tracing::warn!(process, %error, "its socket cannot be watched");
+                        return;
+                    },
+                    () = stop.cancelled() => return,
+                }
+            }
             let started = Instant::now();
             match self.start() {
                 Ok(mut child) => {
-                    tracing::info!(process, pid = child.id(), "started");
+                    if self.on_demand {
+                        tracing::debug!(process, pid = child.id(), "started");
+                    } else {
+                        tracing::info!(process, pid = child.id(), "started");
+                    }
                     tokio::select! {
-                        status = child.wait() => tracing::warn!(process, ?status, "ended, will be started again"),
+                        status = child.wait() => match status {
+                            Ok(status) if self.on_demand && status.success() => continue,
+                            status => tracing::warn!(process, ?status, "ended, will be started again"),
+                        },
                         () = stop.cancelled() => {
                             // It keeps nothing.
                             let _ = child.kill().await;
@@ -93,6 +119,12 @@ impl Helper {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// Until a question waits in the socket.
+    async fn question(&self) -> std::io::Result<()> {
+        let socket = bulkhead_sys::async_fd::register(self.own.try_clone()?)?;
+        socket.async_io(Interest::READABLE, |socket| bulkhead_sys::scm::peek(socket)).await
     }
 
     fn start(&self) -> std::io::Result<tokio::process::Child> {

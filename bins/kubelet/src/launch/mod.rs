@@ -8,6 +8,7 @@ pub mod child;
 pub mod claims;
 pub mod folder;
 mod helper;
+mod iptables;
 mod journal;
 mod notify;
 mod privileges;

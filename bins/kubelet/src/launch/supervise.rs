@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::{self, Hopeless, Shared, State};
 use super::folder::{self, FolderError};
+use super::iptables;
 use super::journal;
 use super::privileges;
 use super::programs;
@@ -62,6 +63,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let sockets = Sockets::bind(config)?;
     let journal = journal::prepare(config, &programs);
     let walker = walker::prepare(config, &programs, &granted);
+    let iptables = iptables::prepare(config, &programs, &granted);
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);
@@ -75,10 +77,13 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let signals = Signals::listen()?;
     privileges::keep_own()?;
 
-    let askers = [(Process::Statusd, "journal", &journal), (Process::Evictiond, "walker", &walker)]
-        .into_iter()
-        .filter_map(|(of, name, helper)| Some((of, name, helper.as_ref()?.asker())))
-        .collect();
+    let helpers = [
+        (Process::Statusd, "journal", journal),
+        (Process::Evictiond, "walker", walker),
+        (Process::Volnetd, "iptables", iptables),
+    ];
+    let helpers = helpers.map(|(of, name, helper)| helper.map(|helper| (of, name, helper)));
+    let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker())).collect();
     let shared = Shared { config, sockets: &sockets, askers, death: &death, programs, granted, max_open_files };
     let mut children = FuturesUnordered::new();
     let mut states = Vec::new();
@@ -94,8 +99,8 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let signals = signals.obey(&stop);
     let readiness = report_readiness(states);
     let helping = async {
-        let helpers = [&journal, &walker].into_iter().flatten().map(|helper| helper.run(stop.clone()));
-        futures_util::future::join_all(helpers).await;
+        let running = helpers.iter().flatten().map(|(.., helper)| helper.run(stop.clone()));
+        futures_util::future::join_all(running).await;
         std::future::pending::<()>().await
     };
     tokio::pin!(stopping, signals, readiness, helping);

@@ -9,10 +9,12 @@ pub mod kept;
 use std::path::{Path, PathBuf};
 
 use bulkhead_config::{NodeConfig, Users};
+use bulkhead_daemon::privileges::{Program, XTABLES_LOCK};
 
 use crate::launch::claims::{Holder, Registry, Subject};
 use crate::launch::{ClaimError, folder, users};
 use crate::lock_file::{self, LockError};
+use crate::xtables_lock;
 use kept::{KeepError, KeptLocks};
 
 /// Says who supervises. Set by kubelet.service, so that a drop-in with another command line (kubeadm's) leaves it as it is.
@@ -143,6 +145,9 @@ pub fn render(config: &mut NodeConfig) -> Result<(), UnitsError> {
         );
     }
     config.users = named_users()?;
+    if let Some(user) = users::helper(config.users, Program::Iptables, &users::passwd()) {
+        xtables_lock::share(Path::new(XTABLES_LOCK), user.gid);
+    }
     let mut kept = KeptLocks::take()?;
     if !config.flags.lock_file.is_empty() {
         let path = Path::new(&config.flags.lock_file);

@@ -87,6 +87,15 @@ pub fn die_with_parent() -> Result<(), PrivilegeError> {
 /// Reduces permitted and effective to `wanted`, clears inheritable and ambient, and drops the rest of the bounding
 /// set where SETPCAP allows it. Returns those of `wanted` that this process did not have.
 pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
+    reduce(wanted, false)
+}
+
+/// As [`keep_only`], for a process whose programs need them as well: what of them is ambient stays so, and inheritable.
+pub fn keep_and_pass_on(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
+    reduce(wanted, true)
+}
+
+fn reduce(wanted: &[Capability], pass_on: bool) -> Result<Vec<Capability>, PrivilegeError> {
     let set_error = |doing, set| move |source| PrivilegeError::Capabilities { doing, set, source };
     let permitted = caps::read(None, CapSet::Permitted).map_err(set_error("read", CapSet::Permitted))?;
     let keep: CapsHashSet = wanted.iter().copied().filter(|cap| permitted.contains(cap)).collect();
@@ -104,11 +113,16 @@ pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeErro
     }
     // An ambient capability that stays would only matter at exec, which no daemon does. Ambient must go before
     // inheritable; kernels without ambient sets (none that we support) would answer EINVAL.
-    caps::clear(None, CapSet::Ambient).map_err(set_error("clear", CapSet::Ambient))?;
+    let passed_on = if pass_on { keep.clone() } else { CapsHashSet::new() };
+    if pass_on {
+        for cap in caps::read(None, CapSet::Ambient).map_err(set_error("read", CapSet::Ambient))?.difference(&keep) {
+            caps::drop(None, CapSet::Ambient, *cap).map_err(set_error("reduce", CapSet::Ambient))?;
+        }
+    } else {
+        caps::clear(None, CapSet::Ambient).map_err(set_error("clear", CapSet::Ambient))?;
+    }
     // A unit's filter may refuse capset to a process that has nothing to give up: then nothing is asked for.
-    for (set, keep) in
-        [(CapSet::Effective, &keep), (CapSet::Permitted, &keep), (CapSet::Inheritable, &CapsHashSet::new())]
-    {
+    for (set, keep) in [(CapSet::Effective, &keep), (CapSet::Permitted, &keep), (CapSet::Inheritable, &passed_on)] {
         if caps::read(None, set).map_err(set_error("read", set))? != *keep {
             caps::set(None, set, keep).map_err(set_error("reduce", set))?;
         }

@@ -225,16 +225,27 @@ pub enum Family {
     Unix,
     Inet,
     Inet6,
+    /// Raw sockets alone.
+    InetRaw,
+    Inet6Raw,
+    /// Netlink, to the kernel's packet filter alone.
+    Netfilter,
     Vsock,
 }
+
+/// Types of sockets that are not raw: SOCK_STREAM, SOCK_DGRAM, SOCK_RDM, SOCK_SEQPACKET, SOCK_DCCP, SOCK_PACKET. The kernel takes
+/// flags in the same argument.
+const NOT_RAW: [u64; 6] = [1, 2, 4, 5, 6, 10];
+const SOCKET_TYPE: u64 = 0xf;
 
 impl Family {
     /// As systemd writes it in RestrictAddressFamilies=: "AF_UNIX".
     pub const fn name(self) -> &'static str {
         match self {
             Family::Unix => "AF_UNIX",
-            Family::Inet => "AF_INET",
-            Family::Inet6 => "AF_INET6",
+            Family::Inet | Family::InetRaw => "AF_INET",
+            Family::Inet6 | Family::Inet6Raw => "AF_INET6",
+            Family::Netfilter => "AF_NETLINK",
             Family::Vsock => "AF_VSOCK",
         }
     }
@@ -243,15 +254,42 @@ impl Family {
         // The constants are small positive numbers.
         match self {
             Family::Unix => libc::AF_UNIX as u64,
-            Family::Inet => libc::AF_INET as u64,
-            Family::Inet6 => libc::AF_INET6 as u64,
+            Family::Inet | Family::InetRaw => libc::AF_INET as u64,
+            Family::Inet6 | Family::Inet6Raw => libc::AF_INET6 as u64,
+            Family::Netfilter => libc::AF_NETLINK as u64,
             Family::Vsock => libc::AF_VSOCK as u64,
+        }
+    }
+}
+
+impl Family {
+    /// Whether whoever may make sockets of this kind may make those of the other.
+    pub const fn includes(self, other: Family) -> bool {
+        let all = !matches!(self, Family::InetRaw | Family::Inet6Raw);
+        self.raw() == other.raw() && (all || self as u8 == other as u8)
+    }
+
+    /// Which sockets of the family are denied all the same: each a list of conditions on arguments (which, mask, value; the
+    /// mask `None`: the argument is another value), all of which hold.
+    pub(super) fn but_for(self) -> Vec<[(u8, Option<u64>, u64); 2]> {
+        let family = (0, Some(u64::MAX), self.raw());
+        match self {
+            Family::InetRaw | Family::Inet6Raw => {
+                NOT_RAW.into_iter().map(|kind| [family, (1, Some(SOCKET_TYPE), kind)]).collect()
+            }
+            Family::Netfilter => vec![[family, (2, None, libc::NETLINK_NETFILTER as u64)]],
+            Family::Unix | Family::Inet | Family::Inet6 | Family::Vsock => Vec::new(),
         }
     }
 }
 
 impl std::fmt::Display for Family {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name())?;
+        match self {
+            Family::InetRaw | Family::Inet6Raw => f.write_str(" (raw)"),
+            Family::Netfilter => f.write_str(" (netfilter)"),
+            Family::Unix | Family::Inet | Family::Inet6 | Family::Vsock => Ok(()),
+        }
     }
 }

@@ -67,8 +67,11 @@ fn program(deny: &[Deny], families: Option<&[Family]>) -> Result<BpfProgram, Sec
     if let Some(families) = families {
         let values: Vec<u64> = families.iter().map(|family| family.raw()).collect();
         for call in [libc::SYS_socket, libc::SYS_socketpair] {
-            let allowed = if values.is_empty() { Vec::new() } else { vec![none_of(0, &values)?] };
-            rules.insert(call, allowed);
+            let mut denied = if values.is_empty() { Vec::new() } else { vec![none_of(0, &values)?] };
+            for conditions in families.iter().flat_map(|family| family.but_for()) {
+                denied.push(all_of(&conditions)?);
+            }
+            rules.insert(call, denied);
         }
     }
     let arch =
@@ -95,6 +98,15 @@ fn conditions(when: When) -> Result<Vec<SeccompRule>, SeccompError> {
         }
         When::NoneOf { argument, values } => Ok(vec![none_of(argument, values)?]),
     }
+}
+
+/// Denied when each argument is, under its mask, this value, or without a mask another one.
+fn all_of(conditions: &[(u8, Option<u64>, u64)]) -> Result<SeccompRule, SeccompError> {
+    let conditions = conditions.iter().map(|(argument, mask, value)| {
+        let op = mask.map_or(SeccompCmpOp::Ne, SeccompCmpOp::MaskedEq);
+        SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, op, *value)
+    });
+    Ok(SeccompRule::new(conditions.collect::<Result<Vec<_>, _>>()?)?)
 }
 
 /// Denied when the argument differs from each value: conditions of one rule are joined by "and".

@@ -55,6 +55,29 @@ fn at(argument: u8, value: u64) -> [i64; 3] {
 }
 
 #[test]
+fn kinds_of_a_family_are_told_apart() {
+    std::thread::spawn(|| {
+        restrict(&[], Some(&[Family::Inet6Raw, Family::Netfilter])).unwrap();
+        let (cloexec, raw_ip) = (libc::SOCK_CLOEXEC, libc::IPPROTO_RAW);
+        for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET, libc::SOCK_STREAM | cloexec] {
+            assert_eq!(raw(libc::SYS_socket, [libc::AF_INET6.into(), kind.into(), 0]), libc::EPERM, "type {kind}");
+        }
+        let denied = raw(libc::SYS_socket, [libc::AF_INET6.into(), (libc::SOCK_RAW | cloexec).into(), raw_ip.into()]);
+        assert_eq!(denied == libc::EPERM, !rustix::process::geteuid().is_root(), "the kernel's own word: {denied}");
+        for (protocol, expected) in [(libc::NETLINK_NETFILTER, 0), (libc::NETLINK_ROUTE, libc::EPERM), (9, libc::EPERM)]
+        {
+            let kind = (libc::SOCK_RAW | cloexec).into();
+            assert_eq!(raw(libc::SYS_socket, [libc::AF_NETLINK.into(), kind, protocol.into()]), expected, "{protocol}");
+        }
+        assert_eq!(raw(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_RAW.into(), 1]), libc::EPERM);
+    })
+    .join()
+    .unwrap();
+    assert!(Family::Inet.includes(Family::InetRaw) && !Family::InetRaw.includes(Family::Inet));
+    assert!(!Family::Inet.includes(Family::Inet6) && Family::Netfilter.includes(Family::Netfilter));
+}
+
+#[test]
 fn arguments_decide_where_a_call_has_harmless_uses() {
     let allowed = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec).collect::<Vec<_>>();
     std::thread::spawn(move || {

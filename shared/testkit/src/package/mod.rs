@@ -22,7 +22,7 @@ use crate::build;
 /// The cargo-deb that the package is made with: another one may stage or compress otherwise.
 const CARGO_DEB: &str = "3.8.0";
 /// Programs in the order of the file list. The manual section of all is 8: they are for who administers the machine.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "kubelet",
     "kubelet-ctl",
     "kubelet-syncd",
@@ -31,6 +31,7 @@ const PROGRAMS: [&str; 8] = [
     "kubelet-statusd",
     "kubelet-walker",
     "kubelet-journal",
+    "kubelet-iptables",
 ];
 
 /// Which package is wanted.

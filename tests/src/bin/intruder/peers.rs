@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use bulkhead_daemon::privileges::Program;
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::common::JournalQuery;
-use bulkhead_ipc::journal::JournalReader;
+use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::volnetd::credential::Kind as CredentialKind;
 use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_types::Process;
@@ -88,7 +88,7 @@ async fn ask_journal(socket: &Path) -> String {
     let query = JournalQuery { units: vec!["containerd".to_owned()], lines: Some(1), ..JournalQuery::default() };
     let mut answer = Vec::new();
     let asked = async {
-        let Ok(mut pipe) = JournalReader::at(socket).ask(&query).await else { return };
+        let Ok(mut pipe) = Asker::at(socket).ask(&query).await else { return };
         // An end without a word is a refusal as well.
         let _ = pipe.read_to_end(&mut answer).await;
     };

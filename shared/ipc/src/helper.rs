@@ -1,40 +1,47 @@
-//! The socket between kubelet-statusd and the reader of the journal, both ends: a question each datagram, with the writing
-//! end of a pipe, and the answer is what comes out of the other end.
+//! The socket between a daemon and a helper that runs programs for it (the journal's reader, the keeper of iptables chains),
+//! both ends: a question each datagram, with the writing end of a pipe, and the answer is what comes out of the other end.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use prost::Message as _;
+use prost::Message;
 use rustix::pipe::PipeFlags;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::unix::pipe;
-
-use crate::common::JournalQuery;
 
 /// Largest question, bytes.
 pub const MAX_QUESTION_BYTES: usize = 8 * 1024;
+/// Largest answer that is a message, bytes.
+const MAX_ANSWER_BYTES: u64 = 64 * 1024;
 
 /// Why nothing can be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    #[error("this node has no reader of the journal")]
-    NoReader,
+    #[error("this node has no such helper")]
+    NoHelper,
     #[error("the question has more than {MAX_QUESTION_BYTES} bytes")]
     TooLong,
-    #[error("failed to ask the reader of the journal")]
+    #[error("failed to ask the helper")]
     Io(#[from] io::Error),
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    #[error("the helper ended without an answer")]
+    NoAnswer,
+    #[error("the helper's answer is not understood")]
+    Answer(#[from] prost::DecodeError),
 }
 
 /// The end that asks. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct JournalReader {
+pub struct Asker {
     way: Way,
 }
 
-/// How the reader is reached.
+/// How the helper is reached.
 #[derive(Debug, Clone, Default)]
 enum Way {
     #[default]
@@ -45,19 +52,19 @@ enum Way {
     At(Arc<Path>),
 }
 
-impl JournalReader {
-    /// `socket`: SOCK_SEQPACKET, given by the launcher where the configuration turns the log query on.
+impl Asker {
+    /// `socket`: SOCK_SEQPACKET, given by the launcher where it starts that helper.
     ///
     /// # Errors
     /// It cannot be registered with the runtime.
     pub fn new(socket: Option<OwnedFd>) -> io::Result<Self> {
         let socket = socket.map(bulkhead_sys::async_fd::register).transpose()?;
-        Ok(JournalReader { way: socket.map_or(Way::None, |socket| Way::Passed(Arc::new(socket))) })
+        Ok(Asker { way: socket.map_or(Way::None, |socket| Way::Passed(Arc::new(socket))) })
     }
 
-    /// The reader that listens at this path, as its unit has it.
+    /// The helper that listens at this path, as its unit has it.
     pub fn at(path: &Path) -> Self {
-        JournalReader { way: Way::At(path.into()) }
+        Asker { way: Way::At(path.into()) }
     }
 
     pub fn is_there(&self) -> bool {
@@ -67,9 +74,9 @@ impl JournalReader {
     /// Asks. The pipe ends when the answer does; when it is dropped, whoever writes into it ends.
     ///
     /// # Errors
-    /// There is no reader, or it cannot be asked.
-    pub async fn ask(&self, query: &JournalQuery) -> Result<pipe::Receiver, AskError> {
-        let question = query.encode_to_vec();
+    /// There is no helper, or it cannot be asked.
+    pub async fn ask(&self, question: &impl Message) -> Result<pipe::Receiver, AskError> {
+        let question = question.encode_to_vec();
         if question.len() > MAX_QUESTION_BYTES {
             return Err(AskError::TooLong);
         }
@@ -77,15 +84,34 @@ impl JournalReader {
         rustix::io::ioctl_fionbio(&answer, true).map_err(io::Error::from)?;
         let answer = pipe::Receiver::from_owned_fd(answer)?;
         match &self.way {
-            Way::None => return Err(AskError::NoReader),
+            Way::None => return Err(AskError::NoHelper),
             Way::Passed(socket) => {
                 let send = |fd: &OwnedFd| bulkhead_sys::scm::send(fd, &question, &[write.as_fd()]);
                 socket.async_io(Interest::WRITABLE, send).await?;
             }
-            // A new socket has room for a question, which stays there for the reader when this end is closed.
+            // A new socket has room for a question, which stays there for the helper when this end is closed.
             Way::At(path) => bulkhead_sys::scm::send(bulkhead_sys::scm::connect(path)?, &question, &[write.as_fd()])?,
         }
         Ok(answer)
+    }
+
+    /// Asks for an answer that is one message.
+    ///
+    /// # Errors
+    /// As [`Self::ask`]; none comes within `patience`, or it is none: the helper ended before it was written.
+    pub async fn ask_for<R: Message + Default>(
+        &self,
+        question: &impl Message,
+        patience: Duration,
+    ) -> Result<R, AskError> {
+        let mut pipe = self.ask(question).await?.take(MAX_ANSWER_BYTES);
+        let mut bytes = Vec::new();
+        tokio::time::timeout(patience, pipe.read_to_end(&mut bytes)).await.map_err(|_| AskError::Late(patience))??;
+        // A message of nothing but defaults has no bytes, and so has no answer: answers say more than that.
+        if bytes.is_empty() {
+            return Err(AskError::NoAnswer);
+        }
+        Ok(R::decode(&*bytes)?)
     }
 }
 
@@ -107,7 +133,7 @@ impl Questions {
     ///
     /// # Errors
     /// The socket is broken.
-    pub async fn next(&self) -> io::Result<Option<(JournalQuery, OwnedFd)>> {
+    pub async fn next<Q: Message + Default>(&self) -> io::Result<Option<(Q, OwnedFd)>> {
         let mut buffer = vec![0; MAX_QUESTION_BYTES];
         loop {
             let received =
@@ -119,7 +145,7 @@ impl Questions {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => continue,
                 Err(error) => return Err(error),
             };
-            let question = buffer.get(..length).and_then(|bytes| JournalQuery::decode(bytes).ok());
+            let question = buffer.get(..length).and_then(|bytes| Q::decode(bytes).ok());
             if let Some(question) = question.zip(fds.pop()) {
                 return Ok(Some(question));
             }
@@ -130,36 +156,36 @@ impl Questions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::AsyncReadExt as _;
+    use crate::common::JournalQuery;
 
     #[tokio::test]
     async fn a_reader_that_listens_is_asked_over_a_connection_of_the_questions_own() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal.sock");
-        let reader = JournalReader::at(&path);
+        let reader = Asker::at(&path);
         let query = JournalQuery { units: vec!["kubelet".into()], ..JournalQuery::default() };
         assert!(matches!(reader.ask(&query).await, Err(AskError::Io(_))), "nobody listens");
         let listener = bulkhead_sys::scm::listen(&path, 0o600).unwrap();
         // Asked before anybody accepts: as with a reader that starts only now.
         let mut answer = reader.ask(&query).await.unwrap();
         let questions = Questions::new(bulkhead_sys::scm::accept(&listener).unwrap()).unwrap();
-        let (asked, pipe) = questions.next().await.unwrap().unwrap();
+        let (asked, pipe) = questions.next::<JournalQuery>().await.unwrap().unwrap();
         assert_eq!(asked, query);
         drop(pipe);
         let mut said = String::new();
         answer.read_to_string(&mut said).await.unwrap();
-        assert!(said.is_empty() && questions.next().await.unwrap().is_none());
+        assert!(said.is_empty() && questions.next::<JournalQuery>().await.unwrap().is_none());
     }
 
     #[tokio::test]
     async fn questions_arrive_with_a_pipe_and_what_is_none_is_passed_over() {
         let (asker, answerer) = bulkhead_sys::scm::pair().unwrap();
         let (raw, questions) = (asker.try_clone().unwrap(), Questions::new(answerer).unwrap());
-        let reader = JournalReader::new(Some(asker)).unwrap();
+        let reader = Asker::new(Some(asker)).unwrap();
         bulkhead_sys::scm::send(&raw, b"without a pipe", &[]).unwrap();
         let query = JournalQuery { units: vec!["kubelet".into()], ..JournalQuery::default() };
         let mut answer = reader.ask(&query).await.unwrap();
-        let (asked, pipe) = questions.next().await.unwrap().unwrap();
+        let (asked, pipe) = questions.next::<JournalQuery>().await.unwrap().unwrap();
         assert_eq!(asked, query);
         rustix::io::write(&pipe, b"a line").unwrap();
         drop(pipe);
@@ -169,8 +195,24 @@ mod tests {
 
         let long = JournalQuery { pattern: "x".repeat(MAX_QUESTION_BYTES), ..JournalQuery::default() };
         assert!(matches!(reader.ask(&long).await, Err(AskError::TooLong)));
-        assert!(matches!(JournalReader::default().ask(&query).await, Err(AskError::NoReader)));
+        assert!(matches!(Asker::default().ask(&query).await, Err(AskError::NoHelper)));
+        let answers = async {
+            let (_, pipe) = questions.next::<JournalQuery>().await.unwrap().unwrap();
+            rustix::io::write(&pipe, &query.encode_to_vec()).unwrap();
+            drop(pipe);
+            let (_, pipe) = questions.next::<JournalQuery>().await.unwrap().unwrap();
+            drop(pipe);
+            questions.next::<JournalQuery>().await.unwrap().unwrap()
+        };
+        let asked = async {
+            let patience = Duration::from_secs(10);
+            assert_eq!(reader.ask_for::<JournalQuery>(&query, patience).await.unwrap(), query);
+            assert!(matches!(reader.ask_for::<JournalQuery>(&query, patience).await, Err(AskError::NoAnswer)));
+            let late = reader.ask_for::<JournalQuery>(&query, Duration::from_millis(1)).await;
+            assert!(matches!(late, Err(AskError::Late(_))), "{late:?}");
+        };
+        let (_unanswered, ()) = tokio::join!(answers, asked);
         drop((raw, reader));
-        assert!(questions.next().await.unwrap().is_none());
+        assert!(questions.next::<JournalQuery>().await.unwrap().is_none());
     }
 }
