@@ -108,7 +108,9 @@ pub fn check(node: &Node) -> Result<()> {
         left.extend(node.all_pids().into_iter().map(|(name, pid)| format!("process {name} ({pid})")));
         left.extend(sockets_that_answer(node.run_dir()));
         left.extend(
-            node.user_claim().filter(|claim| is_locked(claim)).map(|claim| format!("claim {}", claim.display())),
+            node.user_claim()
+                .filter(|claim| is_held(claim, node.root_dir()))
+                .map(|claim| format!("claim {}", claim.display())),
         );
         if left.is_empty() {
             return Ok(());
@@ -117,9 +119,12 @@ pub fn check(node: &Node) -> Result<()> {
     })
 }
 
-fn is_locked(path: &Path) -> bool {
+/// Whether the node with this root directory holds the claim: the block of users that it let go of may be another node's by now.
+fn is_held(path: &Path, root_dir: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
-    Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
+    let its = std::fs::read_to_string(path)
+        .is_ok_and(|holder| holder.contains(&format!("{:?}", root_dir.display().to_string())));
+    its && Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
 }
 
 fn sockets_that_answer(run_dir: &Path) -> Vec<String> {

@@ -354,8 +354,8 @@ pub fn under_the_kubernetes_unit(host: &Host, list: &mut Checklist) -> Result<()
         host.wait_healthz()?;
         let mut processes = installed::processes(machine)?;
         processes.sort();
-        // "kubelet-volnetd: fork server" and workers are kubelet-volnetd's own.
-        processes.retain(|process| !process.contains(": "));
+        // "kubelet-volnetd: fork server" and workers are kubelet-volnetd's own, and kubelet-iptables is there for moments.
+        processes.retain(|process| !process.contains(": ") && process != "kubelet-iptables");
         let all =
             ["kubelet", "kubelet-evictiond", "kubelet-statusd", "kubelet-syncd", "kubelet-volnetd", "kubelet-walker"];
         ensure!(processes == all, "{processes:?}");

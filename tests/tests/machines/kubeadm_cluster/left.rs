@@ -40,6 +40,10 @@ const CLAIMS: &str = "/run/kubelet.claims/";
 /// kubelet they stay behind too, without a process ([`nothing_runs`]).
 const KUBEPODS: &str = "kubepods";
 
+/// The lock of the legacy variant of iptables, and the rules of the chain that upstream's kubelet leaves behind too.
+const XTABLES_LOCK: &str = "/run/xtables.lock";
+const FIREWALL: &str = "KUBE-FIREWALL";
+
 /// A machine at one moment.
 #[derive(Debug)]
 pub struct State {
@@ -57,7 +61,7 @@ impl State {
         };
         let alien = |path: &String| SOMEBODY_ELSES.iter().chain(KUBEADMS).any(|other| path.starts_with(other));
         let mut files = lines("find /etc /opt /root /run /srv /usr /var -xdev 2>/dev/null || true")?;
-        files.retain(|path| !alien(path) && !path.starts_with(CLAIMS));
+        files.retain(|path| !alien(path) && !path.starts_with(CLAIMS) && path != XTABLES_LOCK);
         Ok(Self {
             files,
             mounts: lines("cut -d' ' -f5 /proc/self/mountinfo")?,
@@ -81,7 +85,8 @@ impl State {
         ensure!(cgroups.is_empty(), "cgroups: {cgroups:#?}");
         let units = more(&self.units, &before.units);
         ensure!(units.is_empty(), "units: {units:#?}");
-        let rules = more(&self.rules, &before.rules);
+        let mut rules = more(&self.rules, &before.rules);
+        rules.retain(|rule| !rule.contains(FIREWALL));
         ensure!(rules.is_empty(), "rules: {rules:#?}");
         Ok(())
     }
