@@ -19,13 +19,14 @@ use bulkhead_ipc::common::traces_client::TracesClient;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_trace::Recorder;
 use bulkhead_types::Process;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use prometheus::{IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use self::endpoint::Collector;
-use self::otlp::{ExportReply, ExportRequest};
 use self::queue::Queue;
 
 /// A batch waits for more spans this long (`OTEL_BSP_SCHEDULE_DELAY`).
@@ -136,7 +137,7 @@ async fn send(config: &NodeConfig, channel: Channel, queue: &Queue, counted: &Co
             .into_iter()
             .map(|(process, spans)| otlp::resource_spans(node, process.name(), env!("CARGO_PKG_VERSION"), spans))
             .collect();
-        let result = match export(&channel, &ExportRequest { resource_spans }).await {
+        let result = match export(&channel, &ExportTraceServiceRequest { resource_spans }).await {
             Ok(refused) => {
                 let refused = usize::try_from(refused).unwrap_or(0).min(count);
                 counted.add("refused", refused);
@@ -157,7 +158,7 @@ async fn send(config: &NodeConfig, channel: Channel, queue: &Queue, counted: &Co
 }
 
 /// One batch, until it is taken, refused, or too old. Answers how many of it the collector did not want.
-async fn export(channel: &Channel, request: &ExportRequest) -> Result<i64, Status> {
+async fn export(channel: &Channel, request: &ExportTraceServiceRequest) -> Result<i64, Status> {
     let began = Instant::now();
     let (mut pause, longest) = RETRY;
     loop {
@@ -179,15 +180,14 @@ async fn export(channel: &Channel, request: &ExportRequest) -> Result<i64, Statu
     }
 }
 
-async fn export_once(channel: Channel, request: ExportRequest) -> Result<ExportReply, Status> {
-    let mut client = tonic::client::Grpc::new(channel);
-    let call = async {
-        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let mut request = Request::new(request);
-        request.set_timeout(EXPORT_DEADLINE);
-        let path = http::uri::PathAndQuery::from_static(otlp::EXPORT);
-        client.unary(request, path, tonic_prost::ProstCodec::default()).await.map(tonic::Response::into_inner)
-    };
+async fn export_once(
+    channel: Channel,
+    request: ExportTraceServiceRequest,
+) -> Result<ExportTraceServiceResponse, Status> {
+    let mut request = Request::new(request);
+    request.set_timeout(EXPORT_DEADLINE);
+    let mut client = TraceServiceClient::new(channel);
+    let call = async { client.export(request).await.map(tonic::Response::into_inner) };
     tokio::time::timeout(EXPORT_DEADLINE, call)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("the collector does not answer")))
