@@ -14,6 +14,8 @@ use bulkhead_ipc::helper::Asker;
 
 /// Upstream's, between two looks at the canary.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Where nobody answered: the helper may be started only now.
+const UNANSWERED_PERIOD: Duration = Duration::from_secs(10);
 /// On a machine that has the program and none of its tables: a module of the kernel may be loaded later.
 const UNSUPPORTED_PERIOD: Duration = Duration::from_secs(600);
 /// Both families, each waiting for the lock some times.
@@ -139,7 +141,11 @@ impl Known {
         // What is known then may have changed meanwhile: the next answer is told again.
         self.last.clear();
         let trouble = format!("chains of iptables are not kept: {why}");
-        Judged { log: news.then(|| trouble.clone()).into_iter().collect(), trouble: Some(trouble), again: Some(PERIOD) }
+        Judged {
+            log: news.then(|| trouble.clone()).into_iter().collect(),
+            trouble: Some(trouble),
+            again: Some(UNANSWERED_PERIOD),
+        }
     }
 }
 
@@ -217,6 +223,7 @@ mod tests {
         let mut known = Known::default();
         let first = known.unanswered("no such file");
         assert_eq!(first.log, ["chains of iptables are not kept: no such file"]);
+        assert_eq!(first.again, Some(UNANSWERED_PERIOD));
         assert_eq!(known.unanswered("no such file"), Judged { log: Vec::new(), ..first });
         assert_eq!(known.answered(&families(Outcome::Kept, Outcome::Kept)).log.len(), 2);
     }
