@@ -5,7 +5,7 @@
 
 use bulkhead_config::NodeConfig;
 use bulkhead_privileges::{Fencing, Row, User};
-pub use bulkhead_privileges::{Program, XTABLES_LOCK};
+pub use bulkhead_privileges::{METADATA_ADDRESSES, Program, XTABLES_LOCK};
 pub use bulkhead_sys::Capability;
 use bulkhead_sys::fence::{Enforcement, FenceReport};
 use bulkhead_sys::{process, seccomp};

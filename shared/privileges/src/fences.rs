@@ -3,6 +3,7 @@
 //! A rule stands for the folder that is there when the process starts, and for all below it. So rules name folders that
 //! live as long as the machine runs, and never a file that is replaced by a rename (`/etc/resolv.conf`).
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use bulkhead_config::NodeConfig;
@@ -17,6 +18,19 @@ const MACHINE: [&str; 9] = ["/etc", "/proc", "/run", "/sys", "/usr", "/lib", "/l
 
 /// Every library may want one of these.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
+
+/// Where clouds tell a machine what it is, and give whoever asks from it credentials of the machine: AWS and most others, ECS and
+/// EKS for containers, Scaleway, AWS and EKS over IPv6, Google, OpenStack.
+pub const METADATA_ADDRESSES: [IpAddr; 8] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 42, 42)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
+];
 
 /// Whether a process is fenced.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,5 +13,5 @@
 pub mod fences;
 pub mod row;
 
-pub use fences::{Fencing, XTABLES_LOCK};
+pub use fences::{Fencing, METADATA_ADDRESSES, XTABLES_LOCK};
 pub use row::{Bounding, Program, Row, RunsPrograms, Serves, User};

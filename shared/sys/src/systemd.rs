@@ -1,9 +1,11 @@
-//! Three requests to systemd, for the systemd cgroup driver: start a slice, tell it its limits, stop a unit.
+//! Three requests to systemd: start a slice, set properties of a unit (limits of a slice, addresses that a service may reach),
+//! stop a unit.
 //!
 //! Spoken over systemd's private socket, which root may use and which needs no message bus. Of D-Bus only what these
 //! calls need is here: one method call with a body that is built in code, and the reply that belongs to it.
 
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -54,6 +56,8 @@ pub enum Value {
     Number(u64),
     /// `ay`; a set of CPUs: bit n of byte n / 8.
     Bits(Vec<u8>),
+    /// `a(iayu)`; addresses with the lengths of their prefixes.
+    Addresses(Vec<(IpAddr, u8)>),
 }
 
 /// Gives a unit these properties until it is stopped or the machine restarts, and has them written to its cgroup. Others
@@ -75,6 +79,9 @@ fn properties_body(unit: &str, properties: &[Property]) -> Vec<u8> {
             match &property.value {
                 Value::Number(number) => list.property(property.name, "t", |b| b.u64(*number)),
                 Value::Bits(bits) => list.property(property.name, "ay", |b| b.array(1, |list| list.0.extend(bits))),
+                Value::Addresses(all) => list.property(property.name, "a(iayu)", |b| {
+                    b.array(8, |list| all.iter().for_each(|(address, prefix)| list.address(*address, *prefix)));
+                }),
             }
         }
     });
@@ -159,6 +166,18 @@ impl Body {
         fill(self);
         let length = u32::try_from(self.0.len() - start).unwrap_or(u32::MAX);
         self.0[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
+    }
+
+    /// One `(iayu)`: family, address, length of the prefix.
+    fn address(&mut self, address: IpAddr, prefix: u8) {
+        let (family, bytes) = match address {
+            IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
+            IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
+        };
+        self.align(8);
+        self.u32(family.cast_unsigned());
+        self.array(1, |list| list.0.extend(bytes));
+        self.u32(prefix.into());
     }
 
     /// One `(sv)`.
@@ -365,6 +384,16 @@ mod tests {
         assert_eq!(&body[24..48], b"\x09\0\0\0MemoryMax\0\x01t\0\0\0\0\0\0\0\0");
         assert_eq!(body[48..56], 7u64.to_le_bytes());
         assert_eq!(&body[56..], b"\x0b\0\0\0AllowedCPUs\0\x02ay\0\x01\0\0\0\x03");
+        let addresses = vec![("169.254.169.254".parse().unwrap(), 32), ("fd00::1".parse().unwrap(), 128)];
+        let allow = Property { name: "IPAddressAllow", value: Value::Addresses(addresses) };
+        let body = properties_body("a.service", &[allow]);
+        let value = body.windows(7).position(|w| w == b"a(iayu)").unwrap() + 8;
+        let value = value.next_multiple_of(4);
+        assert_eq!(body[value..value + 4], 44u32.to_le_bytes(), "16 and 28 bytes, the second at a multiple of 8");
+        let first = (value + 4).next_multiple_of(8);
+        assert_eq!(body[first..first + 16], [2, 0, 0, 0, 4, 0, 0, 0, 169, 254, 169, 254, 32, 0, 0, 0]);
+        assert_eq!(body[first + 16..first + 24], [10, 0, 0, 0, 16, 0, 0, 0]);
+        assert_eq!(body.len(), first + 16 + 28);
         let message = message("StopUnit", "ss", b"");
         assert!(message.len().is_multiple_of(8));
         assert!(message.windows(8).any(|w| w == b"StopUnit"));

@@ -357,6 +357,17 @@ fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
 }
 
 #[test]
+fn statusd_is_denied_the_metadata_services_that_are_known() {
+    let text = unit("kubelet-statusd.service");
+    let denied: Vec<std::net::IpAddr> = values(&text, "IPAddressDeny")
+        .iter()
+        .flat_map(|all| all.split_whitespace())
+        .map(|address| address.parse().unwrap())
+        .collect();
+    assert_eq!(denied, bulkhead_privileges::METADATA_ADDRESSES);
+}
+
+#[test]
 fn the_users_of_the_units_are_made() {
     let users = std::fs::read_to_string(workspace_root().join("deploy/sysusers.d/bulkhead.conf")).unwrap();
     let has = |line: &str| {

@@ -261,6 +261,11 @@ fn kept_from_logs(node: &Node) -> Result<()> {
         let shown = log.split(kind).skip(1).filter(|rest| token(rest)).count();
         ensure!(shown == 0, "{shown} tokens behind {kind}");
     }
+    // kubelet-syncd's own trace of what was asked for.
+    for verb in ["exec", "attach", "port-forward", "run"] {
+        let traced = |line: &str| line.contains("asked for by kubelet-statusd") && line.contains(verb);
+        ensure!(log.lines().any(traced), "{verb} left no trace");
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 mod life;
 mod memory;
+mod metadata;
 mod node;
 mod numbers;
 mod resize;
@@ -89,8 +90,12 @@ fn story(world: &mut World) -> Result<()> {
     memory::killed(world)?;
     told("out of memory", world);
     let limits = life::all_limits(&mut world.vm)?;
+    metadata::serve(world)?;
+    metadata::closed(world)?;
+    metadata::resolve_there(world)?;
     vsock::on(world)?;
     life::unchanged(world, &node, &limits, "a restart with vsock on")?;
+    metadata::opened(world)?;
     vsock::answers(world)?;
     told("restarted with vsock", world);
     life::kill(world)?;

@@ -5,6 +5,7 @@
 
 mod environment;
 pub mod kept;
+mod metadata;
 
 use std::path::{Path, PathBuf};
 
@@ -172,6 +173,7 @@ pub fn render(config: &mut NodeConfig) -> Result<(), UnitsError> {
     let text = environment::render(|name| std::env::var_os(name));
     environment::write(&path, &text).map_err(|source| UnitsError::Environment { path, source })?;
     let node = format!("Node {}, root directory {}", config.node_name.as_str(), config.paths.root_dir.display());
+    metadata::open_where_needed(config);
     kept.finish(&node)?;
     tracing::info!(run_dir = RUN_DIR, "the configuration is written, the units take over");
     Ok(())

@@ -123,7 +123,10 @@ impl StreamParts {
         let pod = place.pod.ok_or_else(|| Status::invalid_argument("no pod is named"))?;
         let full_name = format!("{}_{}", pod.name, pod.namespace);
         match self.pod(&pod).await? {
-            Some(pod) => Ok(TargetContainer { pod, full_name, container: place.container }),
+            Some(pod) => {
+                record(words.verb, &full_name, &pod, Some(&place.container));
+                Ok(TargetContainer { pod, full_name, container: place.container })
+            }
             None => Err(Status::internal((words.missing)(&place.container, &full_name))),
         }
     }
@@ -149,7 +152,7 @@ impl StreamParts {
         T: Send,
         F: Future<Output = Result<T, CriError>> + Send,
     {
-        let Words { missing, refused } = words;
+        let Words { missing, refused, .. } = words;
         let (uid, name) = (&found.pod.uid, found.container.as_str());
         let first = match lookup::running(&found.pod.runtime, name) {
             None => None,
@@ -172,15 +175,22 @@ impl StreamParts {
 /// How a kind of request is told that the container does not run, and that the runtime has refused.
 #[derive(Clone, Copy)]
 struct Words {
+    verb: &'static str,
     /// Of the container's name and `<pod>_<namespace>`.
     missing: fn(&str, &str) -> String,
     refused: fn(&CriError) -> Status,
 }
 
-const EXEC: Words = Words { missing: exec_missing, refused };
-const ATTACH: Words = Words { missing: attach_missing, refused };
-const RUN: Words = Words { missing: exec_missing, refused: failed };
-const CHECKPOINT: Words = Words { missing: checkpoint_missing, refused: failed };
+const EXEC: Words = Words { verb: "exec", missing: exec_missing, refused };
+const ATTACH: Words = Words { verb: "attach", missing: attach_missing, refused };
+const RUN: Words = Words { verb: "run", missing: exec_missing, refused: failed };
+const CHECKPOINT: Words = Words { verb: "checkpoint", missing: checkpoint_missing, refused: failed };
+
+/// A trace in the log of a process that the asker has no hand in: who may ask, kubelet-statusd decides alone (decision 59). A
+/// command's words may be secret.
+fn record(verb: &str, full_name: &str, pod: &Candidate, container: Option<&str>) {
+    tracing::info!(verb, pod = full_name, uid = %pod.uid, container, "asked for by kubelet-statusd");
+}
 
 fn exec_missing(container: &str, _: &str) -> String {
     format!("container not found ({container:?})")
@@ -278,6 +288,7 @@ impl Streams for StreamsApi {
         let request = request.into_inner();
         let place = request.pod.ok_or_else(|| Status::invalid_argument("no pod is named"))?;
         let Some(pod) = parts.pod(&place).await? else { return Err(Status::not_found("pod not found")) };
+        record("port-forward", &format!("{}_{}", place.name, place.namespace), &pod, None);
         let sandbox = match lookup::sandbox(&pod.runtime) {
             Some(sandbox) => Some(sandbox),
             None => lookup::sandbox(&*parts.look(&pod.uid).await?),
