@@ -14,7 +14,8 @@
 //! The whole surface is one page: [`verbs`]. Hostile input is every byte of every request (a compromised syncd), and
 //! everything that pods can write: contents of volumes, termination files, logs. Requests are ids, parsed into types in
 //! [`validate`]; paths are built here and opened by the three rules of `bulkhead_sys::open`; nothing is unmounted,
-//! removed or killed without the [`guard`]. It never parses a pod spec, starts a program, or acts by itself. Of the
+//! removed or killed without the [`guard`]. It never parses a pod spec or starts a program; by itself it asks for
+//! chains of iptables ([`iptables`]), and nothing that came from a peer is in that. Of the
 //! kubeconfig it reads the names of four files ([`kubeconfig`]), of a volume's files their paths, modes and owners.
 //!
 //! # State
@@ -66,6 +67,7 @@
 //! | gRPC, one task a connection ([`service`]) | calls | work on a pool of threads; answers |
 //! | the broker ([`broker`]) | requests on the side socket | descriptors, opened on the pool |
 //! | changes of files ([`watch`]) | the one inotify instance | events to followers (broadcast) |
+//! | chains of iptables ([`iptables`]) | the clock | a question to kubelet-iptables, each minute |
 //! | manifests, credentials, serving pair: a follower each ([`watch`]) | events | changes to whoever streams them (broadcast) |
 //!
 //! # Known gaps
