@@ -81,7 +81,7 @@ pub fn programs(profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(workspace_root()).args(["build", "--locked", "--bins", "--profile", profile]);
-    for program in crate::previous::programs() {
+    for program in PROGRAMS.into_iter().chain(HELPERS) {
         command.args(["--package", program]);
     }
     forget_own_build(&mut command);
