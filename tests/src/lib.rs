@@ -4,6 +4,7 @@ pub mod api_record;
 pub mod channels;
 pub mod checklist;
 pub mod followers;
+pub mod fuzz;
 pub mod golden;
 pub mod guide;
 pub mod history;

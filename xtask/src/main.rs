@@ -148,8 +148,8 @@ fn command_line() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("fuzz")
-                .about("Feeds what reads strangers' bytes - log lines, queries, upgrades, frames - with anything")
-                .arg(rest("Passed on: --seconds N for each target, --input FILE, names of targets; --help names them")),
+                .about("Feeds what reads strangers' bytes - log lines, queries, frames, answers - with anything (needs g++)")
+                .arg(rest("Passed on: --seconds N for each target, --jobs N, --keep, --input FILE, names of targets; --help names them")),
         )
 }
 
@@ -263,8 +263,7 @@ fn again_with_cluster() -> Result<()> {
 
 /// With optimisation, as most of it is the trying.
 fn fuzz(options: &[String]) -> Result<()> {
-    let mut arguments =
-        vec!["run", "--locked", "--quiet", "--profile", "quick", "--package", "bulkhead-tests", "--bin", "fuzz", "--"];
+    let mut arguments = vec!["run", "--locked", "--quiet", "--package", "bulkhead-tests", "--bin", "fuzz", "--"];
     arguments.extend(options.iter().map(String::as_str));
     checks::cargo(&arguments)
 }

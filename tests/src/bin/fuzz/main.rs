@@ -1,17 +1,15 @@
-//! Feeds what reads strangers' bytes with anything, for as long as one likes. Run it as `cargo xtask fuzz`.
+//! Feeds what reads strangers' bytes with anything, for as long as one likes, and keeps what reaches code that nothing else did. Run
+//! it as `cargo xtask fuzz`.
 
-mod engine;
-mod targets;
+mod search;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bulkhead_tests::Dice;
+use bulkhead_tests::fuzz::{TARGETS, Target};
 use clap::{Arg, ArgAction};
-
-use targets::TARGETS;
 
 fn main() -> ExitCode {
     match run() {
@@ -23,17 +21,31 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
-    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    let matches = clap::Command::new("cargo xtask fuzz")
-        .about("Feeds what reads strangers' bytes with anything; $BULKHEAD_SEED repeats a run")
+fn command_line() -> clap::Command {
+    let names = TARGETS.iter().map(|target| target.name);
+    clap::Command::new("cargo xtask fuzz")
+        .about("Feeds what reads strangers' bytes with anything, guided by the code that it reaches (libFuzzer; needs g++)")
         .arg(
             Arg::new("seconds")
                 .long("seconds")
                 .value_name("N")
-                .value_parser(clap::value_parser!(u64))
+                .value_parser(clap::value_parser!(u64).range(1..))
                 .default_value("30")
-                .help("For each target"),
+                .help("Processor time for each target"),
+        )
+        .arg(
+            Arg::new("jobs")
+                .long("jobs")
+                .value_name("N")
+                .value_parser(clap::value_parser!(u16).range(1..))
+                .default_value("1")
+                .help("Targets at a time"),
+        )
+        .arg(
+            Arg::new("keep")
+                .long("keep")
+                .action(ArgAction::SetTrue)
+                .help("Keep the fewest inputs that reach the same code in tests/fixtures/fuzz, where the tests run them"),
         )
         .arg(
             Arg::new("input")
@@ -45,42 +57,26 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("targets")
                 .action(ArgAction::Append)
-                .value_parser(clap::builder::PossibleValuesParser::new(&names))
+                .value_parser(clap::builder::PossibleValuesParser::new(names))
                 .help("Which; all where none is named"),
         )
-        .get_matches();
-    let seconds = Duration::from_secs(matches.get_one::<u64>("seconds").copied().unwrap_or(30));
+}
+
+fn run() -> Result<()> {
+    let matches = command_line().get_matches();
     let asked: Vec<&String> = matches.get_many("targets").map(Iterator::collect).unwrap_or_default();
-    let chosen: Vec<_> =
+    let chosen: Vec<&'static Target> =
         TARGETS.iter().filter(|target| asked.is_empty() || asked.iter().any(|name| *name == target.name)).collect();
     if let Some(file) = matches.get_one::<PathBuf>("input") {
-        let [target] = chosen.as_slice() else { bail!("--input needs exactly one target, of: {}", names.join(", ")) };
-        let input = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-        return match engine::try_one(target, &input) {
-            None => {
-                println!("{}: nothing wrong with it", target.name);
-                Ok(())
-            }
-            Some(found) => bail!("{}: {}", target.name, found.problem),
-        };
+        let [target] = chosen.as_slice() else { bail!("--input needs the name of one target") };
+        (target.run)(&std::fs::read(file).with_context(|| format!("reading {}", file.display()))?);
+        println!("{}: nothing wrong with it", target.name);
+        return Ok(());
     }
-    // A panic is a finding and is told as one.
-    std::panic::set_hook(Box::new(|_| {}));
-    let mut dice = Dice::from_environment();
-    println!("BULKHEAD_SEED={}", dice.seed());
-    println!("{:<18} {:>12} {:>12}", "target", "inputs", "a second");
-    let mut failed = false;
-    for target in chosen {
-        let begin = Instant::now();
-        let (tried, found) = engine::search(target, &mut dice, |_| begin.elapsed() >= seconds);
-        let rate = tried as f64 / begin.elapsed().as_secs_f64().max(1e-9);
-        println!("{:<18} {tried:>12} {rate:>12.0}", target.name);
-        if let Some(found) = found {
-            failed = true;
-            let file = std::env::temp_dir().join(format!("bulkhead-fuzz-{}", target.name));
-            std::fs::write(&file, &found.input).with_context(|| format!("writing {}", file.display()))?;
-            println!("  {}\n  input (in {}): {}", found.problem, file.display(), found.input.escape_ascii());
-        }
-    }
-    if failed { bail!("something was found; `cargo xtask fuzz --input FILE TARGET` repeats it") } else { Ok(()) }
+    let plan = search::Plan {
+        program: search::build()?,
+        time: Duration::from_secs(matches.get_one::<u64>("seconds").copied().unwrap_or(30)),
+        keep: matches.get_flag("keep"),
+    };
+    search::all(&plan, &chosen, matches.get_one::<u16>("jobs").copied().map_or(1, usize::from))
 }

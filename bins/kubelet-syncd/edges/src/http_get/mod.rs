@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::dial;
+pub use response::Failure;
 use response::{Head, Reader};
 use url::{Location, Target};
 
@@ -181,17 +182,25 @@ async fn over(
         stream.flush().await
     };
     let sent = sent.await;
+    match (read_answer(stream, in_body).await, sent) {
+        (Ok(answer), _) => Ok(answer),
+        (Err(_), Err(error)) if !*in_body => Err(broken("write", &error)),
+        (Err(Failure::Read(error)), _) => Err(broken("read", &error)),
+        (Err(Failure::Said(text)), _) => Err(GetError::other(text)),
+    }
+}
+
+/// Reads one answer, and where it points to. `in_body` is set once its head has come.
+///
+/// # Errors
+/// What came is no answer, or it ended too early.
+pub async fn read_answer(
+    stream: impl AsyncRead + Unpin,
+    in_body: &mut bool,
+) -> Result<(Answer, Option<String>), Failure> {
     let mut reader = Reader::new(stream);
-    let failed = |failure: response::Failure| match failure {
-        response::Failure::Read(error) => broken("read", &error),
-        response::Failure::Said(text) => GetError::other(text),
-    };
-    let Head { status, framing, location } = match (reader.head().await, sent) {
-        (Ok(head), _) => head,
-        (Err(_), Err(error)) => return Err(broken("write", &error)),
-        (Err(failure), Ok(())) => return Err(failed(failure)),
-    };
+    let Head { status, framing, location } = reader.head().await?;
     *in_body = true;
-    let body = reader.body(framing, BODY_BYTES_MAX).await.map_err(failed)?;
+    let body = reader.body(framing, BODY_BYTES_MAX).await?;
     Ok((Answer { status, body, redirect_refused: false }, location))
 }

@@ -15,7 +15,7 @@ const READ_BYTES: usize = 4 << 10;
 
 /// Why an answer could not be read.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub enum Failure {
     /// The connection failed.
     Read(io::Error),
     /// What came is not right, in Go's words.

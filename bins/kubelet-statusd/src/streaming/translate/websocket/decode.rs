@@ -67,6 +67,9 @@ struct Head {
     size: usize,
 }
 
+/// Bytes of a head whose length stands in its second byte.
+const SHORT_HEAD: usize = 6;
+
 impl Decoder {
     /// The next frame or part of one; `None` when that needs more bytes than `input` has. What stays in `input` then are at
     /// most 130 bytes.
@@ -146,7 +149,8 @@ fn control(head: Head, input: &mut BytesMut) -> Result<Option<Frame>, FrameError
         return Err(FrameError::ControlInParts);
     }
     let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-    if length > MAX_CONTROL || (head.opcode == opcode::CLOSE && length == 1) {
+    // A length in more bytes than it needs, too (RFC 6455 section 5.2).
+    if length > MAX_CONTROL || head.size > SHORT_HEAD || (head.opcode == opcode::CLOSE && length == 1) {
         return Err(FrameError::Length(head.length));
     }
     if !matches!(head.opcode, opcode::CLOSE | opcode::PING | opcode::PONG) {
@@ -242,6 +246,7 @@ mod tests {
             (b"\x8b\x80\0\0\0\0", Err(FrameError::Kind(11))),
             (b"\x09\x80\0\0\0\0", Err(FrameError::ControlInParts)),
             (b"\x89\xfe\0\x7e\0\0\0\0", Err(FrameError::Length(126))),
+            (b"\x89\xfe\0\x01\0\0\0\0p", Err(FrameError::Length(1))),
             (b"\x88\x81\0\0\0\0\0", Err(FrameError::Length(1))),
             (b"\x82\xff\x80\0\0\0\0\0\0\0\0\0\0\0", Err(FrameError::Length(1 << 63))),
             (b"\x80\x80\0\0\0\0", Err(FrameError::NotBegun)),

@@ -1,7 +1,14 @@
-//! What is fed with anything: each target reads what strangers send, and has to keep a promise beside not to panic.
+//! Parsers of what strangers send: clients of the HTTP server, pods, the API server, a daemon that was taken over.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
+use k8s_openapi::api::core::v1::FileKeySelector;
+use kubelet_edges::http_get;
+use kubelet_model::pod::image_reference::{self, ImageName};
+use kubelet_runtime::runtime::env_files::{self, EnvFile};
 use kubelet_statusd::logs::options::{self as log_options, Streams};
 use kubelet_statusd::logs::stamp::Stamp;
 use kubelet_statusd::logs::transcript::{Rules, Transcript};
@@ -9,15 +16,13 @@ use kubelet_statusd::routes::{self, Surface, Switches};
 use kubelet_statusd::streaming::options as stream_options;
 use kubelet_statusd::streaming::translate::{spdy, websocket};
 use kubelet_volnetd::broker::client_pair;
+use kubelet_volnetd::volumes::content::Content;
+use prost::Message as _;
+use tokio::io::AsyncWriteExt as _;
 
-/// A target: its name, inputs that are well formed, words to put into others, and what is done with an input.
-pub struct Target {
-    pub name: &'static str,
-    pub seeds: &'static [&'static [u8]],
-    pub words: &'static [&'static [u8]],
-    pub run: fn(&[u8]),
-}
+use super::Target;
 
+/// Every parser, by name.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "log-lines",
@@ -81,6 +86,52 @@ pub const TARGETS: &[Target] = &[
         seeds: &[b"application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1", b"application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"],
         words: &[b";q=", b"q=-1", b"\"", b"\\", b",,", b"escaping=allow-utf-8", b"gzip;q=0", b"*/*"],
         run: scraper,
+    },
+    Target {
+        name: "probe-answer",
+        seeds: &[
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\n\r\n",
+            b"HTTP/1.0 302 Found\nLocation: /next\n\nuntil the end",
+        ],
+        words: &[b"HTTP/1.1 ", b"\r\n\r\n", b"Content-Length: ", b"Transfer-Encoding: chunked", b"ffffffffffffffff", b"18446744073709551615"],
+        run: probe_answer,
+    },
+    Target {
+        name: "image-name",
+        seeds: &[
+            b"registry.example:5000/team/app:v1.2@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+            b"busybox",
+        ],
+        words: &[b"docker.io/", b"localhost/", b"[::1]:5000/", b"@sha256:", b":latest", b"__", b"..", b"//"],
+        run: image_name,
+    },
+    Target {
+        name: "mountinfo",
+        seeds: &[
+            b"36 35 98:0 /root /point\\040with\\011space rw,noatime shared:1 master:2 - ext3 /dev/sda1 rw,errors=continue\n",
+            b"41 36 0:44 / /mnt rw - tmpfs  rw\n",
+        ],
+        words: &[b"\\040", b"\\134", b"\\777", b" - ", b"shared:", b"18446744073709551616", b"\xff"],
+        run: mounts,
+    },
+    Target {
+        name: "env-file",
+        seeds: &[b"# comment\nNAME='value'\nOTHER='two\nlines' # end\nkey='wanted'\n", b"key= 'empty'\n"],
+        words: &[b"='", b"'\n", b"key=", b"\r\n", b"#", b" ="],
+        run: env_file,
+    },
+    Target {
+        name: "volume-content",
+        seeds: &[b"\x0a\x0f\x0a\x05a/b/c\x12\x04data\x18\xa4\x03\x10\x07", b"\x0a\x08\x0a\x03key\x12\x01v\x0a\x03\x0a\x01k"],
+        words: &[b"..", b"/", b"..data", b"\x0a\x02", b"\x18\xff\xff\xff\xff\x0f", b"\x20\x01"],
+        run: volume_content,
+    },
+    Target {
+        name: "quantity",
+        seeds: &[b"1.5Gi", b"100m", b"-12e3", b"0.000000001"],
+        words: &[b"Ki", b"Ei", b"e99", b"E-9", b"9223372036854775807", b"+", b"."],
+        run: quantity,
     },
 ];
 
@@ -273,5 +324,82 @@ fn pairs_of_a_client(bytes: &[u8]) {
         let found = client_pair::check(certificate.as_bytes(), key.as_bytes(), &node, 1_800_000_000);
         let named = bytes.windows(18).any(|part| part == b"system:node:node-a");
         assert!(found.is_err() || named || bytes == include_bytes!("client-key.der"), "another node's, or no node's");
+    }
+}
+
+/// What a pod answers to a probe: however it arrives it is the same answer, and no more of it is kept than is allowed.
+fn probe_answer(input: &[u8]) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
+    let whole = runtime.block_on(http_get::read_answer(input, &mut false));
+    let pieces = runtime.block_on(async {
+        let (mut pod, probe) = tokio::io::duplex(3);
+        let mut in_body = false;
+        let send = async move {
+            // A reader that has enough does not wait for the rest.
+            let _ = pod.write_all(input).await;
+        };
+        tokio::join!(send, http_get::read_answer(probe, &mut in_body)).1
+    });
+    if let Ok((answer, _)) = &whole {
+        assert!(answer.body.len() <= http_get::BODY_BYTES_MAX);
+        assert!(answer.status <= 999, "{}", answer.status);
+    }
+    assert_eq!(format!("{whole:?}"), format!("{pieces:?}"), "an answer in pieces is another one");
+}
+
+/// A name that is taken is one still, and the same one, with its default tag written out.
+fn image_name(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let Ok(name) = ImageName::parse(&text) else {
+        assert!(image_reference::with_default_tag(&text).is_err());
+        return;
+    };
+    let Ok(tagged) = image_reference::with_default_tag(&text) else { panic!("{text:?} is a name and has no tag") };
+    assert_eq!(ImageName::parse(&tagged).ok(), Some(name), "{text:?} became {tagged:?}");
+    assert!(tagged.bytes().all(|byte| byte.is_ascii_graphic()), "{tagged:?}");
+}
+
+/// Each line is a mount or none, whatever the lines before it are.
+fn mounts(input: &[u8]) {
+    let points = |text: &[u8]| -> Vec<(u64, PathBuf)> {
+        bulkhead_sys::mountinfo::parse(text).map(|mount| (mount.id, mount.mount_point.into_owned())).collect()
+    };
+    let by_line: Vec<_> = input.split(|byte| *byte == b'\n').flat_map(points).collect();
+    assert_eq!(points(input), by_line);
+}
+
+/// A variable's value comes from the file, and is none where it has no character.
+fn env_file(input: &[u8]) {
+    let selector = FileKeySelector {
+        key: "key".to_owned(),
+        optional: Some(true),
+        path: "file".to_owned(),
+        volume_name: "volume".to_owned(),
+    };
+    let file = EnvFile { path: PathBuf::from("/file"), bytes: input.to_owned() };
+    let files = BTreeMap::from([(("volume".to_owned(), "file".to_owned()), Ok(file))]);
+    if let Ok(Some(value)) = env_files::value(&files, &selector) {
+        assert!(!value.is_empty() && value.len() <= input.len() && !value.contains(&b'\''), "{}", value.escape_ascii());
+    }
+}
+
+/// Files that kubelet-volnetd would write as root for kubelet-syncd: none lies outside the volume, or over its own links.
+fn volume_content(input: &[u8]) {
+    let Ok(wire) = bulkhead_ipc::volnetd::VolumeContent::decode(input) else { return };
+    let Ok(content) = Content::from_wire(wire) else { return };
+    for (path, file) in &content.files {
+        let inside = path.as_str().split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'));
+        assert!(inside && !path.first().starts_with(".."), "{:?}", path.as_str());
+        assert_eq!(file.mode & !0o777, 0);
+    }
+    assert!(content.visible().len() <= content.files.len());
+}
+
+/// A quantity that is taken is written so that it is read as the same one.
+fn quantity(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    if let Ok(quantity) = bulkhead_types::Quantity::parse(&text) {
+        let again = bulkhead_types::Quantity::parse(&quantity.to_string());
+        assert_eq!(again.as_ref(), Ok(&quantity), "{text:?} became {:?}", quantity.to_string());
     }
 }
