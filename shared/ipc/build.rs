@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 11] = [
     "volnetd/v1/volnetd.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",
+    "syncd/v1/eviction.proto",
     "evictiond/v1/evictiond.proto",
     "statusd/v1/statusd.proto",
 ];

@@ -31,6 +31,7 @@
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |
+//! | [`evictions`] | whether a pod may be evicted, and by which pressure pods are admitted |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
 //! | [`private_state`] | nothing: what outlives the process |
@@ -66,6 +67,7 @@ pub mod api;
 pub mod cgroups;
 pub mod cri_metrics;
 pub mod desired;
+pub mod evictions;
 pub mod hub;
 pub mod manifests;
 pub mod metrics;

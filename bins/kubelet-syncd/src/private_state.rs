@@ -6,6 +6,8 @@ use std::sync::Arc;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_daemon::{StateDir, StateError};
 
+use crate::evictions::book::{self, EvictionStore};
+use crate::evictions::pressure::{self, PressureStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 use kubelet_images::pull_records::{self, PullRecords};
 use kubelet_images::{RecordStore, RecordStoreError};
@@ -21,6 +23,8 @@ const PULLS: StateFile = StateFile { name: "image-pulls.json", version: pull_rec
 const PRE_STOPS: StateFile = StateFile { name: "pre-stop-hooks.json", version: 1 };
 const USERS: StateFile = StateFile { name: "users-of-pods.json", version: userns::VERSION };
 const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: allocation::VERSION };
+const EVICTIONS: StateFile = StateFile { name: "evictions.json", version: book::VERSION };
+const PRESSURE: StateFile = StateFile { name: "pressure.json", version: pressure::VERSION };
 const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 
 /// The state folder, shared by those who keep something in it.
@@ -120,6 +124,39 @@ impl RecordStore for PrivateState {
     fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
         let bytes = state_file::encode(PULLS.version, records).map_err(|error| RecordStoreError(error.into()))?;
         self.0.write(PULLS.name, &bytes).map_err(|error| RecordStoreError(std::io::Error::other(error)))
+    }
+}
+
+impl PrivateState {
+    /// What [`EvictionStore::save`] wrote last. Without it a pod whose eviction was cut off by a restart runs on.
+    pub fn evictions(&self) -> book::Saved {
+        let read = self.0.load(EVICTIONS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "evictions in flight are not known any more");
+            None
+        });
+        read.unwrap_or_default()
+    }
+
+    /// What [`PressureStore::save`] wrote last.
+    pub fn pressure(&self) -> Option<pressure::Saved> {
+        self.0.load(PRESSURE, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "pods are admitted without pressure until told");
+            None
+        })
+    }
+}
+
+impl EvictionStore for PrivateState {
+    fn save(&self, evictions: &book::Saved) -> std::io::Result<()> {
+        let bytes = state_file::encode(EVICTIONS.version, evictions).map_err(std::io::Error::other)?;
+        self.0.write(EVICTIONS.name, &bytes).map_err(std::io::Error::other)
+    }
+}
+
+impl PressureStore for PrivateState {
+    fn save(&self, pressure: &pressure::Saved) -> std::io::Result<()> {
+        let bytes = state_file::encode(PRESSURE.version, pressure).map_err(std::io::Error::other)?;
+        self.0.write(PRESSURE.name, &bytes).map_err(std::io::Error::other)
     }
 }
 

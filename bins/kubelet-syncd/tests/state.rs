@@ -16,7 +16,7 @@ use kubelet_syncd::private_state::PrivateState;
 use kubelet_syncd::sources::uids::UidStore;
 use serde_json::{Value, json};
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 9] = [
     ("static-pod-uids.json", include_str!("state/v1/static-pod-uids.json")),
     ("restart-back-off.json", include_str!("state/v1/restart-back-off.json")),
     ("image-pulls.json", include_str!("state/v1/image-pulls.json")),
@@ -24,6 +24,8 @@ const FILES: [(&str, &str); 7] = [
     ("users-of-pods.json", include_str!("state/v1/users-of-pods.json")),
     ("allocations.json", include_str!("state/v1/allocations.json")),
     ("probe-results.json", include_str!("state/v1/probe-results.json")),
+    ("evictions.json", include_str!("state/v1/evictions.json")),
+    ("pressure.json", include_str!("state/v1/pressure.json")),
 ];
 const POD: &str = "45bbbc9d-d0f2-4f05-b523-456180a33b77";
 const CONTAINER: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -67,6 +69,13 @@ fn is_understood(state: &PrivateState) {
     assert_eq!(saved.allocated[POD].containers["main"].limits.as_ref().unwrap()["cpu"].0, "1");
     assert_eq!(saved.actuated[POD].pod.as_ref().unwrap().limits.as_ref().unwrap()["memory"].0, "1Gi");
     assert_eq!(saved.exported, [1_178_570_812]);
+
+    let evictions = state.evictions().evictions;
+    let eviction = &evictions[&PodUid::parse(POD).unwrap()];
+    assert_eq!((eviction.message.as_str(), eviction.grace_period), ("The node was low on resource: memory. ", 1));
+    assert!(eviction.threshold && eviction.disruption_target && eviction.annotations["starved_resource"] == "memory");
+    let pressure = state.pressure().unwrap();
+    assert!(pressure.memory && !pressure.disk && !pressure.pid && !pressure.boot_id.is_empty());
 
     let restored = Restored::from_json(&ProbeStore::load(state).unwrap());
     let container = ContainerId::parse(CONTAINER).unwrap();

@@ -142,6 +142,7 @@ async fn reflection_names_what_this_process_serves() -> Result {
             "kubelet.common.v1.Process",
             "kubelet.common.v1.Traces",
             "kubelet.syncd.v1.Events",
+            "kubelet.syncd.v1.Eviction",
             "kubelet.syncd.v1.Node",
             "kubelet.syncd.v1.Pods",
             "kubelet.syncd.v1.Stats",

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
+use bulkhead_ipc::syncd::eviction_server::EvictionServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::hub::{EventRing, PodHub};
 use crate::service::api::SyncdApi;
+use crate::service::evictions::EvictionApi;
 use crate::service::node_view::NodeView;
 use crate::service::rules;
 use crate::service::stats::StatsApi;
@@ -49,6 +51,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StatsServer::new(runtime_apis.stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
     let working = work(&daemon, started, reporter, view, runtime_apis);
@@ -66,11 +69,12 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     }
 }
 
-/// Services that put others' questions to the runtime, once there is a connection to it.
+/// Services that put others' questions to the runtime or to the sync loop, once these are there.
 #[derive(Debug, Default)]
 struct RuntimeApis {
     streams: StreamsApi,
     stats: StatsApi,
+    evictions: EvictionApi,
 }
 
 /// The work, in stages: each has what the one before it has made.

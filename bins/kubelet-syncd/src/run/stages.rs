@@ -22,6 +22,8 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
+use crate::evictions::book::EvictionBook;
+use crate::evictions::pressure::PressureReports;
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
 use crate::mirror_pods::MirrorPods;
@@ -35,6 +37,7 @@ use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, So
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::sync_loop::events::Reporter;
+use crate::sync_loop::evictions::{self, Evictions};
 use crate::sync_loop::loop_monitor::LoopMonitor;
 use crate::sync_loop::node::NodeContext;
 use crate::sync_loop::node_cgroups::NodeCgroups;
@@ -288,6 +291,8 @@ impl Loops {
             ready: cgroups,
             qos_written: tokio::sync::Mutex::default(),
         };
+        let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
+        let pressure = Arc::new(pressure);
         let node = Arc::new(NodeContext {
             config: config.clone(),
             shared_facts: known.facts,
@@ -309,6 +314,7 @@ impl Loops {
             allocations,
             pods: PodTable::default(),
             cgroups,
+            pressure: pressure.clone(),
             prune_gate: PruneGate::default(),
             loop_monitor: LoopMonitor::default(),
         });
@@ -340,7 +346,12 @@ impl Loops {
             reporter.emit_node(event);
         }
         let end = CancellationToken::new();
-        let parts = SyncLoopParts { node, sources, updates, pleg_events: followers.pleg_events, stop: end.clone() };
+        let (questions, asked) = evictions::questions();
+        start.runtime_apis.evictions.set(questions, pressure);
+        let evictions =
+            Evictions { book: EvictionBook::new(state.evictions(), Box::new(state.clone())), questions: asked };
+        let parts =
+            SyncLoopParts { node, sources, updates, pleg_events: followers.pleg_events, evictions, stop: end.clone() };
         let sync_loop = SyncLoop::new(parts).with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));
         Ok(Loops { sync_loop, end })
     }

@@ -2,6 +2,7 @@
 //! so a caller costs the main loop nothing.
 
 pub mod api;
+pub mod evictions;
 mod fits;
 pub mod node_view;
 pub mod rules;

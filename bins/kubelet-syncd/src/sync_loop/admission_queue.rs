@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::housekeeping::plan::ORPHAN_GRACE;
 use super::main_loop::SyncLoop;
 use super::view;
-use crate::admission::{self, Context, Decision, NodeInfo, Rejection, Settings, preemption};
+use crate::admission::{self, Context, Decision, NodeInfo, Pressure, Rejection, Settings, preemption};
 use crate::desired;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use crate::sources::SourceKind;
@@ -104,13 +104,24 @@ impl SyncLoop {
         if self.workers.termination_requested(uid) || desired::facts(pod).terminal_phase {
             return self.start_pod_worker(uid, now);
         }
+        if self.resume_eviction(uid, pod, now) {
+            return;
+        }
         self.decide_admission(uid, pod, now);
+    }
+
+    /// What changes while the process runs. A pod that the runtime has was admitted before: a restart under pressure takes
+    /// nothing away.
+    fn admission_context(&self, uid: &PodUid) -> Context {
+        let runs = !self.node.cache.get(uid).sandboxes.is_empty();
+        let pressure = if runs { Pressure::default() } else { self.node.pressure.last() };
+        Context { pressure, ..Context::default() }
     }
 
     fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
         let others = self.active_pods(uid);
         let node = self.node_info();
-        match admission::admit(pod, &others, &node, &self.admission_queue.settings, Context::default()) {
+        match admission::admit(pod, &others, &node, &self.admission_queue.settings, self.admission_context(uid)) {
             Decision::Admit => self.start_pod_worker(uid, now),
             Decision::Preempt { victims, resource } => self.preempt(uid, victims, &resource, now),
             Decision::Reject(rejection) => self.reject(uid, pod, &rejection, now),

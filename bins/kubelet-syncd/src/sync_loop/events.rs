@@ -1,5 +1,6 @@
 //! Where events go: the queue for the API server, and the pod's own short list.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::Event;
@@ -14,8 +15,9 @@ pub struct Reporter {
     pub hub: Arc<PodHub>,
 }
 
-impl EventSink for Reporter {
-    fn emit(&self, event: PodEvent) {
+impl Reporter {
+    /// As [`EventSink::emit`], with metadata.annotations for the event.
+    pub fn emit_with(&self, event: PodEvent, annotations: HashMap<String, String>) {
         let uid = event.pod.uid.clone();
         match event.kind {
             EventType::Normal => {
@@ -35,9 +37,16 @@ impl EventSink for Reporter {
             namespace: event.pod.namespace.to_string(),
             pod_name: event.pod.name.to_string(),
             field_path: event.field_path,
+            annotations,
             dropped: 0,
         });
         self.hub.event(&uid, kept);
+    }
+}
+
+impl EventSink for Reporter {
+    fn emit(&self, event: PodEvent) {
+        self.emit_with(event, HashMap::new());
     }
 
     fn emit_node(&self, event: NodeEvent) {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admission_queue::AdmissionQueue;
+use super::evictions::Evictions;
 use super::housekeeping::{Housekeeping, container_gc};
 use super::node::NodeContext;
 use super::resize::{Resizes, Trigger};
@@ -44,6 +45,7 @@ pub struct SyncLoopParts {
     pub sources: Arc<Sources>,
     pub updates: mpsc::Receiver<PodUpdate>,
     pub pleg_events: mpsc::Receiver<PodLifecycleEvent>,
+    pub evictions: Evictions,
     pub stop: CancellationToken,
 }
 
@@ -66,6 +68,7 @@ pub struct SyncLoop {
     /// Pods of which something that they name has changed. None: nobody tells any more.
     object_changes: Option<broadcast::Receiver<PodUid>>,
     pub(super) admission_queue: AdmissionQueue,
+    pub(super) evictions: Evictions,
     pub(super) resizes: Resizes,
     pub(super) workers: Workers<Arc<Pod>>,
     pub(super) desired: DesiredPods,
@@ -80,7 +83,7 @@ pub struct SyncLoop {
 impl SyncLoop {
     pub fn new(parts: SyncLoopParts) -> Self {
         let now = Instant::now();
-        let SyncLoopParts { node, sources, updates, pleg_events, stop } = parts;
+        let SyncLoopParts { node, sources, updates, pleg_events, evictions, stop } = parts;
         SyncLoop {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
@@ -89,6 +92,7 @@ impl SyncLoop {
             host_ips: node.facts().host_ips.clone(),
             object_changes: Some(node.objects.changes()),
             admission_queue: AdmissionQueue::new(Settings::of(&node.config)),
+            evictions,
             resizes: Resizes::new(now),
             node,
             sources,
@@ -132,6 +136,7 @@ impl SyncLoop {
                     Some(update) => self.on_update(update),
                     None => break,
                 },
+                Some(question) = self.evictions.questions.recv() => self.on_eviction_question(question),
                 Ok(()) = self.health.changed() => self.on_health(),
                 Ok(()) = self.peer.changed() => self.on_peer(),
                 Ok(()) = self.node_labels.changed() => self.on_node(),
@@ -343,7 +348,9 @@ impl SyncLoop {
         }
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();
-            let everything = self.workers.content_should_be_removed(&uid);
+            // What an evicted pod's containers ended with is read before they go.
+            let ends = self.workers.lifecycle(&uid) == Some(Lifecycle::Terminating);
+            let everything = !ends && self.workers.content_should_be_removed(&uid);
             if self.node.volnetd.authority().sources_ready() {
                 tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
             }

@@ -3,6 +3,7 @@
 //! * [`SyncLoop`] takes in updates of the sources, events of PLEG, ends of work and times that have come, and starts work.
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
 //! * [`admission_queue`] admits pods, keeps them pending or rejects them, as [`crate::admission`] decides.
+//! * [`evictions`] ends pods that the eviction manager takes off the node.
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
@@ -13,6 +14,7 @@
 
 mod admission_queue;
 pub mod events;
+pub mod evictions;
 mod housekeeping;
 pub mod image_fs;
 pub mod image_list;

@@ -15,6 +15,7 @@ use super::pod_table::PodTable;
 use super::prune_gate::PruneGate;
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
+use crate::evictions::pressure::PressureReports;
 use crate::hub::PodHub;
 use crate::metrics::Metrics;
 use crate::mirror_pods::MirrorPods;
@@ -56,6 +57,8 @@ pub struct NodeContext {
 
     pub pods: PodTable,
     pub cgroups: NodeCgroups,
+    /// The node's conditions, as the eviction manager reported them last.
+    pub pressure: Arc<PressureReports>,
     pub prune_gate: PruneGate,
     pub loop_monitor: LoopMonitor,
 }

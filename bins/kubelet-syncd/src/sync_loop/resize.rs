@@ -221,7 +221,8 @@ impl SyncLoop {
             return Tried::Never;
         }
         let (others, node) = (self.active_pods(uid), self.node_info());
-        match admission::admit(&asked, &others, &node, self.admission_queue.settings(), Context::default()) {
+        let context = Context { pressure: self.node.pressure.last(), ..Context::default() };
+        match admission::admit(&asked, &others, &node, self.admission_queue.settings(), context) {
             Decision::Admit => self.grant(uid, &asked, &pod, now),
             Decision::Preempt { victims, resource } => {
                 self.kill_victims(&victims, &resource, now);

@@ -93,7 +93,8 @@ struct Progress {
 /// See [`GetErrorKind`].
 pub async fn get(request: &Get, timeout: Duration) -> Result<Answer, GetError> {
     let mut progress = Progress { target: Target::of(request), in_body: false };
-    let result = tokio::time::timeout(timeout, follow(request, &mut progress)).await;
+    // On the heap: whoever waits for it (a hook, within the start of a container) would else be as large as its buffers.
+    let result = tokio::time::timeout(timeout, Box::pin(follow(request, &mut progress))).await;
     let Progress { target, in_body } = progress;
     match result {
         Ok(Ok(answer)) => Ok(answer),

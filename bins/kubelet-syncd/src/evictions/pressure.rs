@@ -1,0 +1,101 @@
+//! The node's conditions as the eviction manager reported them last. They are kept: whoever starts after this process admits by the
+//! same word, for kubelet-evictiond is not asked.
+
+use std::sync::Arc;
+
+use bulkhead_ipc::syncd::ReportPressureRequest;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::admission::Pressure;
+
+/// The form of the state file.
+pub const VERSION: u64 = 1;
+
+/// As the state file has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    pub memory: bool,
+    pub disk: bool,
+    pub pid: bool,
+    pub boot_id: String,
+}
+
+/// Where it is kept.
+pub trait PressureStore: std::fmt::Debug + Send + Sync {
+    /// Returns when it is on the disk.
+    ///
+    /// # Errors
+    /// It is not.
+    fn save(&self, pressure: &Saved) -> std::io::Result<()>;
+}
+
+/// The last report.
+#[derive(Debug)]
+pub struct PressureReports {
+    boot_id: String,
+    store: Arc<dyn PressureStore>,
+    last: watch::Sender<Pressure>,
+}
+
+impl PressureReports {
+    /// Goes on with what was saved; a report of another boot is none.
+    pub fn new(saved: Option<Saved>, boot_id: &str, store: Arc<dyn PressureStore>) -> Self {
+        let saved = saved.filter(|saved| saved.boot_id == boot_id).unwrap_or_default();
+        let last = Pressure { memory: saved.memory, disk: saved.disk, pids: saved.pid };
+        PressureReports { boot_id: boot_id.to_owned(), store, last: watch::Sender::new(last) }
+    }
+
+    /// By which pods are admitted.
+    pub fn last(&self) -> Pressure {
+        *self.last.borrow()
+    }
+
+    /// Takes a report. It counts when this has returned.
+    ///
+    /// # Errors
+    /// It could not be kept; then the one before still counts.
+    pub fn report(&self, report: ReportPressureRequest) -> std::io::Result<()> {
+        let pressure = Pressure { memory: report.memory, disk: report.disk, pids: report.pid };
+        if pressure == self.last() {
+            return Ok(());
+        }
+        let ReportPressureRequest { memory, disk, pid } = report;
+        self.store.save(&Saved { memory, disk, pid, boot_id: self.boot_id.clone() })?;
+        tracing::info!(memory, disk, pid, "eviction manager: conditions of the node have changed");
+        self.last.send_replace(pressure);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Disk(Mutex<Option<Saved>>);
+
+    impl PressureStore for Disk {
+        fn save(&self, pressure: &Saved) -> std::io::Result<()> {
+            *self.0.lock().unwrap() = Some(pressure.clone());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_last_report_of_this_boot_counts() {
+        let disk = Arc::new(Disk::default());
+        let reports = PressureReports::new(None, "one", disk.clone());
+        assert_eq!(reports.last(), Pressure::default());
+        reports.report(ReportPressureRequest::default()).unwrap();
+        assert_eq!(*disk.0.lock().unwrap(), None, "no news, nothing to write");
+        reports.report(ReportPressureRequest { disk: true, ..Default::default() }).unwrap();
+        let pressed = Pressure { disk: true, ..Pressure::default() };
+        assert_eq!(reports.last(), pressed);
+        let saved = disk.0.lock().unwrap().clone();
+        assert_eq!(PressureReports::new(saved.clone(), "one", disk.clone()).last(), pressed);
+        assert_eq!(PressureReports::new(saved, "two", disk).last(), Pressure::default());
+    }
+}

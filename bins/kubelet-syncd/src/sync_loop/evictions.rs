@@ -1,0 +1,175 @@
+//! Pods that the eviction manager takes off the node: asked for one by one, written down, then ended as any other pod is. What is
+//! refused, [`crate::evictions::book`] decides.
+
+use std::sync::Arc;
+
+use bulkhead_ipc::syncd::{Candidate, EvictRequest, EvictionInFlight, EvictionOutcome, ReclaimRequest};
+use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::housekeeping::container_gc;
+use super::main_loop::SyncLoop;
+use crate::desired;
+use crate::evictions::book::{BadRequest, Eviction, EvictionBook, Moment, PodFacts};
+use crate::evictions::candidate;
+use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
+use kubelet_model::events::{EventSink as _, EventType, NodeEvent, PodEvent};
+use kubelet_model::pod::spec::{PodIdentity, is_critical};
+use kubelet_runtime::status::pod_status::TerminationReason;
+
+/// Reason of the event and of the status.
+const REASON: &str = "Evicted";
+/// What a node can be short of.
+const RESOURCES: [&str; 4] = ["memory", "ephemeral-storage", "inodes", "pids"];
+/// Questions that wait for the loop's next turn.
+const QUEUE: usize = 16;
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum EvictionError {
+    #[error("not all pod sources have synced yet")]
+    SourcesNotReady,
+    #[error(transparent)]
+    BadRequest(#[from] BadRequest),
+    #[error("the eviction could not be written down, and so is not begun: {0}")]
+    NotWritten(std::io::Error),
+    #[error("resource: {0:?} is not allowed, memory, ephemeral-storage, inodes and pids are")]
+    Resource(String),
+}
+
+/// Where an answer goes.
+type Reply<T> = oneshot::Sender<Result<T, EvictionError>>;
+
+/// A question to the loop.
+#[derive(Debug)]
+pub enum Question {
+    Candidates(Reply<Vec<Candidate>>),
+    Evict(Box<EvictRequest>, Reply<EvictionOutcome>),
+    InFlight(Reply<Vec<EvictionInFlight>>),
+    /// The answer comes when the round is over.
+    Reclaim(ReclaimRequest, Reply<()>),
+}
+
+/// Both ends of the questions' way.
+pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
+    mpsc::channel(QUEUE)
+}
+
+/// What the loop knows of evictions.
+#[derive(Debug)]
+pub struct Evictions {
+    pub book: EvictionBook,
+    pub questions: mpsc::Receiver<Question>,
+}
+
+impl SyncLoop {
+    pub(super) fn on_eviction_question(&mut self, question: Question) {
+        let ready = self.node.volnetd.authority().sources_ready();
+        // Who asked may have gone away meanwhile: nobody hears the answer, and what was begun goes on.
+        match question {
+            Question::Candidates(reply) if ready => drop(reply.send(Ok(self.candidates()))),
+            Question::Candidates(reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
+            Question::Evict(request, reply) if ready => drop(reply.send(self.evict(*request))),
+            Question::Evict(_, reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
+            Question::InFlight(reply) => {
+                let now = Moment::now(&self.node.config.boot_id);
+                let in_flight = self.evictions.book.in_flight(&now, |uid| self.has_finished(uid));
+                drop(reply.send(Ok(in_flight)));
+            }
+            Question::Reclaim(request, reply) if ready => self.reclaim(&request, reply),
+            Question::Reclaim(_, reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
+        }
+    }
+
+    /// Pods that use the node and are not on their way off it because of an eviction. One that ends for another reason counts:
+    /// it may take its time, and an eviction shortens that.
+    fn candidates(&self) -> Vec<Candidate> {
+        let counts = |uid: &PodUid| {
+            let runs = self.workers.lifecycle(uid).is_some_and(|at| at < Lifecycle::Terminated);
+            runs && self.evictions.book.get(uid).is_none()
+        };
+        let active = self.desired.iter().filter(|(uid, d)| {
+            let over = self.node.pods.is_over(uid, &d.pod) && !self.workers.termination_requested(uid);
+            counts(uid) && !over
+        });
+        active.filter_map(|(_, d)| candidate::of(&d.pod)).collect()
+    }
+
+    fn evict(&mut self, request: EvictRequest) -> Result<EvictionOutcome, EvictionError> {
+        let now = Moment::now(&self.node.config.boot_id);
+        let Ok(uid) = PodUid::parse(&request.uid) else { return Ok(EvictionOutcome::RefusedUnknown) };
+        let eviction = Eviction::of(request, &now)?;
+        let pod = self.desired.get(&uid).map(|d| d.pod.clone());
+        let facts = PodFacts {
+            known: pod.is_some(),
+            critical: pod.as_ref().is_some_and(|pod| is_critical(pod)),
+            ended: self.workers.lifecycle(&uid).is_none_or(|at| at >= Lifecycle::Terminated),
+        };
+        let workers = &self.workers;
+        let finished = |uid: &PodUid| workers.lifecycle(uid).is_none_or(|at| at == Lifecycle::Finished);
+        let outcome = self.evictions.book.accept(&uid, eviction, facts, &now, finished);
+        let outcome = outcome.map_err(EvictionError::NotWritten)?;
+        if outcome == EvictionOutcome::Accepted
+            && let Some(pod) = pod
+            && let Some(eviction) = self.evictions.book.get(&uid).cloned()
+        {
+            tracing::warn!(pod_uid = %uid, signal = eviction.signal, id = eviction.id, "Evicting pod");
+            if let Ok(identity) = PodIdentity::of(&pod) {
+                let event = PodEvent::pod(&identity, EventType::Warning, REASON, eviction.message.clone());
+                self.node.reporter.emit_with(event, eviction.annotations.clone().into_iter().collect());
+            }
+            self.end_evicted(&uid, &pod, eviction, Instant::now());
+        }
+        Ok(outcome)
+    }
+
+    /// The pod is in the book already, and a source names it (again): it ends, whatever it was doing. False: it is not.
+    pub(super) fn resume_eviction(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) -> bool {
+        let Some(eviction) = self.evictions.book.get(uid).cloned() else { return false };
+        tracing::info!(pod_uid = %uid, id = eviction.id, "the eviction of this pod goes on");
+        self.end_evicted(uid, pod, eviction, now);
+        true
+    }
+
+    fn end_evicted(&mut self, uid: &PodUid, pod: &Arc<Pod>, eviction: Eviction, now: Instant) {
+        let disruption = eviction.disruption_target.then(|| eviction.message.clone());
+        let termination = TerminationReason { reason: REASON.to_owned(), message: eviction.message, disruption };
+        self.node.pods.terminate_pod(uid, termination);
+        let seen = PodView { facts: desired::facts(pod), pod: pod.clone(), runtime_ended: false };
+        let kill = Kill { grace: Some(eviction.grace_period), evicted: true };
+        let actions = self.workers.update(uid, UpdateType::Kill, seen, Some(&kill), now);
+        self.apply(actions, now);
+        self.show(uid);
+    }
+
+    fn has_finished(&self, uid: &PodUid) -> bool {
+        self.workers.lifecycle(uid).is_none_or(|at| at == Lifecycle::Finished)
+    }
+
+    /// Tells that pods are going to be evicted. Before that dead containers go, those of pods that have ended and are still on
+    /// the API server included (upstream `DeleteAllUnusedContainers`).
+    fn reclaim(&self, request: &ReclaimRequest, reply: Reply<()>) {
+        let Some(resource) = RESOURCES.into_iter().find(|known| *known == request.resource) else {
+            return drop(reply.send(Err(EvictionError::Resource(request.resource.clone()))));
+        };
+        self.node.reporter.emit_node(NodeEvent {
+            kind: EventType::Warning,
+            reason: "EvictionThresholdMet",
+            message: format!("Attempting to reclaim {resource}"),
+        });
+        if !request.dead_containers {
+            return drop(reply.send(Ok(())));
+        }
+        let pods = self.node.cache.snapshot().into_iter().map(|(uid, _)| uid);
+        let removable = pods
+            .filter(|uid| self.workers.content_should_be_removed(uid) || self.workers.runtime_should_be_removed(uid))
+            .collect();
+        let node = self.node.clone();
+        tokio::spawn(async move {
+            container_gc::collect_node(&node, &removable).await;
+            drop(reply.send(Ok(())));
+        });
+    }
+}
