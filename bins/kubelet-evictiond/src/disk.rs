@@ -16,6 +16,8 @@ pub struct FileSystem {
     pub used: u64,
     pub inodes: u64,
     pub inodes_free: u64,
+    /// File systems with the same one are the same.
+    pub device: u64,
 }
 
 impl From<FileSystemFigures> for FileSystem {
@@ -26,6 +28,7 @@ impl From<FileSystemFigures> for FileSystem {
             used: wire.used_bytes,
             inodes: wire.inodes,
             inodes_free: wire.inodes_free,
+            device: wire.device,
         }
     }
 }

@@ -1,8 +1,9 @@
-//! kubelet-evictiond: measures the node and its pods for whoever asks.
+//! kubelet-evictiond: measures the node and its pods for whoever asks, and has pods evicted when the node runs short of something.
 //!
 //! # Serves / calls
-//! `kubelet.evictiond.v1.Stats` on its socket. Calls kubelet-syncd for the pods, the runtime's image folder and what the
-//! runtime knows of disks, kubelet-volnetd's broker for its state folder, and has file systems entered by kubelet-walker.
+//! `kubelet.evictiond.v1.Stats` and `.Pressure` on its socket. Calls kubelet-syncd for the pods, the runtime's image folder and what
+//! the runtime knows of disks, and to evict a pod; kubelet-volnetd's broker for its state folder; and has file systems entered by
+//! kubelet-walker.
 //!
 //! # Privileges
 //! Its own user and no capability.
@@ -13,13 +14,13 @@
 //! kubelet-walker, whose answers are numbers.
 //!
 //! # State
-//! None on disk. In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
+//! On disk since when thresholds are met ([`eviction::judge::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
 //! after that the last list is used. A file system that hangs takes away the figures of that pod alone, and keeps one of
 //! kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest goes on.
-//! Nothing is measured while nobody asks.
+//! Statistics of pods are measured when somebody asks, or when one of them is to be evicted.
 //!
 //! # Modules
 //! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
@@ -43,6 +44,8 @@
 //! | `traced` | which sample is a span of a pod's trace |
 //! | `metrics` | this process's own metric families |
 //! | [`service`] | the answers: one sample for all who take one of its age |
+//! | [`signals`] | what is left of each resource, and when to look again |
+//! | [`eviction`] | which thresholds are met, which conditions the node has, which pod goes |
 //!
 //! # Tasks and channels
 //! | task | takes | gives |
@@ -51,14 +54,17 @@
 //! | measuring for metrics | that somebody reads them | a sample |
 //! | the state folder | volnetd's broker | the lock |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
+//! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
+//! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
-//! Signals, eviction and garbage-collection decisions, the OOM watcher and log sizes' watch are not there yet.
+//! Garbage collection of images, the OOM watcher and log sizes' watch are not there yet.
 //! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
 mod detail;
 pub mod disk;
+pub mod eviction;
 pub mod kernel;
 mod machine;
 mod metrics;
@@ -69,22 +75,29 @@ pub mod rates;
 mod runtime;
 mod sample;
 pub mod service;
+pub mod signals;
 mod starts;
 mod stats;
 mod traced;
 pub mod walker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::evictiond::pressure_server::PressureServer;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 use bulkhead_worker::WorkerPool;
 use bulkhead_worker::pool::{Hanging, degraded};
+
+use eviction::manager::Manager;
+use eviction::pressure::{self, PressureApi, Shown};
+use eviction::syncd::Syncd;
+use signals::reader::KernelReader;
 
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
@@ -98,6 +111,8 @@ const LOOP_BOUND: Duration = Duration::from_secs(20);
 pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Statusd, Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Watch", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Get", peers: &[Role::Operator] },
 ];
 
 /// The daemon's work, from the first socket to the last.
@@ -119,10 +134,14 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let runtime = SyncdRuntime::new(daemon.link(Process::Syncd));
     let period = config.volume_stats_agg_period();
     let walker = walker(&daemon)?;
-    let stats =
-        Arc::new(service::StatsService::new(Sampler::new(paths)?, pods, runtime, walker, metrics.clone(), period));
+    let reader = Arc::new(Mutex::new(KernelReader::new(paths.pods_cgroups.clone())?));
+    let sampler = Sampler::new(paths)?;
+    let stats = Arc::new(service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period));
+    let shown = Arc::new(Shown::new(daemon.stop.clone()));
+    let syncd = Syncd::new(daemon.link(Process::Syncd));
     let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let services = daemon.services()?.add(server);
+    let pressure = PressureServer::new(PressureApi(shown.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let services = daemon.services()?.add(server).add(pressure);
 
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
     // the lock is for is that an older instance does not go on beside this one.
@@ -133,8 +152,30 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             state = daemon.state_dir() => Some(state?),
             () = daemon.stop.cancelled() => None,
         };
-        daemon.stop.cancelled().await;
-        drop(state);
+        let Some(state) = state else { return Ok(()) };
+        // The lock is held until the end of the manager, which is that of the process.
+        let manager = Manager::new(eviction::manager::Parts {
+            config: config.clone(),
+            configured: bulkhead_config::eviction::parse_all(&config.kubelet).unwrap_or_default(),
+            epoch: daemon.epoch,
+            stats: stats.clone(),
+            walker,
+            reader,
+            syncd: syncd.clone(),
+            state: Arc::new(state),
+            shown: shown.clone(),
+            metrics: metrics.clone(),
+            stop: daemon.stop.clone(),
+        })?;
+        manager.run(daemon.progress.register("eviction manager", LOOP_BOUND)).await;
+        Ok(())
+    };
+    let report = async {
+        let telling = pressure::report(syncd.clone(), shown.clone(), daemon.progress.register("pressure", LOOP_BOUND));
+        tokio::select! {
+            () = telling => {}
+            () = daemon.stop.cancelled() => {}
+        }
         Ok(())
     };
     // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
@@ -154,7 +195,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
     };
     daemon.set_ready().await;
-    tokio::try_join!(serve, hold, measure)?;
+    tokio::try_join!(serve, hold, report, measure)?;
     Ok(())
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bulkhead_ipc::evictiond::PodStats;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 use tokio::sync::Notify;
 
 /// All families that evictiond registers.
@@ -19,6 +21,10 @@ pub struct Metrics {
     pub pods: IntGauge,
     /// Upstream's: how long measuring a volume takes, by `du` or `statfs`.
     pub volume_seconds: HistogramVec,
+    /// Upstream's: pods evicted, by signal.
+    pub evictions: IntCounterVec,
+    /// Upstream's: how old the readings were by which pods were evicted, by signal.
+    pub stats_age: HistogramVec,
     log_usage: LogUsage,
 }
 
@@ -65,6 +71,18 @@ impl Metrics {
                 ),
                 &["metric_source"],
             )?,
+            evictions: IntCounterVec::new(
+                Opts::new("kubelet_evictions", "[ALPHA] Cumulative number of pod evictions by eviction signal"),
+                &["eviction_signal"],
+            )?,
+            stats_age: HistogramVec::new(
+                HistogramOpts::new(
+                    "kubelet_eviction_stats_age_seconds",
+                    "[ALPHA] Time between when stats are collected, and when pod is evicted based on those stats by eviction signal",
+                )
+                .buckets(prometheus::DEFAULT_BUCKETS.to_vec()),
+                &["eviction_signal"],
+            )?,
             log_usage: LogUsage {
                 bytes: IntGaugeVec::new(
                     Opts::new(
@@ -86,6 +104,8 @@ impl Metrics {
         )?;
         provider.with_label_values(&["cadvisor"]).set(1);
         registry.register(Box::new(provider))?;
+        registry.register(Box::new(metrics.evictions.clone()))?;
+        registry.register(Box::new(metrics.stats_age.clone()))?;
         registry.register(Box::new(metrics.log_usage.clone()))?;
         registry.register(Box::new(metrics.sample_seconds.clone()))?;
         registry.register(Box::new(metrics.samples_reused.clone()))?;

@@ -94,6 +94,16 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         }
     }
 
+    /// A new sample for whoever needs no rates, and so need not wait for a second reading. Nobody else is given it.
+    ///
+    /// # Errors
+    /// The blocking pool is gone: the process stops.
+    pub async fn usage(&self, wanted: SampleScope) -> Result<Arc<Sample>, Status> {
+        let mut state = self.state.lock().await;
+        let sample = self.new_sample(&mut state, wanted, false).await?;
+        Ok(Arc::new(sample))
+    }
+
     /// A sample that is at most `max_age` old and holds what is wanted.
     ///
     /// # Errors
@@ -109,7 +119,13 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             self.metrics.samples_reused.inc();
             return Ok(sample.clone());
         }
-        let runtime = self.runtime_disks(&state, wanted);
+        let sample = Arc::new(self.new_sample(&mut state, wanted, true).await?);
+        state.last = Some((Instant::now(), sample.clone()));
+        Ok(sample)
+    }
+
+    async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
+        let runtime = self.runtime_disks(state, wanted);
         let (pods, image_fs, runtime) = tokio::join!(self.pods.pods(), self.pods.image_fs(), runtime);
         if let Some(pods) = pods {
             state.pods = Some(Arc::new(pods));
@@ -126,7 +142,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let spans = state.traced.begin(listed);
         let disks = Arc::new(self.disks(listed, state.image_fs.clone(), state.runtime.clone(), wanted).await);
         let mut sample = self.measure(pods.clone(), disks.clone(), wanted).await?;
-        if sample.without_rate {
+        if sample.without_rate && rates {
             tokio::time::sleep(RATE_GAP).await;
             sample = self.measure(pods, disks, wanted).await?;
         }
@@ -135,8 +151,6 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         if wanted.disks {
             self.metrics.set_log_usage(&sample.pods);
         }
-        let sample = Arc::new(sample);
-        state.last = Some((Instant::now(), sample.clone()));
         Ok(sample)
     }
 

@@ -121,7 +121,7 @@ mod tests {
         let alone = told(&usage, None);
         assert_eq!((alone.used_bytes, alone.capacity_bytes, alone.inodes_used), (Some(32_768), None, None));
         assert_eq!(alone.time, "2026-11-21T00:47:41.500Z");
-        let fs = FileSystem { capacity: 100, available: 50, used: 50, inodes: 10, inodes_free: 4 };
+        let fs = FileSystem { capacity: 100, available: 50, used: 50, inodes: 10, inodes_free: 4, device: 0 };
         let known = told(&usage, Some(fs));
         assert_eq!((known.capacity_bytes, known.inodes_used), (Some(100), None), "of images, not of everybody");
         let mut sum = Folder::default();

@@ -38,6 +38,7 @@ pub fn file_system(path: &Path) -> std::io::Result<FileSystemFigures> {
         used_bytes: stat.f_blocks.saturating_sub(stat.f_bfree).saturating_mul(stat.f_frsize),
         inodes: stat.f_files,
         inodes_free: stat.f_ffree,
+        device: rustix::fs::stat(path)?.st_dev,
     })
 }
 

@@ -60,8 +60,8 @@ impl Signal {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     Quantity(Quantity),
-    /// Fraction of the capacity, 0 to 1.
-    Fraction(f64),
+    /// Fraction of the capacity, 0 to 1. In single precision, as upstream has it.
+    Fraction(f32),
 }
 
 impl Limit {
@@ -69,8 +69,8 @@ impl Limit {
     pub fn absolute(self, capacity: i64) -> i64 {
         match self {
             Limit::Quantity(quantity) => quantity.value(),
-            // Upstream multiplies in float32 and truncates; the difference is below one unit in 2^24.
-            Limit::Fraction(fraction) => (capacity as f64 * fraction) as i64,
+            // Upstream `pkg/kubelet/eviction/api` GetThresholdQuantity.
+            Limit::Fraction(fraction) => (capacity as f64 * f64::from(fraction)) as i64,
         }
     }
 }
@@ -95,8 +95,8 @@ const SIGNALS: &str = "must be a signal among memory.available, nodefs.available
                        imagefs.inodesFree, containerfs.available, containerfs.inodesFree, pid.available";
 const VALUES: &str = "must be a quantity above 0 such as 100Mi, or a percentage from 0% to 100%";
 
-fn percentage(text: &str) -> Option<f64> {
-    text.strip_suffix('%')?.parse::<f64>().ok().filter(|number| number.is_finite())
+fn percentage(text: &str) -> Option<f32> {
+    text.strip_suffix('%')?.parse::<f32>().ok().filter(|number| number.is_finite())
 }
 
 /// `None`: the literals `0%` and `100%` switch the threshold off.

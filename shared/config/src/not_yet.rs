@@ -24,12 +24,6 @@ const FIELDS: &[&str] = &[
     "imageMaximumGCAge",
     "imageGCHighThresholdPercent",
     "imageGCLowThresholdPercent",
-    "evictionHard",
-    "evictionSoft",
-    "evictionSoftGracePeriod",
-    "evictionPressureTransitionPeriod",
-    "evictionMaxPodGracePeriod",
-    "evictionMinimumReclaim",
     "kernelMemcgNotification",
     "kubeletCgroups",
     "systemCgroups",
@@ -59,8 +53,7 @@ const FIELDS: &[&str] = &[
 ];
 
 /// What the defaults already promise: every node is told at every start, whatever its configuration says.
-pub const BY_DEFAULT: &[&str] =
-    &["eviction and limits of ephemeral storage", "image garbage collection", "rotation of container logs"];
+pub const BY_DEFAULT: &[&str] = &["image garbage collection", "rotation of container logs"];
 
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
@@ -146,13 +139,11 @@ mod tests {
         config.feature_gates.insert("ContainerStopSignals".into(), true);
         config.feature_gates.insert("GenericWorkload".into(), true);
         config.enforce_node_allocatable = vec!["pods".into(), "system-reserved".into()];
-        config.eviction_hard.insert("memory.available".into(), "1Gi".into());
         assert_eq!(
             named(&flags, &config),
             [
                 "--experimental-mounter-path",
                 "imageGCHighThresholdPercent",
-                "evictionHard",
                 "cpuManagerPolicy",
                 "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"

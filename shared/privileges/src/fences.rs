@@ -79,7 +79,8 @@ impl Row {
             Process::Evictiond => {
                 let mut read_files = vec!["/proc".into()];
                 read_files.extend(bulkhead_sys::cgroup::mount_points().unwrap_or_default());
-                Fence { read_files, ..common }
+                // How long thresholds have been met outlives it.
+                Fence { read_files, read_write: vec![config.paths.private_state(process)], ..common }
             }
             Process::Syncd | Process::Statusd | Process::Volnetd => {
                 let mut read_files: Vec<PathBuf> = MACHINE.map(PathBuf::from).into();

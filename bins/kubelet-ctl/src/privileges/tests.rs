@@ -237,7 +237,7 @@ fn a_line_says_what_a_process_may_do() {
     assert_eq!(text.lines().count(), 2, "nothing to add: {text}");
     let (columns, _) = line(&as_mapped(&context, Daemon::Evictiond));
     assert_eq!(columns[3], "none");
-    assert_eq!(columns[5], "reads /proc /sys/fs/cgroup");
+    assert_eq!(columns[5], "reads /proc /sys/fs/cgroup; writes /var/lib/kubelet/root/bulkhead/evictiond");
     let (columns, _) = line(&as_mapped(&context, Daemon::Statusd));
     assert_eq!(columns[3..5], ["none", "unix, IP; TCP 10250"]);
     assert!(columns[5].contains("reads /etc /proc ") && columns[5].contains("; writes /var/lib/"), "{columns:?}");

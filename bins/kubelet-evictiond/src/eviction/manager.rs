@@ -1,0 +1,609 @@
+//! The eviction manager's loop: reads signals when they are due, judges, and when a threshold is to be acted on reclaims, ranks and has
+//! one pod evicted. Decisions are those of the modules beside it.
+//!
+//! Readings of file systems are tasks: one that hangs is unknown when kubelet-walker gives up on it, and holds up nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_config::eviction::{Signal, Threshold};
+use bulkhead_daemon::progress::Heartbeat;
+use bulkhead_daemon::state_file::{self, StateFile};
+use bulkhead_daemon::{StateDir, StateError};
+use bulkhead_ipc::evictiond::{PodEvicted, PodStats};
+use bulkhead_ipc::syncd::{Candidate, EvictRequest, EvictionKind, EvictionOutcome, ReclaimRequest};
+use bulkhead_types::Epoch;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::judge::{self, Judgement, Ledger};
+use super::local_storage::{self, Exceeded};
+use super::messages::{self, EvictionMessage};
+use super::pressure::Shown;
+use super::rank::{self, Ranked};
+use super::syncd::Syncd;
+use crate::disk;
+use crate::metrics::Metrics;
+use crate::pods::PodSource;
+use crate::runtime::RuntimeSource;
+use crate::sample::SampleScope;
+use crate::service::StatsService;
+use crate::signals::cadence::{Falls, LONGEST, LONGEST_OF_FILE_SYSTEMS};
+use crate::signals::file_systems::FileSystems;
+use crate::signals::observation::{Observations, Resource};
+use crate::signals::reader::{self, SharedReader};
+use crate::signals::thresholds::{self, Layout};
+use crate::walker::Walker;
+
+const LEDGER: StateFile = StateFile { name: "pressure.json", version: judge::VERSION };
+/// Seconds that a pod is given for a hard threshold or a limit of its own (upstream immediateEvictionGracePeriodSeconds).
+const IMMEDIATE_GRACE: i64 = 1;
+/// A pod's end is waited for no longer (upstream podCleanupTimeout).
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How often it is asked for.
+const WAIT_LOOK: Duration = Duration::from_millis(200);
+/// After a pass that evicted nobody: there was nobody, or enough was reclaimed.
+const PAUSE: Duration = LONGEST;
+/// After a pass that kubelet-syncd did not answer.
+const RETRY: Duration = Duration::from_secs(1);
+/// Limits of pods' own are looked after so often (upstream's period).
+const LIMITS_EVERY: Duration = Duration::from_secs(10);
+/// While conditions hold, when they were observed last is written so often.
+const LEDGER_EVERY: Duration = Duration::from_secs(10);
+const EVICTED_KEPT: usize = 16;
+
+/// What the loop is made of.
+#[derive(Debug)]
+pub struct Parts<P, R> {
+    pub config: Arc<NodeConfig>,
+    pub configured: Vec<Threshold>,
+    pub epoch: Epoch,
+    pub stats: Arc<StatsService<P, R>>,
+    pub walker: Walker,
+    pub reader: SharedReader,
+    pub syncd: Syncd,
+    pub state: Arc<StateDir>,
+    pub shown: Arc<Shown>,
+    pub metrics: Metrics,
+    pub stop: CancellationToken,
+}
+
+/// What comes back from tasks.
+#[derive(Debug)]
+enum News {
+    FileSystem(String, Option<disk::FileSystem>, Duration),
+    Folders(Option<(String, String)>),
+}
+
+/// What the loop waits for before it acts again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Hold {
+    Nothing,
+    /// The end of this pod.
+    Pod {
+        uid: String,
+        until: Instant,
+        look: Instant,
+    },
+    Pause {
+        until: Instant,
+    },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Manager<P, R> {
+    pub(super) parts: Parts<P, R>,
+    pub(super) ledger: Ledger,
+    /// What of the ledger is on the disk, and since when.
+    saved: (Ledger, Option<Instant>),
+    pub(super) seen: Observations,
+    pub(super) falls: Falls,
+    pub(super) files: FileSystems,
+    news: (mpsc::Sender<News>, mpsc::Receiver<News>),
+    pub(super) hold: Hold,
+    kernel_at: Instant,
+    files_at: Instant,
+    limits_at: Instant,
+    pub(super) evicted: Vec<(PodEvicted, Instant)>,
+}
+
+impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
+    /// # Errors
+    /// The ledger cannot be read, or not be set aside.
+    pub fn new(parts: Parts<P, R>) -> Result<Self, StateError> {
+        let ledger: Option<Ledger> = parts.state.load(LEDGER, |bytes| serde_json::from_slice(bytes))?;
+        let boot_id = parts.config.boot_id.clone();
+        let ledger = ledger.filter(|ledger| ledger.boot_id == boot_id).unwrap_or_default();
+        let ledger = Ledger { boot_id, ..ledger };
+        for (signal, kind) in thresholds::ignored(&parts.configured) {
+            tracing::warn!("found {} for {kind} eviction. ignoring", signal.as_str());
+        }
+        let now = Instant::now();
+        let root = parts.config.paths.root_dir.to_string_lossy().into_owned();
+        Ok(Manager {
+            saved: (ledger.clone(), None),
+            ledger,
+            seen: Observations::new(),
+            falls: Falls::default(),
+            files: FileSystems::new(root),
+            news: mpsc::channel(16),
+            hold: Hold::Nothing,
+            kernel_at: now,
+            files_at: now,
+            limits_at: now + LIMITS_EVERY,
+            evicted: Vec::new(),
+            parts,
+        })
+    }
+
+    /// Until the daemon is to stop.
+    pub async fn run(mut self, heartbeat: Heartbeat) {
+        tracing::info!("Eviction manager: starting control loop");
+        let stop = self.parts.stop.clone();
+        loop {
+            let due = self.due();
+            let news = heartbeat
+                .rests(async {
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => Some(None),
+                        news = self.news.1.recv() => Some(news),
+                        () = tokio::time::sleep_until(due) => None,
+                    }
+                })
+                .await;
+            match news {
+                Some(None) => return,
+                Some(Some(news)) => self.take(news),
+                None => {}
+            }
+            // It may wait for kubelet-syncd and for file systems.
+            let _waiting = heartbeat.waits_on();
+            self.turn().await;
+        }
+    }
+
+    fn due(&self) -> Instant {
+        let hold = match &self.hold {
+            Hold::Nothing => self.limits_at,
+            Hold::Pod { look, .. } => *look,
+            Hold::Pause { until } => *until,
+        };
+        [self.kernel_at, self.files_at, self.limits_at, hold].into_iter().fold(self.limits_at, Instant::min)
+    }
+
+    async fn turn(&mut self) {
+        let now = Instant::now();
+        if self.kernel_at <= now {
+            self.read_kernel().await;
+        }
+        if self.files_at <= now {
+            self.read_file_systems();
+        }
+        let judgement = self.judge();
+        self.parts.shown.set_conditions(&judgement.conditions);
+        if !self.save() {
+            // What is not on the disk is not relied on: a grace period that a restart would begin anew has not passed.
+            self.hold = Hold::Pause { until: Instant::now() + RETRY };
+        }
+        self.schedule();
+        if self.release_hold().await {
+            // This judgement is of readings from before.
+            return self.show(&judgement);
+        }
+        if self.limits_at <= now {
+            self.limits_at = now + LIMITS_EVERY;
+            if self.parts.config.kubelet.local_storage_capacity_isolation() && self.evict_for_limits().await {
+                return self.show(&judgement);
+            }
+        }
+        if self.hold == Hold::Nothing && !judgement.actionable.is_empty() {
+            self.act(&judgement.actionable).await;
+            self.read_anew();
+        }
+        self.show(&judgement);
+    }
+
+    pub(super) fn in_force(&self) -> Vec<Threshold> {
+        let allocatable = self.parts.config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods");
+        thresholds::in_force(&self.parts.configured, allocatable, self.files.layout().unwrap_or_default())
+    }
+
+    fn judge(&mut self) -> Judgement {
+        let transition = self.parts.config.kubelet.eviction_pressure_transition_period.to_std();
+        let now = bulkhead_sys::clock::since_boot();
+        judge::judge(&self.in_force(), &self.seen, &mut self.ledger, now, transition)
+    }
+
+    /// True: what the judgement stands on is on the disk.
+    fn save(&mut self) -> bool {
+        let essence = |ledger: &Ledger| {
+            let conditions: Vec<String> = ledger.last_observed_ms.keys().cloned().collect();
+            (ledger.first_observed_ms.clone(), conditions, ledger.met.clone())
+        };
+        let (saved, at) = &self.saved;
+        let is_old = !self.ledger.last_observed_ms.is_empty() && at.is_none_or(|at| at.elapsed() >= LEDGER_EVERY);
+        if essence(saved) == essence(&self.ledger) && !is_old {
+            return true;
+        }
+        let written = state_file::encode(LEDGER.version, &self.ledger).map_err(|error| error.to_string());
+        let written = written.and_then(|bytes| {
+            self.parts.state.write(LEDGER.name, &bytes).map_err(|error| bulkhead_types::chain(&error))
+        });
+        match written {
+            Ok(()) => {
+                self.saved = (self.ledger.clone(), Some(Instant::now()));
+                true
+            }
+            Err(error) => {
+                tracing::warn!(error, "since when thresholds are met would not survive a restart");
+                // A full disk is what evictions are for: a hard threshold needs no time that has passed.
+                essence(saved).0.len() >= self.ledger.first_observed_ms.len()
+                    || self.in_force().iter().all(Threshold::is_hard)
+            }
+        }
+    }
+
+    async fn read_kernel(&mut self) {
+        let Some(seen) = reader::read(&self.parts.reader).await else { return };
+        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable] {
+            match seen.get(&signal) {
+                Some(reading) => drop(self.seen.insert(signal, *reading)),
+                None => drop(self.seen.remove(&signal)),
+            }
+        }
+        self.falls.observe(&self.seen);
+    }
+
+    /// Begins readings; what they find comes as news.
+    fn read_file_systems(&mut self) {
+        self.files_at = Instant::now() + LONGEST_OF_FILE_SYSTEMS;
+        if self.files.asks() {
+            let (syncd, news) = (self.parts.syncd.clone(), self.news.0.clone());
+            tokio::spawn(async move {
+                let folders = syncd.image_fs().await.ok().and_then(|told| {
+                    let images = told.images.map(|usage| usage.mountpoint).filter(|folder| folder.starts_with('/'))?;
+                    let containers = told.containers.map(|usage| usage.mountpoint);
+                    let containers = containers.filter(|folder| folder.starts_with('/'));
+                    Some((images.clone(), containers.unwrap_or(images)))
+                });
+                // The loop is gone only when the process is.
+                let _ = news.send(News::Folders(folders)).await;
+            });
+        }
+        for folder in self.files.folders() {
+            if !self.files.begin(&folder) {
+                continue;
+            }
+            let (walker, news) = (self.parts.walker.clone(), self.news.0.clone());
+            tokio::spawn(async move {
+                // When it was begun: what it finds may be older than its answer.
+                let at = bulkhead_sys::clock::since_boot();
+                let found = walker.file_system(folder.clone()).await;
+                let _ = news.send(News::FileSystem(folder, found, at)).await;
+            });
+        }
+    }
+
+    fn take(&mut self, news: News) {
+        match news {
+            // The runtime does not answer: it is where it was.
+            News::Folders(None) => {}
+            News::Folders(Some((images, containers))) => {
+                if self.files.told(images, containers) {
+                    self.files_at = Instant::now();
+                }
+            }
+            News::FileSystem(folder, found, at) => {
+                self.files.take(&folder, found, at, &mut self.seen);
+                self.falls.observe(&self.seen);
+            }
+        }
+    }
+
+    /// When signals are to be read again.
+    fn schedule(&mut self) {
+        let now = Instant::now();
+        let (mut kernel, mut files) = (LONGEST, LONGEST_OF_FILE_SYSTEMS);
+        for threshold in self.in_force() {
+            let Some(reading) = self.seen.get(&threshold.signal) else { continue };
+            let required = judge::required(&threshold, reading.capacity, false);
+            let next = self.falls.until(threshold.signal, reading.available.saturating_sub(required));
+            match Resource::of(threshold.signal) {
+                Resource::Memory | Resource::Pids => kernel = kernel.min(next),
+                Resource::EphemeralStorage | Resource::Inodes => files = files.min(next),
+            }
+        }
+        // What is met already, and held, is looked at no faster than its end is.
+        if self.hold != Hold::Nothing {
+            (kernel, files) = (kernel.max(WAIT_LOOK), files.max(WAIT_LOOK));
+        }
+        let later = |at: Instant, next: Duration| if at <= now { now + next } else { at.min(now + next) };
+        self.kernel_at = later(self.kernel_at, kernel);
+        self.files_at = later(self.files_at, files);
+    }
+
+    /// Everything is read again before anything is acted on.
+    fn read_anew(&mut self) {
+        judge::begin_anew(&mut self.ledger, bulkhead_sys::clock::since_boot());
+        self.kernel_at = Instant::now();
+        self.files_at = self.kernel_at;
+    }
+
+    /// Looks whether what was waited for is over. True: it has just ended.
+    async fn release_hold(&mut self) -> bool {
+        let now = Instant::now();
+        let was = self.hold.clone();
+        match was.clone() {
+            Hold::Nothing => {}
+            Hold::Pause { until } if until > now => {}
+            Hold::Pause { .. } => self.hold = Hold::Nothing,
+            Hold::Pod { look, .. } if look > now => {}
+            Hold::Pod { uid, until, .. } => {
+                let over = match self.parts.syncd.in_flight().await {
+                    Ok(in_flight) => !in_flight.iter().any(|one| one.uid == uid),
+                    // Unknown is not over.
+                    Err(_) => false,
+                };
+                if over {
+                    tracing::info!(pod_uid = uid, "Eviction manager: pods successfully cleaned up");
+                    self.hold = Hold::Nothing;
+                } else if until <= now {
+                    tracing::info!(pod_uid = uid, "Eviction manager: timed out waiting for pods to be cleaned up");
+                    self.hold = Hold::Nothing;
+                } else {
+                    self.hold = Hold::Pod { uid, until, look: Instant::now() + WAIT_LOOK };
+                }
+            }
+        }
+        let is_over = self.hold == Hold::Nothing && was != Hold::Nothing;
+        if is_over {
+            self.read_anew();
+        }
+        is_over
+    }
+
+    /// Reclaims, ranks, and has one pod evicted.
+    async fn act(&mut self, actionable: &[Threshold]) {
+        self.hold = match self.try_act(actionable).await {
+            Ok(hold) => hold,
+            Err(status) => {
+                tracing::warn!(code = ?status.code(), "Eviction manager: failed to synchronize: {}", status.message());
+                Hold::Pause { until: Instant::now() + RETRY }
+            }
+        };
+    }
+
+    async fn try_act(&mut self, actionable: &[Threshold]) -> Result<Hold, Status> {
+        let pause = || Hold::Pause { until: Instant::now() + PAUSE };
+        let Some(threshold) = actionable.first() else { return Ok(pause()) };
+        let resource = Resource::of(threshold.signal);
+        // What another life of this process had begun counts.
+        if let Some(other) = self.threshold_in_flight().await? {
+            return Ok(other);
+        }
+        tracing::info!(resource = resource.as_str(), "Eviction manager: attempting to reclaim");
+        let layout = self.files.layout().unwrap_or_default();
+        let dead_containers = reclaims_containers(threshold.signal, layout);
+        let request = ReclaimRequest { resource: resource.as_str().to_owned(), dead_containers };
+        let pods = if dead_containers {
+            self.parts.syncd.reclaim(request).await?;
+            if self.is_enough().await {
+                tracing::info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+                return Ok(pause());
+            }
+            self.measured(resource).await?
+        } else {
+            // Nothing is reclaimed: the event need not be waited for.
+            let (told, pods) = tokio::join!(self.parts.syncd.reclaim(request), self.measured(resource));
+            told?;
+            pods?
+        };
+        tracing::info!(resource = resource.as_str(), "Eviction manager: must evict pod(s) to reclaim");
+        self.observe_age(actionable);
+        self.evict_first(pods, *threshold, actionable, layout).await.map(|hold| hold.unwrap_or_else(pause))
+    }
+
+    async fn threshold_in_flight(&self) -> Result<Option<Hold>, Status> {
+        let in_flight = self.parts.syncd.in_flight().await?;
+        let of_node = in_flight.into_iter().filter(|one| one.kind() == EvictionKind::Threshold);
+        let left = |age: f64| WAIT_MAX.checked_sub(Duration::try_from_secs_f64(age).unwrap_or(WAIT_MAX));
+        let youngest = of_node.min_by(|a, b| a.age_seconds.total_cmp(&b.age_seconds));
+        Ok(youngest.and_then(|one| {
+            let left = left(one.age_seconds).filter(|left| !left.is_zero())?;
+            let now = Instant::now();
+            Some(Hold::Pod { uid: one.uid, until: now + left, look: now + WAIT_LOOK })
+        }))
+    }
+
+    /// After something was reclaimed: no threshold is met any more, with its minimum reclaim (upstream
+    /// reclaimNodeLevelResources).
+    async fn is_enough(&mut self) -> bool {
+        self.read_kernel().await;
+        for folder in self.files.folders() {
+            let at = bulkhead_sys::clock::since_boot();
+            let found = self.parts.walker.file_system(folder.clone()).await;
+            self.take(News::FileSystem(folder, found, at));
+        }
+        !self.in_force().iter().any(|threshold| judge::is_met(threshold, &self.seen, true))
+    }
+
+    /// Pods that may go, with what they use now.
+    async fn measured(&self, resource: Resource) -> Result<Vec<Ranked>, Status> {
+        let scope = SampleScope { disks: resource != Resource::Memory, cgroups: false };
+        let (pods, sample) = tokio::join!(self.parts.syncd.candidates(), self.parts.stats.usage(scope));
+        let (pods, sample) = (pods?, sample?);
+        Ok(pods.into_iter().map(|pod| Ranked { stats: stats_of(&pod, &sample.pods), pod }).collect())
+    }
+
+    /// `None`: nobody could be evicted.
+    async fn evict_first(
+        &mut self,
+        mut pods: Vec<Ranked>,
+        threshold: Threshold,
+        actionable: &[Threshold],
+        layout: Layout,
+    ) -> Result<Option<Hold>, Status> {
+        if pods.is_empty() {
+            tracing::warn!("Eviction manager: eviction thresholds have been met, but no pods are active to evict");
+            return Ok(None);
+        }
+        rank::rank(&mut pods, threshold.signal, layout);
+        let names: Vec<&str> = pods.iter().map(|ranked| ranked.pod.name.as_str()).collect();
+        tracing::info!(pods = names.join(" "), "Eviction manager: pods ranked for eviction");
+        for ranked in pods {
+            if ranked.pod.critical {
+                let (namespace, name) = (&ranked.pod.namespace, &ranked.pod.name);
+                tracing::info!("Eviction manager: cannot evict a critical pod {namespace}/{name}");
+                continue;
+            }
+            let resource = Resource::of(threshold.signal);
+            let message = messages::eviction(resource, &ranked, actionable, &self.seen);
+            let grace = self.grace(&threshold, &ranked.pod);
+            let request = self.request(&ranked.pod, EvictionKind::Threshold, threshold.signal.as_str(), grace, message);
+            match self.parts.syncd.evict(request.clone()).await? {
+                EvictionOutcome::Accepted => {
+                    self.note(&ranked.pod, &request);
+                    let now = Instant::now();
+                    return Ok(Some(Hold::Pod { uid: request.uid, until: now + WAIT_MAX, look: now + WAIT_LOOK }));
+                }
+                EvictionOutcome::RefusedBusy | EvictionOutcome::Already => {
+                    return self.threshold_in_flight().await;
+                }
+                refused => tracing::info!(pod = ranked.pod.name, ?refused, "Eviction manager: the pod stays"),
+            }
+        }
+        tracing::warn!("Eviction manager: unable to evict any pods from the node");
+        Ok(None)
+    }
+
+    /// Seconds that the pod is given.
+    fn grace(&self, threshold: &Threshold, pod: &Candidate) -> i64 {
+        if threshold.is_hard() {
+            return IMMEDIATE_GRACE;
+        }
+        let longest = i64::from(self.parts.config.kubelet.eviction_max_pod_grace_period);
+        pod.grace_period_seconds.map_or(longest, |own| own.min(longest)).max(0)
+    }
+
+    fn request(
+        &self,
+        pod: &Candidate,
+        kind: EvictionKind,
+        signal: &str,
+        grace_period_seconds: i64,
+        message: EvictionMessage,
+    ) -> EvictRequest {
+        let at = bulkhead_sys::clock::since_boot().as_millis();
+        EvictRequest {
+            id: format!("{:x}-{at}", self.parts.epoch.get()),
+            uid: pod.uid.clone(),
+            kind: kind.into(),
+            signal: signal.to_owned(),
+            grace_period_seconds,
+            message: message.text,
+            annotations: message.annotations.into_iter().collect(),
+            disruption_target: kind == EvictionKind::Threshold,
+        }
+    }
+
+    /// A pod is being evicted.
+    fn note(&mut self, pod: &Candidate, request: &EvictRequest) {
+        tracing::warn!(
+            pod = format!("{}/{}", pod.namespace, pod.name),
+            signal = request.signal,
+            id = request.id,
+            "Eviction manager: evicted"
+        );
+        self.parts.metrics.evictions.with_label_values(&[&request.signal]).inc();
+        if self.evicted.len() == EVICTED_KEPT {
+            self.evicted.remove(0);
+        }
+        let evicted = PodEvicted {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            signal: request.signal.clone(),
+            message: request.message.clone(),
+            age_seconds: 0.0,
+        };
+        self.evicted.push((evicted, Instant::now()));
+    }
+
+    fn observe_age(&self, actionable: &[Threshold]) {
+        let now = bulkhead_sys::clock::since_boot();
+        for threshold in actionable {
+            if let Some(reading) = self.seen.get(&threshold.signal) {
+                let age = now.saturating_sub(reading.at).as_secs_f64();
+                self.parts.metrics.stats_age.with_label_values(&[threshold.signal.as_str()]).observe(age);
+            }
+        }
+    }
+
+    /// Evicts all pods that have used more than their own limits allow. True: there were some.
+    async fn evict_for_limits(&mut self) -> bool {
+        let Ok(pods) = self.parts.syncd.candidates().await else { return false };
+        let limited: Vec<Candidate> =
+            pods.into_iter().filter(|pod| !pod.critical && local_storage::has_limits(pod)).collect();
+        if limited.is_empty() {
+            return false;
+        }
+        let Ok(sample) = self.parts.stats.usage(SampleScope { disks: true, cgroups: false }).await else {
+            return false;
+        };
+        let layout = self.files.layout().unwrap_or_default();
+        let mut some = false;
+        for pod in limited {
+            let stats = stats_of(&pod, &sample.pods);
+            let exceeded = stats.and_then(|stats| local_storage::exceeded(&pod, &stats, layout));
+            let Some(Exceeded { signal, message: text }) = exceeded else { continue };
+            let message = EvictionMessage { text, ..EvictionMessage::default() };
+            let request = self.request(&pod, EvictionKind::LocalStorage, signal, IMMEDIATE_GRACE, message);
+            match self.parts.syncd.evict(request.clone()).await {
+                Ok(EvictionOutcome::Accepted) => {
+                    self.note(&pod, &request);
+                    some = true;
+                }
+                Ok(refused) => tracing::debug!(pod = pod.name, ?refused, "Eviction manager: the pod stays"),
+                Err(status) => {
+                    tracing::warn!(code = ?status.code(), "Eviction manager: failed to evict: {}", status.message());
+                }
+            }
+        }
+        some
+    }
+}
+
+/// What was measured of a pod.
+fn stats_of(pod: &Candidate, all: &[PodStats]) -> Option<PodStats> {
+    all.iter().find(|stats| stats.uid == pod.uid).cloned()
+}
+
+/// Whether dead containers free some of what is short (upstream buildSignalToNodeReclaimFuncs).
+fn reclaims_containers(signal: Signal, layout: Layout) -> bool {
+    use Signal::{ImageFsAvailable, ImageFsInodesFree, NodeFsAvailable, NodeFsInodesFree};
+    match (Resource::of(signal), layout) {
+        (Resource::Memory | Resource::Pids, _) => false,
+        (_, Layout::Single) => true,
+        (_, Layout::ImageFs) => !matches!(signal, NodeFsAvailable | NodeFsInodesFree),
+        (_, Layout::Split) => !matches!(signal, ImageFsAvailable | ImageFsInodesFree),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dead_containers_free_where_layers_lie() {
+        let of = |layout| Signal::ALL.into_iter().filter(move |s| reclaims_containers(*s, layout)).map(Signal::as_str);
+        assert_eq!(of(Layout::Single).count(), 6, "every file system");
+        assert!(of(Layout::ImageFs).all(|signal| !signal.starts_with("nodefs")));
+        assert!(of(Layout::Split).all(|signal| !signal.starts_with("imagefs")));
+        assert_eq!((of(Layout::ImageFs).count(), of(Layout::Split).count()), (4, 4));
+    }
+}

@@ -1,0 +1,131 @@
+//! What others are shown: conditions for kubelet-statusd, as a stream; everything for the operator. And kubelet-syncd is told the
+//! conditions until it has taken them.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bulkhead_daemon::progress::Heartbeat;
+use bulkhead_ipc::evictiond::pressure_server::Pressure;
+use bulkhead_ipc::evictiond::{GetPressureRequest, PressureReport, PressureState, WatchPressureRequest};
+use bulkhead_ipc::syncd::ReportPressureRequest;
+use bulkhead_types::BackOff;
+use futures_util::Stream;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::syncd::Syncd;
+use crate::signals::observation::Condition;
+
+/// Pause before a report is repeated, doubled between these.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Conditions of the node that are true.
+pub type Conditions = BTreeSet<Condition>;
+
+/// What is shown.
+#[derive(Debug)]
+pub struct Shown {
+    /// `None`: nothing has been judged yet.
+    conditions: watch::Sender<Option<Conditions>>,
+    report: Mutex<PressureReport>,
+    stop: CancellationToken,
+}
+
+impl Shown {
+    pub fn new(stop: CancellationToken) -> Self {
+        Shown { conditions: watch::Sender::new(None), report: Mutex::default(), stop }
+    }
+
+    /// True: they are others than before.
+    pub fn set_conditions(&self, conditions: &Conditions) -> bool {
+        self.conditions.send_if_modified(|shown| {
+            let is_new = shown.as_ref() != Some(conditions);
+            *shown = Some(conditions.clone());
+            is_new
+        })
+    }
+
+    pub fn set_report(&self, report: PressureReport) {
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}
+
+fn state(conditions: &Conditions) -> PressureState {
+    PressureState {
+        memory_pressure: conditions.contains(&Condition::Memory),
+        disk_pressure: conditions.contains(&Condition::Disk),
+        pid_pressure: conditions.contains(&Condition::Pid),
+    }
+}
+
+/// `kubelet.evictiond.v1.Pressure`.
+#[derive(Debug, Clone)]
+pub struct PressureApi(pub Arc<Shown>);
+
+#[tonic::async_trait]
+impl Pressure for PressureApi {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<PressureState, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<WatchPressureRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let mut conditions = self.0.conditions.subscribe();
+        conditions.mark_changed();
+        let start = (conditions, self.0.stop.clone());
+        let stream = futures_util::stream::unfold(start, |(mut conditions, stop)| async move {
+            loop {
+                tokio::select! {
+                    changed = conditions.changed() => changed.ok()?,
+                    () = stop.cancelled() => return None,
+                }
+                // Nothing is said before the first pass.
+                let now = conditions.borrow_and_update().as_ref().map(state);
+                if let Some(now) = now {
+                    return Some((Ok(now), (conditions, stop)));
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get(&self, _: Request<GetPressureRequest>) -> Result<Response<PressureReport>, Status> {
+        let conditions = self.0.conditions.borrow().as_ref().map(state);
+        let report = self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(Response::new(PressureReport { conditions, ..report }))
+    }
+}
+
+/// Tells kubelet-syncd, each of its lives, what the conditions are, until it has taken them. Never ends.
+pub async fn report(syncd: Syncd, shown: Arc<Shown>, heartbeat: Heartbeat) {
+    let mut conditions = shown.conditions.subscribe();
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
+    let mut taken = None;
+    loop {
+        let epoch = heartbeat.rests(syncd.ready()).await;
+        let now = conditions.borrow_and_update().clone();
+        if let Some(now) = now.filter(|now| taken.as_ref() != Some(&(epoch, now.clone()))) {
+            let PressureState { memory_pressure: memory, disk_pressure: disk, pid_pressure: pid } = state(&now);
+            let told = syncd.report(ReportPressureRequest { memory, disk, pid });
+            match heartbeat.rests(told).await {
+                Ok(()) => {
+                    taken = Some((epoch, now));
+                    retry.reset();
+                }
+                Err(status) => {
+                    tracing::debug!(code = ?status.code(), "pressure was not taken: {}", status.message());
+                    heartbeat.rests(tokio::time::sleep(retry.pause())).await;
+                    continue;
+                }
+            }
+        }
+        heartbeat
+            .rests(async {
+                tokio::select! {
+                    changed = conditions.changed() => if changed.is_err() { std::future::pending().await },
+                    () = syncd.another_life(epoch) => {}
+                }
+            })
+            .await;
+    }
+}
