@@ -71,7 +71,7 @@
 //! | traces ([`traces`]) | spans of all processes | batches to the collector |
 //!
 //! # Known gaps
-//! Pressure conditions are false until eviction measures; Ready knows of no shutdown yet.
+//! Ready knows of no shutdown yet.
 
 pub mod api_writer;
 pub mod cadvisor;
@@ -119,6 +119,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::api_writer::ApiWriter;
+use crate::node::pressure_view;
 use crate::node::syncd_view::{self, ViewSenders};
 use crate::server::https::Https;
 use crate::server::{listener, ports};
@@ -270,16 +271,19 @@ async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Opt
     };
     let (told, view, facts) = ViewSenders::new();
     let (addresses, known_addresses) = watch::channel(Vec::new());
+    let (pressure_told, pressure) = watch::channel(None);
+    let evictiond = writer.evictiond.clone();
     let follow = async {
         tokio::select! {
             () = daemon.stop.cancelled() => {}
             () = syncd_view::follow(writer.syncd.clone(), told, daemon.progress.register("view", LOOP_BOUND)) => {}
+            () = pressure_view::follow(evictiond, pressure_told, daemon.progress.register("pressure", LOOP_BOUND)) => {}
         }
     };
     tokio::join!(
         follow,
         certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses),
-        node::run(writer.clone(), events.clone(), view, addresses),
+        node::run(writer.clone(), events.clone(), view, pressure, addresses),
         pods::run(writer.clone(), events.clone(), facts),
         events::run(writer.clone(), events, own_events)
     );

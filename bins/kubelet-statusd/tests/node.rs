@@ -15,6 +15,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use kubelet_statusd::events::{EventQueue, OwnEvents};
 use kubelet_statusd::node::Start;
+use kubelet_statusd::node::conditions::Pressure;
 use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
 use kubelet_statusd::node::server::Server;
@@ -145,6 +146,8 @@ fn merge(object: &mut Value, patch: &Value) {
 struct Node {
     world: Arc<Mutex<World>>,
     view: watch::Sender<View>,
+    /// What kubelet-evictiond says.
+    pressure: watch::Sender<Option<Pressure>>,
     events: OwnEvents,
     task: tokio::task::JoinHandle<()>,
     reconnects: Arc<Mutex<u32>>,
@@ -232,6 +235,7 @@ fn start_again(
     let mut first = View::new(Instant::now());
     first.state = state.map(Arc::new);
     let (view, receiver) = watch::channel(first);
+    let (pressure, pressed) = watch::channel(None);
     let start = Start {
         config: Arc::new(config),
         server,
@@ -239,13 +243,14 @@ fn start_again(
         metrics,
         events,
         view: receiver,
+        pressure: pressed,
         addresses: tokio::sync::watch::Sender::new(Vec::new()),
         progress: progress.clone(),
         starts,
     };
     let wedge = Arc::<AtomicBool>::default();
     let task = tokio::spawn(unless(wedge.clone(), kubelet_statusd::node::keep(start, clock)));
-    Node { world, view, events: recorded, task, reconnects, progress, wedge }
+    Node { world, view, pressure, events: recorded, task, reconnects, progress, wedge }
 }
 
 /// Polls the tasks, but not while `wedged`.
@@ -613,6 +618,44 @@ async fn images_wait_for_the_period_and_our_own_echo_is_no_news() {
     node.pass(Duration::from_secs(12)).await;
     let requests = node.take();
     assert_eq!(Node::count(&requests, STATUS) + Node::count(&requests, "GET "), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_is_told_at_once_and_stays_while_evictiond_is_away() {
+    let mut node = start(World::default(), |_| {}, Some(well()));
+    node.pass(Duration::from_secs(2)).await;
+    assert_eq!(node.condition("DiskPressure")["status"], "False", "nobody has said anything of it");
+    node.take();
+    node.event_reasons();
+    node.pressure.send_replace(Some(Pressure { disk: true, ..Pressure::default() }));
+    node.pass(Duration::from_secs(1)).await;
+    let pressed = node.condition("DiskPressure");
+    assert_eq!((&pressed["status"], &pressed["reason"]), (&json!("True"), &json!("KubeletHasDiskPressure")));
+    assert_eq!(Node::count(&node.take(), STATUS), 1);
+    assert_eq!(node.event_reasons(), ["NodeHasDiskPressure"]);
+    node.pass(Duration::from_secs(600)).await;
+    assert_eq!(node.condition("DiskPressure")["status"], "True");
+    assert!(node.event_reasons().is_empty());
+    node.pressure.send_replace(Some(Pressure::default()));
+    node.pass(Duration::from_secs(1)).await;
+    assert_eq!(node.condition("DiskPressure")["reason"], "KubeletHasNoDiskPressure");
+}
+
+/// A new life of kubelet-statusd that has not heard of kubelet-evictiond yet.
+#[tokio::test(start_paused = true)]
+async fn a_restart_takes_no_pressure_away() {
+    let condition = json!({"type": "MemoryPressure", "status": "True", "reason": "KubeletHasInsufficientMemory",
+        "message": "m", "lastTransitionTime": "2026-11-21T00:00:00Z", "lastHeartbeatTime": "2026-11-21T00:00:00Z"});
+    let stands = json!({"apiVersion": "v1", "kind": "Node", "status": {"conditions": [condition]},
+        "metadata": {"name": "test-node", "uid": "node-uid", "resourceVersion": "5"}});
+    let world = World { node: Some(stands), version: 5, ..World::default() };
+    let mut node = start(world, |_| {}, Some(well()));
+    node.pass(Duration::from_secs(20)).await;
+    let pressed = node.condition("MemoryPressure");
+    assert_eq!((&pressed["status"], &pressed["lastTransitionTime"]), (&json!("True"), &json!("2026-11-21T00:00:00Z")));
+    // At each start a Node is made to be registered, as upstream's, which is where the event of enough memory comes from.
+    let told = node.event_reasons();
+    assert!(!told.iter().any(|reason| reason == "NodeHasInsufficientMemory"), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -88,6 +88,7 @@ fn start() -> Cluster {
         metrics: Metrics::register(&prometheus::Registry::new()).unwrap(),
         events,
         view: receiver,
+        pressure: watch::channel(None).1,
         addresses: watch::Sender::new(Vec::new()),
         progress: Progress::default(),
         starts: Starts::default(),

@@ -1,7 +1,7 @@
 //! kubelet-syncd's events that were read and are not dealt with yet, and how far its queue was read. Both outlive this
 //! process: while the API server is away kubelet-syncd may end, and its queue with it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ struct KeptEvent {
     pod_name: String,
     #[serde(default)]
     field_path: String,
+    #[serde(default, skip_serializing_if = "HashMap::is_empty")]
+    annotations: HashMap<String, String>,
 }
 
 impl KeptEvent {
@@ -70,6 +72,7 @@ impl KeptEvent {
             namespace: event.namespace,
             pod_name: event.pod_name,
             field_path: event.field_path,
+            annotations: event.annotations,
         })
     }
 
@@ -84,6 +87,7 @@ impl KeptEvent {
             namespace: self.namespace,
             pod_name: self.pod_name,
             field_path: self.field_path,
+            annotations: self.annotations,
             // Counted when the file was read.
             dropped: 0,
         }
@@ -254,6 +258,7 @@ mod tests {
             namespace: "d".into(),
             pod_name: "p".into(),
             field_path: "spec.containers{main}".into(),
+            annotations: [("starved_resource".to_owned(), "memory".to_owned())].into(),
             dropped: 0,
         }
     }

@@ -20,6 +20,7 @@ fn about(pod: &str, seconds: i64, reason: &str, message: &str) -> EventObject {
         kind: "Warning".into(),
         reason: reason.into(),
         message: message.into(),
+        annotations: [].into(),
         time: start + SignedDuration::from_secs(seconds),
     };
     EventObject::new(&occurrence, "n", None)

@@ -1,5 +1,6 @@
 //! The Event object on the API server (upstream `staging/src/k8s.io/client-go/tools/record/event.go` makeEvent).
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use bulkhead_ipc::syncd;
@@ -24,6 +25,7 @@ pub struct Occurrence {
     pub kind: String,
     pub reason: String,
     pub message: String,
+    pub annotations: BTreeMap<String, String>,
     /// Unlike that of any other occurrence about the same object.
     pub time: Timestamp,
 }
@@ -37,7 +39,8 @@ impl Occurrence {
                 namespace.len() + name.len() + uid.len() + field_path.len()
             }
         };
-        size_of::<Self>() + involved + self.kind.len() + self.reason.len() + self.message.len()
+        let annotations: usize = self.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        size_of::<Self>() + involved + self.kind.len() + self.reason.len() + self.message.len() + annotations
     }
 
     /// An event of kubelet-syncd. The place in its queue makes the time unlike any other's, and the same each time it is
@@ -63,6 +66,7 @@ impl Occurrence {
             kind: if event.r#type == "Warning" { "Warning" } else { "Normal" }.to_owned(),
             reason: event.reason.clone(),
             message: event.message.clone(),
+            annotations: event.annotations.clone().into_iter().collect(),
             time: Timestamp::from_nanosecond(unique).ok()?,
         })
     }
@@ -77,6 +81,7 @@ pub struct EventObject {
     pub kind: String,
     pub reason: String,
     pub message: String,
+    pub annotations: BTreeMap<String, String>,
     pub first: Timestamp,
     pub last: Timestamp,
     pub count: u32,
@@ -99,6 +104,7 @@ impl EventObject {
             kind: occurrence.kind.clone(),
             reason: occurrence.reason.clone(),
             message: occurrence.message.clone(),
+            annotations: occurrence.annotations.clone(),
             first: occurrence.time,
             last: occurrence.time,
             count: 1,
@@ -110,10 +116,14 @@ impl EventObject {
     /// The body of its creation.
     pub fn body(&self) -> Value {
         let reporting = |text: &str| if self.reporting { text.to_owned() } else { String::new() };
+        let mut metadata = json!({"name": self.name, "namespace": self.namespace});
+        if !self.annotations.is_empty() {
+            metadata["annotations"] = json!(self.annotations);
+        }
         json!({
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": self.name, "namespace": self.namespace},
+            "metadata": metadata,
             "involvedObject": self.involved,
             "reason": self.reason,
             "message": self.message,
@@ -180,6 +190,7 @@ mod tests {
             namespace: "audit".into(),
             pod_name: "one".into(),
             field_path: "spec.containers{one}".into(),
+            annotations: [("starved_resource".to_owned(), "memory".to_owned())].into(),
             dropped: 0,
         }
     }
@@ -191,7 +202,7 @@ mod tests {
         let nanos = "2026-11-21T01:19:29.123456007Z".parse::<Timestamp>().unwrap().as_nanosecond();
         assert_eq!(
             object.body(),
-            json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": format!("one.{nanos:x}"), "namespace": "audit"},
+            json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": format!("one.{nanos:x}"), "namespace": "audit", "annotations": {"starved_resource": "memory"}},
                 "involvedObject": {"kind": "Pod", "namespace": "audit", "name": "one", "uid": "u", "apiVersion": "v1",
                     "resourceVersion": "30574", "fieldPath": "spec.containers{one}"},
                 "reason": "Created", "message": "Container created", "source": {"component": "kubelet", "host": "node-a"},

@@ -1,5 +1,6 @@
 //! This process's own events until they are sent: bounded, never waits, the oldest goes first.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,6 +61,7 @@ impl EventQueue {
             kind: record.kind.to_owned(),
             reason: record.reason,
             message: record.message,
+            annotations: BTreeMap::new(),
             time: self.unique_time(Timestamp::now()),
         };
         let gone = lock(&self.shared.waiting).push(occurrence);

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ready::Ready;
 
-/// What presses on the node. Nobody measures it yet: all false until eviction comes.
+/// What presses on the node, as kubelet-evictiond found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pressure {
     pub memory: bool,
@@ -52,6 +52,13 @@ const PRESSURES: [Row; 3] = [
         ],
     },
 ];
+
+/// What the list says already: what counts while kubelet-evictiond has said nothing. A condition that is not there, or that
+/// the controller has called Unknown, does not press.
+pub fn as_they_are(conditions: &[NodeCondition]) -> Pressure {
+    let is = |kind: &str| conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True");
+    Pressure { memory: is("MemoryPressure"), disk: is("DiskPressure"), pid: is("PIDPressure") }
+}
 
 /// Brings the list up to date; gives the reasons of the events that the changes are worth.
 pub fn update(
@@ -200,6 +207,17 @@ mod tests {
                 ("PIDPressure", "True", "KubeletHasInsufficientPID"),
             ]
         );
+    }
+
+    #[test]
+    fn until_it_is_measured_it_stays_as_it_was() {
+        let mut conditions = Vec::new();
+        assert_eq!(as_they_are(&conditions), Pressure::default(), "a new node");
+        let pressed = Pressure { disk: true, ..Pressure::default() };
+        update(&mut conditions, &pressed, &state(true), at(0));
+        assert_eq!(as_they_are(&conditions), pressed);
+        conditions.iter_mut().for_each(|condition| condition.status = "Unknown".into());
+        assert_eq!(as_they_are(&conditions), Pressure::default(), "never Unknown");
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod lease;
 pub mod metrics;
 pub mod object;
 pub mod patch;
+pub mod pressure_view;
 pub mod ready;
 pub mod reporter;
 pub mod server;
@@ -37,6 +38,7 @@ use tokio::sync::watch;
 
 use crate::api_writer::ApiWriter;
 use crate::events::{EventQueue, Involved, Record};
+use conditions::Pressure;
 use csinode::Progress;
 use facts::Facts;
 use metrics::Metrics;
@@ -49,12 +51,13 @@ use syncd_view::View;
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please \
      migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
-/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node; `addresses` is told
+/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node, `pressure`: what kubelet-evictiond does; `addresses` is told
 /// which ones it has.
 pub async fn run(
     writer: ApiWriter,
     events: EventQueue,
     view: watch::Receiver<View>,
+    pressure: watch::Receiver<Option<Pressure>>,
     addresses: watch::Sender<Vec<NodeAddress>>,
 ) {
     let metrics = match Metrics::register(&writer.registry) {
@@ -73,7 +76,7 @@ pub async fn run(
         let config = writer.config.clone();
         let progress = writer.progress.clone();
         let starts = Starts::load(writer.state.clone(), &config.start_id);
-        let start = Start { config, server, facts, metrics, events, view, addresses, progress, starts };
+        let start = Start { config, server, facts, metrics, events, view, pressure, addresses, progress, starts };
         keep(start, Timestamp::now).await;
     };
     tokio::select! {
@@ -91,6 +94,8 @@ pub struct Start {
     pub metrics: Metrics,
     pub events: EventQueue,
     pub view: watch::Receiver<View>,
+    /// What presses on the node; `None`: not known yet.
+    pub pressure: watch::Receiver<Option<Pressure>>,
     /// Is told the addresses that the Node has.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     /// Where each task registers with the watchdog.
@@ -101,7 +106,7 @@ pub struct Start {
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view, addresses, progress, starts } = start;
+    let Start { config, server, facts, metrics, events, view, pressure, addresses, progress, starts } = start;
     let with_heartbeat = |name| server.with_heartbeat(progress.register(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
@@ -128,8 +133,20 @@ pub async fn keep(start: Start, clock: Clock) {
     let leaser = lease::Leaser::new(&config, with_heartbeat("lease"), metrics.clone(), node_uid.clone(), clock);
     let csi_node = first_csi_node(with_heartbeat("csinode"), metrics.clone(), node_uid, stands);
     let (node_uid, server) = (uid_sender, with_heartbeat("node"));
-    let reporter =
-        Reporter { config, server, fixed, metrics, events, view, storage, addresses, clock, node_uid, starts };
+    let reporter = Reporter {
+        config,
+        server,
+        fixed,
+        metrics,
+        events,
+        view,
+        pressure,
+        storage,
+        addresses,
+        clock,
+        node_uid,
+        starts,
+    };
     tokio::join!(reporter.run(), leaser.run(), csi_node);
 }
 

@@ -52,6 +52,7 @@ pub struct Reporter {
     pub metrics: Metrics,
     pub events: EventQueue,
     pub view: watch::Receiver<View>,
+    pub pressure: watch::Receiver<Option<Pressure>>,
     pub storage: watch::Receiver<Progress>,
     /// Is told the addresses that were found out last.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
@@ -114,7 +115,7 @@ impl Reporter {
             self.report(&mut memory, Occasion::Period).await;
             let next = Instant::now() + jittered(frequency, JITTER, random_fraction());
             for hurried in 0_u32.. {
-                let news = news(&mut self.view, &mut self.storage);
+                let news = news(&mut self.view, &mut self.pressure, &mut self.storage);
                 if self.server.rests(tokio::time::timeout_at(next, news)).await.is_err() {
                     break;
                 }
@@ -275,7 +276,7 @@ impl Reporter {
             known: view.state.as_deref(),
             silent: view.is_silent(Instant::now()) || view.state.is_none(),
             addresses: memory.addresses.as_ref(),
-            pressure: Pressure::default(),
+            pressure: *self.pressure.borrow_and_update(),
             storage: storage.as_deref(),
             shutting_down: false,
         };
@@ -338,18 +339,18 @@ impl Reporter {
     }
 }
 
-/// Something worth a computation has come. Ends with neither sender while one of them is there.
-async fn news(view: &mut watch::Receiver<View>, storage: &mut watch::Receiver<Progress>) {
-    let changed = tokio::select! {
-        changed = view.changed() => changed,
-        changed = storage.changed() => match changed {
-            Ok(()) => Ok(()),
-            // The CSINode stands and its task has ended.
-            Err(_) => view.changed().await,
-        },
-    };
-    if changed.is_err() {
-        std::future::pending::<()>().await;
+/// Something worth a computation has come.
+async fn news(
+    view: &mut watch::Receiver<View>,
+    pressure: &mut watch::Receiver<Option<Pressure>>,
+    storage: &mut watch::Receiver<Progress>,
+) {
+    // A sender that has ended (the CSINode's, once it stands) has no more news.
+    tokio::select! {
+        Ok(()) = view.changed() => {}
+        Ok(()) = pressure.changed() => {}
+        Ok(()) = storage.changed() => {}
+        else => std::future::pending::<()>().await,
     }
 }
 

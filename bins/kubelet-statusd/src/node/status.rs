@@ -43,7 +43,8 @@ pub struct Now<'a> {
     pub silent: bool,
     /// None: they cannot be said now and stay.
     pub addresses: Option<&'a Decision>,
-    pub pressure: Pressure,
+    /// `None`: kubelet-evictiond has not said yet.
+    pub pressure: Option<Pressure>,
     /// Why the CSINode object does not stand yet.
     pub storage: Option<&'a str>,
     pub shutting_down: bool,
@@ -81,7 +82,9 @@ pub fn next(old: &Node, fixed: &Fixed, now: &Now<'_>) -> (Node, Vec<&'static str
         soft_warning: fixed.facts.no_cpu_quota.then_some("CPU hardcapping unsupported"),
         sync_frequency: fixed.sync_frequency,
     });
-    let events = conditions::update(status.conditions.get_or_insert_default(), &now.pressure, &ready, now.time);
+    let conditions = status.conditions.get_or_insert_default();
+    let pressure = now.pressure.unwrap_or_else(|| conditions::as_they_are(conditions));
+    let events = conditions::update(conditions, &pressure, &ready, now.time);
     node.status = Some(status);
     (node, events)
 }

@@ -82,7 +82,7 @@ fn now<'a>(state: Option<&'a NodeState>, decision: Option<&'a Decision>, time: i
         known: state,
         silent: false,
         addresses: decision,
-        pressure: Pressure::default(),
+        pressure: Some(Pressure::default()),
         storage: None,
         shutting_down: false,
     }
