@@ -16,4 +16,5 @@ mod cluster_restarts;
 mod cluster_static;
 mod cluster_volumes;
 mod events_of_faults;
+mod eviction;
 mod registry;
