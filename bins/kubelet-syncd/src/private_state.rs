@@ -149,7 +149,11 @@ impl PrivateState {
 impl EvictionStore for PrivateState {
     fn save(&self, evictions: &book::Saved) -> std::io::Result<()> {
         let bytes = state_file::encode(EVICTIONS.version, evictions).map_err(std::io::Error::other)?;
-        self.0.write(EVICTIONS.name, &bytes).map_err(std::io::Error::other)
+        self.0.write(EVICTIONS.name, &bytes).map_err(|error| match error {
+            // A full disk is told from other failures.
+            StateError::Write { source, .. } => source,
+            other => std::io::Error::other(other),
+        })
     }
 }
 

@@ -115,6 +115,12 @@ pub fn judge(
     Judgement { conditions, met, actionable }
 }
 
+/// How long a threshold that is met has to wait yet. `None`: it is not met.
+pub fn until_outlasted(threshold: &Threshold, ledger: &Ledger, now: Duration) -> Option<Duration> {
+    let first = Duration::from_millis(*ledger.first_observed_ms.get(&key(threshold))?);
+    Some(threshold.grace_period.saturating_sub(now.saturating_sub(first)))
+}
+
 /// What was read until now says nothing of what is left from now on: something was evicted or reclaimed.
 pub fn begin_anew(ledger: &mut Ledger, now: Duration) {
     ledger.read_before_ms = milliseconds(now);
@@ -162,6 +168,8 @@ mod tests {
         let first = pass(&soft, &[(MEMORY, 99)], &mut ledger, 10);
         assert_eq!((first.actionable.len(), first.conditions), (0, [Condition::Memory].into()));
         assert!(pass(&soft, &[(MEMORY, 50)], &mut ledger, 39).actionable.is_empty());
+        let left = |ledger: &Ledger| until_outlasted(&soft[0], ledger, Duration::from_secs(39));
+        assert_eq!((left(&ledger), left(&Ledger::default())), (Some(Duration::from_secs(1)), None));
         // A restart between: the ledger was on the disk.
         let text = serde_json::to_vec(&ledger).unwrap();
         let mut ledger: Ledger = serde_json::from_slice(&text).unwrap();

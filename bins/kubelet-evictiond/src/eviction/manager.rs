@@ -45,6 +45,8 @@ const IMMEDIATE_GRACE: i64 = 1;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often it is asked for.
 const WAIT_LOOK: Duration = Duration::from_millis(200);
+/// How soon, and how late, a signal that is below its threshold is read again while nothing is to be done yet.
+const MET_LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// After a pass that evicted nobody: there was nobody, or enough was reclaimed.
 const PAUSE: Duration = LONGEST;
 /// After a pass that kubelet-syncd did not answer.
@@ -186,10 +188,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
         let judgement = self.judge();
         self.parts.shown.set_conditions(&judgement.conditions);
-        if !self.save() {
-            // What is not on the disk is not relied on: a grace period that a restart would begin anew has not passed.
-            self.hold = Hold::Pause { until: Instant::now() + RETRY };
-        }
+        self.save();
         self.schedule();
         if self.release_hold().await {
             // This judgement is of readings from before.
@@ -219,8 +218,9 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         judge::judge(&self.in_force(), &self.seen, &mut self.ledger, now, transition)
     }
 
-    /// True: what the judgement stands on is on the disk.
-    fn save(&mut self) -> bool {
+    /// Keeps what outlives this process. What cannot be written - on a full disk, which is what evictions are for - is known all the
+    /// same: only a restart would begin grace and transition periods anew.
+    fn save(&mut self) {
         let essence = |ledger: &Ledger| {
             let conditions: Vec<String> = ledger.last_observed_ms.keys().cloned().collect();
             (ledger.first_observed_ms.clone(), conditions, ledger.met.clone())
@@ -228,24 +228,17 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let (saved, at) = &self.saved;
         let is_old = !self.ledger.last_observed_ms.is_empty() && at.is_none_or(|at| at.elapsed() >= LEDGER_EVERY);
         if essence(saved) == essence(&self.ledger) && !is_old {
-            return true;
+            return;
         }
         let written = state_file::encode(LEDGER.version, &self.ledger).map_err(|error| error.to_string());
         let written = written.and_then(|bytes| {
             self.parts.state.write(LEDGER.name, &bytes).map_err(|error| bulkhead_types::chain(&error))
         });
-        match written {
-            Ok(()) => {
-                self.saved = (self.ledger.clone(), Some(Instant::now()));
-                true
-            }
-            Err(error) => {
-                tracing::warn!(error, "since when thresholds are met would not survive a restart");
-                // A full disk is what evictions are for: a hard threshold needs no time that has passed.
-                essence(saved).0.len() >= self.ledger.first_observed_ms.len()
-                    || self.in_force().iter().all(Threshold::is_hard)
-            }
+        if let Err(error) = written {
+            tracing::warn!(error, "since when thresholds are met would not survive a restart");
         }
+        // One that failed is tried again with the next change, or when it is old.
+        self.saved = (self.ledger.clone(), Some(Instant::now()));
     }
 
     async fn read_kernel(&mut self) {
@@ -312,7 +305,11 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         for threshold in self.in_force() {
             let Some(reading) = self.seen.get(&threshold.signal) else { continue };
             let required = judge::required(&threshold, reading.capacity, false);
-            let next = self.falls.until(threshold.signal, reading.available.saturating_sub(required));
+            let next = match judge::until_outlasted(&threshold, &self.ledger, bulkhead_sys::clock::since_boot()) {
+                // It is below already, and nothing is done before its time.
+                Some(left) => left.clamp(MET_LOOK.0, MET_LOOK.1),
+                None => self.falls.until(threshold.signal, reading.available.saturating_sub(required)),
+            };
             match Resource::of(threshold.signal) {
                 Resource::Memory | Resource::Pids => kernel = kernel.min(next),
                 Resource::EphemeralStorage | Resource::Inodes => files = files.min(next),
@@ -320,7 +317,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
         // What is met already, and held, is looked at no faster than its end is.
         if self.hold != Hold::Nothing {
-            (kernel, files) = (kernel.max(WAIT_LOOK), files.max(WAIT_LOOK));
+            (kernel, files) = (kernel.max(MET_LOOK.1), files.max(MET_LOOK.1));
         }
         let later = |at: Instant, next: Duration| if at <= now { now + next } else { at.min(now + next) };
         self.kernel_at = later(self.kernel_at, kernel);

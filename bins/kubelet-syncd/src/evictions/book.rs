@@ -104,7 +104,7 @@ impl EvictionBook {
     /// Whether the pod may be evicted, and if so it is written down. `finished`: whether nothing of a pod is left to do.
     ///
     /// # Errors
-    /// It could not be written; then nothing was accepted.
+    /// It could not be written, and not because the disk is full; then nothing was accepted.
     pub fn accept(
         &mut self,
         uid: &PodUid,
@@ -117,7 +117,14 @@ impl EvictionBook {
         if outcome == EvictionOutcome::Accepted {
             let mut next = self.saved.clone();
             next.evictions.insert(uid.clone(), eviction);
-            self.store.save(&next)?;
+            match self.store.save(&next) {
+                // What frees the disk must not wait for room on it: a restart before the pod's end would forget the eviction,
+                // and the node, still short, would make another one.
+                Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                    tracing::warn!(pod_uid = %uid, %error, "the eviction could not be written down");
+                }
+                saved => saved?,
+            }
             self.saved = next;
         }
         Ok(outcome)
@@ -241,12 +248,16 @@ mod tests {
 
     #[derive(Debug, Default, Clone)]
     struct Disk {
+        broken: Arc<AtomicBool>,
         full: Arc<AtomicBool>,
         file: Arc<Mutex<Saved>>,
     }
 
     impl EvictionStore for Disk {
         fn save(&self, evictions: &Saved) -> std::io::Result<()> {
+            if self.broken.load(Ordering::Relaxed) {
+                return Err(std::io::ErrorKind::ReadOnlyFilesystem.into());
+            }
             if self.full.load(Ordering::Relaxed) {
                 return Err(std::io::ErrorKind::StorageFull.into());
             }
@@ -309,16 +320,26 @@ mod tests {
     fn nothing_is_accepted_that_is_not_on_the_disk() {
         let disk = Disk::default();
         let mut book = EvictionBook::new(Saved::default(), Box::new(disk.clone()));
-        disk.full.store(true, Ordering::Relaxed);
+        disk.broken.store(true, Ordering::Relaxed);
         let now = at(1);
         assert!(book.accept(&uid("a"), threshold(&now), ALIVE, &now, |_| false).is_err());
         assert!(book.get(&uid("a")).is_none());
-        disk.full.store(false, Ordering::Relaxed);
+        disk.broken.store(false, Ordering::Relaxed);
         assert_eq!(book.accept(&uid("a"), threshold(&now), ALIVE, &now, |_| false).unwrap(), EvictionOutcome::Accepted);
         let after_a_restart = EvictionBook::new(disk.file.lock().unwrap().clone(), Box::new(disk.clone()));
         assert_eq!(after_a_restart.get(&uid("a")), Some(&threshold(&now)));
         book.retain(|_| false);
         assert!(disk.file.lock().unwrap().evictions.is_empty());
+    }
+
+    #[test]
+    fn a_full_disk_keeps_nobody_from_being_evicted() {
+        let disk = Disk::default();
+        let mut book = EvictionBook::new(Saved::default(), Box::new(disk.clone()));
+        disk.full.store(true, Ordering::Relaxed);
+        let now = at(1);
+        let outcome = book.accept(&uid("a"), threshold(&now), ALIVE, &now, |_| false).unwrap();
+        assert_eq!((outcome, book.get(&uid("a")).is_some()), (EvictionOutcome::Accepted, true));
     }
 
     #[test]

@@ -73,6 +73,7 @@ impl SyncLoop {
             Question::Candidates(reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
             Question::Evict(request, reply) if ready => drop(reply.send(self.evict(*request))),
             Question::Evict(_, reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
+            Question::InFlight(reply) if !ready => drop(reply.send(Err(EvictionError::SourcesNotReady))),
             Question::InFlight(reply) => {
                 let now = Moment::now(&self.node.config.boot_id);
                 let in_flight = self.evictions.book.in_flight(&now, |uid| self.has_finished(uid));
