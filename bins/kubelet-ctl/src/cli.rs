@@ -58,6 +58,9 @@ pub fn command() -> Command {
                 ),
         )
         .subcommand(pods_command("stats", "Shows what node and pods use, the largest first").visible_alias("top"))
+        .subcommand(
+            Command::new("pressure").about("Shows what is left of each resource beside its thresholds, and whom that evicted"),
+        )
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")

@@ -19,7 +19,7 @@
 //! its socket, and what to look at. 4: `privileges` found a process that is not as the privilege map has it.
 //!
 //! # Known gaps
-//! Pressure, recent decisions and the audit come with the issues that make them.
+//! Recent decisions and the audit come with the issues that make them.
 
 mod age;
 mod cgroups;
@@ -30,6 +30,7 @@ mod health;
 mod instance;
 mod output;
 mod pods;
+mod pressure;
 mod privileges;
 mod stats;
 mod table;
@@ -143,6 +144,7 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "health" => health::show(&instance, &mut printer).await,
         "privileges" => privileges::show(&instance, matches.get_flag("detail"), &mut printer).await,
         "stats" => stats::show(&instance, namespace, &mut printer).await,
+        "pressure" => pressure::show(&instance, &mut printer).await,
         "events" => events::list(&instance, namespace, &mut printer).await,
         _ => Ok(Exit::Usage),
     }

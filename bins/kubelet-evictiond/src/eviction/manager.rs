@@ -49,6 +49,8 @@ const WAIT_LOOK: Duration = Duration::from_millis(200);
 const MET_LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// After a pass that evicted nobody: there was nobody, or enough was reclaimed.
 const PAUSE: Duration = LONGEST;
+/// Until file systems have been read nothing is said of conditions, but for no longer than this.
+const FIRST_WORD_MAX: Duration = Duration::from_secs(10);
 /// After a pass that kubelet-syncd did not answer.
 const RETRY: Duration = Duration::from_secs(1);
 /// Limits of pods' own are looked after so often (upstream's period).
@@ -107,6 +109,7 @@ pub struct Manager<P, R> {
     pub(super) files: FileSystems,
     news: (mpsc::Sender<News>, mpsc::Receiver<News>),
     pub(super) hold: Hold,
+    began: Instant,
     kernel_at: Instant,
     files_at: Instant,
     limits_at: Instant,
@@ -134,6 +137,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             files: FileSystems::new(root),
             news: mpsc::channel(16),
             hold: Hold::Nothing,
+            began: now,
             kernel_at: now,
             files_at: now,
             limits_at: now + LIMITS_EVERY,
@@ -187,7 +191,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             self.read_file_systems();
         }
         let judgement = self.judge();
-        self.parts.shown.set_conditions(&judgement.conditions);
+        // A new life, of a new boot even, takes no condition away before it has looked everywhere.
+        if self.files.layout().is_some() || self.began.elapsed() >= FIRST_WORD_MAX {
+            self.parts.shown.set_conditions(&judgement.conditions);
+        }
         self.save();
         self.schedule();
         if self.release_hold().await {
