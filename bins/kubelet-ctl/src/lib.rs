@@ -29,6 +29,7 @@ mod events;
 mod health;
 mod instance;
 mod output;
+mod plot;
 mod pods;
 mod pressure;
 mod privileges;

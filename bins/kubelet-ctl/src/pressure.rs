@@ -1,10 +1,11 @@
-//! `pressure`: what is left of each resource beside its thresholds, what the eviction manager waits for, whom it evicted.
+//! `pressure`: what is left of each resource beside its thresholds and over the last ten minutes, what the eviction manager waits
+//! for, who would go next and why, whom it evicted.
 
 use std::fmt::Write as _;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::pressure_client::PressureClient;
-use bulkhead_ipc::evictiond::{GetPressureRequest, PressureReport, SignalState};
+use bulkhead_ipc::evictiond::{self, GetPressureRequest, PressureReport, SignalState};
 use bulkhead_types::Process;
 use serde::Serialize;
 
@@ -12,6 +13,7 @@ use crate::age::human;
 use crate::connect::{connect, request, within};
 use crate::instance::Instance;
 use crate::output::Printer;
+use crate::plot;
 use crate::table::{Table, printable};
 use crate::{Exit, Failure};
 
@@ -25,6 +27,11 @@ struct Pressure {
     file_systems: String,
     doing: String,
     signals: Vec<Signal>,
+    /// Who would go next, for each resource that has a threshold.
+    next: Vec<Ranking>,
+    /// Why nobody knows; empty: it is known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    next_unknown: String,
     evicted: Vec<Evicted>,
 }
 
@@ -50,6 +57,27 @@ struct Signal {
     #[serde(skip_serializing_if = "Option::is_none")]
     fall_per_second: Option<f64>,
     thresholds: Vec<Threshold>,
+    /// The least that was left within each ten seconds, the oldest first; null where nothing was read.
+    least_available: Vec<Option<i64>>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Ranking {
+    signal: String,
+    pods: Vec<RankedPod>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RankedPod {
+    namespace: String,
+    name: String,
+    uid: String,
+    priority: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used: Option<i64>,
+    request: i64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -99,6 +127,8 @@ fn view(report: PressureReport) -> Pressure {
         file_systems: report.file_systems,
         doing: report.doing,
         signals: report.signals.into_iter().map(signal).collect(),
+        next: report.rankings.into_iter().map(ranking).collect(),
+        next_unknown: report.rankings_unknown,
         evicted: report
             .evicted
             .into_iter()
@@ -112,6 +142,18 @@ fn view(report: PressureReport) -> Pressure {
             })
             .collect(),
     }
+}
+
+fn ranking(ranking: evictiond::Ranking) -> Ranking {
+    let pods = ranking.pods.into_iter().map(|pod| RankedPod {
+        namespace: pod.namespace,
+        name: pod.name,
+        uid: pod.uid,
+        priority: pod.priority,
+        used: pod.used,
+        request: pod.request,
+    });
+    Ranking { signal: ranking.signal, pods: pods.collect() }
 }
 
 fn signal(state: SignalState) -> Signal {
@@ -133,6 +175,7 @@ fn signal(state: SignalState) -> Signal {
                 met_for_seconds: threshold.met_for_seconds,
             })
             .collect(),
+        least_available: state.least_available.into_iter().map(|point| point.least).collect(),
     }
 }
 
@@ -207,6 +250,8 @@ fn text(pressure: &Pressure) -> String {
         }
     }
     let _ = write!(out, "\n{}", table.render(0));
+    out += &moves(&pressure.signals);
+    out += &next(pressure);
     if !pressure.evicted.is_empty() {
         let mut table = Table::new(&["EVICTED", "NAMESPACE", "POD", "SIGNAL", "MESSAGE"]);
         for pod in &pressure.evicted {
@@ -218,9 +263,80 @@ fn text(pressure: &Pressure) -> String {
     out
 }
 
+/// Lines of the chart.
+const CHART_HEIGHT: usize = 5;
+/// A line would not show more than the table does.
+const FEWEST_POINTS: usize = 2;
+
+/// The last ten minutes: a line of bars for each signal that has thresholds, and a chart of the one nearest to its own.
+fn moves(signals: &[Signal]) -> String {
+    let mut table = Table::new(&["SIGNAL", "LEAST", "MOST", "LAST TEN MINUTES, LEAST OF EACH 10S"]);
+    let with_points = |signal: &&Signal| {
+        !signal.thresholds.is_empty() && signal.least_available.iter().flatten().count() >= FEWEST_POINTS
+    };
+    for signal in signals.iter().filter(with_points) {
+        let known = || signal.least_available.iter().flatten().copied();
+        let shown = |number: Option<i64>| number.map(|number| amount(&signal.signal, number)).unwrap_or_default();
+        let bars = plot::bars(&signal.least_available);
+        table.row([signal.signal.as_str(), &shown(known().min()), &shown(known().max()), &bars]);
+    }
+    let mut out = if table.is_empty() { String::new() } else { format!("\n{}", table.render(0)) };
+    let margin = |signal: &&Signal| {
+        let most = signal.thresholds.iter().filter_map(|threshold| threshold.required).max()?;
+        let least = signal.least_available.iter().flatten().copied().min()?;
+        #[allow(clippy::cast_precision_loss, reason = "shares are compared")]
+        Some((least.saturating_sub(most) as f64 / signal.capacity?.max(1) as f64, most))
+    };
+    let all = signals.iter().filter(with_points).filter_map(|signal| Some((signal, margin(&signal)?)));
+    if let Some((signal, (_, mark))) = all.min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b)) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "\n{}, nearest to its threshold of {}:", signal.signal, amount(&signal.signal, mark));
+        let lines = plot::chart(&signal.least_available, mark, CHART_HEIGHT, |value| amount(&signal.signal, value));
+        for (label, line) in lines {
+            let _ = writeln!(out, "{label:>10} {}", line.trim_end());
+        }
+    }
+    out
+}
+
+/// Who would go next, and why.
+fn next(pressure: &Pressure) -> String {
+    if !pressure.next_unknown.is_empty() {
+        return format!("\nWho would go next is not known: {}\n", printable(&pressure.next_unknown));
+    }
+    let mut table = Table::new(&["FOR", "NEXT", "NAMESPACE", "POD", "USES", "REQUEST", "PRIORITY", "WHY"]);
+    for ranking in &pressure.next {
+        for (place, pod) in (1..).zip(&ranking.pods) {
+            let used = pod.used.map_or("unknown".to_owned(), |used| amount(&ranking.signal, used));
+            let request = amount(&ranking.signal, pod.request);
+            table.row([
+                &ranking.signal,
+                &format!("{place}."),
+                &pod.namespace,
+                &pod.name,
+                &used,
+                &request,
+                &pod.priority.to_string(),
+                why(&ranking.signal, pod),
+            ]);
+        }
+    }
+    if table.is_empty() { String::new() } else { format!("\n{}", table.render(0)) }
+}
+
+/// The first of the rules that places it.
+fn why(signal: &str, pod: &RankedPod) -> &'static str {
+    match pod.used {
+        _ if signal == "pid.available" => "lowest priority first, then most processes",
+        None => "nothing was measured of it",
+        Some(used) if used > pod.request => "uses more than it requested",
+        Some(_) => "uses no more than it requested: after all who do",
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use bulkhead_ipc::evictiond::{PodEvicted, PressureState, ThresholdState};
+    use bulkhead_ipc::evictiond::{HistoryPoint, PodEvicted, PressureState, ThresholdState};
 
     use super::*;
 
@@ -240,7 +356,16 @@ mod tests {
             capacity: available.map(|_| 4 << 30),
             fall_per_second: fall,
             thresholds,
+            least_available: [available, None, available.map(|now| now * 2)].map(|least| HistoryPoint { least }).into(),
             ..SignalState::default()
+        };
+        let pod = |name: &str, used, request, priority| evictiond::RankedPod {
+            uid: name.into(),
+            namespace: "default".into(),
+            name: name.into(),
+            used,
+            request,
+            priority,
         };
         let report = PressureReport {
             conditions: Some(PressureState { memory_pressure: true, ..PressureState::default() }),
@@ -264,6 +389,14 @@ mod tests {
                 message: "The node was low on resource: memory. ".into(),
                 age_seconds: 3.0,
             }],
+            rankings: vec![
+                evictiond::Ranking {
+                    signal: "memory.available".into(),
+                    pods: vec![pod("large", Some(300 << 20), 1 << 20, 0), pod("calm", Some(1 << 20), 64 << 20, 5)],
+                },
+                evictiond::Ranking { signal: "pid.available".into(), pods: vec![pod("forks", Some(400), 0, -1)] },
+            ],
+            rankings_unknown: String::new(),
         };
         let shown = text(&view(report.clone()));
         let expected = "\
@@ -275,6 +408,21 @@ memory.available   150.0Mi     4.0Gi          -3.0Mi/s   100Mi           hard   
 memory.available   150.0Mi     4.0Gi          -3.0Mi/s   5% (200.0Mi)    90s     75s
 pid.available      32000       4294967296     steady     -               -       -
 nodefs.available   unknown     -              -          10% (0)         hard    -
+
+SIGNAL             LEAST     MOST      LAST TEN MINUTES, LEAST OF EACH 10S
+memory.available   150.0Mi   300.0Mi   ▁·█
+
+memory.available, nearest to its threshold of 200.0Mi:
+   300.0Mi   █
+             █
+             █
+   200.0Mi ┄┄█
+   150.0Mi ▁·█
+
+FOR                NEXT   NAMESPACE   POD     USES      REQUEST   PRIORITY   WHY
+memory.available   1.     default     large   300.0Mi   1.0Mi     0          uses more than it requested
+memory.available   2.     default     calm    1.0Mi     64.0Mi    5          uses no more than it requested: after all who do
+pid.available      1.     default     forks   400       0         -1         lowest priority first, then most processes
 
 EVICTED   NAMESPACE   POD     SIGNAL             MESSAGE
 3s ago    default     taker   memory.available   The node was low on resource: memory.

@@ -55,6 +55,7 @@
 //! | the state folder | volnetd's broker | the lock |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
+//! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
 //! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
@@ -95,9 +96,11 @@ use bulkhead_worker::WorkerPool;
 use bulkhead_worker::pool::{Hanging, degraded};
 
 use eviction::manager::Manager;
+use eviction::next::Ranker;
 use eviction::pressure::{self, PressureApi, Shown};
 use eviction::syncd::Syncd;
 use signals::reader::KernelReader;
+use signals::sensors::Sensors;
 
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
@@ -134,13 +137,17 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let runtime = SyncdRuntime::new(daemon.link(Process::Syncd));
     let period = config.volume_stats_agg_period();
     let walker = walker(&daemon)?;
-    let reader = Arc::new(Mutex::new(KernelReader::new(paths.pods_cgroups.clone())?));
+    let reader = KernelReader::new(paths.pods_cgroups.clone(), config.flags.eviction_exclude_active_page_cache)?;
+    let sensors = Sensors::start(daemon.broker.clone(), reader.is_v2());
+    let reader = Arc::new(Mutex::new(reader));
     let sampler = Sampler::new(paths)?;
     let stats = Arc::new(service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period));
     let shown = Arc::new(Shown::new(daemon.stop.clone()));
     let syncd = Syncd::new(daemon.link(Process::Syncd));
+    let ranker = Ranker { stats: stats.clone(), syncd: syncd.clone() };
     let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let pressure = PressureServer::new(PressureApi(shown.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let pressure =
+        PressureServer::new(PressureApi { shown: shown.clone(), ranker }).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let services = daemon.services()?.add(server).add(pressure);
 
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
@@ -161,6 +168,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             stats: stats.clone(),
             walker,
             reader,
+            sensors,
             syncd: syncd.clone(),
             state: Arc::new(state),
             shown: shown.clone(),

@@ -141,15 +141,15 @@ pub const BROKER: [BrokerRow; 19] = [
     row("State",               &[Syncd],                        2, &[],        "the kind's one owner"),
     row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB"),
     row("Kmsg",                &[Evictiond],                    0, &[],        "not served yet"), // will take CAP_SYSLOG
-    row("Psi",                 &[Evictiond],                    0, &[],        "not served yet"), // will take CAP_SYS_RESOURCE
-    row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1"),
+    row("Psi",                 &[Evictiond],                    0, &[],        "memory; the pods' cgroup with v2 alone; one fixed trigger"),
+    row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1; of the machine or the pods' cgroup"),
     row("ProductUuid",         &[Statusd],                      0, &[],        "machine with DMI"),
     row("NodeLog",             &[Statusd],                      3, &[DAC_OVERRIDE], "regular file or directory below /var/log; relative path without '..'; links inside are followed"),
     // The kubeconfig and what it names, the client pair; for statusd alone what it begins with, what it serves with and the
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg and Psi: kinds that no process asks for. The answer is a refusal, and no descriptor is passed.
+    // As Kmsg: kinds that no process asks for. The answer is a refusal, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),

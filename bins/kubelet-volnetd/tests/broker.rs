@@ -23,8 +23,8 @@ fn kinds() -> Vec<Kind> {
         Kind::TerminationMessage(TerminationMessage::default()),
         Kind::State(State { kind: StateKind::CpuManager.into() }),
         Kind::Kmsg(Kmsg::default()),
-        Kind::Psi(Psi { resource: psi::Resource::Memory.into() }),
-        Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40 }),
+        Kind::Psi(Psi { resource: psi::Resource::Memory.into(), pods: false }),
+        Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40, pods: false }),
         Kind::ProductUuid(ProductUuid::default()),
         Kind::NodeLog(NodeLog::default()),
         Kind::Credential(Credential { kind: credential::Kind::Kubeconfig.into() }),
@@ -239,10 +239,16 @@ async fn logs_and_kernel_files() {
         assert_eq!(asked.unwrap_err().0, code, "{bad}");
     }
     // What the kernel has, and a clear word where it has not.
-    let event = Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40 });
-    if let Err((code, message)) = world.open(EVICTIOND, event).await {
-        assert!(matches!(code, Code::NotFound | Code::FailedPrecondition), "{code:?} {message}");
+    let event = |pods| Kind::MemcgEvent(MemcgEvent { threshold_bytes: 1 << 40, pods });
+    let trigger = |resource: psi::Resource, pods| Kind::Psi(Psi { resource: resource.into(), pods });
+    let memory = psi::Resource::Memory;
+    for kind in [event(false), event(true), trigger(memory, false), trigger(memory, true)] {
+        if let Err((code, message)) = world.open(EVICTIOND, kind).await {
+            assert!(matches!(code, Code::NotFound | Code::FailedPrecondition), "{code:?} {message}");
+        }
     }
+    let refused = world.open(EVICTIOND, trigger(psi::Resource::Io, false)).await.unwrap_err();
+    assert_eq!(refused.0, Code::InvalidArgument, "{refused:?}");
 }
 
 fn kubeconfig(user: &str, cluster: &str) -> String {

@@ -38,6 +38,8 @@ pub struct KubeletFlags {
     pub max_housekeeping_interval: GoDuration,
     /// Of our own: the HTTP method alone says what exec, attach, run and port-forward need, as upstream has it.
     pub allow_streaming_with_get: bool,
+    /// Of our own: page cache that is in use counts as available memory, too, where pods are evicted for it.
+    pub eviction_exclude_active_page_cache: bool,
     /// Of our own: the first of the vsock ports on which the processes answer read-only calls; 0: none listens.
     pub vsock_port: i32,
     /// Flags that upstream's statistics library once leaked: checked for their type, kept, used by nothing.
@@ -71,6 +73,7 @@ impl Default for KubeletFlags {
             housekeeping_interval: GoDuration::from_secs(10),
             max_housekeeping_interval: GoDuration::from_secs(15),
             allow_streaming_with_get: false,
+            eviction_exclude_active_page_cache: false,
             vsock_port: 0,
             cadvisor: BTreeMap::new(),
         }

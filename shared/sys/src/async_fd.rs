@@ -14,6 +14,19 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register(fd) }.map_err(Into::into)
 }
 
+/// Waits until an eventfd has been signalled, and sets it back.
+pub async fn take_event(event: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    let mut count = [0; 8];
+    let read = event.async_io(tokio::io::Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut count)?));
+    read.await.map(drop)
+}
+
+/// Registers for what polls as urgent: a PSI file with a trigger.
+pub fn register_priority(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: as above.
+    unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::PRIORITY) }.map_err(Into::into)
+}
+
 /// The inotify instance, waiting for events.
 pub fn register_inotify(inotify: crate::inotify::Inotify) -> io::Result<AsyncFd<crate::inotify::Inotify>> {
     // SAFETY: as above: an `Inotify` is an `OwnedFd` that it never replaces.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use bulkhead_types::cpu;
 use rustix::event::EventfdFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::mountinfo::{self, MountInfo};
 
@@ -21,6 +22,9 @@ const REQUIRED: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
 
 /// What cgroup v1 shows for "no limit" of memory is the largest number of whole pages; from here on it is none.
 const V1_NO_LIMIT: i64 = i64::MAX - (1 << 20);
+
+/// Tasks that together waited for memory for 100 ms within 2 s. Windows that are no multiple of 2 s take CAP_SYS_RESOURCE.
+const PRESSURE_TRIGGER: &str = "some 100000 2000000";
 
 /// Those that the unified hierarchy delegates to pods, where the kernel has them.
 const V2_CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
@@ -55,6 +59,8 @@ pub enum CgroupError {
     Busy { path: String, pids: Vec<i32> },
     #[error("the memory controller's events are there with cgroup v1 only")]
     NoMemoryEvents,
+    #[error("the kernel tells no memory pressure (PSI) of it")]
+    NoPressure,
 }
 
 /// Path of a cgroup below the hierarchy's root, in normal form: "/", "/kubepods", "/kubepods/burstable/pod…".
@@ -468,10 +474,11 @@ impl Hierarchies {
             && self.trees.iter().any(|tree| write(&path.below(&tree.mount_point).join("cgroup.kill"), "1").is_ok())
     }
 
-    /// v1: an eventfd that becomes readable when the whole machine's memory use crosses `threshold_bytes`.
-    pub fn memory_event(&self, threshold_bytes: u64) -> Result<OwnedFd, CgroupError> {
+    /// v1: an eventfd that becomes readable when the memory that the cgroup uses, page cache included, crosses `threshold_bytes` in
+    /// either direction (kernel `Documentation/admin-guide/cgroup-v1/memory.rst`, 9). The root is the whole machine.
+    pub fn memory_event(&self, path: &CgroupPath, threshold_bytes: u64) -> Result<OwnedFd, CgroupError> {
         let root = match self.version {
-            Version::V1 => self.mount_point("memory").ok_or(CgroupError::NoMemoryEvents)?,
+            Version::V1 => path.below(self.mount_point("memory").ok_or(CgroupError::NoMemoryEvents)?),
             Version::V2 => return Err(CgroupError::NoMemoryEvents),
         };
         let control = root.join("cgroup.event_control");
@@ -489,6 +496,23 @@ impl Hierarchies {
         // The kernel takes its own references; `usage` may be closed afterwards.
         std::fs::write(&control, &value).map_err(|source| failed(&value, source))?;
         Ok(event)
+    }
+
+    /// A PSI file with a trigger, which polls as urgent when tasks have waited for memory (kernel
+    /// `Documentation/accounting/psi.rst`): of the machine, or with v2 of one cgroup.
+    pub fn memory_pressure_trigger(&self, path: &CgroupPath) -> Result<OwnedFd, CgroupError> {
+        let file = match (path.is_root(), self.version) {
+            (true, _) => PathBuf::from("/proc/pressure/memory"),
+            (false, Version::V2) => self.file("memory", path, "memory.pressure").ok_or(CgroupError::NoPressure)?,
+            (false, Version::V1) => return Err(CgroupError::NoPressure),
+        };
+        let failed = |source| CgroupError::Write { path: file.clone(), value: PRESSURE_TRIGGER.to_owned(), source };
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = rustix::fs::open(&file, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        // The kernel overwrites the last byte.
+        let text = format!("{PRESSURE_TRIGGER}\n");
+        rustix::io::write(&open, text.as_bytes()).map_err(|errno| failed(errno.into()))?;
+        Ok(open)
     }
 
     /// The cgroup's directory in each tree where it exists, the hybrid one included.
@@ -715,7 +739,7 @@ mod tests {
             assert_eq!(file("cpu", "cpu.shares").trim(), "100");
             assert_eq!(file("cpu", "cpu.cfs_quota_us").trim(), "50000");
             assert_eq!(file("memory", "memory.limit_in_bytes").trim(), "67108864");
-            drop(hierarchies.memory_event(1 << 40).unwrap());
+            drop(hierarchies.memory_event(&CgroupPath::root(), 1 << 40).unwrap());
         }
         assert_eq!(hierarchies.children(&root).unwrap().into_iter().collect::<Vec<_>>(), ["kubepods"]);
 

@@ -25,6 +25,17 @@ pub fn hierarchies() -> Vec<PathBuf> {
     found
 }
 
+/// The file that says how much memory `cgroup` uses, page cache included, bytes.
+///
+/// # Errors
+/// No hierarchy has it.
+pub fn memory_usage_file(cgroup: &str) -> Result<PathBuf> {
+    let files = hierarchies()
+        .into_iter()
+        .flat_map(|at| ["memory.usage_in_bytes", "memory.current"].map(|name| inside(&at, cgroup).join(name)));
+    files.into_iter().find(|file| file.is_file()).with_context(|| format!("no memory controller of {cgroup}"))
+}
+
 fn inside(hierarchy: &Path, cgroup: &str) -> PathBuf {
     hierarchy.join(cgroup.trim_start_matches('/'))
 }

@@ -11,7 +11,7 @@ use bulkhead_config::eviction::{Signal, Threshold};
 use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_daemon::{StateDir, StateError};
-use bulkhead_ipc::evictiond::{PodEvicted, PodStats};
+use bulkhead_ipc::evictiond::PodEvicted;
 use bulkhead_ipc::syncd::{Candidate, EvictRequest, EvictionKind, EvictionOutcome, ReclaimRequest};
 use bulkhead_types::Epoch;
 use tokio::sync::mpsc;
@@ -33,8 +33,10 @@ use crate::sample::SampleScope;
 use crate::service::StatsService;
 use crate::signals::cadence::{Falls, LONGEST, LONGEST_OF_FILE_SYSTEMS};
 use crate::signals::file_systems::FileSystems;
+use crate::signals::history::History;
 use crate::signals::observation::{Observations, Resource};
-use crate::signals::reader::{self, SharedReader};
+use crate::signals::reader::{self, KernelReading, SharedReader};
+use crate::signals::sensors::{self, Sensors};
 use crate::signals::thresholds::{self, Layout};
 use crate::walker::Walker;
 
@@ -47,6 +49,8 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 const WAIT_LOOK: Duration = Duration::from_millis(200);
 /// How soon, and how late, a signal that is below its threshold is read again while nothing is to be done yet.
 const MET_LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// A signal of which nothing is known is asked for so often: the pods' cgroup may not be there yet.
+const UNKNOWN_LOOK: Duration = Duration::from_secs(1);
 /// After a pass that evicted nobody: there was nobody, or enough was reclaimed.
 const PAUSE: Duration = LONGEST;
 /// Until file systems have been read nothing is said of conditions, but for no longer than this.
@@ -68,6 +72,7 @@ pub struct Parts<P, R> {
     pub stats: Arc<StatsService<P, R>>,
     pub walker: Walker,
     pub reader: SharedReader,
+    pub sensors: Sensors,
     pub syncd: Syncd,
     pub state: Arc<StateDir>,
     pub shown: Arc<Shown>,
@@ -106,6 +111,7 @@ pub struct Manager<P, R> {
     saved: (Ledger, Option<Instant>),
     pub(super) seen: Observations,
     pub(super) falls: Falls,
+    pub(super) history: History,
     pub(super) files: FileSystems,
     news: (mpsc::Sender<News>, mpsc::Receiver<News>),
     pub(super) hold: Hold,
@@ -113,6 +119,9 @@ pub struct Manager<P, R> {
     kernel_at: Instant,
     files_at: Instant,
     limits_at: Instant,
+    /// The gate `KubeletSeparateDiskGC`.
+    separate_disks: bool,
+    split_told: bool,
     pub(super) evicted: Vec<(PodEvicted, Instant)>,
 }
 
@@ -134,6 +143,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             ledger,
             seen: Observations::new(),
             falls: Falls::default(),
+            history: History::default(),
             files: FileSystems::new(root),
             news: mpsc::channel(16),
             hold: Hold::Nothing,
@@ -141,6 +151,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             kernel_at: now,
             files_at: now,
             limits_at: now + LIMITS_EVERY,
+            separate_disks: parts.config.feature_gates().enabled("KubeletSeparateDiskGC"),
+            split_told: false,
             evicted: Vec::new(),
             parts,
         })
@@ -158,6 +170,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                         biased;
                         () = stop.cancelled() => Some(None),
                         news = self.news.1.recv() => Some(news),
+                        () = self.parts.sensors.woken() => {
+                            self.kernel_at = Instant::now();
+                            None
+                        }
                         () = tokio::time::sleep_until(due) => None,
                     }
                 })
@@ -203,7 +219,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
         if self.limits_at <= now {
             self.limits_at = now + LIMITS_EVERY;
-            if self.parts.config.kubelet.local_storage_capacity_isolation() && self.evict_for_limits().await {
+            let isolates = self.parts.config.kubelet.local_storage_capacity_isolation();
+            if isolates && !self.is_split_against_the_gate() && self.evict_for_limits().await {
                 return self.show(&judgement);
             }
         }
@@ -219,7 +236,21 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         thresholds::in_force(&self.parts.configured, allocatable, self.files.layout().unwrap_or_default())
     }
 
+    /// The runtime keeps images and writable layers on two file systems, and the gate that allows it is off (upstream: each pass
+    /// fails).
+    pub(super) fn is_split_against_the_gate(&self) -> bool {
+        self.files.layout() == Some(Layout::Split) && !self.separate_disks
+    }
+
     fn judge(&mut self) -> Judgement {
+        if self.is_split_against_the_gate() {
+            if !std::mem::replace(&mut self.split_told, true) {
+                tracing::error!(
+                    "KubeletSeparateDiskGC is turned off but we still have a split filesystem: no pod is evicted"
+                );
+            }
+            return Judgement::default();
+        }
         let transition = self.parts.config.kubelet.eviction_pressure_transition_period.to_std();
         let now = bulkhead_sys::clock::since_boot();
         judge::judge(&self.in_force(), &self.seen, &mut self.ledger, now, transition)
@@ -249,14 +280,20 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     }
 
     async fn read_kernel(&mut self) {
-        let Some(seen) = reader::read(&self.parts.reader).await else { return };
+        let Some(KernelReading { seen, memory_usage }) = reader::read(&self.parts.reader).await else { return };
         for signal in [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable] {
             match seen.get(&signal) {
                 Some(reading) => drop(self.seen.insert(signal, *reading)),
                 None => drop(self.seen.remove(&signal)),
             }
         }
+        self.observe();
+        self.parts.sensors.set(sensors::marks(&self.in_force(), &self.seen, &memory_usage));
+    }
+
+    fn observe(&mut self) {
         self.falls.observe(&self.seen);
+        self.history.observe(&self.seen);
     }
 
     /// Begins readings; what they find comes as news.
@@ -300,7 +337,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             }
             News::FileSystem(folder, found, at) => {
                 self.files.take(&folder, found, at, &mut self.seen);
-                self.falls.observe(&self.seen);
+                self.observe();
             }
         }
     }
@@ -310,7 +347,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let now = Instant::now();
         let (mut kernel, mut files) = (LONGEST, LONGEST_OF_FILE_SYSTEMS);
         for threshold in self.in_force() {
-            let Some(reading) = self.seen.get(&threshold.signal) else { continue };
+            let Some(reading) = self.seen.get(&threshold.signal) else {
+                kernel = kernel.min(UNKNOWN_LOOK);
+                continue;
+            };
             let required = judge::required(&threshold, reading.capacity, false);
             let next = match judge::until_outlasted(&threshold, &self.ledger, bulkhead_sys::clock::since_boot()) {
                 // It is below already, and nothing is done before its time.
@@ -441,7 +481,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let scope = SampleScope { disks: resource != Resource::Memory, cgroups: false };
         let (pods, sample) = tokio::join!(self.parts.syncd.candidates(), self.parts.stats.usage(scope));
         let (pods, sample) = (pods?, sample?);
-        Ok(pods.into_iter().map(|pod| Ranked { stats: stats_of(&pod, &sample.pods), pod }).collect())
+        Ok(pods.into_iter().map(|pod| Ranked::of(pod, &sample.pods)).collect())
     }
 
     /// `None`: nobody could be evicted.
@@ -562,7 +602,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let layout = self.files.layout().unwrap_or_default();
         let mut some = false;
         for pod in limited {
-            let stats = stats_of(&pod, &sample.pods);
+            let Ranked { pod, stats } = Ranked::of(pod, &sample.pods);
             let exceeded = stats.and_then(|stats| local_storage::exceeded(&pod, &stats, layout));
             let Some(Exceeded { signal, message: text }) = exceeded else { continue };
             let message = EvictionMessage { text, ..EvictionMessage::default() };
@@ -580,11 +620,6 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
         some
     }
-}
-
-/// What was measured of a pod.
-fn stats_of(pod: &Candidate, all: &[PodStats]) -> Option<PodStats> {
-    all.iter().find(|stats| stats.uid == pod.uid).cloned()
 }
 
 /// Whether dead containers free some of what is short (upstream buildSignalToNodeReclaimFuncs).

@@ -10,12 +10,14 @@
 //! | [`syncd`] | nothing: the questions to kubelet-syncd |
 //! | [`pressure`] | nothing: what others are shown |
 //! | [`manager`] | when a pass comes, and what a pass does |
+//! | [`next`] | whom the operator is shown as next |
 //! | `report` | nothing: what the operator is shown of it |
 
 pub mod judge;
 pub mod local_storage;
 pub mod manager;
 pub mod messages;
+pub mod next;
 pub mod pressure;
 pub mod rank;
 mod report;

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bulkhead_config::eviction::Signal;
 use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::evictiond::pressure_server::Pressure;
 use bulkhead_ipc::evictiond::{GetPressureRequest, PressureReport, PressureState, WatchPressureRequest};
@@ -16,8 +17,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::next::Ranker;
 use super::syncd::Syncd;
+use crate::pods::PodSource;
+use crate::runtime::RuntimeSource;
 use crate::signals::observation::Condition;
+use crate::signals::thresholds::Layout;
 
 /// Pause before a report is repeated, doubled between these.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -25,12 +30,20 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// Conditions of the node that are true.
 pub type Conditions = BTreeSet<Condition>;
 
+/// What the operator is shown, and for what pods are ranked when it is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    pub pressure: PressureReport,
+    pub signals: Vec<Signal>,
+    pub layout: Layout,
+}
+
 /// What is shown.
 #[derive(Debug)]
 pub struct Shown {
     /// `None`: nothing has been judged yet.
     conditions: watch::Sender<Option<Conditions>>,
-    report: Mutex<PressureReport>,
+    report: Mutex<Report>,
     stop: CancellationToken,
 }
 
@@ -48,7 +61,7 @@ impl Shown {
         })
     }
 
-    pub fn set_report(&self, report: PressureReport) {
+    pub fn set_report(&self, report: Report) {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 }
@@ -62,17 +75,20 @@ fn state(conditions: &Conditions) -> PressureState {
 }
 
 /// `kubelet.evictiond.v1.Pressure`.
-#[derive(Debug, Clone)]
-pub struct PressureApi(pub Arc<Shown>);
+#[derive(Debug)]
+pub struct PressureApi<P, R> {
+    pub shown: Arc<Shown>,
+    pub ranker: Ranker<P, R>,
+}
 
 #[tonic::async_trait]
-impl Pressure for PressureApi {
+impl<P: PodSource, R: RuntimeSource> Pressure for PressureApi<P, R> {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<PressureState, Status>> + Send>>;
 
     async fn watch(&self, _: Request<WatchPressureRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let mut conditions = self.0.conditions.subscribe();
+        let mut conditions = self.shown.conditions.subscribe();
         conditions.mark_changed();
-        let start = (conditions, self.0.stop.clone());
+        let start = (conditions, self.shown.stop.clone());
         let stream = futures_util::stream::unfold(start, |(mut conditions, stop)| async move {
             loop {
                 tokio::select! {
@@ -90,9 +106,13 @@ impl Pressure for PressureApi {
     }
 
     async fn get(&self, _: Request<GetPressureRequest>) -> Result<Response<PressureReport>, Status> {
-        let conditions = self.0.conditions.borrow().as_ref().map(state);
-        let report = self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(Response::new(PressureReport { conditions, ..report }))
+        let conditions = self.shown.conditions.borrow().as_ref().map(state);
+        let report = self.shown.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (rankings, rankings_unknown) = match self.ranker.rankings(&report.signals, report.layout).await {
+            Ok(rankings) => (rankings, String::new()),
+            Err(status) => (Vec::new(), status.message().to_owned()),
+        };
+        Ok(Response::new(PressureReport { conditions, rankings, rankings_unknown, ..report.pressure }))
     }
 }
 

@@ -17,6 +17,14 @@ pub struct Ranked {
     pub stats: Option<PodStats>,
 }
 
+impl Ranked {
+    /// With what was measured of it, if anything was.
+    pub fn of(pod: Candidate, measured: &[PodStats]) -> Self {
+        let stats = measured.iter().find(|stats| stats.uid == pod.uid).cloned();
+        Ranked { pod, stats }
+    }
+}
+
 /// What of a pod's disks counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Parts {

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use bulkhead_config::eviction::{Limit, Signal, Threshold};
-use bulkhead_ipc::evictiond::{PodEvicted, PressureReport, SignalState, ThresholdState};
+use bulkhead_ipc::evictiond::{HistoryPoint, PodEvicted, PressureReport, SignalState, ThresholdState};
 
 use super::judge::{self, Judgement};
 use super::manager::{Hold, Manager};
+use super::next;
+use super::pressure::Report;
 use crate::pods::PodSource;
 use crate::runtime::RuntimeSource;
 use crate::signals::thresholds::Layout;
@@ -42,6 +44,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 age_seconds: reading.map_or(0.0, |reading| now.saturating_sub(reading.at).as_secs_f64()),
                 fall_per_second: self.falls.newest(signal),
                 thresholds: thresholds.collect(),
+                least_available: self.history.of(signal, now).into_iter().map(|least| HistoryPoint { least }).collect(),
             }
         });
         let layout = match self.files.layout() {
@@ -54,17 +57,24 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             .evicted
             .iter()
             .map(|(evicted, at)| PodEvicted { age_seconds: at.elapsed().as_secs_f64(), ..evicted.clone() });
-        self.parts.shown.set_report(PressureReport {
-            conditions: None,
+        let pressure = PressureReport {
             signals: signals.collect(),
             file_systems: layout.to_owned(),
             doing: self.doing(judgement),
             evicted: evicted.collect(),
-        });
+            ..PressureReport::default()
+        };
+        let layout = self.files.layout().unwrap_or_default();
+        let signals = next::nearest(&in_force, &self.seen);
+        self.parts.shown.set_report(Report { pressure, signals, layout });
     }
 
     fn doing(&self, judgement: &Judgement) -> String {
         let waits = |threshold: &&Threshold| !self.ledger.met.contains(&judge::key(threshold));
+        if self.is_split_against_the_gate() {
+            return "evicts nobody: images and writable layers lie on two file systems, and the gate KubeletSeparateDiskGC is off"
+                .to_owned();
+        }
         match &self.hold {
             Hold::Pod { uid, .. } => format!("waits for the end of the evicted pod {uid}"),
             Hold::Pause { .. } => "has evicted nobody, and looks again in some seconds".to_owned(),

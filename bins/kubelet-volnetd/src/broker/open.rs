@@ -70,16 +70,22 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
             let root = open::base_dir(&node.settings.paths.root_dir)?;
             Ok(open::regular_beneath(root.as_fd(), name)?)
         }
-        Kind::MemcgEvent(event) => Ok(node.cgroups.hierarchies().memory_event(event.threshold_bytes)?),
+        Kind::MemcgEvent(event) => {
+            let path = node.cgroups.watched(event.pods)?;
+            Ok(node.cgroups.hierarchies().memory_event(&path, event.threshold_bytes)?)
+        }
+        Kind::Psi(psi) => match psi.resource() {
+            wire::psi::Resource::Memory => {
+                Ok(node.cgroups.hierarchies().memory_pressure_trigger(&node.cgroups.watched(psi.pods)?)?)
+            }
+            other => Err(validate::bad("resource", other.as_str_name(), "RESOURCE_MEMORY").into()),
+        },
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        kind @ (Kind::NodeLog(_)
-        | Kind::EnvFile(_)
-        | Kind::Kmsg(_)
-        | Kind::Psi(_)
-        | Kind::Listener(_)
-        | Kind::PluginSocket(_)) => Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind }),
+        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::Kmsg(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
+            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
+        }
     }
 }
 

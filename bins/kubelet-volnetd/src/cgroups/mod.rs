@@ -237,6 +237,11 @@ impl PodsTree {
         Ok(())
     }
 
+    /// Whose memory is watched: that of all pods together, or the machine's.
+    pub fn watched(&self, pods: bool) -> Result<CgroupPath, CgroupError> {
+        if pods { self.level(&[]) } else { Ok(CgroupPath::root()) }
+    }
+
     fn level(&self, below: &[&str]) -> Result<CgroupPath, CgroupError> {
         let mut names = vec!["kubepods"];
         names.extend(below);

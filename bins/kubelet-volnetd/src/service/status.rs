@@ -174,9 +174,10 @@ fn code_of_session(error: &SessionError) -> Code {
 fn code_of_cgroup(error: &CgroupError) -> Code {
     match error {
         CgroupError::Path { .. } => Code::InvalidArgument,
-        CgroupError::NoHierarchy | CgroupError::MissingControllers { .. } | CgroupError::NoMemoryEvents => {
-            Code::FailedPrecondition
-        }
+        CgroupError::NoHierarchy
+        | CgroupError::MissingControllers { .. }
+        | CgroupError::NoMemoryEvents
+        | CgroupError::NoPressure => Code::FailedPrecondition,
         CgroupError::Busy { .. } => Code::Unavailable,
         CgroupError::Create { source, .. }
         | CgroupError::Write { source, .. }

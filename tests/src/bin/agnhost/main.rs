@@ -8,12 +8,15 @@
 //! * `test-webserver [--port 80]`: 200 for every path.
 //! * `grpc-health-checking [--port 5000] [--http-port 8080] [--service ""] [--delay-unhealthy-sec -1]`: the health
 //!   protocol; `/make-serving` and `/make-not-serving` on the HTTP port. A SIGTERM ends it with 143.
+//! * `stress [--mem-total 0] [--mem-alloc-size 4Ki] [--mem-alloc-sleep 1ms]`: takes memory; a SIGTERM ends it with 0, after
+//!   `END_AFTER_MS` milliseconds, and it says when that came.
 //! * `pause`: waits for a signal.
 //!
 //! Each request is a line on standard output: method, path with query, headers as JSON.
 //! A server takes connections `LISTEN_AFTER_MS` milliseconds after its start: a recorded pod's first probe came too early.
 
 mod health;
+mod stress;
 mod web;
 
 use std::net::SocketAddr;
@@ -67,6 +70,12 @@ fn command() -> Command {
                 .arg(flag("service", ""))
                 .arg(seconds("delay-unhealthy-sec", "-1")),
         )
+        .subcommand(
+            Command::new("stress")
+                .arg(flag("mem-total", "0"))
+                .arg(flag("mem-alloc-size", "4Ki"))
+                .arg(flag("mem-alloc-sleep", "1ms")),
+        )
         .subcommand(Command::new("pause"))
 }
 
@@ -98,6 +107,16 @@ async fn run(matches: &ArgMatches) -> Result<u8> {
             serve(web::serve(port("http-port"), site, web::switch));
             serve(health::serve(port("port"), health));
             (143, 0)
+        }
+        "stress" => {
+            let taking = stress::take(stress::Plan::of(matches)?);
+            tokio::select! {
+                () = taking => {}
+                _ = term.recv() => {}
+            }
+            stress::say_end();
+            tokio::time::sleep(stress::end_after()).await;
+            return Ok(0);
         }
         _ => {
             println!("Paused");

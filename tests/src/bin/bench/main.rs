@@ -3,6 +3,7 @@
 
 mod against;
 mod cluster;
+mod eviction;
 mod filters;
 mod measure;
 mod probes;
@@ -42,9 +43,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server or system calls alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls or evictions alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -57,6 +58,8 @@ fn run() -> Result<()> {
         .arg(number("log-mib", "128", "Size of the log that is read, MiB"))
         .arg(number("execs", "30", "Pairs of commands in a container"))
         .arg(number("batches", "400", "Batches of each system call, free and confined in turn"))
+        .arg(number("evictions", "100", "Pods that take memory until they are evicted"))
+        .arg(number("evictions-each", "10", "The same for each rate and each time that they take to end"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -122,6 +125,10 @@ fn run() -> Result<()> {
     if has("filters") {
         let plan = filters::Plan { rounds: few("batches", 20)? };
         sections.push(report::filters(&plan, &filters::run(&plan)?));
+    }
+    if has("eviction") {
+        let plan = eviction::Plan { judged: !quick, runs: few("evictions", 3)?, cell: few("evictions-each", 0)? };
+        sections.push(report::eviction(&plan, &eviction::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -121,7 +121,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("termination-message", Kind::TerminationMessage(wire::TerminationMessage::default())),
         ("state", Kind::State(wire::State { kind: state })),
         ("kmsg", Kind::Kmsg(wire::Kmsg::default())),
-        ("psi", Kind::Psi(wire::Psi::default())),
+        ("psi", Kind::Psi(wire::Psi { resource: wire::psi::Resource::Memory.into(), pods: false })),
         ("memcg-event", Kind::MemcgEvent(wire::MemcgEvent::default())),
         ("product-uuid", Kind::ProductUuid(wire::ProductUuid::default())),
         ("node-log", Kind::NodeLog(wire::NodeLog::default())),

@@ -1,6 +1,7 @@
 //! The measured as tables for people and as JSON for comparisons, with the budget beside each.
 
 mod cluster;
+mod eviction;
 mod filters;
 mod probes;
 mod server;
@@ -14,6 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::measure::{Measurements, Pair, Plan};
 
 pub use cluster::section as cluster;
+pub use eviction::section as eviction;
 pub use filters::section as filters;
 pub use probes::section as probes;
 pub use server::section as server;
