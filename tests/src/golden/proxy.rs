@@ -12,7 +12,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 
 /// A call that changes something at the runtime.
@@ -45,6 +45,8 @@ const KEPT: [&str; 9] = [
 struct Kept {
     /// Calls of this method are answered by the proxy, with an error.
     refused: Option<String>,
+    /// Calls of these methods are answered by the proxy, each with this message.
+    answers: HashMap<String, Bytes>,
     calls: Vec<(Instant, Call)>,
     /// Ids of sandboxes and containers.
     ids: HashMap<String, Owner>,
@@ -104,6 +106,21 @@ impl Proxy {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).refused = method.map(str::to_owned);
     }
 
+    /// From now on the runtime says that images and containers' writable layers lie in these folders.
+    ///
+    /// # Errors
+    /// A definition is missing.
+    pub fn file_systems(&self, images: &Path, containers: &Path) -> Result<()> {
+        let usage = |folder: &Path| json!([{"fs_id": {"mountpoint": folder}, "used_bytes": {"value": 1}}]);
+        let answer = json!({"image_filesystems": usage(images), "container_filesystems": usage(containers)});
+        let message = encoded("ImageFsInfoResponse", &answer)?;
+        let length = u32::try_from(message.len())?.to_be_bytes();
+        let framed = [&[0], &length[..], &message].concat();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.answers.insert("ImageFsInfo".to_owned(), framed.into());
+        Ok(())
+    }
+
     /// Everything that was asked so far, in order.
     pub fn calls(&self) -> Vec<Call> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,6 +167,11 @@ async fn connection(client: UnixStream, runtime: &Path, pool: DescriptorPool, ke
             if refused.is_some() && refused == method {
                 return Ok::<_, Infallible>(refusal("2", "refused by the test"));
             }
+            let own = method
+                .and_then(|method| kept.lock().unwrap_or_else(PoisonError::into_inner).answers.get(&method).cloned());
+            if let Some(message) = own {
+                return Ok(message_of_our_own(message));
+            }
             let answer = pass_on(request, sender, &pool, &kept).await;
             Ok(answer.unwrap_or_else(|error| {
                 // What a broken connection to the runtime looks like to a client of it.
@@ -172,6 +194,16 @@ fn refusal(code: &'static str, message: &'static str) -> Answer {
         refusal.headers_mut().insert(name, http::HeaderValue::from_static(value));
     }
     refusal
+}
+
+/// An answer without the runtime.
+fn message_of_our_own(message: Bytes) -> Answer {
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let frames = [Frame::data(message), Frame::trailers(trailers)].map(Ok::<_, hyper::Error>);
+    let mut answer = Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames))));
+    answer.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
+    answer
 }
 
 type Answer = Response<http_body_util::combinators::BoxBody<Bytes, hyper::Error>>;

@@ -10,10 +10,10 @@ use bulkhead_tests::joined::{Member, NAMESPACE, NODE, create, events, wait_phase
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// What has to be reserved so that pods may have this much of the machine's memory.
-fn reserved_beside(bytes: u64) -> Result<String> {
+pub(crate) fn reserved_beside(bytes: u64) -> Result<String> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).context("no MemTotal")?;
     let total: u64 = line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024;
@@ -21,7 +21,7 @@ fn reserved_beside(bytes: u64) -> Result<String> {
 }
 
 /// Takes memory step by step until it is told to end; what it takes goes with its pod.
-fn taker(name: &str, megabytes: u64, pause: &str) -> Pod {
+pub(crate) fn taker(name: &str, megabytes: u64, pause: &str) -> Pod {
     let script = format!(
         "trap 'exit 0' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count={megabytes} 2>/dev/null; \
          i=$((i+1)); sleep {pause}; done"
@@ -29,26 +29,26 @@ fn taker(name: &str, megabytes: u64, pause: &str) -> Pod {
     Pod::busybox(name, &script).empty_dir("mem", "Memory", None, "/mem")
 }
 
-fn condition(member: &Member, kind: &str) -> Result<Value> {
+pub(crate) fn condition(member: &Member, kind: &str) -> Result<Value> {
     let node = member.cluster.get("nodes", "", NODE)?;
     let conditions = node["status"]["conditions"].as_array().context("no conditions")?;
     conditions.iter().find(|one| one["type"] == kind).cloned().with_context(|| format!("no {kind}"))
 }
 
 /// Of the node.
-fn node_events(member: &Member, reason: &str) -> Result<Vec<String>> {
+pub(crate) fn node_events(member: &Member, reason: &str) -> Result<Vec<String>> {
     let all = member.cluster.list("events", Some("default"))?;
     let of_node = all.iter().filter(|event| event["involvedObject"]["kind"] == "Node" && event["reason"] == reason);
     Ok(of_node.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect())
 }
 
-fn evicted(member: &Member) -> Result<Vec<String>> {
+pub(crate) fn evicted(member: &Member) -> Result<Vec<String>> {
     let pods = member.cluster.list("pods", Some(NAMESPACE))?;
     let evicted = pods.iter().filter(|pod| pod["status"]["reason"] == "Evicted");
     Ok(evicted.map(|pod| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect())
 }
 
-fn is_said(status: &Value, expected: &[&str]) -> Result<()> {
+pub(crate) fn is_said(status: &Value, expected: &[&str]) -> Result<()> {
     let message = status["message"].as_str().unwrap_or_default();
     for part in expected {
         ensure!(message.contains(part), "{part:?} is not in {message:?}");
@@ -139,12 +139,12 @@ fn who_takes_the_pods_memory_is_evicted_and_nobody_else() -> Result<()> {
 }
 
 /// A file system of a file of this size, mounted for as long as it lives.
-struct Disk {
+pub(crate) struct Disk {
     at: PathBuf,
 }
 
 impl Disk {
-    fn new(lab: &Lab, name: &str, megabytes: u64) -> Result<Self> {
+    pub(crate) fn new(lab: &Lab, name: &str, megabytes: u64) -> Result<Self> {
         let image = lab.folder().join(format!("{name}.img"));
         std::fs::File::create(&image)?.set_len(megabytes * MIB)?;
         machine::run("mkfs.ext4", &["-q", "-m", "0", &image.display().to_string()])?;
@@ -154,7 +154,7 @@ impl Disk {
         Ok(Disk { at })
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.at
     }
 }

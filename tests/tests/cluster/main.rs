@@ -17,4 +17,5 @@ mod cluster_static;
 mod cluster_volumes;
 mod events_of_faults;
 mod eviction;
+mod eviction_faults;
 mod registry;

@@ -2,6 +2,7 @@
 //! the systemd cgroup driver, and vsock. qemu without hardware's help, so it is one story on one boot: a member of a
 //! cluster outside, run by our units, and at the end by the launcher alone.
 
+mod eviction;
 mod life;
 mod memory;
 mod metadata;
@@ -89,6 +90,8 @@ fn story(world: &mut World) -> Result<()> {
     told("statistics", world);
     memory::killed(world)?;
     told("out of memory", world);
+    eviction::of_the_machines_memory(world)?;
+    told("evicted", world);
     let limits = life::all_limits(&mut world.vm)?;
     metadata::serve(world)?;
     metadata::closed(world)?;

@@ -48,6 +48,11 @@ pub fn config() -> Value {
         "featureGates": {"MemoryQoS": true},
         "memoryReservationPolicy": "TieredReservation",
         "memoryThrottlingFactor": 0.5,
+        // A soft one is of the machine's memory alone.
+        "evictionSoft": {"memory.available": "300Mi"},
+        "evictionSoftGracePeriod": {"memory.available": "1s"},
+        "evictionMaxPodGracePeriod": 30,
+        "evictionPressureTransitionPeriod": "10s",
     })
 }
 
@@ -108,6 +113,17 @@ pub fn burstable() -> Value {
 /// Two processes, of which the second takes more than there is: all of the container goes.
 pub fn greedy() -> Value {
     bound(pod("greedy", "sleep 1000 & tail /dev/zero", &json!({"limits": {"memory": "24Mi"}})))
+}
+
+/// Takes memory step by step until it is told to end.
+pub fn taker() -> Value {
+    let script =
+        "trap 'exit 0' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count=8; i=$((i+1)); sleep 0.2; done";
+    let mut pod = bound(pod("taker", script, &json!({"requests": {"memory": "8Mi"}})));
+    pod["spec"]["volumes"] = json!([{"name": "mem", "emptyDir": {"medium": "Memory"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "mem", "mountPath": "/mem"}]);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(30);
+    pod
 }
 
 fn bound(mut pod: Value) -> Value {
