@@ -105,7 +105,7 @@ use signals::sensors::Sensors;
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
-pub use sample::{NodePaths, Sample, SampleScope, Sampler};
+pub use sample::{Disks, NodePaths, Sample, SampleScope, Sampler};
 
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
 const LOOP_BOUND: Duration = Duration::from_secs(20);

@@ -3,6 +3,7 @@
 
 mod against;
 mod cluster;
+mod collection;
 mod eviction;
 mod filters;
 mod measure;
@@ -43,9 +44,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls or evictions alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions or statistics alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -129,6 +130,10 @@ fn run() -> Result<()> {
     if has("eviction") {
         let plan = eviction::Plan { judged: !quick, runs: few("evictions", 3)?, cell: few("evictions-each", 0)? };
         sections.push(report::eviction(&plan, &eviction::run(&plan)?));
+    }
+    if has("collection") {
+        let pods = if quick { vec![20] } else { vec![100, 500] };
+        sections.push(report::collection(&collection::run(&collection::Plan { pods })?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -1,6 +1,7 @@
 //! The measured as tables for people and as JSON for comparisons, with the budget beside each.
 
 mod cluster;
+mod collection;
 mod eviction;
 mod filters;
 mod probes;
@@ -15,6 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::measure::{Measurements, Pair, Plan};
 
 pub use cluster::section as cluster;
+pub use collection::section as collection;
 pub use eviction::section as eviction;
 pub use filters::section as filters;
 pub use probes::section as probes;
