@@ -17,7 +17,7 @@ pub fn of_the_machines_memory(world: &mut World) -> Result<()> {
     let gone = world.wait("taker", "it is evicted", |pod| pod["status"]["reason"] == "Evicted")?;
     let message = gone["status"]["message"].as_str().context("no message")?;
     ensure!(
-        message.starts_with("The node was low on resource: memory. Threshold quantity: 300Mi, available: "),
+        message.starts_with("The node was low on resource: memory. Threshold quantity: 1Gi, available: "),
         "{message}"
     );
     let ended = &gone["status"]["containerStatuses"][0]["state"]["terminated"];

@@ -48,8 +48,8 @@ pub fn config() -> Value {
         "featureGates": {"MemoryQoS": true},
         "memoryReservationPolicy": "TieredReservation",
         "memoryThrottlingFactor": 0.5,
-        // A soft one is of the machine's memory alone.
-        "evictionSoft": {"memory.available": "300Mi"},
+        // A soft one is of the machine's memory alone; MemoryQoS would throttle who takes more than half of what pods may have.
+        "evictionSoft": {"memory.available": "1Gi"},
         "evictionSoftGracePeriod": {"memory.available": "1s"},
         "evictionMaxPodGracePeriod": 30,
         "evictionPressureTransitionPeriod": "10s",
