@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 12] = [
+const FILES: [&str; 14] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -14,7 +14,9 @@ const FILES: [&str; 12] = [
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",
     "syncd/v1/eviction.proto",
+    "syncd/v1/images.proto",
     "evictiond/v1/evictiond.proto",
+    "evictiond/v1/images.proto",
     "statusd/v1/statusd.proto",
 ];
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_testkit::{Lab, Release, image};
 use bulkhead_types::PodUid;
+use kubelet_images::in_use::ImagesInUse;
 use kubelet_images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
 use kubelet_model::events::EventType;
 use kubelet_model::pod::model::RunState;
@@ -306,7 +307,7 @@ impl Credentials for Nobody {
 #[tokio::test]
 async fn images_by_policy() {
     let lab = Lab::start().unwrap();
-    let manager = ImageManager::new(client(&lab), PullLimits::default());
+    let manager = ImageManager::new(client(&lab), PullLimits::default(), ImagesInUse::new(|| 0));
     let uid = PodUid::parse("u").unwrap();
     let annotations = BTreeMap::new();
     let said = std::sync::Mutex::new(Vec::new());

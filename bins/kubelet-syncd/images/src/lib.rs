@@ -2,6 +2,7 @@
 
 pub mod backoff;
 pub mod credentials;
+pub mod in_use;
 mod manager;
 #[cfg(test)]
 mod manager_tests;

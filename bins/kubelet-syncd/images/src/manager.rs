@@ -14,6 +14,7 @@ use tracing::debug;
 
 use super::ImageMetrics;
 use super::backoff::BackOff;
+use super::in_use::{ImageHold, ImagesInUse};
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
 use kubelet_model::events::EventType;
 use kubelet_model::pod::image_reference;
@@ -216,6 +217,7 @@ pub struct ImageManager<S> {
     metrics: Option<ImageMetrics>,
     policy: Policy,
     store: Option<Arc<dyn RecordStore>>,
+    in_use: ImagesInUse,
 }
 
 #[derive(Debug)]
@@ -242,7 +244,7 @@ struct Pulled {
 }
 
 impl<S: ImageService> ImageManager<S> {
-    pub fn new(service: S, limits: PullLimits) -> Self {
+    pub fn new(service: S, limits: PullLimits, in_use: ImagesInUse) -> Self {
         let slots = match (limits.serialize, limits.parallel_max) {
             (true, _) => Some(1),
             (false, Some(max)) if max >= 1 => Some(usize::try_from(max).unwrap_or(Semaphore::MAX_PERMITS)),
@@ -263,6 +265,7 @@ impl<S: ImageService> ImageManager<S> {
             metrics: None,
             policy: Policy::Off,
             store: None,
+            in_use,
         }
     }
 
@@ -281,6 +284,50 @@ impl<S: ImageService> ImageManager<S> {
     pub fn with_metrics(mut self, metrics: ImageMetrics) -> Self {
         self.metrics = Some(metrics);
         self
+    }
+
+    /// As [`ImageManager::ensure_image_exists`], and nobody removes the image while it is held.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn hold_image(
+        &self,
+        request: ImageRequest<'_>,
+        credentials: &impl Credentials,
+        events: &impl ImageEvents,
+    ) -> Result<(ImageRef, ImageHold), ImageError> {
+        loop {
+            let look = self.in_use.look(request.image).await;
+            let image = self.ensure_image_exists(request, credentials, events).await?;
+            if let Ok(hold) = look.hold(&image.id) {
+                return Ok((image, hold));
+            }
+            debug!(image = request.image, "the image was removed before it could be used, looking again");
+            drop(look);
+            // A removal may be under way under another name.
+            self.in_use.look(&image.id).await;
+        }
+    }
+
+    /// Garbage collection has removed an image: the record of its pulls goes with it. `reason`: "age" or "space".
+    pub fn collected(&self, id: &str, reason: &str) {
+        if let Some(metrics) = &self.metrics {
+            metrics.collected(reason);
+        }
+        self.prune(|known| known != id, jiff::Timestamp::now());
+    }
+
+    /// Records of images that are gone go; `until`: when the list of images was asked for.
+    pub fn prune(&self, is_there: impl Fn(&str) -> bool, until: jiff::Timestamp) {
+        let changed = self.state().records.prune(is_there, until);
+        if changed && let Err(error) = self.save_records() {
+            tracing::warn!(error = &error as &dyn std::error::Error, "records of images that are gone are kept");
+        }
+    }
+
+    /// What starts and pulls use.
+    pub fn in_use(&self) -> &ImagesInUse {
+        &self.in_use
     }
 
     /// The image's id, after a pull where the policy or its absence asks for one. Pulls wait for their turn, without

@@ -8,6 +8,7 @@ use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::PodUid;
 use proptest::prelude::*;
 
+use super::in_use::ImagesInUse;
 use super::pull_records::{self, Owner, Policy, PullRecords, Source};
 use super::*;
 use kubelet_model::events::EventType;
@@ -87,7 +88,7 @@ impl Bench {
     fn new(registry: Registry, limits: PullLimits) -> Self {
         let registry = Arc::new(registry);
         Bench {
-            manager: ImageManager::new(registry.clone(), limits),
+            manager: ImageManager::new(registry.clone(), limits, ImagesInUse::new(|| 0)),
             registry,
             events: Mutex::default(),
             credentials: Vec::new(),
@@ -313,7 +314,11 @@ impl Checked {
     }
 
     fn of(policy: Policy, registry: Arc<Registry>, disk: Arc<Disk>, records: PullRecords) -> Self {
-        let manager = ImageManager::new(registry.clone(), PullLimits { per_second: 0, ..PullLimits::default() });
+        let manager = ImageManager::new(
+            registry.clone(),
+            PullLimits { per_second: 0, ..PullLimits::default() },
+            ImagesInUse::new(|| 0),
+        );
         let manager = manager.with_records(policy.clone(), records, disk.clone());
         Checked { bench: Bench { manager, registry, events: Mutex::default(), credentials: Vec::new() }, policy, disk }
     }

@@ -39,6 +39,7 @@ pub struct ImageMetrics {
     volumes_mounted: IntCounter,
     volumes_failed: IntCounter,
     must_pull_checks: IntCounterVec,
+    collected: IntCounterVec,
     intents: IntGauge,
     records: IntGauge,
 }
@@ -70,6 +71,14 @@ impl ImageMetrics {
             &["result"],
         )?;
         registry.register(Box::new(must_pull_checks.clone()))?;
+        let collected = IntCounterVec::new(
+            Opts::new(
+                "kubelet_image_garbage_collected_total",
+                "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+            ),
+            &["reason"],
+        )?;
+        registry.register(Box::new(collected.clone()))?;
         let counter = |name: &str, help: &str| {
             let counter = IntCounter::new(name, help)?;
             registry.register(Box::new(counter.clone()))?;
@@ -92,6 +101,7 @@ impl ImageMetrics {
             ensure_requests,
             pull_duration,
             must_pull_checks,
+            collected,
             volumes_requested: counter(
                 "kubelet_image_volume_requested_total",
                 "[BETA] Number of requested image volumes.",
@@ -132,6 +142,11 @@ impl ImageMetrics {
         self.volumes_requested.inc_by(number(requested));
         let mounted = if failed { &self.volumes_failed } else { &self.volumes_mounted };
         mounted.inc_by(number(mounts));
+    }
+
+    /// Garbage collection removed an image; `reason`: "age" or "space".
+    pub(super) fn collected(&self, reason: &str) {
+        self.collected.with_label_values(&[reason]).inc();
     }
 
     /// What is on the disk now.

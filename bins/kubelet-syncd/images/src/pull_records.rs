@@ -219,6 +219,14 @@ impl PullRecords {
         self.pulling.retain(|image| running.contains_key(image));
     }
 
+    /// Images that are gone: their records go, but for those that were written since `until`, when the list of images was asked
+    /// for (upstream PruneUnknownRecords). True: there were some.
+    pub fn prune(&mut self, is_there: impl Fn(&str) -> bool, until: Timestamp) -> bool {
+        let before = self.pulled.len();
+        self.pulled.retain(|id, record| is_there(id) || record.last_updated_time >= until);
+        self.pulled.len() != before
+    }
+
     /// May a pod use an image that is there? `credentials`: the sources of what it could pull with, `None` while nobody
     /// has asked for them.
     pub fn look(
@@ -459,6 +467,16 @@ mod tests {
         next.intend(IMAGE);
         next.abandoned(IMAGE);
         assert!(next.has_leftovers());
+    }
+
+    #[test]
+    fn records_go_with_their_images() {
+        let mut records = pulled(None);
+        let later = Timestamp::from_second(1001).unwrap();
+        assert!(!records.prune(|id| id == ID, later), "it is there");
+        assert!(!records.prune(|_| false, now()), "written since the list was asked for");
+        assert!(records.prune(|_| false, later));
+        assert_eq!(records, PullRecords::default());
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub fn container_status(name: &str, state: RunState, exit_code: i32) -> Containe
         pod_deletion_grace: None,
         user: None,
         stop_signal: 0,
+        image_volumes: Vec::new(),
     }
 }
 

@@ -100,7 +100,14 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
         pod_termination_grace: note(ANNOTATION_TERMINATION_GRACE).and_then(|n| n.parse().ok()),
         pod_deletion_grace: note(ANNOTATION_DELETION_GRACE).and_then(|n| n.parse().ok()),
         stop_signal: status.stop_signal,
+        image_volumes: image_volumes(&status.mounts),
     })
+}
+
+/// Images among the mounts.
+pub fn image_volumes(mounts: &[v1::Mount]) -> Vec<String> {
+    let images = mounts.iter().filter_map(|mount| mount.image.as_ref()).map(|image| image.image.clone());
+    images.filter(|image| !image.is_empty()).collect()
 }
 
 /// In the API's units (upstream `kuberuntime_container_linux.go` toKubeContainerResources).
@@ -156,11 +163,18 @@ mod tests {
                 (ANNOTATION_MESSAGE_POLICY, "File"),
                 (ANNOTATION_TERMINATION_GRACE, "30"),
             ]),
-            mounts: vec![v1::Mount {
-                container_path: "/dev/termination-log".into(),
-                host_path: "/h/13d0088e".into(),
-                ..Default::default()
-            }],
+            mounts: vec![
+                v1::Mount {
+                    container_path: "/dev/termination-log".into(),
+                    host_path: "/h/13d0088e".into(),
+                    ..Default::default()
+                },
+                v1::Mount {
+                    container_path: "/models".into(),
+                    image: Some(v1::ImageSpec { image: "sha256:models".into(), ..Default::default() }),
+                    ..Default::default()
+                },
+            ],
             resources: Some(v1::ContainerResources {
                 linux: Some(v1::LinuxContainerResources {
                     cpu_shares: 102,
@@ -181,6 +195,7 @@ mod tests {
         assert_eq!(mapped.started_at, Some(UNIX_EPOCH + Duration::from_nanos(2)));
         assert_eq!(mapped.finished_at, None);
         assert_eq!(mapped.termination_message_host_path.as_deref(), Some("/h/13d0088e"));
+        assert_eq!(mapped.image_volumes, ["sha256:models"]);
         assert_eq!((mapped.pod_termination_grace, mapped.pod_deletion_grace), (Some(30), None));
         let has = RuntimeResources { cpu_request: Some(100), cpu_limit: Some(250), memory_limit: None };
         assert_eq!(mapped.resources, has);

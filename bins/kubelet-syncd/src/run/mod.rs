@@ -11,6 +11,7 @@ use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
 use bulkhead_ipc::syncd::eviction_server::EvictionServer;
+use bulkhead_ipc::syncd::images_server::ImagesServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use crate::hub::{EventRing, PodHub};
 use crate::service::api::SyncdApi;
 use crate::service::evictions::EvictionApi;
+use crate::service::images::ImagesApi;
 use crate::service::node_view::NodeView;
 use crate::service::rules;
 use crate::service::stats::StatsApi;
@@ -52,6 +54,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StatsServer::new(runtime_apis.stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
     let working = work(&daemon, started, reporter, view, runtime_apis);
@@ -75,6 +78,7 @@ struct RuntimeApis {
     streams: StreamsApi,
     stats: StatsApi,
     evictions: EvictionApi,
+    images: ImagesApi,
 }
 
 /// The work, in stages: each has what the one before it has made.

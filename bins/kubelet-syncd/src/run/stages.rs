@@ -12,7 +12,7 @@ use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::NodeImage;
 use bulkhead_types::Process;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +38,7 @@ use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
 use crate::sync_loop::events::Reporter;
 use crate::sync_loop::evictions::{self, Evictions};
+use crate::sync_loop::image_store::ImageStore;
 use crate::sync_loop::loop_monitor::LoopMonitor;
 use crate::sync_loop::node::NodeContext;
 use crate::sync_loop::node_cgroups::NodeCgroups;
@@ -120,6 +121,8 @@ pub(super) struct Followers {
     answered: watch::Receiver<Option<Instant>>,
     image_fs: watch::Receiver<String>,
     images: watch::Receiver<Arc<[NodeImage]>>,
+    /// Garbage collection has removed an image.
+    removed: Arc<Notify>,
     pleg: Pleg,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     metrics: Metrics,
@@ -136,12 +139,14 @@ impl Followers {
         let (images_sender, images) = watch::channel(Arc::default());
         let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
         let ring = start.reporter.ring.clone();
-        tokio::spawn(image_list::follow(cri.clone(), health.clone(), ring, max_images, images_sender));
+        let removed = Arc::new(Notify::new());
+        let (client, seen) = (cri.clone(), health.clone());
+        tokio::spawn(image_list::follow(client, seen, ring, removed.clone(), max_images, images_sender));
         let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
         tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
         let pleg_events = pleg.subscribe();
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
-        Ok(Followers { health, answered, image_fs, images, pleg, pleg_events, metrics })
+        Ok(Followers { health, answered, image_fs, images, removed, pleg, pleg_events, metrics })
     }
 
     /// What other processes are shown from now on.
@@ -350,6 +355,7 @@ impl Loops {
         start.runtime_apis.evictions.set(questions, pressure);
         let evictions =
             Evictions { book: EvictionBook::new(state.evictions(), Box::new(state.clone())), questions: asked };
+        start.runtime_apis.images.set(ImageStore::new(node.clone(), followers.removed));
         let parts =
             SyncLoopParts { node, sources, updates, pleg_events: followers.pleg_events, evictions, stop: end.clone() };
         let sync_loop = SyncLoop::new(parts).with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));

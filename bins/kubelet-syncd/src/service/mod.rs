@@ -4,6 +4,7 @@
 pub mod api;
 pub mod evictions;
 mod fits;
+pub mod images;
 pub mod node_view;
 pub mod rules;
 pub mod silence;

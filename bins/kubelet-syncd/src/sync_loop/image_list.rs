@@ -1,11 +1,11 @@
-//! Which images the node has, as its status names them: read when one was pulled, and seldom otherwise.
+//! Which images the node has, as its status names them: read when one was pulled or removed, and seldom otherwise.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, v1};
 use bulkhead_ipc::syncd as api;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::runtime_health::RuntimeHealth;
 use crate::hub::EventRing;
@@ -33,11 +33,12 @@ pub fn node_images(images: &[v1::Image], max: i32) -> Vec<api::NodeImage> {
     sorted.into_iter().take(count).map(node_image).collect()
 }
 
-/// Reads the list for ever. A pull is known by its event.
+/// Reads the list for ever. A pull is known by its event; `removed`: garbage collection has removed one.
 pub async fn follow(
     client: CriClient,
     mut health: watch::Receiver<RuntimeHealth>,
     ring: Arc<EventRing>,
+    removed: Arc<Notify>,
     max: i32,
     images: watch::Sender<Arc<[api::NodeImage]>>,
 ) {
@@ -64,7 +65,11 @@ pub async fn follow(
                 RETRY
             }
         };
-        let _ = tokio::time::timeout(pause, pulled(&ring, &mut events, &mut position)).await;
+        tokio::select! {
+            () = pulled(&ring, &mut events, &mut position) => {}
+            () = removed.notified() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
         tokio::time::sleep(GATHER).await;
     }
 }

@@ -4,6 +4,7 @@
 //!   It never waits for a call: a hung runtime, volume or image cannot stop it.
 //! * [`admission_queue`] admits pods, keeps them pending or rejects them, as [`crate::admission`] decides.
 //! * [`evictions`] ends pods that the eviction manager takes off the node.
+//! * [`image_store`] lists images with who uses them, and removes what garbage collection has chosen.
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
@@ -16,8 +17,11 @@ mod admission_queue;
 pub mod events;
 pub mod evictions;
 mod housekeeping;
+mod image_events;
 pub mod image_fs;
 pub mod image_list;
+pub mod image_store;
+mod image_uses;
 pub mod loop_monitor;
 pub mod node;
 pub mod node_cgroups;

@@ -20,6 +20,7 @@ use crate::start_limit::{HOLD, StartLimiter, StartSlot};
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use kubelet_images::credentials::{Keyring, Puller};
+use kubelet_images::in_use::ImageHold;
 use kubelet_images::{Credential, Credentials, ImageManager, PullPolicy};
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::spec::PodIdentity;
@@ -47,6 +48,8 @@ struct SyncHolds {
 #[derive(Clone)]
 struct Turn {
     held: Arc<Mutex<SyncHolds>>,
+    /// Images that this sync starts containers of: nobody removes them before it is over.
+    images: Arc<Mutex<Vec<ImageHold>>>,
     pleg: Pleg,
     uid: PodUid,
 }
@@ -64,12 +67,17 @@ tokio::task_local! {
 
 /// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
 pub async fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> T {
-    TURN.scope(Turn { held: Arc::default(), pleg, uid }, sync).await
+    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid }, sync).await
 }
 
 /// The next pod may start; PLEG still waits for the end of this sync.
 fn give_back() {
     let _ = TURN.try_with(|turn| turn.held().slot.take());
+}
+
+/// Until the end of this sync the image stays.
+fn keep(hold: ImageHold) {
+    let _ = TURN.try_with(|turn| turn.images.lock().unwrap_or_else(PoisonError::into_inner).push(hold));
 }
 
 /// Before something that may take long: others start, and PLEG looks.
@@ -398,9 +406,10 @@ impl Images for PodImages {
             sandbox_config: Some(request.sandbox_config),
         };
         let credentials = PullCredentials::of(self, &request);
-        let ensure = self.manager.ensure_image_exists(wanted, &credentials, &events);
+        let ensure = self.manager.hold_image(wanted, &credentials, &events);
         match unhurried(ensure).await {
-            Ok(image) => {
+            Ok((image, hold)) => {
+                keep(hold);
                 let user = ImageUser { uid: image.user_id, username: image.user_name };
                 Ok(ResolvedImage { image_ref: image.id, user })
             }

@@ -27,6 +27,7 @@ use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
 use kubelet_edges::volnetd::Volnetd;
 use kubelet_images::credentials::Keyring;
+use kubelet_images::in_use::ImagesInUse;
 use kubelet_images::pull_records::Policy;
 use kubelet_images::{ImageManager, ImageMetrics, PullLimits};
 use kubelet_model::pod::model::RuntimePod;
@@ -112,7 +113,8 @@ impl RuntimeSide {
         let gate = config.feature_gates().enabled("KubeletEnsureSecretPulledImages");
         let (policy, allowed) =
             (&kubelet.image_pull_credentials_verification_policy, &kubelet.preloaded_images_verification_allowlist);
-        let images = ImageManager::new(cri.clone(), limits).with_metrics(metrics.images).with_records(
+        let in_use = ImagesInUse::new(milliseconds_since_boot);
+        let images = ImageManager::new(cri.clone(), limits, in_use).with_metrics(metrics.images).with_records(
             Policy::of(gate, policy, allowed),
             state.pull_records(),
             Arc::new(state.clone()),
@@ -135,6 +137,16 @@ impl RuntimeSide {
         .with_pre_stops(pre_stops)
         .with_users(users_of_pods(config, state));
         RuntimeSide { manager, cri, images, policy: gc_policy(config) }
+    }
+
+    /// Whether images are there, and who holds them.
+    pub fn images(&self) -> &ImageManager<CriClient> {
+        &self.images
+    }
+
+    /// The runtime, for what no start waits for.
+    pub fn cri(&self) -> &CriClient {
+        &self.cri
     }
 
     /// Counts requests that were not sent because they granted too much.
@@ -360,6 +372,10 @@ fn users_of_pods(config: &NodeConfig, state: PrivateState) -> UserNamespaces {
         tracing::warn!("pods cannot have users of their own: {error}");
     }
     UserNamespaces::new(pool, Box::new(state))
+}
+
+fn milliseconds_since_boot() -> u64 {
+    u64::try_from(bulkhead_sys::clock::since_boot().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn gc_policy(config: &NodeConfig) -> GcPolicy {

@@ -94,6 +94,8 @@ pub struct ContainerStatus {
     pub pod_deletion_grace: Option<i64>,
     /// CRI's number of the signal that stops it; 0 when the runtime does not say.
     pub stop_signal: i32,
+    /// Images that it mounts as volumes, as the runtime was told of them: their ids.
+    pub image_volumes: Vec<String>,
 }
 
 /// Everything the runtime knows about a pod.
