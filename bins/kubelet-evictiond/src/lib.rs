@@ -1,8 +1,8 @@
 //! kubelet-evictiond: measures the node and its pods for whoever asks, and has pods evicted when the node runs short of something.
 //!
 //! # Serves / calls
-//! `kubelet.evictiond.v1.Stats` and `.Pressure` on its socket. Calls kubelet-syncd for the pods, the runtime's image folder and what
-//! the runtime knows of disks, and to evict a pod; kubelet-volnetd's broker for its state folder; and has file systems entered by
+//! `kubelet.evictiond.v1.Stats`, `.Pressure` and `.Images` on its socket. Calls kubelet-syncd for the pods, the runtime's images, their
+//! folder and what the runtime knows of disks, to evict a pod, and to remove an image; kubelet-volnetd's broker for its state folder; and has file systems entered by
 //! kubelet-walker.
 //!
 //! # Privileges
@@ -14,7 +14,7 @@
 //! kubelet-walker, whose answers are numbers.
 //!
 //! # State
-//! On disk since when thresholds are met ([`eviction::judge::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
+//! On disk since when thresholds are met ([`eviction::judge::Ledger`]) and images are unused ([`image_gc::ledger::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
@@ -45,6 +45,7 @@
 //! | `metrics` | this process's own metric families |
 //! | [`service`] | the answers: one sample for all who take one of its age |
 //! | [`signals`] | what is left of each resource, and when to look again |
+//! | [`image_gc`] | which images go, and when |
 //! | [`eviction`] | which thresholds are met, which conditions the node has, which pod goes |
 //!
 //! # Tasks and channels
@@ -56,16 +57,18 @@
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
+//! | rounds of garbage collection ([`image_gc::rounds`]) | the time of the next one, how full the image file system is (watch) | removals to kubelet-syncd |
 //! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
-//! Garbage collection of images, the OOM watcher and log sizes' watch are not there yet.
+//! The OOM watcher and log sizes' watch are not there yet.
 //! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
 mod detail;
 pub mod disk;
 pub mod eviction;
+pub mod image_gc;
 pub mod kernel;
 mod machine;
 mod metrics;
@@ -88,6 +91,7 @@ use std::time::Duration;
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::evictiond::images_server::ImagesServer;
 use bulkhead_ipc::evictiond::pressure_server::PressureServer;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
@@ -99,6 +103,10 @@ use eviction::manager::Manager;
 use eviction::next::Ranker;
 use eviction::pressure::{self, PressureApi, Shown};
 use eviction::syncd::Syncd;
+use image_gc::collector::Collector;
+use image_gc::policy::Policy;
+use image_gc::report::ImagesApi;
+use image_gc::store::SyncdImages;
 use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
@@ -116,6 +124,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Statusd, Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Pressure/Watch", peers: &[Role::Statusd, Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Pressure/Get", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Images/List", peers: &[Role::Operator] },
 ];
 
 /// The daemon's work, from the first socket to the last.
@@ -148,7 +157,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let pressure =
         PressureServer::new(PressureApi { shown: shown.clone(), ranker }).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let services = daemon.services()?.add(server).add(pressure);
+    let images_api = ImagesApi::default();
+    let images = ImagesServer::new(images_api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let services = daemon.services()?.add(server).add(pressure).add(images);
 
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
     // the lock is for is that an older instance does not go on beside this one.
@@ -161,6 +172,11 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         };
         let Some(state) = state else { return Ok(()) };
         // The lock is held until the end of the manager, which is that of the process.
+        let state = Arc::new(state);
+        let store = SyncdImages::new(daemon.link(Process::Syncd), walker.clone());
+        let collector = Collector::new(store, Policy::of(&config.kubelet), &config.boot_id, state.clone())?;
+        let collector = Arc::new(collector);
+        images_api.set(collector.clone());
         let manager = Manager::new(eviction::manager::Parts {
             config: config.clone(),
             configured: bulkhead_config::eviction::parse_all(&config.kubelet).unwrap_or_default(),
@@ -170,12 +186,17 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             reader,
             sensors,
             syncd: syncd.clone(),
-            state: Arc::new(state),
+            images: collector.clone(),
+            state,
             shown: shown.clone(),
             metrics: metrics.clone(),
             stop: daemon.stop.clone(),
         })?;
-        manager.run(daemon.progress.register("eviction manager", LOOP_BOUND)).await;
+        let heartbeat = daemon.progress.register("image garbage collection", LOOP_BOUND);
+        tokio::join!(
+            manager.run(daemon.progress.register("eviction manager", LOOP_BOUND)),
+            image_gc::rounds::run(collector, heartbeat, daemon.stop.clone()),
+        );
         Ok(())
     };
     let report = async {

@@ -26,6 +26,9 @@ use super::pressure::Shown;
 use super::rank::{self, Ranked};
 use super::syncd::Syncd;
 use crate::disk;
+use crate::image_gc::collector::{Collector, Reclaimed};
+use crate::image_gc::passes::ImageFs;
+use crate::image_gc::store::SyncdImages;
 use crate::metrics::Metrics;
 use crate::pods::PodSource;
 use crate::runtime::RuntimeSource;
@@ -74,6 +77,8 @@ pub struct Parts<P, R> {
     pub reader: SharedReader,
     pub sensors: Sensors,
     pub syncd: Syncd,
+    /// What removes images under disk pressure, and is told how full their file system is.
+    pub images: Arc<Collector<SyncdImages>>,
     pub state: Arc<StateDir>,
     pub shown: Arc<Shown>,
     pub metrics: Metrics,
@@ -338,6 +343,9 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             News::FileSystem(folder, found, at) => {
                 self.files.take(&folder, found, at, &mut self.seen);
                 self.observe();
+                if let Some(reading) = self.seen.get(&Signal::ImageFsAvailable) {
+                    self.parts.images.saw(ImageFs { capacity: reading.capacity, available: reading.available });
+                }
             }
         }
     }
@@ -432,13 +440,19 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
         tracing::info!(resource = resource.as_str(), "Eviction manager: attempting to reclaim");
         let layout = self.files.layout().unwrap_or_default();
-        let dead_containers = reclaims_containers(threshold.signal, layout);
-        let request = ReclaimRequest { resource: resource.as_str().to_owned(), dead_containers };
-        let pods = if dead_containers {
+        let reclaims = Reclaims::of(threshold.signal, layout);
+        let request = ReclaimRequest { resource: resource.as_str().to_owned(), dead_containers: reclaims.containers };
+        let pods = if reclaims != Reclaims::default() {
             self.parts.syncd.reclaim(request).await?;
+            // After the containers: their images are unused from then on.
+            let reclaimed = if reclaims.images { self.delete_unused_images().await } else { Reclaimed::default() };
             if self.is_enough().await {
                 tracing::info!("Eviction manager: able to reduce resource pressure without evicting pods.");
                 return Ok(pause());
+            }
+            if reclaimed.goes_on() {
+                // Other signals are looked at, then the rest of the images goes.
+                return Ok(Hold::Pause { until: Instant::now() + RETRY });
             }
             self.measured(resource).await?
         } else {
@@ -450,6 +464,28 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         tracing::info!(resource = resource.as_str(), "Eviction manager: must evict pod(s) to reclaim");
         self.observe_age(actionable);
         self.evict_first(pods, *threshold, actionable, layout).await.map(|hold| hold.unwrap_or_else(pause))
+    }
+
+    /// What cannot be done is left: a pod goes instead.
+    async fn delete_unused_images(&self) -> Reclaimed {
+        match self.parts.images.delete_unused().await {
+            Ok(reclaimed) => {
+                let removed = reclaimed.removed;
+                tracing::info!(
+                    images = removed.images,
+                    bytes = removed.bytes,
+                    "Eviction manager: unused images are gone"
+                );
+                reclaimed
+            }
+            Err(status) => {
+                let message = status.message();
+                tracing::warn!(
+                    "Eviction manager: unexpected error when attempting to reduce resource pressure: {message}"
+                );
+                Reclaimed::default()
+            }
+        }
     }
 
     async fn threshold_in_flight(&self) -> Result<Option<Hold>, Status> {
@@ -622,14 +658,31 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     }
 }
 
-/// Whether dead containers free some of what is short (upstream buildSignalToNodeReclaimFuncs).
-fn reclaims_containers(signal: Signal, layout: Layout) -> bool {
-    use Signal::{ImageFsAvailable, ImageFsInodesFree, NodeFsAvailable, NodeFsInodesFree};
-    match (Resource::of(signal), layout) {
-        (Resource::Memory | Resource::Pids, _) => false,
-        (_, Layout::Single) => true,
-        (_, Layout::ImageFs) => !matches!(signal, NodeFsAvailable | NodeFsInodesFree),
-        (_, Layout::Split) => !matches!(signal, ImageFsAvailable | ImageFsInodesFree),
+/// What frees some of what is short, before a pod does (upstream buildSignalToNodeReclaimFuncs).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Reclaims {
+    /// Dead containers.
+    containers: bool,
+    /// Images that nobody uses.
+    images: bool,
+}
+
+impl Reclaims {
+    fn of(signal: Signal, layout: Layout) -> Self {
+        use Signal::{ImageFsAvailable, ImageFsInodesFree, NodeFsAvailable, NodeFsInodesFree};
+        let (containers, images) = match (Resource::of(signal), layout) {
+            (Resource::Memory | Resource::Pids, _) => (false, false),
+            (_, Layout::Single) => (true, true),
+            (_, Layout::ImageFs) => {
+                let is_theirs = !matches!(signal, NodeFsAvailable | NodeFsInodesFree);
+                (is_theirs, is_theirs)
+            }
+            (_, Layout::Split) => {
+                let is_images = matches!(signal, ImageFsAvailable | ImageFsInodesFree);
+                (!is_images, is_images)
+            }
+        };
+        Reclaims { containers, images }
     }
 }
 
@@ -638,11 +691,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dead_containers_free_where_layers_lie() {
-        let of = |layout| Signal::ALL.into_iter().filter(move |s| reclaims_containers(*s, layout)).map(Signal::as_str);
-        assert_eq!(of(Layout::Single).count(), 6, "every file system");
-        assert!(of(Layout::ImageFs).all(|signal| !signal.starts_with("nodefs")));
-        assert!(of(Layout::Split).all(|signal| !signal.starts_with("imagefs")));
-        assert_eq!((of(Layout::ImageFs).count(), of(Layout::Split).count()), (4, 4));
+    fn dead_containers_and_images_free_where_they_lie() {
+        let of = |layout, what: fn(Reclaims) -> bool| {
+            let signals = Signal::ALL.into_iter().filter(move |signal| what(Reclaims::of(*signal, layout)));
+            signals.map(Signal::as_str).collect::<Vec<_>>()
+        };
+        let disks =
+            ["nodefs", "imagefs", "containerfs"].map(|fs| [format!("{fs}.available"), format!("{fs}.inodesFree")]);
+        let [node, images, containers] = disks;
+        let all = [node.clone(), images.clone(), containers.clone()].concat();
+        for (layout, for_containers, for_images) in [
+            (Layout::Single, all.clone(), all),
+            (
+                Layout::ImageFs,
+                [images.clone(), containers.clone()].concat(),
+                [images.clone(), containers.clone()].concat(),
+            ),
+            (Layout::Split, [node, containers].concat(), images.to_vec()),
+        ] {
+            let sorted = |mut names: Vec<&'static str>| {
+                names.sort_unstable();
+                names
+            };
+            let mut expected = (for_containers, for_images);
+            expected.0.sort();
+            expected.1.sort();
+            assert_eq!(sorted(of(layout, |reclaims| reclaims.containers)), expected.0, "{layout:?}");
+            assert_eq!(sorted(of(layout, |reclaims| reclaims.images)), expected.1, "{layout:?}");
+        }
     }
 }

@@ -99,8 +99,7 @@ impl ImagesInUse {
         // A pod may name an image by its id, too.
         let names: Vec<String> = names.chain([id]).map(in_full).collect();
         let mut state = self.state();
-        let is_used = state.ids.contains_key(id)
-            || names.iter().any(|name| state.names.contains_key(name));
+        let is_used = state.ids.contains_key(id) || names.iter().any(|name| state.names.contains_key(name));
         if is_used {
             return None;
         }

@@ -151,7 +151,13 @@ impl ImageStore {
             return Ok(RemoveImageOutcome::RefusedUsed);
         }
         let spec = v1::ImageSpec { image: image.id.clone(), ..Default::default() };
-        tracing::info!(image = image.id, name = names(&image).next(), size = image.size, reason, "Removing image to free bytes");
+        tracing::info!(
+            image = image.id,
+            name = names(&image).next(),
+            size = image.size,
+            reason,
+            "Removing image to free bytes"
+        );
         match self.cri().remove_image(v1::RemoveImageRequest { image: Some(spec) }).await {
             Ok(_) => {
                 self.manager().collected(&image.id, reason);
@@ -229,8 +235,14 @@ mod tests {
     #[test]
     fn the_image_of_sandboxes() {
         let of = |config: &str| sandbox_image(&[("config".to_owned(), config.to_owned())].into());
-        assert_eq!(of(r#"{"sandboxImage":"bulkhead.test/pause:1","other":{}}"#).as_deref(), Some("bulkhead.test/pause:1"));
-        assert_eq!([of("{}"), of("no json"), of(r#"{"sandboxImage":7}"#), of(r#"{"sandboxImage":""}"#)], [None, None, None, None]);
+        assert_eq!(
+            of(r#"{"sandboxImage":"bulkhead.test/pause:1","other":{}}"#).as_deref(),
+            Some("bulkhead.test/pause:1")
+        );
+        assert_eq!(
+            [of("{}"), of("no json"), of(r#"{"sandboxImage":7}"#), of(r#"{"sandboxImage":""}"#)],
+            [None, None, None, None]
+        );
         assert_eq!(sandbox_image(&std::collections::BTreeMap::new()), None);
     }
 }

@@ -1,0 +1,101 @@
+//! The questions to kubelet-syncd about images, and to kubelet-walker about their file system. Each has a deadline.
+
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::images_client::ImagesClient;
+use bulkhead_ipc::syncd::stats_client::StatsClient;
+use bulkhead_ipc::syncd::{
+    ImageFsRequest, ListImagesRequest, RemoveImageOutcome, RemoveImageRequest, ReportImageCollectionRequest,
+    StoredImage,
+};
+use tonic::Status;
+use tonic::transport::Channel;
+
+use super::passes::ImageFs;
+use crate::walker::Walker;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The runtime's own deadline is two minutes where the configuration says nothing else.
+const REMOVE_DEADLINE: Duration = Duration::from_secs(150);
+/// More images than a node can have; the rest of a longer list is cut.
+const MAX_IMAGES: usize = 20_000;
+
+/// Where images come from and go to; the tests have their own.
+pub trait ImageStore: Send + Sync + 'static {
+    fn list(&self) -> impl Future<Output = Result<Vec<StoredImage>, Status>> + Send;
+    fn remove(&self, request: RemoveImageRequest) -> impl Future<Output = Result<RemoveImageOutcome, Status>> + Send;
+    fn report(&self, request: ReportImageCollectionRequest) -> impl Future<Output = Result<(), Status>> + Send;
+    /// `None`: it is not known now.
+    fn image_fs(&self) -> impl Future<Output = Option<ImageFs>> + Send;
+}
+
+/// kubelet-syncd.
+#[derive(Debug, Clone)]
+pub struct SyncdImages {
+    link: Link,
+    walker: Walker,
+}
+
+impl SyncdImages {
+    pub fn new(link: Link, walker: Walker) -> Self {
+        SyncdImages { link, walker }
+    }
+
+    fn client(&self) -> ImagesClient<Channel> {
+        ImagesClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+}
+
+async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = |_| Status::deadline_exceeded("kubelet-syncd does not answer");
+    tokio::time::timeout(deadline, call).await.map_err(late)?
+}
+
+impl ImageStore for SyncdImages {
+    async fn list(&self) -> Result<Vec<StoredImage>, Status> {
+        in_time(DEADLINE, async {
+            let request = CallContext::new().request(ListImagesRequest {}, DEADLINE);
+            let mut stream = self.client().list(request).await?.into_inner();
+            let mut images = Vec::new();
+            while let Some(image) = stream.message().await? {
+                if images.len() == MAX_IMAGES {
+                    tracing::warn!(MAX_IMAGES, "list of images is cut");
+                    break;
+                }
+                images.push(image);
+            }
+            Ok(images)
+        })
+        .await
+    }
+
+    async fn remove(&self, request: RemoveImageRequest) -> Result<RemoveImageOutcome, Status> {
+        in_time(REMOVE_DEADLINE, async {
+            let request = CallContext::new().request(request, REMOVE_DEADLINE);
+            Ok(self.client().remove(request).await?.into_inner().outcome())
+        })
+        .await
+    }
+
+    async fn report(&self, request: ReportImageCollectionRequest) -> Result<(), Status> {
+        in_time(DEADLINE, async { self.client().report(CallContext::new().request(request, DEADLINE)).await.map(drop) })
+            .await
+    }
+
+    async fn image_fs(&self) -> Option<ImageFs> {
+        let told = in_time(DEADLINE, async {
+            let mut client = StatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            Ok(client.image_fs(CallContext::new().request(ImageFsRequest {}, DEADLINE)).await?.into_inner())
+        });
+        let folder = told.await.ok()?.images?.mountpoint;
+        if !folder.starts_with('/') {
+            return None;
+        }
+        let found = self.walker.file_system(folder).await?;
+        let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        Some(ImageFs { capacity: number(found.capacity), available: number(found.available) })
+    }
+}
