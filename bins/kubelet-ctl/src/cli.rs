@@ -61,6 +61,9 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("pressure").about("Shows what is left of each resource beside its thresholds, and whom that evicted"),
         )
+        .subcommand(
+            Command::new("images").about("Lists images, who uses them, and what garbage collection would do with each and why"),
+        )
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")

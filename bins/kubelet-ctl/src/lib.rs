@@ -27,6 +27,7 @@ mod cli;
 mod connect;
 mod events;
 mod health;
+mod images;
 mod instance;
 mod output;
 mod plot;
@@ -145,6 +146,7 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "health" => health::show(&instance, &mut printer).await,
         "privileges" => privileges::show(&instance, matches.get_flag("detail"), &mut printer).await,
         "stats" => stats::show(&instance, namespace, &mut printer).await,
+        "images" => images::show(&instance, &mut printer).await,
         "pressure" => pressure::show(&instance, &mut printer).await,
         "events" => events::list(&instance, namespace, &mut printer).await,
         _ => Ok(Exit::Usage),

@@ -182,8 +182,13 @@ fn signal(state: SignalState) -> Signal {
 /// Bytes in binary units, inodes and tasks as they are.
 fn amount(signal: &str, amount: i64) -> String {
     let is_bytes = signal.ends_with(".available") && signal != "pid.available";
+    if is_bytes { bytes(amount) } else { amount.to_string() }
+}
+
+/// "1.5Gi".
+pub(crate) fn bytes(amount: i64) -> String {
     let units = [(1_i64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = units.into_iter().find(|(size, _)| is_bytes && amount.unsigned_abs() >= size.unsigned_abs());
+    let unit = units.into_iter().find(|(size, _)| amount.unsigned_abs() >= size.unsigned_abs());
     #[allow(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
     match unit {
         Some((size, name)) => format!("{:.1}{name}", amount as f64 / size as f64),

@@ -20,10 +20,6 @@ const FLAGS: &[(&str, fn(&KubeletFlags) -> bool)] = &[
 /// configuration file gets when it does not name the field.
 const FIELDS: &[&str] = &[
     "enableContentionProfiling",
-    "imageMinimumGCAge",
-    "imageMaximumGCAge",
-    "imageGCHighThresholdPercent",
-    "imageGCLowThresholdPercent",
     "kubeletCgroups",
     "systemCgroups",
     "systemReservedCgroup",
@@ -52,7 +48,7 @@ const FIELDS: &[&str] = &[
 ];
 
 /// What the defaults already promise: every node is told at every start, whatever its configuration says.
-pub const BY_DEFAULT: &[&str] = &["image garbage collection", "rotation of container logs"];
+pub const BY_DEFAULT: &[&str] = &["rotation of container logs"];
 
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
@@ -131,7 +127,7 @@ mod tests {
         let flags = KubeletFlags { experimental_mounter_path: "/mounter".into(), ..KubeletFlags::default() };
         let mut config = flag_defaults();
         config.cpu_manager_policy = "static".into();
-        config.image_gc_high_threshold_percent = Some(90);
+        config.volume_plugin_dir = "/plugins".into();
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
@@ -143,8 +139,8 @@ mod tests {
             named(&flags, &config),
             [
                 "--experimental-mounter-path",
-                "imageGCHighThresholdPercent",
                 "cpuManagerPolicy",
+                "volumePluginDir",
                 "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"
             ]

@@ -50,6 +50,7 @@ pub mod previous;
 pub mod processes;
 pub mod release;
 pub mod silent_fs;
+pub mod runtime_disk;
 pub mod skip;
 pub mod systemd;
 pub mod traces;

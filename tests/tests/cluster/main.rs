@@ -18,4 +18,5 @@ mod cluster_volumes;
 mod events_of_faults;
 mod eviction;
 mod eviction_faults;
+mod image_gc;
 mod registry;
