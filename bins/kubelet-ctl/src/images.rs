@@ -209,7 +209,13 @@ mod tests {
         };
         let images = vec![
             image("", &[], Some(10_800.0), "goes", "unused for 3h; the image file system is 90% full"),
-            image("r.test/web:1", &["default/web (main)", "default/b (c)"], Some(0.0), "stays", "used by default/web (main)"),
+            image(
+                "r.test/web:1",
+                &["default/web (main)", "default/b (c)"],
+                Some(0.0),
+                "stays",
+                "used by default/web (main)",
+            ),
         ];
         let shown = text(&view(collection.clone(), images.clone()));
         let expected = "\

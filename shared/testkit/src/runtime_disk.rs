@@ -95,14 +95,7 @@ pub fn import_sized(lab: &Lab, name: &'static str, megabytes: usize) -> Result<(
     filler.file("filler", 0o644, &content)?;
     let filler = filler.finish_into()?;
     let layers = [busybox.as_slice(), filler.as_slice()];
-    let image = Image {
-        name,
-        layers: &layers,
-        entrypoint: &[],
-        command: &["/bin/sh"],
-        environment: &[],
-        user: "",
-    };
+    let image = Image { name, layers: &layers, entrypoint: &[], command: &["/bin/sh"], environment: &[], user: "" };
     let archive = lab.folder().join("sized.tar");
     image::write_images(&archive, &[image])?;
     lab.containerd().import(&archive, &[name])?;

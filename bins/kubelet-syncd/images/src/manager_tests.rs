@@ -8,7 +8,7 @@ use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::PodUid;
 use proptest::prelude::*;
 
-use super::in_use::ImagesInUse;
+use super::in_use::{ImageHold, ImagesInUse};
 use super::pull_records::{self, Owner, Policy, PullRecords, Source};
 use super::*;
 use kubelet_model::events::EventType;
@@ -95,6 +95,14 @@ impl Bench {
         }
     }
 
+    async fn hold(&self, image: &str, policy: PullPolicy) -> Result<ImageHold, ImageError> {
+        let (uid, annotations) = (PodUid::parse("u").unwrap(), BTreeMap::new());
+        let request = ImageRequest { pod_uid: &uid, image, policy, annotations: &annotations, sandbox_config: None };
+        let events = |_: EventType, _: &'static str, _: &str| {};
+        let held = self.manager.hold_image(request, &Fixed(&self.credentials), &events).await;
+        held.map(|(_, hold)| hold)
+    }
+
     async fn ensure(&self, image: &str, policy: PullPolicy) -> Result<ImageRef, ImageError> {
         let uid = PodUid::parse("u").unwrap();
         let request = ImageRequest {
@@ -130,6 +138,35 @@ async fn present_images_are_used_as_they_are() {
     assert!(bench.registry.pulls.lock().unwrap().is_empty());
     bench.ensure("busybox:1", PullPolicy::Always).await.unwrap();
     assert_eq!(bench.registry.pulls.lock().unwrap().len(), 1);
+}
+
+/// Garbage collection takes nothing from a start, nor from a pull, and a start that comes while its image goes pulls it again.
+#[tokio::test(start_paused = true)]
+async fn starts_and_removals_see_each_other() {
+    let present = || Mutex::new(vec!["busybox:1".to_owned()]);
+    let bench = Bench::new(Registry { present: present(), ..Default::default() }, PullLimits::default());
+    let in_use = bench.manager.in_use();
+    let removal = |name: &'static str| in_use.remove("sha256:busybox:1", [name].into_iter());
+    let full = "docker.io/library/busybox:1";
+    let hold = bench.hold("busybox:1", PullPolicy::Never).await.unwrap();
+    assert!(removal(full).is_none(), "a start holds it");
+    drop(hold);
+
+    let pull = bench.hold("busybox:1", PullPolicy::Always);
+    tokio::pin!(pull);
+    assert!(tokio::time::timeout(Duration::from_millis(500), &mut pull).await.is_err());
+    assert!(removal(full).is_none(), "it is being pulled");
+    drop(pull.await.unwrap());
+
+    let removal = removal(full).unwrap();
+    let start = bench.hold("busybox:1", PullPolicy::IfNotPresent);
+    tokio::pin!(start);
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut start).await.is_err(), "it waits");
+    bench.registry.present.lock().unwrap().clear();
+    let pulls = bench.registry.pulls.lock().unwrap().len();
+    drop(removal);
+    assert!(start.await.is_ok());
+    assert_eq!(bench.registry.pulls.lock().unwrap().len(), pulls + 1, "and pulls it anew");
 }
 
 #[tokio::test(start_paused = true)]

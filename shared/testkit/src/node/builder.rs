@@ -38,7 +38,8 @@ impl NodeBuilder {
             // Standalone: without an API server nobody could be asked who may do what.
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
             "authorization": {"mode": "AlwaysAllow"},
-            // A developer's full disk is no reason for this node to evict.
+            // A developer's full disk is no reason for this node to evict, or to remove the lab's images.
+            "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         });
         let builder = Self {
