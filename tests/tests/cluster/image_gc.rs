@@ -2,10 +2,12 @@
 //! image was not used for long, what stays, and that images go before pods do.
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::processes::signal;
 use bulkhead_testkit::runtime_disk::{RuntimeDisk, image_names, import_sized};
-use bulkhead_testkit::{LONG, Lab, Pod, eventually, image};
+use bulkhead_testkit::{LONG, Lab, Pod, Release, eventually, image};
 use bulkhead_tests::joined::{Member, NAMESPACE, NODE, create, wait_phase, wait_ready};
-use bulkhead_tests::lab;
+use bulkhead_tests::{lab, lab_on};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const FIRST: &str = "bulkhead.test/first:1";
@@ -246,5 +248,78 @@ fn images_that_are_unused_for_too_long_go() -> Result<()> {
         collected(&member, "age", 4)
     })?;
     ensure!(wait_ready(&member.cluster, "user")?["status"]["containerStatuses"][0]["restartCount"] == 0);
+    member.node.finish()
+}
+
+/// The start of a container is held up after its image was found, by files that nobody makes.
+#[test]
+fn a_start_that_is_under_way_keeps_its_image() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let disk = RuntimeDisk::lay(&lab, 400)?;
+    for (name, megabytes) in [(FIRST, 20), (NEVER, 40)] {
+        import_sized(&lab, name, megabytes)?;
+    }
+    let member = Member::start(&lab, &[], |node| {
+        node.config("imageMinimumGCAge", json!("1s"))
+            .config("imageGCHighThresholdPercent", json!(85))
+            .config("imageGCLowThresholdPercent", json!(40))
+    })?;
+    let waits = "while [ ! -e /sign ]; do sleep 0.1; done";
+    let init = json!([{"name": "init", "image": member.node.image(), "command": ["sh", "-c", waits]}]);
+    create(&member.cluster, of_image("starting", FIRST).spec("initContainers", init))?;
+    member.wait("starting", "its init container runs", |pod| {
+        pod["status"]["initContainerStatuses"][0]["state"]["running"].is_object()
+    })?;
+    let volnetd = member.node.pids()["kubelet-volnetd"];
+    let cri = member.node.cri()?;
+    let containers = cri.containers()?;
+    let init = containers.iter().find(|one| one.name == "init" && one.running).context("no init container")?;
+    signal(volnetd, Signal::SIGSTOP);
+    // It ends before it can answer, perhaps.
+    let _ = cri.exec(&init.id, &["touch", "/sign"]);
+    member.wait_event("starting", "Pulled", |message| message.contains(FIRST))?;
+    disk.fill_to(90.5)?;
+    eventually("the other image goes", LONG, || {
+        ensure!(!has(&lab, NEVER)?, "{:?}", image_names(&lab)?);
+        let (fate, why) = fate(&member, FIRST)?;
+        ensure!(fate == "stays" && why == "used by a start or a pull", "{fate} {why}");
+        Ok(())
+    })?;
+    signal(volnetd, Signal::SIGCONT);
+    wait_ready(&member.cluster, "starting")?;
+    disk.free()?;
+    member.node.finish()
+}
+
+#[test]
+fn an_image_volume_keeps_its_image() -> Result<()> {
+    let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
+    for (name, megabytes) in [(FIRST, 1), (NEVER, 1), (USED, 1)] {
+        import_sized(&lab, name, megabytes)?;
+    }
+    let mut member = Member::start(&lab, &[], |node| {
+        node.config("imageMinimumGCAge", json!("1s")).config("imageMaximumGCAge", json!("6s"))
+    })?;
+    let volumes = json!([{"name": "v", "image": {"reference": NEVER, "pullPolicy": "Never"}}]);
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    let pod = of_image("mounts", USED).spec("volumes", volumes).container_field("volumeMounts", mounts);
+    create(&member.cluster, pod)?;
+    wait_ready(&member.cluster, "mounts")?;
+    eventually("what nobody uses goes", LONG, || {
+        ensure!(!has(&lab, FIRST)?, "{:?}", image_names(&lab)?);
+        let (fate, why) = fate(&member, NEVER)?;
+        ensure!(fate == "stays" && why == "used by a volume of default/mounts (main)", "{fate} {why}");
+        Ok(())
+    })?;
+    // Nothing but the runtime knows of it.
+    member.node.kill_daemon("kubelet-syncd")?;
+    member.node.wait_healthy()?;
+    ensure!(has(&lab, NEVER)? && has(&lab, USED)? && has(&lab, image::PAUSE)?, "{:?}", image_names(&lab)?);
+    member.cluster.delete("pods", NAMESPACE, "mounts", Some(0))?;
+    eventually("it goes when the pod has gone", LONG, || {
+        ensure!(!has(&lab, NEVER)? && !has(&lab, USED)?, "{:?}", image_names(&lab)?);
+        Ok(())
+    })?;
+    ensure!(has(&lab, image::PAUSE)?, "the runtime pins the image of its sandboxes");
     member.node.finish()
 }

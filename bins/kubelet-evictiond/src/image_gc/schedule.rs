@@ -30,10 +30,12 @@ pub fn next_round(policy: &Policy, end: End, left: &[Unused], now_ms: i64, began
         due = due.min(until);
     }
     if policy.max_age_ms > 0 {
+        // What is used now may be unused from now on.
+        due = due.min(now_ms.saturating_add(policy.max_age_ms.saturating_add(1).max(RETRY_MS)));
         let too_old = |image: &Unused| {
             let last = image.last_used_ms.unwrap_or(began_ms).max(began_ms);
             let of_age = image.first_detected_ms.saturating_add(policy.min_age_ms);
-            // One that is due already could not be removed: the usual time will do.
+            // One that is due already could not be removed: another look will do.
             Some(last.saturating_add(policy.max_age_ms).saturating_add(1).max(of_age)).filter(|at| *at > now_ms)
         };
         due = left.iter().filter_map(too_old).fold(due, i64::min);
@@ -62,12 +64,18 @@ mod tests {
         assert_eq!(next(&never, End::Waits(now + 7), &[], 0), SHORTEST_MS);
         assert_eq!(next(&never, End::Waits(now + 70_000), &[], 0), 70_000);
         assert_eq!(next(&never, End::Away, &[], 0), RETRY_MS);
-        // It becomes too old, it has not been watched for long enough, it is too young, it should have gone.
+        // It becomes too old, it has not been watched for long enough, it is too young.
         assert_eq!(next(&policy, End::Whole, &[unused(0, Some(95_000))], 0), 5_001);
         assert_eq!(next(&policy, End::Whole, &[unused(0, Some(5))], 97_000), 7_001);
         assert_eq!(next(&policy, End::Whole, &[unused(0, None)], 97_000), 7_001);
         let slow = Policy { min_age_ms: 8_000, ..policy };
         assert_eq!(next(&slow, End::Whole, &[unused(now, None)], 0), 8_000);
-        assert_eq!(next(&policy, End::Whole, &[unused(0, Some(5))], 0), PERIOD_MS);
+        // It should have gone, or nobody is unused yet.
+        assert_eq!(next(&policy, End::Whole, &[unused(0, Some(5))], 0), 10_001);
+        assert_eq!(next(&policy, End::Whole, &[], 0), 10_001);
+        let short = Policy { max_age_ms: 1, min_age_ms: 0, ..policy };
+        assert_eq!(next(&short, End::Whole, &[], 0), RETRY_MS);
+        let long = Policy { max_age_ms: 2 * PERIOD_MS, ..policy };
+        assert_eq!(next(&long, End::Whole, &[], 0), PERIOD_MS);
     }
 }
