@@ -2,11 +2,11 @@
 //!
 //! # Serves / calls
 //! `kubelet.evictiond.v1.Stats`, `.Pressure` and `.Images` on its socket. Calls kubelet-syncd for the pods, the runtime's images, their
-//! folder and what the runtime knows of disks, to evict a pod, and to remove an image; kubelet-volnetd's broker for its state folder; and has file systems entered by
-//! kubelet-walker.
+//! folder and what the runtime knows of disks, to evict a pod, to remove an image, and to tell when the machine was out of memory;
+//! kubelet-volnetd's broker for its state folder and for what wakes a reading; and has file systems entered by kubelet-walker.
 //!
 //! # Privileges
-//! Its own user and no capability.
+//! Its own user and no capability. The kernel's log is a descriptor that it is passed, for reading.
 //!
 //! # Security
 //! Landlock leaves reading of files in /proc and in the mounted control groups (`bulkhead_privileges`), the system call filter
@@ -14,7 +14,9 @@
 //! kubelet-walker, whose answers are numbers.
 //!
 //! # State
-//! On disk since when thresholds are met ([`eviction::judge::Ledger`]) and images are unused ([`image_gc::ledger::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the runtime's word for half a minute.
+//! On disk since when thresholds are met ([`eviction::judge::Ledger`]) and images are unused ([`image_gc::ledger::Ledger`]), and what
+//! of the kernel's log was dealt with ([`oom::ledger::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the
+//! runtime's word for half a minute.
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
@@ -35,6 +37,7 @@
 //! | `processes` | open files of processes |
 //! | `starts` | when containers started |
 //! | [`rates`] | CPU rates from two readings |
+//! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `runtime` | what only the runtime knows of disks |
 //! | [`walker`] | what kubelet-walker is asked |
@@ -58,6 +61,7 @@
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
 //! | rounds of garbage collection ([`image_gc::rounds`]) | the time of the next one, how full the image file system is (watch) | removals to kubelet-syncd |
+//! | the kernel's log ([`oom::watch`]) | records, as they are written; kubelet-syncd's life | counts, events to kubelet-syncd |
 //! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
@@ -73,6 +77,7 @@ pub mod kernel;
 mod machine;
 mod metrics;
 mod network;
+pub mod oom;
 mod pods;
 mod processes;
 pub mod rates;
@@ -85,6 +90,7 @@ mod stats;
 mod traced;
 pub mod walker;
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -107,6 +113,9 @@ use image_gc::collector::Collector;
 use image_gc::policy::Policy;
 use image_gc::report::ImagesApi;
 use image_gc::store::SyncdImages;
+use oom::counts::OomCounts;
+use oom::log::Kmsg;
+use oom::owner::Owners;
 use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
@@ -117,6 +126,9 @@ pub use sample::{Disks, NodePaths, Sample, SampleScope, Sampler};
 
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
+
+/// Name of the descriptor of the kernel's log, and of what is told of it.
+const KERNEL_LOG: (&str, &str) = ("kmsg", "kernel log");
 
 /// Who may call what.
 pub const RULES: &[MethodRule] = &[
@@ -149,7 +161,14 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let reader = KernelReader::new(paths.pods_cgroups.clone(), config.flags.eviction_exclude_active_page_cache)?;
     let sensors = Sensors::start(daemon.broker.clone(), reader.is_v2());
     let reader = Arc::new(Mutex::new(reader));
-    let sampler = Sampler::new(paths)?;
+    let owners = Owners {
+        pods: paths.pods_cgroups.clone(),
+        system: paths.system_cgroups.iter().map(|(_, cgroup)| cgroup.clone()).collect(),
+    };
+    let ooms = OomCounts::default();
+    let sampler = Sampler::new(paths)?.with_ooms(ooms.clone());
+    let hierarchy = sampler.hierarchy().clone();
+    let kernel_log = daemon.take_listener(KERNEL_LOG.0);
     let stats = Arc::new(service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period));
     let shown = Arc::new(Shown::new(daemon.stop.clone()));
     let syncd = Syncd::new(daemon.link(Process::Syncd));
@@ -170,9 +189,20 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             state = daemon.state_dir() => Some(state?),
             () = daemon.stop.cancelled() => None,
         };
-        let Some(state) = state else { return Ok(()) };
+        let Some(state) = state.map(Arc::new) else { return Ok(()) };
+        // Its place in the log is shared with whoever held the folder before.
+        let watch = watch_kernel_log(&daemon, &ooms, kernel_log, |log| oom::watch::Parts {
+            log,
+            syncd: oom::syncd::Syncd::new(daemon.link(Process::Syncd)),
+            owners,
+            hierarchy,
+            counts: ooms.clone(),
+            kills: metrics.oom_kills.clone(),
+            state: state.clone(),
+            boot_id: config.boot_id.clone(),
+            stop: daemon.stop.clone(),
+        });
         // The lock is held until the end of the manager, which is that of the process.
-        let state = Arc::new(state);
         let store = SyncdImages::new(daemon.link(Process::Syncd), walker.clone());
         let collector = Collector::new(store, Policy::of(&config.kubelet), &config.boot_id, state.clone())?;
         let collector = Arc::new(collector);
@@ -187,7 +217,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             sensors,
             syncd: syncd.clone(),
             images: collector.clone(),
-            state,
+            state: state.clone(),
             shown: shown.clone(),
             metrics: metrics.clone(),
             stop: daemon.stop.clone(),
@@ -196,6 +226,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         tokio::join!(
             manager.run(daemon.progress.register("eviction manager", LOOP_BOUND)),
             image_gc::rounds::run(collector, heartbeat, daemon.stop.clone()),
+            watch,
         );
         Ok(())
     };
@@ -226,6 +257,26 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     daemon.set_ready().await;
     tokio::try_join!(serve, hold, report, measure)?;
     Ok(())
+}
+
+/// Reads the kernel's log until the daemon is to stop, if the supervisor passed it and it is one. Without it the rest goes on.
+async fn watch_kernel_log(
+    daemon: &Daemon,
+    counts: &OomCounts,
+    passed: Option<OwnedFd>,
+    parts: impl FnOnce(Kmsg) -> oom::watch::Parts<Kmsg, oom::syncd::Syncd>,
+) {
+    let read = async {
+        let passed = passed.ok_or_else(|| std::io::Error::other("the supervisor could not open it"))?;
+        oom::watch::run(parts(Kmsg::new(passed)?), daemon.progress.register(KERNEL_LOG.1, LOOP_BOUND)).await
+    };
+    if let Err(error) = read.await {
+        let told = "the kernel's log (/dev/kmsg) is not read: no event SystemOOM, and container_oom_events_total is the kernel's \
+                    own count of killed processes";
+        counts.give_up();
+        tracing::warn!(%error, "{told}");
+        daemon.set_degraded(KERNEL_LOG.1, Some(format!("{told} ({error})")));
+    }
 }
 
 /// Who enters file systems for us: the launcher's, by the socket that it passes, or the unit's, by its own.

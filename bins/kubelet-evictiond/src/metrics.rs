@@ -25,6 +25,8 @@ pub struct Metrics {
     pub evictions: IntCounterVec,
     /// Upstream's: how old the readings were by which pods were evicted, by signal.
     pub stats_age: HistogramVec,
+    /// Kills for want of memory that the kernel's log told of, by whose they were.
+    pub oom_kills: IntCounterVec,
     log_usage: LogUsage,
 }
 
@@ -83,6 +85,14 @@ impl Metrics {
                 .buckets(prometheus::DEFAULT_BUCKETS.to_vec()),
                 &["eviction_signal"],
             )?,
+            oom_kills: IntCounterVec::new(
+                Opts::new(
+                    "bulkhead_evictiond_oom_kills_total",
+                    "[ALPHA] Cumulative number of out of memory kills read from the kernel's log, by victim: 'system' for want of \
+                     the machine's memory, 'cgroup' in a control group with statistics, 'foreign' in another one.",
+                ),
+                &["victim"],
+            )?,
             log_usage: LogUsage {
                 bytes: IntGaugeVec::new(
                     Opts::new(
@@ -106,6 +116,7 @@ impl Metrics {
         registry.register(Box::new(provider))?;
         registry.register(Box::new(metrics.evictions.clone()))?;
         registry.register(Box::new(metrics.stats_age.clone()))?;
+        registry.register(Box::new(metrics.oom_kills.clone()))?;
         registry.register(Box::new(metrics.log_usage.clone()))?;
         registry.register(Box::new(metrics.sample_seconds.clone()))?;
         registry.register(Box::new(metrics.samples_reused.clone()))?;

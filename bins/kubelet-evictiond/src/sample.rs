@@ -17,6 +17,7 @@ use crate::disk::{FileSystem, Folder, Volume};
 use crate::kernel::{self, Reader};
 use crate::machine::{self, Mounted};
 use crate::network;
+use crate::oom::counts::OomCounts;
 use crate::pods::{Pod, PodContainer};
 use crate::rates::Rates;
 use crate::runtime::RuntimeDisks;
@@ -124,6 +125,7 @@ pub struct Sampler {
     reader: Reader,
     rates: Rates,
     starts: Starts,
+    ooms: OomCounts,
     started: Instant,
 }
 
@@ -148,8 +150,19 @@ impl Sampler {
             reader: Reader::default(),
             rates: Rates::default(),
             starts: Starts::default(),
+            ooms: OomCounts::default(),
             started: Instant::now(),
         })
+    }
+
+    /// Shows these kills for want of memory, while they are known.
+    pub fn with_ooms(mut self, ooms: OomCounts) -> Self {
+        self.ooms = ooms;
+        self
+    }
+
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
     }
 
     pub fn paths(&self) -> &NodePaths {
@@ -416,7 +429,9 @@ impl Sampler {
         owner: Owner<'_>,
         gathered: &Gathered,
     ) -> CgroupStats {
-        detail::read(&self.hierarchy, &mut self.reader, path, usage, time, owner, &gathered.devices)
+        let stats = detail::read(&self.hierarchy, &mut self.reader, path, usage, time, owner, &gathered.devices);
+        let oom_kills = self.ooms.of(path, stats.oom_kills);
+        CgroupStats { oom_kills, ..stats }
     }
 
     fn cpu(&mut self, cgroup: &str, usage: &Usage, time: &Moment, gathered: &mut Gathered) -> Option<CpuStats> {

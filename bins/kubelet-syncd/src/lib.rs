@@ -32,6 +32,7 @@
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |
 //! | [`evictions`] | whether a pod may be evicted, and by which pressure pods are admitted |
+//! | [`ooms`] | whether an end for want of the machine's memory is news |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
 //! | [`private_state`] | nothing: what outlives the process |
@@ -73,6 +74,7 @@ pub mod manifests;
 pub mod metrics;
 pub mod mirror_pods;
 pub mod node_resources;
+pub mod ooms;
 pub mod ownership;
 pub mod pod_workers;
 pub mod private_state;

@@ -8,6 +8,7 @@ use bulkhead_daemon::{StateDir, StateError};
 
 use crate::evictions::book::{self, EvictionStore};
 use crate::evictions::pressure::{self, PressureStore};
+use crate::ooms::{self, OomStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 use kubelet_images::pull_records::{self, PullRecords};
 use kubelet_images::{RecordStore, RecordStoreError};
@@ -25,6 +26,7 @@ const USERS: StateFile = StateFile { name: "users-of-pods.json", version: userns
 const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: allocation::VERSION };
 const EVICTIONS: StateFile = StateFile { name: "evictions.json", version: book::VERSION };
 const PRESSURE: StateFile = StateFile { name: "pressure.json", version: pressure::VERSION };
+const OOMS: StateFile = StateFile { name: "out-of-memory.json", version: ooms::VERSION };
 const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 
 /// The state folder, shared by those who keep something in it.
@@ -161,6 +163,27 @@ impl PressureStore for PrivateState {
     fn save(&self, pressure: &pressure::Saved) -> std::io::Result<()> {
         let bytes = state_file::encode(PRESSURE.version, pressure).map_err(std::io::Error::other)?;
         self.0.write(PRESSURE.name, &bytes).map_err(std::io::Error::other)
+    }
+}
+
+impl PrivateState {
+    /// What [`OomStore::save`] wrote last.
+    pub fn ooms(&self) -> Option<ooms::Saved> {
+        self.0.load(OOMS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a SystemOOM may be told a second time");
+            None
+        })
+    }
+}
+
+impl OomStore for PrivateState {
+    fn save(&self, last: &ooms::Saved) -> std::io::Result<()> {
+        let bytes = state_file::encode(OOMS.version, last).map_err(std::io::Error::other)?;
+        self.0.write(OOMS.name, &bytes).map_err(|error| match error {
+            // A full disk is told from other failures.
+            StateError::Write { source, .. } => source,
+            other => std::io::Error::other(other),
+        })
     }
 }
 

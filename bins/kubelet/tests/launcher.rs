@@ -245,7 +245,7 @@ fn four_daemons_with_exactly_their_privileges() {
     for (daemon, uid, capabilities, passed) in [
         ("kubelet-syncd", users.syncd, "[]", "[\"grpc\"]"),
         ("kubelet-statusd", users.statusd, "[]", "[\"grpc\"]"),
-        ("kubelet-evictiond", users.evictiond, "[]", "[\"grpc\", \"walker\"]"),
+        ("kubelet-evictiond", users.evictiond, "[]", "[\"grpc\", \"kmsg\", \"walker\"]"),
     ] {
         let report = node.report(daemon);
         for part in [

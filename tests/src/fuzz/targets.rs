@@ -7,6 +7,9 @@ use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use k8s_openapi::api::core::v1::FileKeySelector;
 use kubelet_edges::http_get;
+use kubelet_evictiond::oom::kill::Detector;
+use kubelet_evictiond::oom::owner::Owners;
+use kubelet_evictiond::oom::record::{self, Record};
 use kubelet_model::pod::image_reference::{self, ImageName};
 use kubelet_runtime::runtime::env_files::{self, EnvFile};
 use kubelet_statusd::logs::options::{self as log_options, Streams};
@@ -107,6 +110,15 @@ pub const TARGETS: &[Target] = &[
         run: image_name,
     },
     Target {
+        name: "kernel-log",
+        seeds: &[
+            b"6,1,9,-;sh invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n6,2,9,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=c,mems_allowed=0,oom_memcg=/k/p,task_memcg=/k/p/c,task=sh,pid=7,uid=0\n3,3,9,-;Memory cgroup out of memory: Killed process 7 (sh) total-vm:1kB, anon-rss:1kB\n",
+            b"6,1,9,-;sh invoked oom-killer: x\n6,2,9,-;Task in /k/p/c killed as a result of limit of /k/p\n3,3,9,-;Killed process 7 (sh) total-vm:1kB\n",
+        ],
+        words: &[b",task=", b",pid=1", b",uid=2", b",oom_memcg=/", b",task_memcg=/k/q/d", b",global_oom", b",mems_allowed=0", b"\\x0a", b") total-vm:", b" killed as a result of limit of /"],
+        run: kernel_log,
+    },
+    Target {
         name: "mountinfo",
         seeds: &[
             b"36 35 98:0 /root /point\\040with\\011space rw,noatime shared:1 master:2 - ext3 /dev/sda1 rw,errors=continue\n",
@@ -147,6 +159,40 @@ fn pieces(input: &[u8]) -> Vec<&[u8]> {
         rest = after;
     }
     pieces
+}
+
+/// A process's name stands in the log; and whatever a container calls its groups and processes, their end is its own.
+fn kernel_log(input: &[u8]) {
+    let mut detector = Detector::default();
+    for line in input.split(|byte| *byte == b'\n') {
+        if let Some(kill) = record::parse(line).and_then(|record| detector.feed(record)) {
+            assert!(String::from_utf8_lossy(input).contains(&kill.process), "{kill:?}");
+        }
+    }
+    // As the kernel writes names into its log.
+    let escaped = |bytes: &[u8]| -> String {
+        let one = |byte: &u8| match byte {
+            b'\\' => "\\x5c".to_owned(),
+            b' '..=b'~' => char::from(*byte).to_string(),
+            other => format!("\\x{other:02x}"),
+        };
+        bytes.iter().filter(|byte| **byte != 0).map(one).collect()
+    };
+    let mut parts = input.splitn(3, |byte| *byte == b'\n');
+    let mut part = || parts.next().unwrap_or_default();
+    let (name, cpuset, groups) = (part(), part(), part());
+    let cpuset: Vec<u8> = cpuset.iter().copied().filter(|byte| *byte != b'/').collect();
+    let names = groups.split(|byte| matches!(byte, b'/' | b'\n')).filter(|name| !name.is_empty());
+    let below: String = names.map(|name| format!("/{}", escaped(name))).collect();
+    let text = format!(
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={},mems_allowed=0,oom_memcg=/k/pod/c,task_memcg=/k/pod/c{below},task={},pid=7,uid=0",
+        escaped(&cpuset),
+        escaped(&name[..name.len().min(15)])
+    );
+    let kill = Detector::default().feed(Record { sequence: 1, by_kernel: true, text: &text });
+    let owners = Owners { pods: vec!["/k".to_owned()], system: Vec::new() };
+    let owner = kill.as_ref().and_then(|kill| owners.of(&kill.scope));
+    assert_eq!(owner.as_deref(), Some("/k/pod/c"), "{text}: {kill:?}");
 }
 
 /// What a client sees of a log does not depend on how the file was read, and is no longer than it asked for.

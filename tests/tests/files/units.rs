@@ -340,7 +340,8 @@ fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
         ("kubelet-journal.socket", ("/run/kubelet/kubelet-journal.sock", "journal", "kubelet-statusd", "0600")),
         ("kubelet-iptables.socket", ("/run/kubelet/kubelet-iptables.sock", "iptables", "root", "0600")),
     ]);
-    let sockets: Vec<(String, String)> = units().into_iter().filter(|(name, _)| name.ends_with(".socket")).collect();
+    let sockets = units().into_iter().filter(|(name, _)| name.ends_with(".socket") && name != KERNEL_LOG);
+    let sockets: Vec<(String, String)> = sockets.collect();
     assert_eq!(sockets.len(), expected.len());
     for (name, text) in sockets {
         let (path, fd_name, group, mode) = expected[name.as_str()];
@@ -354,6 +355,25 @@ fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
         assert!(values(&service, "Sockets")[0].split(' ').any(|socket| socket == name), "{name}");
         assert!(values(&service, "Requires").iter().any(|all| all.split(' ').any(|unit| unit == name)), "{name}");
     }
+}
+
+/// A device, and no socket.
+const KERNEL_LOG: &str = "kubelet-evictiond-kmsg.socket";
+
+#[test]
+fn the_kernel_s_log_is_read_where_it_may_be_and_starts_nothing_that_was_stopped() {
+    let text = unit(KERNEL_LOG);
+    assert_eq!(values(&text, "ListenSpecial"), ["/dev/kmsg"]);
+    assert_eq!(values(&text, "FileDescriptorName"), ["kmsg"]);
+    assert!(values(&text, "Writable").is_empty(), "it is for reading");
+    assert_eq!(values(&text, "Requires"), ["kubelet.service"]);
+    assert_eq!(values(&text, "PartOf"), ["kubelet-evictiond.socket"]);
+    assert_eq!(values(&text, "TriggerLimitIntervalSec"), ["0"]);
+    let service = unit(values(&text, "Service")[0]);
+    let says =
+        |directive: &str| values(&service, directive).iter().any(|all| all.split(' ').any(|one| one == KERNEL_LOG));
+    assert!(says("Sockets") && says("Wants") && says("After") && says("PartOf"));
+    assert!(!says("Requires"), "a machine that does not let it be read has the rest all the same");
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn sockets_of(service: &str) -> &'static [&'static str] {
     match service {
         "kubelet-volnetd.service" => &["kubelet-volnetd.socket", "kubelet-volnetd-broker.socket"],
         "kubelet-syncd.service" => &["kubelet-syncd.socket"],
+        // That of the kernel's log goes with it.
         "kubelet-evictiond.service" => &["kubelet-evictiond.socket"],
         STATUSD => &["kubelet-statusd.socket"],
         _ => &[],

@@ -6,6 +6,7 @@ mod kubectl;
 mod logs;
 mod metrics;
 mod node_https;
+mod oom;
 mod prometheus;
 mod stats;
 mod streams;

@@ -92,6 +92,8 @@ fn story(world: &mut World) -> Result<()> {
     told("out of memory", world);
     eviction::of_the_machines_memory(world)?;
     told("evicted", world);
+    memory::machine_ran_out(world)?;
+    told("the machine out of memory", world);
     let limits = life::all_limits(&mut world.vm)?;
     metadata::serve(world)?;
     metadata::closed(world)?;
@@ -103,6 +105,7 @@ fn story(world: &mut World) -> Result<()> {
     told("restarted with vsock", world);
     life::kill(world)?;
     life::unchanged(world, &node, &limits, "SIGKILL of all four")?;
+    memory::told_of_the_machine(world, 1)?;
     vsock::reads(world)?;
     told("killed", world);
     scarcity::no_inotify_instance(world)?;
@@ -110,6 +113,7 @@ fn story(world: &mut World) -> Result<()> {
     told("without inotify instances", world);
     life::launcher(world)?;
     life::unchanged(world, &node, &limits, "the launcher instead of the units")?;
+    memory::told_of_the_machine(world, 1)?;
     vsock::answers(world)?;
     told("launcher", world);
     life::removal(world, &wanted())?;

@@ -1,6 +1,7 @@
 //! Memory: what is kept for whom, who is throttled, and who is killed.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -105,5 +106,59 @@ pub fn killed(world: &mut World) -> Result<()> {
         crate::resize::REQUEST
     );
     world.vm.until("the greedy pod is gone", PODS, &gone)?;
+    Ok(())
+}
+
+/// The machine itself is out of memory, or so the kernel is told (sysrq's `f`): the node's event says who was killed, and the machine's
+/// count counts it.
+pub fn machine_ran_out(world: &mut World) -> Result<()> {
+    told_of_the_machine(world, 0)?;
+    world.cluster.create(&crate::node::glutton())?;
+    world.wait("glutton", "it runs", |pod| pod["status"]["phase"] == "Running")?;
+    // Some end while they are looked at.
+    let held = format!(
+        "for pid in $(cat $(find {TREE} -path '*besteffort*' -name cgroup.procs)); do \
+         held=$(sed -n 's/^VmRSS:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$pid/status 2> /dev/null || :); \
+         [ \"${{held:-0}}\" -gt 15000 ] && echo $pid; done | grep ."
+    );
+    let victim = world.vm.until("it holds what it takes", PODS, &held)?;
+    // Whoever writes to the log by himself is not believed.
+    let forged = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/,task=forged,\
+                  pid=1,uid=0";
+    world.vm.run(&format!("echo '<4>{forged}' > /dev/kmsg"))?;
+    world.vm.run("echo 1 > /proc/sys/kernel/sysrq; echo f > /proc/sysrq-trigger")?;
+    let said = format!("System OOM encountered, victim process: sh, pid: {victim}");
+    bulkhead_testkit::eventually("the node says that it was out of memory", Duration::from_secs(PODS.into()), || {
+        let told = system_ooms(world)?;
+        ensure!(told == [(said.clone(), 1)], "{told:?} instead of {said:?}");
+        Ok(())
+    })?;
+    told_of_the_machine(world, 1)?;
+    world.cluster.delete("pods", NAMESPACE, "glutton", None)?;
+    world.gone("glutton")
+}
+
+/// Messages of the node's events SystemOOM, and how often each was said.
+fn system_ooms(world: &World) -> Result<Vec<(String, u64)>> {
+    let events = world.cluster.list("events", Some(NAMESPACE))?;
+    let of_memory = events.iter().filter(|event| event["reason"] == "SystemOOM");
+    Ok(of_memory
+        .map(|event| {
+            let count = event["count"].as_u64().or(event["series"]["count"].as_u64()).unwrap_or(1);
+            (event["message"].as_str().unwrap_or_default().to_owned(), count)
+        })
+        .collect())
+}
+
+/// So often and no more, whoever has died meanwhile.
+pub fn told_of_the_machine(world: &mut World, times: usize) -> Result<()> {
+    let series = format!(
+        "{} | sed -n 's/^container_oom_events_total{{[^}}]*id=\"\\/\",[^}}]*}} \\([0-9]*\\) .*/\\1/p' | grep .",
+        get("/metrics/cadvisor")
+    );
+    let count = world.vm.until("the machine's count is shown", PODS, &series)?;
+    ensure!(count.parse::<usize>()? == times, "{count} instead of {times}");
+    let told = system_ooms(world)?;
+    ensure!(told.len() == times && told.iter().all(|(_, count)| *count == 1), "{told:?}");
     Ok(())
 }

@@ -126,6 +126,11 @@ pub fn taker() -> Value {
     pod
 }
 
+/// Holds more than anybody else who is as likely to be killed for the machine's memory.
+pub fn glutton() -> Value {
+    bound(pod("glutton", "held=$(head -c 16000000 /dev/zero | tr '\\0' x); while :; do sleep 1000; done", &json!({})))
+}
+
 fn bound(mut pod: Value) -> Value {
     pod["spec"]["nodeName"] = json!(NAME);
     pod["spec"]["automountServiceAccountToken"] = json!(false);

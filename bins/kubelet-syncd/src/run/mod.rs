@@ -13,6 +13,7 @@ use bulkhead_ipc::syncd::events_server::EventsServer;
 use bulkhead_ipc::syncd::eviction_server::EvictionServer;
 use bulkhead_ipc::syncd::images_server::ImagesServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
+use bulkhead_ipc::syncd::ooms_server::OomsServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
 use bulkhead_ipc::syncd::streams_server::StreamsServer;
@@ -24,6 +25,7 @@ use crate::service::api::SyncdApi;
 use crate::service::evictions::EvictionApi;
 use crate::service::images::ImagesApi;
 use crate::service::node_view::NodeView;
+use crate::service::ooms::OomsApi;
 use crate::service::rules;
 use crate::service::stats::StatsApi;
 use crate::service::streams::StreamsApi;
@@ -55,6 +57,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(StatsServer::new(runtime_apis.stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(OomsServer::new(runtime_apis.ooms.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
     let working = work(&daemon, started, reporter, view, runtime_apis);
@@ -79,6 +82,7 @@ struct RuntimeApis {
     stats: StatsApi,
     evictions: EvictionApi,
     images: ImagesApi,
+    ooms: OomsApi,
 }
 
 /// The work, in stages: each has what the one before it has made.

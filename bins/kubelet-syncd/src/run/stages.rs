@@ -28,6 +28,7 @@ use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
 use crate::mirror_pods::MirrorPods;
 use crate::node_resources::{self, NodeResources, texts};
+use crate::ooms::OomReports;
 use crate::ownership::{OwnedCgroups, Ownership};
 use crate::private_state::PrivateState;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
@@ -353,6 +354,8 @@ impl Loops {
         let end = CancellationToken::new();
         let (questions, asked) = evictions::questions();
         start.runtime_apis.evictions.set(questions, pressure);
+        let ooms = OomReports::new(state.ooms(), &config.boot_id, Arc::new(state.clone()));
+        start.runtime_apis.ooms.set(ooms, reporter.clone());
         let evictions =
             Evictions { book: EvictionBook::new(state.evictions(), Box::new(state.clone())), questions: asked };
         start.runtime_apis.images.set(ImageStore::new(node.clone(), followers.removed));

@@ -6,6 +6,7 @@ pub mod evictions;
 mod fits;
 pub mod images;
 pub mod node_view;
+pub mod ooms;
 pub mod rules;
 pub mod silence;
 pub mod stats;

@@ -24,6 +24,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Images/List", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Images/Remove", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Images/Report", peers: &[Role::Evictiond] },
+    MethodRule { method: "/kubelet.syncd.v1.Ooms/Report", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Exec", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Attach", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/PortForward", peers: &[Role::Statusd] },

@@ -46,8 +46,8 @@ pub const ENVIRONMENT: [&str; 11] = [
 pub struct Shared<'a> {
     pub config: &'a NodeConfig,
     pub sockets: &'a Sockets,
-    /// Sockets to helpers: for whom, under which name.
-    pub askers: Vec<(Process, &'static str, &'a OwnedFd)>,
+    /// Sockets to helpers, and what only root may open: for whom, under which name.
+    pub passed: Vec<(Process, &'static str, &'a OwnedFd)>,
     /// Read end of a pipe whose other end only the launcher holds.
     pub death: &'a OwnedFd,
     /// Folder of the four programs.
@@ -138,8 +138,8 @@ fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Resul
     spec.fds = shared.sockets.of(process)?;
     spec.fds.extend(store.copies()?);
     spec.fds.push(("death".to_owned(), shared.death.try_clone()?));
-    for (_, name, asker) in shared.askers.iter().filter(|(of, ..)| *of == process) {
-        spec.fds.push(((*name).to_owned(), asker.try_clone()?));
+    for (_, name, fd) in shared.passed.iter().filter(|(of, ..)| *of == process) {
+        spec.fds.push(((*name).to_owned(), fd.try_clone()?));
     }
     let (capabilities, _) = privileges::available(privileges::of(process), &shared.granted);
     spec.user = Some(User {

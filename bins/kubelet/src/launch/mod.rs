@@ -10,6 +10,7 @@ pub mod folder;
 mod helper;
 mod iptables;
 mod journal;
+mod kernel_log;
 mod notify;
 mod privileges;
 mod programs;

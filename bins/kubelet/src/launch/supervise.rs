@@ -16,6 +16,7 @@ use super::child::{self, Hopeless, Shared, State};
 use super::folder::{self, FolderError};
 use super::iptables;
 use super::journal;
+use super::kernel_log;
 use super::privileges;
 use super::programs;
 use super::sockets::{self, SocketError, Sockets};
@@ -64,6 +65,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let journal = journal::prepare(config, &programs);
     let walker = walker::prepare(config, &programs, &granted);
     let iptables = iptables::prepare(config, &programs, &granted);
+    let kernel_log = kernel_log::open(Path::new("/dev/kmsg"));
     let mut notifications = Vec::new();
     for process in Process::ALL {
         let path = child::notification_path(config, process);
@@ -83,8 +85,10 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         (Process::Volnetd, "iptables", iptables),
     ];
     let helpers = helpers.map(|(of, name, helper)| helper.map(|helper| (of, name, helper)));
-    let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker())).collect();
-    let shared = Shared { config, sockets: &sockets, askers, death: &death, programs, granted, max_open_files };
+    let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker()));
+    let log = kernel_log.iter().map(|log| (Process::Evictiond, kernel_log::NAME, log));
+    let passed = askers.chain(log).collect();
+    let shared = Shared { config, sockets: &sockets, passed, death: &death, programs, granted, max_open_files };
     let mut children = FuturesUnordered::new();
     let mut states = Vec::new();
     let mut stops = Vec::new();
