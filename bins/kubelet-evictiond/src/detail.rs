@@ -15,6 +15,8 @@ pub struct Owner<'a> {
     pub pod: Option<&'a Pod>,
     pub id: &'a str,
     pub container: Option<&'a PodContainer>,
+    /// Sockets that are shown as its own.
+    pub sockets: Option<u64>,
 }
 
 /// Reads the rest of what `usage` has begun.
@@ -107,5 +109,6 @@ fn tasks(
         threads: usage.tasks,
         threads_max,
         max_open_files: first.and_then(|pid| processes::max_open_files(reader, pid)),
+        sockets: owner.sockets,
     }
 }

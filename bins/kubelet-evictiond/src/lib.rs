@@ -33,7 +33,7 @@
 //! | [`cgroup`] | usage of control groups, v1 or v2 |
 //! | [`disk`] | usage of file systems and folders, and how long it is good for |
 //! | `machine` | processors, memory, block devices, mounts |
-//! | `network` | counters of interfaces |
+//! | `network` | counters of interfaces, numbers of sockets |
 //! | `processes` | open files of processes |
 //! | `starts` | when containers started |
 //! | [`rates`] | CPU rates from two readings |
@@ -65,8 +65,8 @@
 //! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
-//! The OOM watcher and log sizes' watch are not there yet.
-//! Sockets of containers are not counted: what a descriptor is, the kernel shows to tracers alone.
+//! Log sizes' watch is not there yet.
+//! Sockets are counted by network, which a pod's containers share: whose a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
 mod detail;

@@ -1,5 +1,6 @@
 //! Counters of network interfaces: `/proc/<pid>/net/dev` shows those of that process's network to everybody, so a pod's
 //! are read at its sandbox's process without entering anything. Which interfaces count follows cAdvisor.
+//! `/proc/<pid>/net/sockstat` is the same for the sockets of that network: which process has which, the kernel shows to tracers alone.
 
 use std::path::Path;
 
@@ -18,6 +19,22 @@ pub fn of_process(reader: &mut Reader, pid: u32) -> Option<Vec<InterfaceStats>> 
 /// Of the network that this process is in: the node's.
 pub fn of_node(reader: &mut Reader) -> Option<Vec<InterfaceStats>> {
     reader.read(Path::new("/proc/self/net/dev")).ok().and_then(parse)
+}
+
+/// Sockets of processes in the network of the process with that id; of all families, and none of the kernel's own.
+pub fn sockets_of_process(reader: &mut Reader, pid: u32) -> Option<u64> {
+    reader.read(&Path::new("/proc").join(pid.to_string()).join("net/sockstat")).ok().and_then(sockets)
+}
+
+/// Of the node's network.
+pub fn sockets_of_node(reader: &mut Reader) -> Option<u64> {
+    reader.read(Path::new("/proc/self/net/sockstat")).ok().and_then(sockets)
+}
+
+/// "sockets: used 27" is the first line.
+fn sockets(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("sockets: used "))?.trim().parse().ok()
 }
 
 /// The file's lines, without the loopback and the ends of pods' pairs. `None` when a line is not as expected: then no
@@ -84,6 +101,21 @@ mod tests {
         let mut reader = Reader::default();
         assert_eq!(of_process(&mut reader, std::process::id()), of_node(&mut reader));
         assert_eq!(of_process(&mut reader, u32::MAX), None);
+    }
+
+    #[test]
+    fn sockets_of_a_network() {
+        let text = b"sockets: used 27\nTCP: inuse 3 orphan 0 tw 0 alloc 4 mem 0\nUDP: inuse 0 mem 0\n";
+        assert_eq!(sockets(text), Some(27));
+        for bad in [&b""[..], b"sockets: used -1\n", b"sockets: used\n", b"TCP: inuse 3\n", b"\xff"] {
+            assert_eq!(sockets(bad), None, "{bad:?}");
+        }
+        let mut reader = Reader::default();
+        assert_eq!(sockets_of_process(&mut reader, u32::MAX), None);
+        let listeners: Vec<_> = (0..200).map(|_| std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap()).collect();
+        assert!(sockets_of_process(&mut reader, std::process::id()).unwrap() >= 200);
+        assert!(sockets_of_node(&mut reader).unwrap() >= 200);
+        drop(listeners);
     }
 
     proptest! {

@@ -1,5 +1,5 @@
 //! Open files of processes, as far as everybody may see them: how many descriptors a process has open is the size of its
-//! `fd` folder (Linux 6.2), before that the folder's length. What they are (sockets) is shown to its tracers alone.
+//! `fd` folder (Linux 6.2), before that the folder's length. What they are is shown to its tracers alone.
 
 use std::path::PathBuf;
 

@@ -129,6 +129,11 @@ pub struct Sampler {
     started: Instant,
 }
 
+/// By upstream's name, the tree of all pods.
+const PODS: &str = "pods";
+/// It has no process, or none that opens a socket.
+const GROUP_OF_GROUPS: Owner<'static> = Owner { pod: None, id: "", container: None, sockets: Some(0) };
+
 /// What one sample gathers on its way.
 #[derive(Debug, Default)]
 struct Gathered {
@@ -208,7 +213,8 @@ impl Sampler {
         let start_time = self.boot_time();
         let interfaces = if wanted.disks || wanted.cgroups { network::of_node(&mut self.reader) } else { None };
         if wanted.cgroups {
-            let mut stats = self.in_detail("/", &usage, &time, Owner::default(), gathered);
+            let owner = Owner { sockets: network::sockets_of_node(&mut self.reader), ..Owner::default() };
+            let mut stats = self.in_detail("/", &usage, &time, owner, gathered);
             stats.file_systems =
                 disks.mounted.iter().map(|(mounted, fs)| machine::measured(mounted, *fs, &gathered.devices)).collect();
             stats.interfaces = interfaces.clone().unwrap_or_default();
@@ -239,7 +245,7 @@ impl Sampler {
         node.rlimit_time = Moment::now().text;
         let pods_cgroup = self.paths.pods_cgroups.iter().find(|cgroup| self.hierarchy.exists(cgroup)).cloned();
         let system = self.paths.system_cgroups.clone();
-        for (name, cgroup) in system.into_iter().chain(pods_cgroup.clone().map(|cgroup| ("pods", cgroup))) {
+        for (name, cgroup) in system.into_iter().chain(pods_cgroup.clone().map(|cgroup| (PODS, cgroup))) {
             if self.hierarchy.exists(&cgroup) {
                 node.system_containers.push(self.system_container(name, &cgroup, wanted, gathered));
             }
@@ -250,7 +256,7 @@ impl Sampler {
             for level in cgroup::qos_levels(&pods_cgroup) {
                 if self.hierarchy.exists(&level) {
                     let (usage, time) = (self.hierarchy.usage(&mut self.reader, &level), Moment::now());
-                    let stats = self.in_detail(&level, &usage, &time, Owner::default(), gathered);
+                    let stats = self.in_detail(&level, &usage, &time, GROUP_OF_GROUPS, gathered);
                     gathered.cgroups.push(stats);
                 }
             }
@@ -285,7 +291,8 @@ impl Sampler {
         let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
         let made = self.hierarchy.made_at(cgroup);
         if wanted.cgroups {
-            let stats = self.in_detail(cgroup, &usage, &time, Owner::default(), gathered);
+            let owner = if name == PODS { GROUP_OF_GROUPS } else { Owner::default() };
+            let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
             gathered.cgroups.push(stats);
         }
         SystemContainer {
@@ -320,15 +327,16 @@ impl Sampler {
             stats.io = usage.memory.map(|_| stats::io(&usage, &time));
             stats.swap = stats::swap(&usage, &time, false);
             if wanted.cgroups && self.hierarchy.exists(cgroup) {
-                let owner = Owner { pod: Some(pod), ..Owner::default() };
+                let owner = Owner { pod: Some(pod), ..GROUP_OF_GROUPS };
                 let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
                 gathered.cgroups.push(stats);
             }
-            stats.network = self.sandbox(pod, cgroup, wanted, gathered);
+            let (network, sockets) = self.sandbox(pod, cgroup, wanted, gathered);
+            stats.network = network;
             let mut processes = None;
             for container in &pod.containers {
                 let Some(path) = self.group_of(cgroup, &container.id) else { continue };
-                let (one, count) = self.container(pod, container, &path, wanted, gathered);
+                let (one, count) = self.container(pod, container, (&path, sockets), wanted, gathered);
                 stats.containers.push(one);
                 processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
             }
@@ -345,29 +353,34 @@ impl Sampler {
         cgroup::container_candidates(pod, id).into_iter().find(|path| self.hierarchy.exists(path))
     }
 
-    /// The sandbox: its network, which is the pod's, and in detail its own cgroup.
+    /// The sandbox: its network, which is the pod's, with the number of sockets, and in detail its own cgroup.
     fn sandbox(
         &mut self,
         pod: &Pod,
         cgroup: &str,
         wanted: SampleScope,
         gathered: &mut Gathered,
-    ) -> Option<NetworkStats> {
+    ) -> (Option<NetworkStats>, Option<u64>) {
         if !wanted.disks && !wanted.cgroups {
-            return None;
+            return (None, None);
         }
         let sandbox = pod.sandbox.as_ref().and_then(|id| Some((id, self.group_of(cgroup, id)?)));
         let path = sandbox.as_ref().map(|(_, path)| path.clone());
-        let interfaces = if pod.host_network { None } else { self.pod_network(pod, cgroup, path) };
+        // In the host's network nobody can tell whose an interface or a socket is.
+        let (interfaces, sockets) = match pod.host_network {
+            true => (None, Some(0)),
+            false => self.pod_network(pod, cgroup, path).map_or((None, None), |(all, sockets)| (Some(all), sockets)),
+        };
         let time = Moment::now();
         if let Some((id, path)) = sandbox.filter(|_| wanted.cgroups) {
             let usage = self.hierarchy.usage(&mut self.reader, &path);
-            let owner = Owner { pod: Some(pod), id, container: None };
+            // What runs there opens none.
+            let owner = Owner { pod: Some(pod), id, ..GROUP_OF_GROUPS };
             let mut stats = self.in_detail(&path, &usage, &time, owner, gathered);
             stats.interfaces = interfaces.clone().unwrap_or_default();
             gathered.cgroups.push(stats);
         }
-        interfaces.filter(|_| wanted.disks).map(|interfaces| stats::network(interfaces, &time))
+        (interfaces.filter(|_| wanted.disks).map(|interfaces| stats::network(interfaces, &time)), sockets)
     }
 
     /// At the sandbox's process; a sandbox without one (a virtual machine) shares its network with the containers.
@@ -376,12 +389,13 @@ impl Sampler {
         pod: &Pod,
         cgroup: &str,
         sandbox: Option<String>,
-    ) -> Option<Vec<bulkhead_ipc::evictiond::InterfaceStats>> {
+    ) -> Option<(Vec<bulkhead_ipc::evictiond::InterfaceStats>, Option<u64>)> {
         let containers = pod.containers.iter().filter_map(|container| self.group_of(cgroup, &container.id));
         let groups: Vec<String> = sandbox.into_iter().chain(containers).collect();
         groups.into_iter().find_map(|group| {
             let pid = *self.hierarchy.processes(&mut self.reader, &group)?.first()?;
-            network::of_process(&mut self.reader, pid)
+            let interfaces = network::of_process(&mut self.reader, pid)?;
+            Some((interfaces, network::sockets_of_process(&mut self.reader, pid)))
         })
     }
 
@@ -389,7 +403,7 @@ impl Sampler {
         &mut self,
         pod: &Pod,
         container: &PodContainer,
-        path: &str,
+        (path, sockets): (&str, Option<u64>),
         wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> (ContainerStats, Option<u64>) {
@@ -398,7 +412,7 @@ impl Sampler {
         let start_time = self.starts.of(&container.id, &container.started_at, || hierarchy.made_at(path));
         let mut processes = None;
         if wanted.cgroups {
-            let owner = Owner { pod: Some(pod), id: &container.id, container: Some(container) };
+            let owner = Owner { pod: Some(pod), id: &container.id, container: Some(container), sockets };
             let mut stats = self.in_detail(path, &usage, &time, owner, gathered);
             if let Ok(started) = start_time.parse::<jiff::Timestamp>() {
                 stats.start_time_seconds = started.as_second();

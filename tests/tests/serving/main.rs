@@ -1,6 +1,7 @@
 //! What the node answers to those who ask it: one test binary of the files below, each of which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod container_metrics;
 mod hostile_clients;
 mod kubectl;
 mod logs;

@@ -375,6 +375,9 @@ pub const FAMILIES: &[Family] = &[
     measured("container_processes", Gauge, "Number of processes running inside the container.", |group, sink| {
         tasks(group, sink, |tasks| tasks.processes);
     }),
+    measured("container_sockets", Gauge, "Number of open sockets for the container.", |group, sink| {
+        tasks(group, sink, |tasks| tasks.sockets);
+    }),
     set("container_spec_cpu_period", "CPU period of the container.", |group, sink| {
         plain(sink, group.cpu.and_then(|cpu| cpu.period));
     }),
