@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 15] = [
+const FILES: [&str; 16] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -16,6 +16,7 @@ const FILES: [&str; 15] = [
     "syncd/v1/eviction.proto",
     "syncd/v1/images.proto",
     "syncd/v1/oom.proto",
+    "syncd/v1/runtime_stats.proto",
     "evictiond/v1/evictiond.proto",
     "evictiond/v1/images.proto",
     "statusd/v1/statusd.proto",

@@ -36,12 +36,13 @@
 //! | `network` | counters of interfaces, numbers of sockets |
 //! | `processes` | open files of processes |
 //! | `starts` | when containers started |
+//! | `stats` | readings as the messages of the API |
 //! | [`rates`] | CPU rates from two readings |
 //! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
+//! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
 //! | `runtime` | what only the runtime knows of disks |
 //! | [`walker`] | what kubelet-walker is asked |
-//! | `stats` | readings as the messages of the API |
 //! | `detail` | one cgroup with everything of it |
 //! | `sample` | one sample: the node, its pods, their containers |
 //! | `traced` | which sample is a span of a pod's trace |
@@ -82,6 +83,7 @@ mod pods;
 mod processes;
 pub mod rates;
 mod runtime;
+mod runtime_pods;
 mod sample;
 pub mod service;
 pub mod signals;
@@ -122,6 +124,7 @@ use signals::sensors::Sensors;
 pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
+pub use runtime_pods::PodFigures;
 pub use sample::{Disks, NodePaths, Sample, SampleScope, Sampler};
 
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
@@ -155,7 +158,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         system_cgroups: system_cgroups(config),
     };
     let pods = SyncdPods::new(daemon.link(Process::Syncd));
-    let runtime = SyncdRuntime::new(daemon.link(Process::Syncd));
+    let from_runtime = config.feature_gates().enabled("PodAndContainerStatsFromCRI");
+    metrics.provider.with_label_values(&[if from_runtime { "cri" } else { "cadvisor" }]).set(1);
+    let runtime = SyncdRuntime::new(daemon.link(Process::Syncd), from_runtime);
     let period = config.volume_stats_agg_period();
     let walker = walker(&daemon)?;
     let reader = KernelReader::new(paths.pods_cgroups.clone(), config.flags.eviction_exclude_active_page_cache)?;

@@ -25,6 +25,8 @@ pub struct Metrics {
     pub evictions: IntCounterVec,
     /// Upstream's: how old the readings were by which pods were evicted, by signal.
     pub stats_age: HistogramVec,
+    /// Upstream's: where statistics come from; "cadvisor" is its word for its own making of them, which ours are too.
+    pub provider: IntGaugeVec,
     /// Kills for want of memory that the kernel's log told of, by whose they were.
     pub oom_kills: IntCounterVec,
     log_usage: LogUsage,
@@ -85,6 +87,13 @@ impl Metrics {
                 .buckets(prometheus::DEFAULT_BUCKETS.to_vec()),
                 &["eviction_signal"],
             )?,
+            provider: IntGaugeVec::new(
+                Opts::new(
+                    "kubelet_metrics_provider",
+                    "[ALPHA] Metrics provider used by kubelet to collect container stats. Values can be 'cadvisor' and 'cri'",
+                ),
+                &["provider"],
+            )?,
             oom_kills: IntCounterVec::new(
                 Opts::new(
                     "bulkhead_evictiond_oom_kills_total",
@@ -104,16 +113,7 @@ impl Metrics {
                 read: Arc::default(),
             },
         };
-        // Statistics are of our own making from the kernel's files, which upstream's word for its own is.
-        let provider = IntGaugeVec::new(
-            Opts::new(
-                "kubelet_metrics_provider",
-                "[ALPHA] Metrics provider used by kubelet to collect container stats. Values can be 'cadvisor' and 'cri'",
-            ),
-            &["provider"],
-        )?;
-        provider.with_label_values(&["cadvisor"]).set(1);
-        registry.register(Box::new(provider))?;
+        registry.register(Box::new(metrics.provider.clone()))?;
         registry.register(Box::new(metrics.evictions.clone()))?;
         registry.register(Box::new(metrics.stats_age.clone()))?;
         registry.register(Box::new(metrics.oom_kills.clone()))?;

@@ -1,21 +1,27 @@
-//! What only the container runtime knows: bytes in writable layers and images. Asked of kubelet-syncd, which asks the
+//! What only the container runtime knows: bytes in writable layers and images; and, where it is to tell them, figures of pods. Asked of kubelet-syncd, which asks the
 //! runtime; the runtime itself measures every ten seconds at best, so an answer is kept for a while. When nobody
 //! answers, the last one stands, with the time at which it was true.
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::runtime_stats_client::RuntimeStatsClient;
 use bulkhead_ipc::syncd::stats_client::StatsClient;
-use bulkhead_ipc::syncd::{DiskUsage, ImageFsRequest, WritableLayersRequest};
+use bulkhead_ipc::syncd::{DiskUsage, ImageFsRequest, RuntimePod, RuntimePodsRequest, WritableLayersRequest};
+
+use crate::runtime_pods::PodFigures;
 
 /// How long kubelet-syncd and the runtime behind it may take.
 const DEADLINE: Duration = Duration::from_secs(4);
 /// More containers than a node can have; the rest of a longer list is cut.
 const MAX_LAYERS: usize = 100_000;
+/// As many pods.
+const MAX_PODS: usize = 10_000;
 
 /// What it said.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,17 +36,39 @@ pub struct RuntimeDisks {
 pub trait RuntimeSource: Send + Sync + 'static {
     /// `None` when it is not known now.
     fn disks(&self) -> impl Future<Output = Option<RuntimeDisks>> + Send;
+
+    /// Figures of pods, where they are the runtime's to tell.
+    fn pod_figures(&self) -> impl Future<Output = PodFigures> + Send {
+        async { PodFigures::OurOwn }
+    }
 }
 
 /// kubelet-syncd.
 #[derive(Debug)]
 pub struct SyncdRuntime {
     link: Link,
+    /// Gate PodAndContainerStatsFromCRI.
+    tells_of_pods: bool,
 }
 
 impl SyncdRuntime {
-    pub fn new(link: Link) -> Self {
-        SyncdRuntime { link }
+    pub fn new(link: Link, tells_of_pods: bool) -> Self {
+        SyncdRuntime { link, tells_of_pods }
+    }
+
+    async fn ask_of_pods(&self) -> Result<Vec<RuntimePod>, tonic::Status> {
+        let mut client = RuntimeStatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = CallContext::new().request(RuntimePodsRequest {}, DEADLINE);
+        let mut stream = client.pods(request).await?.into_inner();
+        let mut pods = Vec::new();
+        while let Some(pod) = stream.message().await? {
+            if pods.len() == MAX_PODS {
+                tracing::warn!(MAX_PODS, "list of pods' figures is cut");
+                break;
+            }
+            pods.push(pod);
+        }
+        Ok(pods)
     }
 
     async fn ask(&self) -> Result<RuntimeDisks, tonic::Status> {
@@ -71,6 +99,27 @@ impl RuntimeSource for SyncdRuntime {
                 None
             }
             Err(_) => None,
+        }
+    }
+
+    async fn pod_figures(&self) -> PodFigures {
+        if !self.tells_of_pods {
+            return PodFigures::OurOwn;
+        }
+        match tokio::time::timeout(DEADLINE, self.ask_of_pods()).await {
+            Ok(Ok(pods)) => PodFigures::Told(Arc::new(pods)),
+            Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => {
+                tracing::debug!(
+                    "CRI implementation must be updated to support ListPodSandboxStats if PodAndContainerStatsFromCRI feature gate \
+                     is enabled: statistics of pods are measured here"
+                );
+                PodFigures::OurOwn
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(code = ?status.code(), "no figures of pods from the runtime: {}", status.message());
+                PodFigures::Unknown
+            }
+            Err(_) => PodFigures::Unknown,
         }
     }
 }

@@ -8,6 +8,7 @@ use bulkhead_ipc::evictiond::stats_server::Stats;
 use bulkhead_ipc::evictiond::{
     CgroupPage, CgroupsPart, CgroupsRequest, SummaryPart, SummaryRequest, cgroups_part, summary_part,
 };
+use bulkhead_ipc::syncd::RuntimePod;
 use bulkhead_types::InstancePaths;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
@@ -17,6 +18,7 @@ use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
+use crate::runtime_pods::{self, PodFigures};
 use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, SampleScope, Sampler};
 use crate::stats::Moment;
 use crate::traced::Traced;
@@ -47,6 +49,8 @@ struct State {
     /// What the runtime said last, and when it was asked last.
     runtime: Option<Arc<RuntimeDisks>>,
     runtime_asked: Option<Instant>,
+    /// What it told last of pods, where it is asked.
+    told_of_pods: Option<Arc<Vec<RuntimePod>>>,
     traced: Traced,
 }
 
@@ -126,7 +130,11 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
         let runtime = self.runtime_disks(state, wanted);
-        let (pods, image_fs, runtime) = tokio::join!(self.pods.pods(), self.pods.image_fs(), runtime);
+        let figures = async {
+            // Who evicts waits for no runtime.
+            if rates { self.runtime.pod_figures().await } else { PodFigures::OurOwn }
+        };
+        let (pods, image_fs, runtime, figures) = tokio::join!(self.pods.pods(), self.pods.image_fs(), runtime, figures);
         if let Some(pods) = pods {
             state.pods = Some(Arc::new(pods));
         }
@@ -144,9 +152,24 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let mut sample = self.measure(pods.clone(), disks.clone(), wanted).await?;
         if sample.without_rate && rates {
             tokio::time::sleep(RATE_GAP).await;
-            sample = self.measure(pods, disks, wanted).await?;
+            sample = self.measure(pods.clone(), disks, wanted).await?;
         }
         drop(spans);
+        if let PodFigures::Told(told) = &figures {
+            state.told_of_pods = Some(told.clone());
+        }
+        match (figures, &state.told_of_pods) {
+            (PodFigures::OurOwn, _) => {}
+            // Who does not answer now has been right before, at the time that stands beside it.
+            (_, Some(told)) => {
+                let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
+                sample.pods = runtime_pods::replace(std::mem::take(&mut sample.pods), listed, told);
+            }
+            (_, None) => {
+                sample.pods.clear();
+                sample.node.pods_known = false;
+            }
+        }
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
         if wanted.disks {
             self.metrics.set_log_usage(&sample.pods);
@@ -332,6 +355,7 @@ mod tests {
 
     #[derive(Default)]
     struct FakePods {
+        figures: std::sync::Mutex<Option<PodFigures>>,
         away: AtomicBool,
         asked: AtomicUsize,
         runtime_asked: AtomicUsize,
@@ -352,7 +376,7 @@ mod tests {
                     image: "img".into(),
                     started_at: String::new(),
                 }],
-                sandbox: None,
+                sandbox: Some("s1".into()),
                 host_network: false,
                 volumes: vec![PodVolume { name: VolumeName::parse("scratch").unwrap(), kind: VolumeKind::EmptyDir }],
                 trace_parent: String::new(),
@@ -376,6 +400,10 @@ mod tests {
             };
             let disks = RuntimeDisks { images: Some(usage(700)), ..RuntimeDisks::default() };
             (!self.away.load(Ordering::Relaxed)).then_some(disks)
+        }
+
+        async fn pod_figures(&self) -> PodFigures {
+            self.figures.lock().unwrap().clone().unwrap_or(PodFigures::OurOwn)
         }
     }
 
@@ -457,6 +485,33 @@ mod tests {
         assert!(detailed.cgroups[0].file_systems.iter().any(|fs| fs.capacity_bytes > 0));
         let again = service.sample(DEFAULT_AGE, SampleScope::default()).await.unwrap();
         assert!(Arc::ptr_eq(&again, &detailed), "one with more answers who wants less");
+    }
+
+    #[tokio::test]
+    async fn the_runtime_s_figures_where_they_are_its_to_tell() {
+        let temp = tempfile::tempdir().unwrap();
+        let (service, fake) = service(temp.path());
+        let figures = |figures| *fake.figures.lock().unwrap() = Some(figures);
+        figures(PodFigures::Unknown);
+        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+        assert!(!sample.node.pods_known && sample.pods.is_empty(), "not told yet");
+        assert_eq!(service.usage(ALL).await.unwrap().pods.len(), 1, "who evicts waits for nobody");
+        figures(PodFigures::Told(Arc::new(vec![RuntimePod {
+            sandbox_id: "s1".into(),
+            process_count: Some(4),
+            ..RuntimePod::default()
+        }])));
+        for _ in 0..2 {
+            let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+            let counts: Vec<_> = sample.pods.iter().map(|pod| pod.process.and_then(|all| all.process_count)).collect();
+            assert_eq!((counts.as_slice(), sample.node.pods_known), ([Some(4)].as_slice(), true));
+            assert!(sample.pods[0].ephemeral_storage.is_some() || sample.pods[0].volumes.is_empty());
+            // The last word stands while there is no newer one.
+            figures(PodFigures::Unknown);
+        }
+        figures(PodFigures::OurOwn);
+        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+        assert!(sample.pods[0].cpu.is_some(), "a runtime that has none");
     }
 
     #[tokio::test]

@@ -83,9 +83,14 @@ pub fn part(fs: FileSystem, folder: Folder, time: &str) -> FsStats {
     FsStats { used_bytes: Some(folder.bytes), inodes_used: Some(folder.inodes), ..whole(fs, time) }
 }
 
+/// A moment as the runtime tells it, in RFC 3339.
+pub fn time_of(milliseconds: i64) -> Option<String> {
+    jiff::Timestamp::from_millisecond(milliseconds).map(|time| Moment::at(time).text).ok()
+}
+
 /// What the runtime says of a share; the rest of the file system is absent while it is not known here.
 pub fn told(usage: &DiskUsage, fs: Option<FileSystem>) -> FsStats {
-    let time = jiff::Timestamp::from_millisecond(usage.time_ms).map(|time| Moment::at(time).text).unwrap_or_default();
+    let time = time_of(usage.time_ms).unwrap_or_default();
     let fs = fs.map(|fs| whole(fs, &time)).unwrap_or_default();
     FsStats { time, used_bytes: usage.used_bytes, inodes_used: usage.inodes_used, ..fs }
 }

@@ -75,7 +75,7 @@ impl Router {
         let syncd = peers.syncd().clone();
         Ok(Router {
             scrapes: Scrapes::new(peers.clone(), registry.clone(), slots.clone())?,
-            cadvisor: Cadvisor::new(peers.clone(), broker.clone(), &config.boot_id, slots),
+            cadvisor: Cadvisor::new(peers.clone(), broker.clone(), &config, slots),
             container_logs: ContainerLogs::new(&config, syncd.clone(), broker.clone()),
             node_logs: NodeLogs::new(&config, broker, journal),
             streams: Streams::new(&config, syncd, &registry)?,

@@ -68,6 +68,7 @@ const GATES: &[&str] = &[
     "KubeletSeparateDiskGC",
     "MemoryQoS",
     "NodeDeclaredFeatures",
+    "PodAndContainerStatsFromCRI",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",

@@ -9,6 +9,7 @@ mod metrics;
 mod node_https;
 mod oom;
 mod prometheus;
+mod runtime_stats;
 mod stats;
 mod streams;
 mod streams_websocket;

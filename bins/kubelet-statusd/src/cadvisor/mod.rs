@@ -1,7 +1,7 @@
 //! `/metrics/cadvisor`: every cgroup that counts in the series that cAdvisor has of it, and the machine.
 //!
 //! kubelet-evictiond measures and names the groups; here they become text. When it does not answer, the machine's own
-//! names and `container_scrape_error 1` are what is left.
+//! names and `container_scrape_error 1` are what is left. With the gate PodAndContainerStatsFromCRI the machine is all that is told.
 
 mod groups;
 mod text;
@@ -9,6 +9,7 @@ mod values;
 
 use std::sync::Arc;
 
+use bulkhead_config::NodeConfig;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::evictiond::{CgroupStats, Machine};
 use bulkhead_types::Process;
@@ -35,14 +36,17 @@ pub struct Cadvisor {
     broker: BrokerClient,
     boot_id: String,
     slots: Arc<Slots>,
+    /// Containers are the runtime's to tell of.
+    machine_alone: bool,
     /// What the machine is called, once it is known.
     names: OnceCell<Facts>,
 }
 
 impl Cadvisor {
     /// `slots`: the turns that it shares with other scrapes.
-    pub fn new(peers: Arc<Peers>, broker: BrokerClient, boot_id: &str, slots: Arc<Slots>) -> Self {
-        Cadvisor { peers, broker, boot_id: boot_id.to_owned(), slots, names: OnceCell::new() }
+    pub fn new(peers: Arc<Peers>, broker: BrokerClient, config: &NodeConfig, slots: Arc<Slots>) -> Self {
+        let machine_alone = config.feature_gates().enabled("PodAndContainerStatsFromCRI");
+        Cadvisor { peers, broker, boot_id: config.boot_id.clone(), slots, machine_alone, names: OnceCell::new() }
     }
 
     /// Answers one request.
@@ -56,6 +60,9 @@ impl Cadvisor {
                 (None, Vec::new())
             }
         };
+        if self.machine_alone {
+            return scrape::answer_text(render_machine(&facts, machine.as_ref()), request.headers());
+        }
         let now = jiff::Timestamp::now().as_millisecond();
         scrape::answer_text(render(&facts, machine.as_ref(), &groups, now), request.headers())
     }
@@ -103,6 +110,13 @@ fn render(facts: &Facts, machine: Option<&Machine>, groups: &[CgroupStats], now:
             (family.series)(group, &mut |extra, value| text.of_group(labels, extra, value, timestamp));
         }
     }
+    machine_series(&mut text, facts, machine);
+    text.finish()
+}
+
+/// What upstream leaves beside the runtime's own series.
+fn render_machine(facts: &Facts, machine: Option<&Machine>) -> String {
+    let mut text = Text::with_room_for(GROUP_BYTES);
     machine_series(&mut text, facts, machine);
     text.finish()
 }

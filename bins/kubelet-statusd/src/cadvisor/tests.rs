@@ -209,6 +209,15 @@ const ALSO: &[&str] = &[
 const BASE: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
 
 #[test]
+fn where_containers_are_the_runtime_s_to_tell_of_the_machine_is_left() {
+    let text = render_machine(&facts(), Some(&machine()));
+    let blocks = scrape::lines::scan(&text).unwrap();
+    let names: Vec<&str> = blocks.iter().map(|block| block.name).collect();
+    assert!(names.iter().all(|name| name.starts_with("machine_")) && names.contains(&"machine_cpu_cores"), "{names:?}");
+    assert!(render_machine(&facts(), None).contains("machine_scrape_error 1"));
+}
+
+#[test]
 fn families_and_labels_of_upstream() {
     let text = text();
     let blocks = scrape::lines::scan(&text).unwrap();

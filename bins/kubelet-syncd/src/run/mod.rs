@@ -15,6 +15,7 @@ use bulkhead_ipc::syncd::images_server::ImagesServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::ooms_server::OomsServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
+use bulkhead_ipc::syncd::runtime_stats_server::RuntimeStatsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
 use bulkhead_ipc::syncd::streams_server::StreamsServer;
 use bulkhead_ipc::syncd::views_server::ViewsServer;
@@ -27,6 +28,7 @@ use crate::service::images::ImagesApi;
 use crate::service::node_view::NodeView;
 use crate::service::ooms::OomsApi;
 use crate::service::rules;
+use crate::service::runtime_stats::RuntimeStatsApi;
 use crate::service::stats::StatsApi;
 use crate::service::streams::StreamsApi;
 use crate::sync_loop::events::Reporter;
@@ -55,6 +57,10 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(NodeServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StatsServer::new(runtime_apis.stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(
+            RuntimeStatsServer::new(RuntimeStatsApi(runtime_apis.stats.clone()))
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+        )
         .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(OomsServer::new(runtime_apis.ooms.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))

@@ -8,6 +8,7 @@ pub mod images;
 pub mod node_view;
 pub mod ooms;
 pub mod rules;
+pub mod runtime_stats;
 pub mod silence;
 pub mod stats;
 pub mod streams;

@@ -16,6 +16,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Node/Watch", peers: READERS },
     MethodRule { method: "/kubelet.syncd.v1.Stats/WritableLayers", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Stats/ImageFs", peers: &[Role::Evictiond, Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.RuntimeStats/Pods", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Eviction/Candidates", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Eviction/InFlight", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Eviction/Evict", peers: &[Role::Evictiond] },

@@ -39,12 +39,20 @@ impl StatsApi {
         let _ = self.cri.set(cri);
     }
 
-    async fn ask<R>(&self, call: impl AsyncFnOnce(&CriClient) -> Result<R, CriError>) -> Result<R, Status> {
+    /// One call of the runtime.
+    ///
+    /// # Errors
+    /// UNIMPLEMENTED: the runtime has no such call; UNAVAILABLE: it is not known.
+    pub(super) async fn ask<R>(&self, call: impl AsyncFnOnce(&CriClient) -> Result<R, CriError>) -> Result<R, Status> {
         let cri = self.cri.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
         let late = || Status::unavailable("the container runtime does not answer");
         let bounded = async {
             let _turn = self.turn.acquire().await.map_err(|_| late())?;
-            call(cri).await.map_err(|error| Status::unavailable(error.to_string()))
+            call(cri).await.map_err(|error| match error.code {
+                // For good, and no reason to ask again.
+                tonic::Code::Unimplemented => Status::unimplemented(error.to_string()),
+                _ => Status::unavailable(error.to_string()),
+            })
         };
         tokio::time::timeout(PATIENCE, bounded).await.map_err(|_| late())?
     }
