@@ -1,10 +1,9 @@
 //! A node that runs short of something: who is evicted and what is said of it, on the real API server with real control groups and
 //! file systems; and that no death of a process makes a second victim, or forgets the first.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context as _, Result, ensure};
-use bulkhead_testkit::{LONG, Lab, Pod, eventually, machine};
+use bulkhead_testkit::{LONG, Pod, eventually};
+use bulkhead_tests::disk::Disk;
 use bulkhead_tests::history::pod_only_advances;
 use bulkhead_tests::joined::{Member, NAMESPACE, NODE, create, events, wait_phase, wait_ready};
 use bulkhead_tests::lab;
@@ -136,33 +135,6 @@ fn who_takes_the_pods_memory_is_evicted_and_nobody_else() -> Result<()> {
     let metrics = member.node.agent()?.metrics("kubelet-evictiond")?;
     ensure!(metrics.contains("kubelet_evictions{eviction_signal=\"allocatableMemory.available\"} 1"), "{metrics}");
     member.node.finish()
-}
-
-/// A file system of a file of this size, mounted for as long as it lives.
-pub(crate) struct Disk {
-    at: PathBuf,
-}
-
-impl Disk {
-    pub(crate) fn new(lab: &Lab, name: &str, megabytes: u64) -> Result<Self> {
-        let image = lab.folder().join(format!("{name}.img"));
-        std::fs::File::create(&image)?.set_len(megabytes * MIB)?;
-        machine::run("mkfs.ext4", &["-q", "-m", "0", &image.display().to_string()])?;
-        let at = lab.folder().join(name);
-        std::fs::create_dir_all(&at)?;
-        machine::run("mount", &["-o", "loop", &image.display().to_string(), &at.display().to_string()])?;
-        Ok(Disk { at })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.at
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = machine::run("umount", &[&self.at.display().to_string()]);
-    }
 }
 
 #[test]

@@ -5,13 +5,14 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::silent_fs::SilentFs;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, Node, Pod, eventually, processes};
+use bulkhead_tests::disk::Disk;
 use bulkhead_tests::golden::Proxy;
 use bulkhead_tests::joined::{Member, NODE, create, wait_node, wait_phase, wait_ready};
 use bulkhead_tests::lab;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::eviction::{Disk, MIB, condition, evicted, is_said, reserved_beside, taker};
+use crate::eviction::{MIB, condition, evicted, is_said, reserved_beside, taker};
 
 fn pressure(node: &Node) -> Result<Value> {
     Ok(serde_json::from_str(&node.ctl(&["pressure", "-o", "json"])?)?)

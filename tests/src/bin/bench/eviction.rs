@@ -1,14 +1,16 @@
 //! How soon a pod that takes the pods' memory is told to end: from the moment at which what is left falls below the threshold to the
-//! SIGTERM in its process, in parts, and whether it ended as Evicted before the kernel ended it. The control plane is a real one with
-//! `KUBEBUILDER_ASSETS`.
+//! SIGTERM in its process, in parts, and whether it ended as Evicted before the kernel ended it; and how soon a disk is judged. The
+//! control plane is a real one with `KUBEBUILDER_ASSETS`.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, agnhost, cgroups, eventually};
+use bulkhead_tests::disk::Disk;
 use serde_json::{Value, json};
 
 const NODE: &str = "bench";
@@ -17,6 +19,7 @@ const MIB: u64 = 1 << 20;
 /// What all pods may have, and below how much left one of them goes.
 const PODS_HAVE: u64 = 700 * MIB;
 const THRESHOLD: u64 = 100 * MIB;
+const DISK_MIB: u64 = 400;
 /// How often the bench looks at the pods' memory.
 const LOOK: Duration = Duration::from_millis(1);
 /// Memory is taken in steps of so much.
@@ -30,6 +33,8 @@ pub struct Plan {
     pub runs: usize,
     /// Takers for each cell of the table of rates and ends.
     pub cell: usize,
+    /// Times that a disk becomes short.
+    pub disks: usize,
 }
 
 /// MiB a second.
@@ -62,6 +67,8 @@ pub struct Cell {
 pub struct Measurements {
     pub runs: Vec<Run>,
     pub cells: Vec<Cell>,
+    /// From the crossing of nodefs.available to the judgement.
+    pub disks: Vec<Duration>,
 }
 
 /// Runs everything.
@@ -103,7 +110,55 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
         }
     }
     node.finish().context("the node's end")?;
+    measured.disks = disks(plan.disks, &lab)?;
     Ok(measured)
+}
+
+/// A file system in a file becomes short, again and again.
+fn disks(times: usize, lab: &Lab) -> Result<Vec<Duration>> {
+    let mut verdicts = Vec::new();
+    if times == 0 {
+        return Ok(verdicts);
+    }
+    let disk = Disk::new(lab, "nodefs", DISK_MIB)?;
+    let node = lab
+        .node(NODE)
+        .in_folder(disk.path())
+        .config("evictionHard", json!({"nodefs.available": "100Mi"}))
+        .config("evictionPressureTransitionPeriod", json!("1s"))
+        .start()?;
+    for index in 0..times {
+        let log_before = std::fs::metadata(node.log())?.len();
+        let file = disk.path().join("filler");
+        let mut filler = std::fs::File::create(&file)?;
+        let chunk = vec![1; 1 << 20];
+        while left(disk.path())? >= THRESHOLD {
+            filler.write_all(&chunk)?;
+        }
+        let crossed = SystemTime::now();
+        let judged = eventually("the disk is judged to be short", LONG, || {
+            let log = std::fs::read(node.log())?;
+            let log = String::from_utf8_lossy(&log[usize::try_from(log_before)?.min(log.len())..]).into_owned();
+            let line = log.lines().find(|line| line.contains("Eviction manager: attempting to reclaim"));
+            line.and_then(time_of).context("not yet")
+        })?;
+        verdicts.push(judged.duration_since(crossed).unwrap_or_default());
+        eprintln!("bench: eviction: disk {}/{times}: {:?}", index + 1, verdicts.last());
+        std::fs::remove_file(&file)?;
+        eventually("the disk is well", LONG, || {
+            let pressure: Value = serde_json::from_str(&node.ctl(&["pressure", "-o", "json"])?)?;
+            ensure!(pressure["conditions"]["DiskPressure"] == false, "{pressure}");
+            ensure!(pressure["doing"] == "", "{pressure}");
+            Ok(())
+        })?;
+    }
+    node.finish().context("the node's end")?;
+    Ok(verdicts)
+}
+
+fn left(folder: &Path) -> Result<u64> {
+    let found = rustix::fs::statvfs(folder)?;
+    Ok(found.f_bavail * found.f_frsize)
 }
 
 /// What is kept from pods, so that they have [`PODS_HAVE`].

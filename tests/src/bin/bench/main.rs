@@ -61,6 +61,7 @@ fn run() -> Result<()> {
         .arg(number("batches", "400", "Batches of each system call, free and confined in turn"))
         .arg(number("evictions", "100", "Pods that take memory until they are evicted"))
         .arg(number("evictions-each", "10", "The same for each rate and each time that they take to end"))
+        .arg(number("disks", "10", "Times that a disk becomes short"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -128,7 +129,12 @@ fn run() -> Result<()> {
         sections.push(report::filters(&plan, &filters::run(&plan)?));
     }
     if has("eviction") {
-        let plan = eviction::Plan { judged: !quick, runs: few("evictions", 3)?, cell: few("evictions-each", 0)? };
+        let plan = eviction::Plan {
+            judged: !quick,
+            runs: few("evictions", 3)?,
+            cell: few("evictions-each", 0)?,
+            disks: few("disks", 1)?,
+        };
         sections.push(report::eviction(&plan, &eviction::run(&plan)?));
     }
     if has("collection") {

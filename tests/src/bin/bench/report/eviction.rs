@@ -7,6 +7,8 @@ use crate::eviction::{Measurements, Plan, RATE};
 
 /// From the crossing to the first signal, 95 of 100, milliseconds.
 const TOLD_MS: f64 = 150.0;
+/// Until a disk is judged, milliseconds.
+const VERDICT_MS: f64 = 1000.0;
 /// Percent of takers that may be ended by the kernel.
 const KILLED_PERCENT: f64 = 5.0;
 
@@ -39,6 +41,18 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
         row = row.budget(KILLED_PERCENT);
     }
     rows.push(row);
+    for (label, share) in [("p50", 0.5), ("max", 1.0)] {
+        let mut row = Row::new(
+            format!("nodefs.available crossed to judged, {label} of {}", measured.disks.len()),
+            None,
+            quantile(&measured.disks, share) * 1000.0,
+            "ms",
+        );
+        if plan.judged && label == "max" {
+            row = row.budget(VERDICT_MS);
+        }
+        rows.push(row);
+    }
     for cell in &measured.cells {
         let what = format!("evicted at {} MiB/s, ends after {} ms, of {}", cell.rate, cell.end_after, cell.runs);
         rows.push(Row::new(what, None, cell.evicted as f64, "pods"));
