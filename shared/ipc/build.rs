@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 16] = [
+const FILES: [&str; 17] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -17,6 +17,7 @@ const FILES: [&str; 16] = [
     "syncd/v1/images.proto",
     "syncd/v1/oom.proto",
     "syncd/v1/runtime_stats.proto",
+    "syncd/v1/logs.proto",
     "evictiond/v1/evictiond.proto",
     "evictiond/v1/images.proto",
     "statusd/v1/statusd.proto",

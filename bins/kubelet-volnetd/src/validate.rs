@@ -1,12 +1,16 @@
 //! From the wire to typed values, in one place. A value that leaves here is safe to use as what its type says: an id is
 //! one path component, a word has no white space, a path is absolute and without "..".
 
+mod logs;
+
 use std::path::PathBuf;
 
 use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_ipc::volnetd as wire;
 use bulkhead_sys::cgroup::Resources;
-use bulkhead_types::{ContainerId, ContainerName, IdError, Namespace, PodName, PodUid, QosClass, VolumeName};
+use bulkhead_types::{ContainerId, ContainerName, IdError, PodUid, QosClass, VolumeName};
+
+pub use logs::{LogPlace, Pick, PodLog, Removal, log_place, log_stamp, pick, pod_log, removals};
 
 /// Bytes: a list that names each second CPU of the largest machine is shorter.
 const MAX_CPU_LIST: usize = 32 * 1024;
@@ -29,20 +33,6 @@ pub fn bad(field: &'static str, value: &str, allowed: &'static str) -> InvalidRe
     InvalidRequest::Value { field, value: value.chars().take(128).collect(), allowed }
 }
 
-/// Names of a pod's log folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodLog {
-    pub namespace: Namespace,
-    pub name: PodName,
-    pub uid: PodUid,
-}
-
-impl PodLog {
-    pub fn dir_name(&self) -> String {
-        bulkhead_types::pod_log_dir_name(&self.namespace, &self.name, &self.uid)
-    }
-}
-
 pub fn pod_uid(text: &str) -> Result<PodUid, InvalidRequest> {
     Ok(PodUid::parse(text)?)
 }
@@ -57,15 +47,6 @@ pub fn container(text: &str) -> Result<ContainerName, InvalidRequest> {
 
 pub fn container_id(text: &str) -> Result<ContainerId, InvalidRequest> {
     Ok(ContainerId::parse(text)?)
-}
-
-pub fn pod_log(id: Option<&wire::PodLogId>) -> Result<PodLog, InvalidRequest> {
-    let id = id.ok_or(InvalidRequest::Missing { field: "pod" })?;
-    Ok(PodLog {
-        namespace: Namespace::parse(&id.namespace)?,
-        name: PodName::parse(&id.name)?,
-        uid: PodUid::parse(&id.uid)?,
-    })
 }
 
 /// The known pods of a prune; the bound is far above what a node runs and keeps a message in its limit.

@@ -40,7 +40,7 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 21] = [
+pub const VERBS: [Verb; 24] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
@@ -56,6 +56,9 @@ pub const VERBS: [Verb; 21] = [
     verb("/kubelet.volnetd.v1.Files/LinkContainerLog",      &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Files/RemoveContainerLog",    &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
     verb("/kubelet.volnetd.v1.Files/PruneLogs",             &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
+    verb("/kubelet.volnetd.v1.Files/RotateContainerLog",    &[Syncd],                        true,  &[],                  "guard; regular file; no file is replaced, no stamp goes back"),
+    verb("/kubelet.volnetd.v1.Files/RestoreContainerLog",   &[Syncd],                        true,  &[],                  "guard; regular file, the newest rotated one, in one form; no file is replaced"),
+    verb("/kubelet.volnetd.v1.Files/RemoveRotatedLogs",     &[Syncd],                        true,  &[],                  "guard; rotated logs alone; of two forms, only while the other is there, and if the plain one has not grown"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[],                  "cgroupRoot exists"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[],                  "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[],                  "node cgroups exist"),
@@ -131,7 +134,7 @@ const fn row(
 }
 
 #[rustfmt::skip]
-pub const BROKER: [BrokerRow; 19] = [
+pub const BROKER: [BrokerRow; 22] = [
     //   kind                  peers                          rule  uses       precondition
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
@@ -155,16 +158,20 @@ pub const BROKER: [BrokerRow; 19] = [
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
     row("PutCredential",       &[Statusd],                      1, &[],        "the pair of one's own: none configured and none there; signed pairs, the pending key, the kubeconfig: where the configuration has the node ask; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone; the kubeconfig's words are root's own"),
+    row("RotatedLog",          &[Evictiond, Statusd],           2, &[],        "regular file; a stamp of a rotated log"),
+    row("CompressedLog",       &[Evictiond],                    2, &[CHOWN],   "rotated log that is there plain and not compressed; a file without a name"),
+    row("LinkCompressedLog",   &[Evictiond],                    2, &[],        "a file of CompressedLog's, not empty, that never had a name; the rotated log is there plain and not compressed; no file is replaced"),
 ];
 
 /// The requests that give volnetd a descriptor.
 pub const PUT_STATE: BrokerRow = BROKER[6];
 pub const PUT_CONTENT: BrokerRow = BROKER[16];
 pub const PUT_CREDENTIAL: BrokerRow = BROKER[18];
+pub const LINK_COMPRESSED_LOG: BrokerRow = BROKER[21];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
-    static ROWS: [BrokerRow; 19] = BROKER;
+    static ROWS: [BrokerRow; 22] = BROKER;
     &ROWS[match kind {
         Kind::RuntimeSocket(_) => 0,
         Kind::Manifest(_) => 1,
@@ -182,6 +189,8 @@ pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
         Kind::Listener(_) => 14,
         Kind::PluginSocket(_) => 15,
         Kind::EnvFile(_) => 17,
+        Kind::RotatedLog(_) => 19,
+        Kind::CompressedLog(_) => 20,
     }]
 }
 
@@ -257,15 +266,17 @@ mod tests {
             Kind::Listener(v::Listener::default()),
             Kind::PluginSocket(v::PluginSocket::default()),
             Kind::EnvFile(v::EnvFile::default()),
+            Kind::RotatedLog(v::RotatedLog::default()),
+            Kind::CompressedLog(v::CompressedLog::default()),
         ];
         for kind in &kinds {
             assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));
         }
         assert_eq!(
-            (PUT_STATE.kind, PUT_CONTENT.kind, PUT_CREDENTIAL.kind),
-            ("PutState", "PutContent", "PutCredential")
+            (PUT_STATE.kind, PUT_CONTENT.kind, PUT_CREDENTIAL.kind, LINK_COMPRESSED_LOG.kind),
+            ("PutState", "PutContent", "PutCredential", "LinkCompressedLog")
         );
-        assert_eq!(BROKER.len(), kinds.len() + 3, "these are no kinds of their own");
+        assert_eq!(BROKER.len(), kinds.len() + 4, "these are no kinds of their own");
         let held = bulkhead_daemon::privileges::Program::Daemon(bulkhead_types::Process::Volnetd).row().capabilities;
         let used = || VERBS.iter().flat_map(|v| v.uses).chain(BROKER.iter().flat_map(|r| r.uses));
         for cap in used() {

@@ -32,6 +32,8 @@ fn kinds() -> Vec<Kind> {
         Kind::Listener(Listener::default()),
         Kind::PluginSocket(PluginSocket::default()),
         Kind::EnvFile(EnvFile::default()),
+        Kind::RotatedLog(RotatedLog::default()),
+        Kind::CompressedLog(CompressedLog::default()),
     ]
 }
 

@@ -6,6 +6,7 @@ mod broker;
 mod content;
 mod life;
 mod process;
+mod rotation;
 mod silent;
 mod sub_path;
 mod verbs;

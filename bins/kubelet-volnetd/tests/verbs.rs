@@ -111,6 +111,23 @@ async fn paths_in_place_of_ids() {
             let remove = RemoveContainerLogRequest { pod, container: g(), restart_count: 0, container_id: g(), guard };
             codes.push(files.remove_container_log(remove).await.err());
         }
+        let places =
+            [log(bad, "good", "good"), log("good", bad, "good"), log("good", "good", bad)].map(|pod| (pod, g()));
+        for (pod, container) in places.into_iter().chain([(log("good", "good", "good"), b())]) {
+            let rotate =
+                RotateContainerLogRequest { pod: pod.clone(), container: container.clone(), restart_count: 0, guard };
+            codes.push(files.rotate_container_log(rotate).await.err());
+            let restore = RestoreContainerLogRequest {
+                pod: pod.clone(),
+                container: container.clone(),
+                restart_count: 0,
+                stamp: "20260101-000000".into(),
+                guard,
+            };
+            codes.push(files.restore_container_log(restore).await.err());
+            let remove = RemoveRotatedLogsRequest { pod, container, restart_count: 0, files: Vec::new(), guard };
+            codes.push(files.remove_rotated_logs(remove).await.err());
+        }
         for (container, container_id) in [(b(), g()), (g(), b())] {
             let pod = log("good", "good", "good");
             let link = LinkContainerLogRequest { pod, container, restart_count: 0, container_id };
@@ -291,7 +308,16 @@ async fn stale_guards() {
             container_id: "i".into(),
             guard,
         };
+        let (container, stamp) = (|| "c".to_owned(), "20260101-000000".to_owned());
+        let rotate = RotateContainerLogRequest { pod: pod(), container: container(), restart_count: 0, guard };
+        let restore = RestoreContainerLogRequest { pod: pod(), container: container(), restart_count: 0, stamp, guard };
+        let (restart_count, none) = (0, Vec::new());
+        let rotated =
+            RemoveRotatedLogsRequest { pod: pod(), container: container(), restart_count, files: none, guard };
         let codes = [
+            files.rotate_container_log(rotate).await.err(),
+            files.restore_container_log(restore).await.err(),
+            files.remove_rotated_logs(rotated).await.err(),
             volumes.tear_down_pod(TearDownPodRequest { pod_uid: "p".into(), guard, volumes_only: false }).await.err(),
             volumes.prune(PruneRequest { known_pod_uids: vec![], guard }).await.err(),
             files.remove_container_log(remove).await.err(),

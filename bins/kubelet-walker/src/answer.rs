@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use bulkhead_ipc::common::walk_request::What;
 use bulkhead_ipc::common::{
-    ContainerLogFigures, FolderFigures, PodLogFigures, VolumeFigures, WalkPodLogs, WalkReply, WalkRequest, WalkVolumes,
+    ContainerLogFigures, ContainerLogFiles, ContainerLogId, FolderFigures, PodLogFigures, VolumeFigures,
+    WalkContainerLogs, WalkPodLogs, WalkReply, WalkRequest, WalkVolumes,
 };
 use bulkhead_types::{ContainerName, IdError, InstancePaths, Namespace, PodName, PodUid, VolumeName, chain};
 use bulkhead_worker::Message;
@@ -22,6 +23,9 @@ const PLUGINS: [&str; 5] = [
     "kubernetes.io/downward-api",
 ];
 
+/// Far above the containers that a node has.
+const MAX_LOGS: usize = 20_000;
+
 /// Why a request is not answered with figures.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
@@ -33,6 +37,8 @@ pub enum WalkError {
     Relative(String),
     #[error("{0:?}: none of the plugins whose volumes are measured")]
     Plugin(String),
+    #[error("{0} logs are asked for, at most {MAX_LOGS} may be")]
+    TooMany(usize),
     #[error(transparent)]
     Id(#[from] IdError),
     #[error("failed to examine {path}")]
@@ -57,6 +63,9 @@ fn measured(paths: &InstancePaths, request: WalkRequest) -> Result<WalkReply, Wa
             Ok(WalkReply { file_system: Some(figures), ..WalkReply::default() })
         }
         What::Volumes(volumes) => Ok(WalkReply { volumes: of_volumes(paths, volumes)?, ..WalkReply::default() }),
+        What::ContainerLogs(logs) => {
+            Ok(WalkReply { container_logs: of_container_logs(paths, &logs)?, ..WalkReply::default() })
+        }
         What::PodLogs(logs) => Ok(WalkReply { pod_logs: Some(of_logs(paths, &logs)?), ..WalkReply::default() }),
     }
 }
@@ -99,6 +108,20 @@ fn of_logs(paths: &InstancePaths, asked: &WalkPodLogs) -> Result<PodLogFigures, 
     }
     figures.other = Some(other);
     Ok(figures)
+}
+
+fn of_container_logs(paths: &InstancePaths, asked: &WalkContainerLogs) -> Result<Vec<ContainerLogFiles>, WalkError> {
+    if asked.logs.len() > MAX_LOGS {
+        return Err(WalkError::TooMany(asked.logs.len()));
+    }
+    let files = |log: &ContainerLogId| {
+        let pod = PodUid::parse(&log.pod_uid)?;
+        let folder = paths.pod_logs(&Namespace::parse(&log.namespace)?, &PodName::parse(&log.name)?, &pod);
+        let folder = folder.join(ContainerName::parse(&log.container)?.as_str());
+        // What cannot be listed is not known, and none of the others is.
+        Ok(measure::log_files(&folder, log.restart_count).unwrap_or_default())
+    };
+    asked.logs.iter().map(files).collect()
 }
 
 #[cfg(test)]
@@ -149,6 +172,27 @@ mod tests {
         assert!(whole.capacity_bytes > 0);
     }
 
+    fn log(container: &str) -> ContainerLogId {
+        let (pod_uid, namespace, name) = ("u1".into(), "default".into(), "web".into());
+        ContainerLogId { pod_uid, namespace, name, container: container.into(), restart_count: 0 }
+    }
+
+    #[test]
+    fn files_of_logs_are_listed_in_the_order_of_the_question() {
+        let temp = tempfile::tempdir().unwrap();
+        let logs = temp.path().join("logs/default_web_u1");
+        std::fs::create_dir_all(logs.join("main")).unwrap();
+        std::fs::create_dir_all(logs.join("new")).unwrap();
+        std::fs::write(logs.join("main/0.log"), "12345").unwrap();
+        std::fs::write(logs.join("main/0.log.20260101-000000.gz"), "1").unwrap();
+        let asked = asked(
+            temp.path(),
+            What::ContainerLogs(WalkContainerLogs { logs: ["none", "main", "new"].map(log).into() }),
+        );
+        let logs: Vec<_> = asked.container_logs.iter().map(|l| (l.known, l.current_bytes, l.rotated.len())).collect();
+        assert_eq!(logs, [(false, None, 0), (true, Some(5), 1), (true, None, 0)]);
+    }
+
     #[test]
     fn what_names_no_volume_is_refused() {
         let temp = tempfile::tempdir().unwrap();
@@ -159,6 +203,8 @@ mod tests {
             (volumes("u1", "kubernetes.io/../x", &["v"]), "none of the plugins"),
             (volumes("u1", "kubernetes.io/empty-dir", &["../../x"]), "../../x"),
             (What::PodLogs(WalkPodLogs { pod_uid: "u1".into(), namespace: "/".into(), ..Default::default() }), "/"),
+            (What::ContainerLogs(WalkContainerLogs { logs: vec![log("../..")] }), "../.."),
+            (What::ContainerLogs(WalkContainerLogs { logs: vec![log("main"); MAX_LOGS + 1] }), "at most 20000"),
         ] {
             let reply = asked(temp.path(), what);
             assert!(reply.error.contains(wanted), "{}", reply.error);

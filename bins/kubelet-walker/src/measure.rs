@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use bulkhead_ipc::common::{FileSystemFigures, FolderFigures};
+use bulkhead_ipc::common::{ContainerLogFiles, FileSystemFigures, FolderFigures, RotatedLogFigures};
+use bulkhead_types::{current_log_name, parse_rotated_log_name};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 /// Where a walk stops.
@@ -149,6 +150,47 @@ pub fn file(path: &Path) -> Option<FolderFigures> {
     Some(FolderFigures { bytes: blocks(&stat), inodes: 1, incomplete: false })
 }
 
+/// Files of the log with this number in a container's folder: sizes as the files have them, not what is allocated.
+///
+/// # Errors
+/// The folder is not there or cannot be listed, or its log is no regular file.
+pub fn log_files(folder: &Path, number: u32) -> std::io::Result<ContainerLogFiles> {
+    let at: OwnedFd = rustix::fs::open(folder, OPEN, Mode::empty())?;
+    let mut files = ContainerLogFiles { known: true, ..ContainerLogFiles::default() };
+    for (count, entry) in Dir::read_from(&at)?.enumerate() {
+        if count as u64 >= Bounds::default().entries {
+            return Err(std::io::ErrorKind::QuotaExceeded.into());
+        }
+        let entry = entry?;
+        let name = entry.file_name().to_str().unwrap_or_default();
+        let Some((_, stamp, form)) = parse_rotated_log_name(name).filter(|(other, ..)| *other == number) else {
+            continue;
+        };
+        // Gone meanwhile, or no log.
+        let Some(bytes) = regular_size(&at, name)?.flatten() else { continue };
+        let suffix = form.suffix().to_owned();
+        files.rotated.push(RotatedLogFigures { stamp: stamp.to_string(), suffix, bytes });
+    }
+    files.current_bytes = match regular_size(&at, &current_log_name(number))? {
+        Some(None) => return Err(std::io::ErrorKind::InvalidInput.into()),
+        Some(bytes) => bytes,
+        None => None,
+    };
+    Ok(files)
+}
+
+/// `None`: there is no such name; `Some(None)`: it is no regular file.
+fn regular_size(at: &OwnedFd, name: &str) -> std::io::Result<Option<Option<u64>>> {
+    match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() => {
+            Ok(Some(Some(u64::try_from(stat.st_size).unwrap_or(0))))
+        }
+        Ok(_) => Ok(Some(None)),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// A volume's folder.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Volume {
@@ -235,5 +277,38 @@ mod tests {
         assert!(files(&temp.path().join("0.log")).is_err());
         assert_eq!(file(&temp.path().join("0.log")).map(|file| file.inodes), Some(1));
         assert_eq!(file(&temp.path().join("none")), None);
+    }
+
+    #[test]
+    fn files_of_one_log() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path();
+        assert!(log_files(&folder.join("none"), 0).is_err());
+        for (name, bytes) in [
+            ("0.log.20260101-000000", 7),
+            ("0.log.20260101-000000.gz", 3),
+            ("0.log.20251231-235959.tmp", 1),
+            ("0.log.old", 9),
+            ("1.log", 5),
+            ("1.log.20260101-000000", 9),
+        ] {
+            std::fs::write(folder.join(name), vec![1; bytes]).unwrap();
+        }
+        std::os::unix::fs::symlink("1.log", folder.join("0.log.20260101-000001")).unwrap();
+        let files = log_files(folder, 0).unwrap();
+        assert_eq!((files.known, files.current_bytes), (true, None));
+        let mut rotated: Vec<_> =
+            files.rotated.iter().map(|file| (file.stamp.as_str(), file.suffix.as_str(), file.bytes)).collect();
+        rotated.sort_unstable();
+        assert_eq!(
+            rotated,
+            [("20251231-235959", ".tmp", 1), ("20260101-000000", "", 7), ("20260101-000000", ".gz", 3)]
+        );
+        // A hole counts: what is compared is what a reader would read.
+        std::fs::File::create(folder.join("0.log")).unwrap().set_len(1 << 30).unwrap();
+        assert_eq!(log_files(folder, 0).unwrap().current_bytes, Some(1 << 30));
+        std::fs::remove_file(folder.join("0.log")).unwrap();
+        std::os::unix::fs::symlink("1.log", folder.join("0.log")).unwrap();
+        assert!(log_files(folder, 0).is_err(), "a link is no log, and not a missing one");
     }
 }

@@ -20,7 +20,9 @@ use crate::limits::{Gate, Taken};
 use crate::peers::{PeerUsers, Role};
 use crate::refusals::Reason;
 use crate::volnetd::credential::Kind as CredentialKind;
-use crate::volnetd::{OpenReply, OpenRequest, PutContent, PutCredential, PutState, StateKind, open_request::Kind};
+use crate::volnetd::{
+    CompressedLog, OpenReply, OpenRequest, PutContent, PutCredential, PutState, StateKind, open_request::Kind,
+};
 
 /// Largest datagram, bytes. Requests are ids; the longest is a few names.
 pub const MAX_DATAGRAM_BYTES: usize = 8 * 1024;
@@ -95,6 +97,15 @@ impl BrokerClient {
         self.call("PutCredential", request, Some(content)).await.map(|_| ())
     }
 
+    /// Gives a file that [`Kind::CompressedLog`] opened its name.
+    ///
+    /// # Errors
+    /// See [`BrokerError`].
+    pub async fn link_compressed_log(&self, log: CompressedLog, file: OwnedFd) -> Result<(), BrokerError> {
+        let request = OpenRequest { id: next_id(), link_compressed_log: Some(log), ..Default::default() };
+        self.call("LinkCompressedLog", request, Some(file)).await.map(|_| ())
+    }
+
     async fn call(
         &self,
         what: &'static str,
@@ -156,6 +167,8 @@ pub fn kind_name(kind: &Kind) -> &'static str {
         Kind::Listener(_) => "Listener",
         Kind::PluginSocket(_) => "PluginSocket",
         Kind::EnvFile(_) => "EnvFile",
+        Kind::RotatedLog(_) => "RotatedLog",
+        Kind::CompressedLog(_) => "CompressedLog",
     }
 }
 
@@ -180,6 +193,8 @@ pub enum BrokerRequest {
     PutContent(PutContent, OwnedFd),
     /// Write a credential from what the descriptor holds.
     PutCredential(CredentialKind, OwnedFd),
+    /// Give the file its name.
+    LinkCompressedLog(CompressedLog, OwnedFd),
 }
 
 /// Who asks.
@@ -306,11 +321,22 @@ async fn reply(socket: &AsyncFd<OwnedFd>, uid: u32, id: u64, outcome: Result<Opt
     }
 }
 
+const ONE_KIND: &str =
+    "a request names exactly one kind, or put_state, put_content, put_credential or link_compressed_log";
+
 fn parse(bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<(u64, BrokerRequest), (u64, tonic::Status)> {
     let request = OpenRequest::decode(bytes)
         .map_err(|error| (0, tonic::Status::invalid_argument(format!("request is no OpenRequest: {error}"))))?;
     let id = request.id;
     let refuse = |message: String| Err((id, tonic::Status::invalid_argument(message)));
+    if let Some(log) = request.link_compressed_log {
+        let others = request.kind.is_some() || request.put_state.is_some() || request.put_content.is_some();
+        return match fds.pop() {
+            Some(_) if others || request.put_credential.is_some() => refuse(ONE_KIND.to_owned()),
+            Some(fd) => Ok((id, BrokerRequest::LinkCompressedLog(log, fd))),
+            None => refuse("LinkCompressedLog came without a descriptor".to_owned()),
+        };
+    }
     match (request.kind, request.put_state, request.put_content, request.put_credential) {
         (Some(kind), None, None, None) => Ok((id, BrokerRequest::Open(kind))),
         (None, None, Some(put), None) => match fds.pop() {
@@ -329,6 +355,6 @@ fn parse(bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<(u64, BrokerRequest), (u
             (Ok(_), None) => refuse("PutCredential came without a descriptor".to_owned()),
             (Ok(kind), Some(fd)) => Ok((id, BrokerRequest::PutCredential(kind, fd))),
         },
-        _ => refuse("a request names exactly one kind, or put_state, put_content or put_credential".to_owned()),
+        _ => refuse(ONE_KIND.to_owned()),
     }
 }

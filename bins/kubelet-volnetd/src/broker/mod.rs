@@ -42,6 +42,14 @@ pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> 
         BrokerRequest::PutCredential(kind, fd) => {
             tokio::task::spawn_blocking(move || put_credential::put(&node, kind, fd).map(|()| None))
         }
+        BrokerRequest::LinkCompressedLog(log, fd) => {
+            let pod = validate::pod_log(log.pod.as_ref())?.uid;
+            let lock = node.lock_pod(&pod).await?;
+            tokio::task::spawn_blocking(move || {
+                let _lock = lock;
+                open::link_compressed_log(&node, &log, &fd).map(|()| None)
+            })
+        }
         BrokerRequest::PutContent(volume, files) => return put_content(node, volume, files).await.map(|()| None),
     };
     match result.await {
@@ -92,6 +100,9 @@ fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
         }
         BrokerRequest::PutContent(..) => (verbs::PUT_CONTENT.kind, verbs::PUT_CONTENT.peers, None),
         BrokerRequest::PutCredential(..) => (verbs::PUT_CREDENTIAL.kind, verbs::PUT_CREDENTIAL.peers, None),
+        BrokerRequest::LinkCompressedLog(..) => {
+            (verbs::LINK_COMPRESSED_LOG.kind, verbs::LINK_COMPRESSED_LOG.peers, None)
+        }
         BrokerRequest::PutState(kind, _) => (verbs::PUT_STATE.kind, verbs::PUT_STATE.peers, Some(*kind)),
     };
     let owner_ok = state.is_none_or(|kind| verbs::state_file(kind).is_none_or(|(_, owner)| owner == caller.role));

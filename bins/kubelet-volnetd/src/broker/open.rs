@@ -8,13 +8,15 @@ use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_sys::cgroup::CgroupError;
 use bulkhead_sys::memfd::{self, MemfdError};
 use bulkhead_sys::open::{self, FileKind, OpenError};
+use bulkhead_types::LogStamp;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
+use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::Node;
-use crate::validate::{self, InvalidRequest};
+use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
 use crate::{journal, verbs};
 
@@ -56,6 +58,8 @@ pub enum BrokerError {
     NotALink { path: PathBuf },
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Log(#[from] FileError),
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -64,6 +68,14 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Manifest(manifest) => self::manifest(node, &manifest),
         Kind::PrivateState(_) => super::private_state::open(node, caller),
         Kind::ContainerLog(log) => container_log(node, &log),
+        Kind::RotatedLog(log) => {
+            let place = validate::log_place(log.pod.as_ref(), &log.container, log.restart_count)?;
+            Ok(rotation::open_rotated(node, &place, validate::pick(&log)?)?)
+        }
+        Kind::CompressedLog(log) => {
+            let (place, stamp) = compressed_log(&log)?;
+            Ok(rotation::new_compressed(node, &place, stamp)?)
+        }
         Kind::TerminationMessage(message) => termination_message(node, &message),
         Kind::State(state) => {
             let (name, _) = state_file(state.kind())?;
@@ -117,6 +129,17 @@ fn container_log(node: &Node, log: &wire::ContainerLog) -> Result<OwnedFd, Broke
     let base = open::base_dir(&node.settings.paths.pod_logs_dir)?;
     let relative = Path::new(&pod.dir_name()).join(container.as_str()).join(format!("{}.log", log.restart_count));
     Ok(open::regular_beneath(base.as_fd(), relative)?)
+}
+
+fn compressed_log(log: &wire::CompressedLog) -> Result<(LogPlace, LogStamp), InvalidRequest> {
+    let place = validate::log_place(log.pod.as_ref(), &log.container, log.restart_count)?;
+    Ok((place, validate::log_stamp(&log.stamp)?))
+}
+
+/// Gives a file that was made for it the name of a compressed log.
+pub fn link_compressed_log(node: &Node, log: &wire::CompressedLog, file: &OwnedFd) -> Result<(), BrokerError> {
+    let (place, stamp) = compressed_log(log)?;
+    Ok(rotation::link_compressed(node, &place, stamp, file)?)
 }
 
 fn termination_message(node: &Node, message: &wire::TerminationMessage) -> Result<OwnedFd, BrokerError> {

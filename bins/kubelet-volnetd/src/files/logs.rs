@@ -1,4 +1,4 @@
-//! Log folders and the links to logs. The runtime writes the files; who rotates them decides elsewhere.
+//! Log folders and the links to logs. The runtime writes the files; what is rotated is in [`super::rotation`].
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -160,7 +160,7 @@ fn is_uid(text: &str) -> bool {
     hex && (text.len() == 32 || (text.len() == 36 && text.bytes().filter(|b| *b == b'-').count() == 4))
 }
 
-fn logs_dir(node: &Node) -> Result<OwnedFd, FileError> {
+pub(super) fn logs_dir(node: &Node) -> Result<OwnedFd, FileError> {
     let path = &node.settings.paths.pod_logs_dir;
     open::base_dir(path).map_err(|source| FileError::Open { doing: "open", path: path.clone(), source })
 }
@@ -170,7 +170,7 @@ fn links_dir(node: &Node) -> Result<OwnedFd, FileError> {
     open::base_dir(path).map_err(|source| FileError::Open { doing: "open", path: path.clone(), source })
 }
 
-fn list(dir: &OwnedFd, path: &Path) -> Result<Vec<tree::Entry>, FileError> {
+pub(super) fn list(dir: &OwnedFd, path: &Path) -> Result<Vec<tree::Entry>, FileError> {
     tree::list(dir.as_fd(), MAX_ENTRIES).map_err(|source| FileError::Io {
         doing: "list",
         path: path.to_owned(),
@@ -178,7 +178,7 @@ fn list(dir: &OwnedFd, path: &Path) -> Result<Vec<tree::Entry>, FileError> {
     })
 }
 
-fn unlink(dir: &OwnedFd, path: &Path, name: &std::ffi::OsStr) -> Result<(), FileError> {
+pub(super) fn unlink(dir: &OwnedFd, path: &Path, name: &std::ffi::OsStr) -> Result<(), FileError> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(FileError::Io { doing: "remove", path: path.join(name), source: errno.into() }),

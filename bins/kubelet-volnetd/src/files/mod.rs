@@ -5,6 +5,7 @@ pub mod env_file;
 pub mod etc_hosts;
 pub mod logs;
 pub mod node_log;
+pub mod rotation;
 pub mod termination;
 
 use std::path::PathBuf;
@@ -25,4 +26,25 @@ pub enum FileError {
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("failed to remove {path}")]
     Remove { path: PathBuf, source: TreeError },
+    #[error("{path} is not a regular file")]
+    NoRegularFile { path: PathBuf },
+    #[error("{path} is there already")]
+    Exists { path: PathBuf },
+    #[error("{path} is not the newest of the rotated logs")]
+    NotNewest { path: PathBuf },
+    #[error("{path} stays: its other form is not there")]
+    OnlyForm { path: PathBuf },
+    #[error("{path} stays: it does not have {bytes} bytes any more")]
+    Grown { path: PathBuf, bytes: u64 },
+    #[error("{path} can be made of nothing but a file that was passed for it, and only once")]
+    NotNew { path: PathBuf },
+    #[error("there is no later stamp than that of the newest rotated log in {path}: move that away")]
+    NoStamp { path: PathBuf },
+}
+
+impl FileError {
+    /// What was to be opened is not there.
+    fn is_not_found(&self) -> bool {
+        matches!(self, FileError::Open { source, .. } if source.is_not_found())
+    }
 }

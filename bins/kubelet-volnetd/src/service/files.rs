@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Verbs, text};
 use crate::files::etc_hosts::{self, Hosts};
-use crate::files::{logs, termination};
+use crate::files::{logs, rotation, termination};
 use crate::validate::{self, InvalidRequest};
 
 /// Far above what the API server takes in a pod's size.
@@ -78,6 +78,44 @@ impl Files for Verbs {
         self.guard(request.guard.as_ref())?;
         let removed = self.run(None, move |node| logs::prune(node, &known)).await?;
         Ok(Response::new(PruneLogsReply { removed }))
+    }
+
+    async fn rotate_container_log(
+        &self,
+        request: Request<RotateContainerLogRequest>,
+    ) -> Result<Response<RotateContainerLogReply>, Status> {
+        let request = request.into_inner();
+        let place = validate::log_place(request.pod.as_ref(), &request.container, request.restart_count)?;
+        self.guard(request.guard.as_ref())?;
+        let lock = self.node.lock_pod(&place.pod.uid).await?;
+        let stamp = self.run(Some(lock), move |node| rotation::rotate(node, &place)).await?;
+        Ok(Response::new(RotateContainerLogReply { stamp: stamp.to_string() }))
+    }
+
+    async fn restore_container_log(
+        &self,
+        request: Request<RestoreContainerLogRequest>,
+    ) -> Result<Response<RestoreContainerLogReply>, Status> {
+        let request = request.into_inner();
+        let place = validate::log_place(request.pod.as_ref(), &request.container, request.restart_count)?;
+        let stamp = validate::log_stamp(&request.stamp)?;
+        self.guard(request.guard.as_ref())?;
+        let lock = self.node.lock_pod(&place.pod.uid).await?;
+        let restored = self.run(Some(lock), move |node| rotation::restore(node, &place, stamp)).await?;
+        Ok(Response::new(RestoreContainerLogReply { restored }))
+    }
+
+    async fn remove_rotated_logs(
+        &self,
+        request: Request<RemoveRotatedLogsRequest>,
+    ) -> Result<Response<RemoveRotatedLogsReply>, Status> {
+        let request = request.into_inner();
+        let place = validate::log_place(request.pod.as_ref(), &request.container, request.restart_count)?;
+        let files = validate::removals(&request.files)?;
+        self.guard(request.guard.as_ref())?;
+        let lock = self.node.lock_pod(&place.pod.uid).await?;
+        self.run(Some(lock), move |node| rotation::remove(node, &place, &files)).await?;
+        Ok(Response::new(RemoveRotatedLogsReply {}))
     }
 }
 

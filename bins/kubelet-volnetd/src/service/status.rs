@@ -139,13 +139,19 @@ impl From<PutContentError> for Status {
 
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let code = match error {
-            FileError::Pod(error) => return error.into(),
-            FileError::Open { ref source, .. } => code_in_our_tree(source),
-            FileError::Io { ref source, .. } => code_of_io(source),
-            FileError::Remove { .. } => Code::Internal,
-        };
-        status(code, &error)
+        status(code_of_file(&error), &error)
+    }
+}
+
+fn code_of_file(error: &FileError) -> Code {
+    match error {
+        FileError::Pod(error) => code_of_volume(error),
+        FileError::Open { source, .. } => code_in_our_tree(source),
+        FileError::Io { source, .. } => code_of_io(source),
+        FileError::Remove { .. } | FileError::NoRegularFile { .. } | FileError::NoStamp { .. } => Code::Internal,
+        FileError::Exists { .. } => Code::AlreadyExists,
+        FileError::NotNew { .. } => Code::InvalidArgument,
+        FileError::NotNewest { .. } | FileError::OnlyForm { .. } | FileError::Grown { .. } => Code::FailedPrecondition,
     }
 }
 
@@ -233,6 +239,7 @@ fn code_of_broker(error: &BrokerError) -> Code {
         BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } | BrokerError::NotALink { .. } => {
             Code::FailedPrecondition
         }
+        BrokerError::Log(error) => code_of_file(error),
         BrokerError::PastTheLast { .. } => Code::OutOfRange,
         BrokerError::Exists { .. } => Code::AlreadyExists,
         BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
