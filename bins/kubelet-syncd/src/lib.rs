@@ -21,6 +21,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`hub`] | nothing: the newest state of each pod, and events, ready for other processes |
+//! | [`logs`] | what is done with a log's files so that nothing of it is lost |
 //! | [`mirror_pods`] | nothing: what the API server has of each static pod |
 //! | [`metrics`], [`cri_metrics`] | nothing: what is measured of the work |
 //! | [`volumes`], [`cgroups`] | which volumes and which limits a pod is to have |
@@ -70,6 +71,7 @@ pub mod cri_metrics;
 pub mod desired;
 pub mod evictions;
 pub mod hub;
+pub mod logs;
 pub mod manifests;
 pub mod metrics;
 pub mod mirror_pods;

@@ -138,6 +138,9 @@ verbs! {
     prepare_log_directory(FilesClient, PrepareLogDirectoryRequest) -> PrepareLogDirectoryReply, QUICK;
     link_container_log(FilesClient, LinkContainerLogRequest) -> LinkContainerLogReply, QUICK;
     remove_container_log(FilesClient, RemoveContainerLogRequest) -> RemoveContainerLogReply, QUICK;
+    rotate_container_log(FilesClient, RotateContainerLogRequest) -> RotateContainerLogReply, QUICK;
+    restore_container_log(FilesClient, RestoreContainerLogRequest) -> RestoreContainerLogReply, QUICK;
+    remove_rotated_logs(FilesClient, RemoveRotatedLogsRequest) -> RemoveRotatedLogsReply, QUICK;
     prune_logs(FilesClient, PruneLogsRequest) -> PruneLogsReply, SLOW;
     ensure_node(CgroupsClient, EnsureNodeRequest) -> EnsureNodeReply, QUICK;
     ensure_pod(CgroupsClient, EnsurePodRequest) -> EnsurePodReply, QUICK;

@@ -12,6 +12,7 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::syncd::events_server::EventsServer;
 use bulkhead_ipc::syncd::eviction_server::EvictionServer;
 use bulkhead_ipc::syncd::images_server::ImagesServer;
+use bulkhead_ipc::syncd::logs_server::LogsServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::ooms_server::OomsServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
@@ -25,6 +26,7 @@ use crate::hub::{EventRing, PodHub};
 use crate::service::api::SyncdApi;
 use crate::service::evictions::EvictionApi;
 use crate::service::images::ImagesApi;
+use crate::service::logs::LogsApi;
 use crate::service::node_view::NodeView;
 use crate::service::ooms::OomsApi;
 use crate::service::rules;
@@ -64,6 +66,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(OomsServer::new(runtime_apis.ooms.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(LogsServer::new(runtime_apis.logs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
     let working = work(&daemon, started, reporter, view, runtime_apis);
@@ -89,6 +92,7 @@ struct RuntimeApis {
     evictions: EvictionApi,
     images: ImagesApi,
     ooms: OomsApi,
+    logs: LogsApi,
 }
 
 /// The work, in stages: each has what the one before it has made.

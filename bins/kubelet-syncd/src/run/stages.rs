@@ -31,6 +31,7 @@ use crate::node_resources::{self, NodeResources, texts};
 use crate::ooms::OomReports;
 use crate::ownership::{OwnedCgroups, Ownership};
 use crate::private_state::PrivateState;
+use crate::service::logs::Parts as LogParts;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::silence;
 use crate::service::streams::StreamParts;
@@ -335,6 +336,12 @@ impl Loops {
         start.view.set_sync_loop(node.clone(), sources.clone());
         let silent = silence::register(&daemon.registry)?;
         tokio::spawn(silence::tell(start.view.clone(), reporter.clone(), silent));
+        start.runtime_apis.logs.set(LogParts {
+            hub: reporter.hub.clone(),
+            volnetd: connections.volnetd.clone(),
+            broker: daemon.broker.clone(),
+            cri: cri.clone(),
+        });
         start.runtime_apis.streams.set(StreamParts {
             cri: cri.clone(),
             cache: followers.pleg.cache(),

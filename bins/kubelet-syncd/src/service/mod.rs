@@ -5,6 +5,7 @@ pub mod api;
 pub mod evictions;
 mod fits;
 pub mod images;
+pub mod logs;
 pub mod node_view;
 pub mod ooms;
 pub mod rules;
