@@ -1,9 +1,11 @@
-//! kubelet-evictiond: measures the node and its pods for whoever asks, and has pods evicted when the node runs short of something.
+//! kubelet-evictiond: measures the node and its pods for whoever asks, has pods evicted when the node runs short of something, and has
+//! containers' logs rotated.
 //!
 //! # Serves / calls
 //! `kubelet.evictiond.v1.Stats`, `.Pressure` and `.Images` on its socket. Calls kubelet-syncd for the pods, the runtime's images, their
-//! folder and what the runtime knows of disks, to evict a pod, to remove an image, and to tell when the machine was out of memory;
-//! kubelet-volnetd's broker for its state folder and for what wakes a reading; and has file systems entered by kubelet-walker.
+//! folder and what the runtime knows of disks, to evict a pod, to remove an image, for what is done with logs, and to tell when the
+//! machine was out of memory; kubelet-volnetd's broker for its state folder, for what wakes a reading, and for rotated logs that it
+//! compresses; and has file systems entered by kubelet-walker.
 //!
 //! # Privileges
 //! Its own user and no capability. The kernel's log is a descriptor that it is passed, for reading.
@@ -50,6 +52,7 @@
 //! | [`service`] | the answers: one sample for all who take one of its age |
 //! | [`signals`] | what is left of each resource, and when to look again |
 //! | [`image_gc`] | which images go, and when |
+//! | [`logs`] | which container's log gets a new file, what of the rotated ones is compressed, and what goes |
 //! | [`eviction`] | which thresholds are met, which conditions the node has, which pod goes |
 //!
 //! # Tasks and channels
@@ -62,11 +65,11 @@
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
 //! | rounds of garbage collection ([`image_gc::rounds`]) | the time of the next one, how full the image file system is (watch) | removals to kubelet-syncd |
+//! | the rotation of logs ([`logs::manager`]) | the time of the next look | steps to kubelet-syncd; rotated logs, one task each, compressed |
 //! | the kernel's log ([`oom::watch`]) | records, as they are written; kubelet-syncd's life | counts, events to kubelet-syncd |
 //! | reports ([`eviction::pressure`]) | conditions (watch), kubelet-syncd's life | the conditions, until they are taken |
 //!
 //! # Known gaps
-//! Log sizes' watch is not there yet.
 //! Sockets are counted by network, which a pod's containers share: whose a descriptor is, the kernel shows to tracers alone.
 
 pub mod cgroup;
@@ -75,6 +78,7 @@ pub mod disk;
 pub mod eviction;
 pub mod image_gc;
 pub mod kernel;
+pub mod logs;
 mod machine;
 mod metrics;
 mod network;
@@ -118,6 +122,7 @@ use image_gc::store::SyncdImages;
 use oom::counts::OomCounts;
 use oom::log::Kmsg;
 use oom::owner::Owners;
+use logs::manager::LogManager;
 use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
@@ -163,6 +168,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let runtime = SyncdRuntime::new(daemon.link(Process::Syncd), from_runtime);
     let period = config.volume_stats_agg_period();
     let walker = walker(&daemon)?;
+    let logs_walker = walker.clone();
     let reader = KernelReader::new(paths.pods_cgroups.clone(), config.flags.eviction_exclude_active_page_cache)?;
     let sensors = Sensors::start(daemon.broker.clone(), reader.is_v2());
     let reader = Arc::new(Mutex::new(reader));
@@ -176,7 +182,8 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let kernel_log = daemon.take_listener(KERNEL_LOG.0);
     let stats = Arc::new(service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period));
     let shown = Arc::new(Shown::new(daemon.stop.clone()));
-    let syncd = Syncd::new(daemon.link(Process::Syncd));
+    let syncd_link = daemon.link(Process::Syncd);
+    let syncd = Syncd::new(syncd_link.clone());
     let ranker = Ranker { stats: stats.clone(), syncd: syncd.clone() };
     let server = StatsServer::from_arc(stats.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let pressure =
@@ -243,6 +250,14 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
         Ok(())
     };
+    let rotation = logs::manager::Settings::of(config)
+        .map(|settings| LogManager::new(settings, syncd_link, logs_walker, daemon.broker.clone(), daemon.stop.clone()));
+    let rotate = async {
+        if let Some(rotation) = rotation {
+            rotation.run(daemon.progress.register("rotation of logs", LOOP_BOUND)).await;
+        }
+        Ok(())
+    };
     // Metrics show the usage of logs, which a sample finds out; nobody reads them, nothing is measured.
     let heartbeat = daemon.progress.register("measure", LOOP_BOUND);
     let measure = async {
@@ -260,7 +275,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
     };
     daemon.set_ready().await;
-    tokio::try_join!(serve, hold, report, measure)?;
+    tokio::try_join!(serve, hold, report, rotate, measure)?;
     Ok(())
 }
 

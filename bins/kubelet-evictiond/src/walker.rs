@@ -1,8 +1,11 @@
 //! kubelet-walker's workers: whoever enters a file system that may never answer is one of them and not this process.
 
 use bulkhead_ipc::common::walk_request::What;
-use bulkhead_ipc::common::{WalkPodLogs, WalkReply, WalkRequest, WalkVolume, WalkVolumes};
-use bulkhead_types::{InstancePaths, chain};
+use bulkhead_ipc::common::{
+    ContainerLogFiles, ContainerLogId, WalkContainerLogs, WalkPodLogs, WalkReply, WalkRequest, WalkVolume, WalkVolumes,
+};
+use bulkhead_ipc::syncd::ContainerLogPlace;
+use bulkhead_types::{InstancePaths, LogForm, LogStamp, chain};
 use bulkhead_worker::{Limits, Message, WorkerPool};
 use prost::Message as _;
 
@@ -21,6 +24,15 @@ pub struct Logs {
     pub containers: Vec<(String, Folder)>,
     /// Files right in the pod's log folder, and its /etc/hosts.
     pub other: Folder,
+}
+
+/// The files of one container's log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogFiles {
+    /// Of the file that is written to, bytes; `None`: there is none.
+    pub current_bytes: Option<u64>,
+    /// In no order.
+    pub rotated: Vec<(LogStamp, LogForm)>,
 }
 
 /// A volume with its name and how many seconds measuring it took.
@@ -85,6 +97,20 @@ impl Walker {
         })
     }
 
+    /// The files of these logs, in their order; of one that cannot be looked at `None`. All of it is `None` where nobody answers.
+    pub async fn container_logs(&self, logs: &[ContainerLogPlace]) -> Option<Vec<Option<LogFiles>>> {
+        let asked = logs.iter().map(|log| ContainerLogId {
+            pod_uid: log.pod_uid.clone(),
+            namespace: log.namespace.clone(),
+            name: log.name.clone(),
+            container: log.container.clone(),
+            restart_count: log.number,
+        });
+        let asked = WalkContainerLogs { logs: asked.collect() };
+        let reply = self.ask("the sizes of containers' logs".to_owned(), What::ContainerLogs(asked)).await?;
+        (reply.container_logs.len() == logs.len()).then(|| reply.container_logs.into_iter().map(log_files).collect())
+    }
+
     async fn ask(&self, what: String, request: What) -> Option<WalkReply> {
         let request = WalkRequest { what: Some(request) }.encode_to_vec();
         let reply = match self.workers.call(what.clone(), Message::of(request), ()).await {
@@ -101,6 +127,13 @@ impl Walker {
         tracing::debug!(what, error = reply.error, "nothing is known of this");
         None
     }
+}
+
+fn log_files(wire: ContainerLogFiles) -> Option<LogFiles> {
+    let rotated = wire.rotated.into_iter();
+    let rotated =
+        rotated.filter_map(|file| Some((LogStamp::parse(&file.stamp).ok()?, LogForm::of_suffix(&file.suffix)?)));
+    wire.known.then(|| LogFiles { current_bytes: wire.current_bytes, rotated: rotated.collect() })
 }
 
 /// The name of kubelet-walker's socket, where it is a unit.

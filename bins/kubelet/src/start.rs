@@ -9,7 +9,7 @@ use std::time::Duration;
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
 use bulkhead_config::{
-    FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, not_yet, path_text, validate,
+    FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, path_text, validate,
 };
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
@@ -130,10 +130,6 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     for warning in warnings.iter().chain(&remarks) {
         tracing::warn!("{warning}");
     }
-    tracing::warn!(
-        features = not_yet::BY_DEFAULT.join(", "),
-        "these features of the kubelet are not in this version yet, whatever the settings say: watch the node's disks"
-    );
     if !config.not_yet.is_empty() {
         tracing::warn!(
             settings = config.not_yet.join(", "),

@@ -33,10 +33,6 @@ const FIELDS: &[&str] = &[
     "topologyManagerScope",
     "topologyManagerPolicyOptions",
     "qosReserved",
-    "containerLogMaxSize",
-    "containerLogMaxFiles",
-    "containerLogMaxWorkers",
-    "containerLogMonitorInterval",
     "shutdownGracePeriod",
     "shutdownGracePeriodCriticalPods",
     "shutdownGracePeriodByPodPriority",
@@ -46,9 +42,6 @@ const FIELDS: &[&str] = &[
     "logging.vmodule",
     "logging.options",
 ];
-
-/// What the defaults already promise: every node is told at every start, whatever its configuration says.
-pub const BY_DEFAULT: &[&str] = &["rotation of container logs"];
 
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
