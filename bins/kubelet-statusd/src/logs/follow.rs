@@ -14,7 +14,10 @@
 //! ```
 //!
 //! Rotation: the old file is read to its end, and for [`SETTLE`] longer, because its writer lets go of it a moment after
-//! the next file is there. That it was renamed is seen by its own descriptor; only then kubelet-volnetd is asked.
+//! the next file is there. That it was renamed is seen by its own descriptor, and so is its stamp; only then kubelet-volnetd is
+//! asked. After it come the rotated files with later stamps, in their order and compressed by then, and then the current one.
+//! While the file that was read is kept, all that came after it is; when it is not, what came next may be gone too, and whoever
+//! follows is told.
 
 use std::fs::File;
 use std::io;
@@ -22,6 +25,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_types::LogStamp;
 use bytes::Bytes;
 use futures_util::Stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -43,6 +47,9 @@ const LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_se
 const AUDIT: Duration = Duration::from_secs(60);
 /// The same where the descriptor does not tell the file's name.
 const AUDIT_NAMELESS: Duration = Duration::from_secs(5);
+/// What the kernel adds to the name of a file that was removed.
+const REMOVED: &str = " (deleted)";
+const COMPRESSED: &str = ".gz";
 /// For so long the next file of a container that has ended is asked for.
 const LAST_LOOK: Duration = Duration::from_secs(5);
 
@@ -64,7 +71,16 @@ enum Next {
     /// The one that is read is not at its place any more; when to ask again.
     Wanted { at: Instant, pause: Duration },
     /// It is there; the old one was at its end, unchanged, since.
-    There { file: File, quiet_since: Instant },
+    There { file: Successor, quiet_since: Instant },
+    /// The one that comes next may be gone.
+    Lost,
+}
+
+#[derive(Debug)]
+enum Successor {
+    Current(File),
+    /// A file that was rotated has no writer, and nor has the one before it.
+    Rotated(File),
 }
 
 #[derive(Debug)]
@@ -185,6 +201,9 @@ impl<S: Source> Log<S> {
     }
 }
 
+/// Shown at the end, as other failures are.
+const LOST: &str = "the log was rotated faster than it was read, lines of it are gone (see containerLogMaxFiles)";
+
 fn failure(error: &io::Error) -> Vec<u8> {
     format!("failed to read log file: {error}").into()
 }
@@ -202,12 +221,14 @@ impl<S: Source> Follower<S> {
     async fn more(&mut self, reading: &mut Reading) -> io::Result<Option<Vec<u8>>> {
         loop {
             let shape = growth::shape(&reading.file)?;
-            if shape.size < reading.offset {
-                reading.begin_anew();
-                return Ok(Some(Vec::new()));
-            }
-            if shape.size > reading.offset {
-                return Ok(Some(Vec::new()));
+            if !reading.is_compressed() {
+                if shape.size < reading.offset {
+                    reading.begin_anew();
+                    return Ok(Some(Vec::new()));
+                }
+                if shape.size > reading.offset {
+                    return Ok(Some(Vec::new()));
+                }
             }
             if self.ended.is_none() && *self.following.life.borrow_and_update() == Life::Ended {
                 // It may have written between our last look and its end.
@@ -216,14 +237,23 @@ impl<S: Source> Follower<S> {
             }
             self.look_for_next(&reading.file, shape).await;
             match std::mem::replace(&mut self.next, Next::None) {
-                Next::There { file, quiet_since } if self.ended.is_some() || quiet_since.elapsed() >= SETTLE => {
-                    if growth::shape(&reading.file)? != shape {
-                        self.next = Next::There { file, quiet_since: Instant::now() };
+                Next::There { file: Successor::Rotated(file), .. } => {
+                    if growth::shape(&reading.file)?.size != shape.size {
                         continue;
                     }
-                    self.grown = Instant::now();
-                    return Ok(Some(reading.go_on_in(Arc::new(file))));
+                    return Ok(Some(self.go_on(reading, file)));
                 }
+                Next::There { file: Successor::Current(file), quiet_since }
+                    if self.ended.is_some() || quiet_since.elapsed() >= SETTLE =>
+                {
+                    if growth::shape(&reading.file)? != shape {
+                        // Another one may have been rotated meanwhile.
+                        self.next = Next::There { file: Successor::Current(file), quiet_since: Instant::now() };
+                        continue;
+                    }
+                    return Ok(Some(self.go_on(reading, file)));
+                }
+                Next::Lost => return Err(io::Error::other(LOST)),
                 next => self.next = next,
             }
             match (self.ended, &self.next) {
@@ -236,6 +266,12 @@ impl<S: Source> Follower<S> {
             }
             self.wait(&reading.file, shape).await;
         }
+    }
+
+    fn go_on(&mut self, reading: &mut Reading, file: File) -> Vec<u8> {
+        self.grown = Instant::now();
+        let is_compressed = place_of(&file).is_some_and(|place| place.ends_with(COMPRESSED));
+        reading.go_on_in(Arc::new(file), is_compressed)
     }
 
     /// Finds out whether another file is at the log's place.
@@ -254,19 +290,41 @@ impl<S: Source> Follower<S> {
             return;
         }
         self.audited = now;
-        self.next = match self.following.source.open().await {
-            Ok(other) => match growth::shape(&other) {
-                Ok(found) if found.id == shape.id => {
-                    // It is at its place: its name is none that tells anything.
-                    self.names_tell = name_of(file).is_some_and(|name| name == self.following.name);
-                    Next::None
-                }
-                _ => Next::There { file: other, quiet_since: Instant::now() },
-            },
+        self.next = match self.successor(file, shape).await {
+            Ok(next) => next,
             // After its end nothing comes to where nothing is.
             Err(NoFile::Missing | NoFile::Refused(_)) if self.ended.is_some() => Next::None,
             Err(_) => Next::Wanted { at: Instant::now() + pause, pause: (pause * 2).min(LOOK.1) },
         };
+    }
+
+    /// The file after this one. The current one is opened first: if then none was rotated after this one, it is the next.
+    async fn successor(&mut self, file: &Arc<File>, shape: Shape) -> Result<Next, NoFile> {
+        let source = &self.following.source;
+        let current = source.open().await;
+        if let Ok(current) = &current
+            && growth::shape(current).is_ok_and(|found| found.id == shape.id)
+        {
+            // It is at its place: its name is none that tells anything.
+            self.names_tell = name_of(file).is_some_and(|name| name == self.following.name);
+            return Ok(Next::None);
+        }
+        let next = match stamp_of(file, &self.following.name) {
+            None => Successor::Current(current?),
+            Some(stamp) => {
+                let next = match source.open_after(stamp).await {
+                    Ok(rotated) => Successor::Rotated(rotated),
+                    Err(NoFile::Missing) => Successor::Current(current?),
+                    Err(error) => return Err(error),
+                };
+                // The oldest go first: while this one is kept, none after it has gone.
+                if !source.is_kept(stamp).await? {
+                    return Ok(Next::Lost);
+                }
+                next
+            }
+        };
+        Ok(Next::There { file: next, quiet_since: Instant::now() })
     }
 
     /// The log is gone from its place for a while, and nobody knows the pod: kubelet-syncd was away when it went.
@@ -281,6 +339,8 @@ impl<S: Source> Follower<S> {
             Next::None => self.audited + if self.names_tell { AUDIT } else { AUDIT_NAMELESS },
             Next::Wanted { at, .. } => *at,
             Next::There { quiet_since, .. } => *quiet_since + SETTLE,
+            // It is acted on at once.
+            Next::Lost => Instant::now(),
         };
         let grown = self.following.growth.wait(file, shape, self.grown);
         let life = &mut self.following.life;
@@ -306,6 +366,19 @@ impl<S: Source> Follower<S> {
 fn name_of(file: &File) -> Option<String> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     Some(path.file_name()?.to_str()?.to_owned())
+}
+
+/// That name, or the last one that it had.
+fn place_of(file: &File) -> Option<String> {
+    let name = name_of(file)?;
+    Some(name.strip_suffix(REMOVED).unwrap_or(&name).to_owned())
+}
+
+/// What a rotated file has in its name that the log named so has not. `None`: it is not rotated, or by somebody else.
+fn stamp_of(file: &File, log: &str) -> Option<LogStamp> {
+    let name = place_of(file)?;
+    let stamp = name.strip_prefix(log)?.strip_prefix('.')?;
+    LogStamp::parse(stamp.strip_suffix(COMPRESSED).unwrap_or(stamp)).ok()
 }
 
 #[cfg(test)]

@@ -36,6 +36,15 @@ impl Source for Opener {
         File::open(self.0.path()).map_err(|_| NoFile::Missing)
     }
 
+    async fn open_after(&self, stamp: LogStamp) -> Result<File, NoFile> {
+        let after = self.0.rotated().into_iter().find(|(other, _)| *other > stamp).ok_or(NoFile::Missing)?;
+        File::open(after.1).map_err(|_| NoFile::Missing)
+    }
+
+    async fn is_kept(&self, stamp: LogStamp) -> Result<bool, NoFile> {
+        Ok(self.0.rotated().iter().any(|(other, _)| *other == stamp))
+    }
+
     async fn is_forgotten(&self) -> bool {
         self.0.forgotten.load(Ordering::Relaxed)
     }
@@ -58,6 +67,34 @@ impl Place {
 
     fn writer(&self) -> File {
         File::options().create(true).append(true).open(self.path()).unwrap()
+    }
+
+    /// By their stamps; plain before compressed.
+    fn rotated(&self) -> Vec<(LogStamp, PathBuf)> {
+        let all = std::fs::read_dir(self.folder.path()).unwrap().flatten();
+        let stamp = |path: &Path| Some(bulkhead_types::parse_rotated_log_name(path.file_name()?.to_str()?)?.1);
+        let mut all: Vec<_> = all.filter_map(|entry| Some((stamp(&entry.path())?, entry.path()))).collect();
+        all.sort();
+        all
+    }
+
+    /// As kubelet-evictiond has it done: no more than `kept` rotated files, and all but the newest compressed.
+    fn rotate(&self, second: usize, kept: usize) -> LogStamp {
+        let stamp = LogStamp::parse(&format!("20260101-0000{second:02}")).unwrap();
+        let before = self.rotated();
+        let excess = (before.len() + 1).saturating_sub(kept);
+        for (_, path) in before.iter().take(excess) {
+            std::fs::remove_file(path).unwrap();
+        }
+        for (_, path) in before.iter().skip(excess).filter(|(_, path)| path.extension().unwrap() != "gz") {
+            let file = File::create(format!("{}.gz", path.display())).unwrap();
+            let mut encoder = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+            encoder.write_all(&std::fs::read(path).unwrap()).unwrap();
+            encoder.finish().unwrap();
+            std::fs::remove_file(path).unwrap();
+        }
+        self.rename(&format!("0.log.{stamp}"));
+        stamp
     }
 
     fn rename(&self, to: &str) {
@@ -231,6 +268,73 @@ async fn an_end_right_after_a_rotation() {
     place.rename("0.log.2");
     client.life.send_replace(Life::Ended);
     assert_eq!(client.rest().await, "2\n", "nothing came to its place");
+}
+
+/// Writes this many lines to each of so many files, all but the last rotated.
+fn rotations(place: &Place, rounds: std::ops::Range<usize>, lines: usize, kept: usize) {
+    for round in rounds {
+        let mut writer = place.writer();
+        (round * lines..(round + 1) * lines).for_each(|number| say(&mut writer, number));
+        place.rotate(round, kept);
+    }
+}
+
+/// More than is on its way to a client that takes nothing.
+const MANY: usize = 20_000;
+
+#[tokio::test]
+async fn rotations_that_were_missed_are_read_in_their_order() {
+    for ends_first in [false, true] {
+        let place = Place::new();
+        let mut writer = place.writer();
+        (0..MANY).for_each(|number| say(&mut writer, number));
+        let mut client = Client::start(&place, RULES, None);
+        client.until("0\n").await;
+        place.rotate(0, 4);
+        // Four rotated files are kept: it may stand still for as many rotations.
+        rotations(&place, 1..4, MANY, 4);
+        say(&mut place.writer(), 4 * MANY);
+        if ends_first {
+            client.life.send_replace(Life::Ended);
+        } else {
+            client.until(&format!("{}\n", 4 * MANY)).await;
+            rotations(&place, 5..6, 1, 4);
+            say(&mut place.writer(), "last");
+            client.until("last\n").await;
+            client.life.send_replace(Life::Ended);
+        }
+        let expected = numbers(0..4 * MANY + 1) + if ends_first { "" } else { "5\nlast\n" };
+        assert!(client.rest().await == expected, "in order, and each line once");
+    }
+}
+
+#[tokio::test]
+async fn who_falls_behind_is_told() {
+    let place = Place::new();
+    let mut writer = place.writer();
+    (0..MANY).for_each(|number| say(&mut writer, number));
+    let mut client = Client::start(&place, RULES, None);
+    client.until("0\n").await;
+    place.rotate(0, 2);
+    rotations(&place, 1..4, 10, 2);
+    say(&mut place.writer(), "current");
+    let expected = numbers(0..MANY) + "failed to read log file: " + LOST;
+    assert!(client.rest().await == expected, "what it holds is read to its end, and no gap is passed over in silence");
+}
+
+#[tokio::test]
+async fn a_log_that_goes_with_its_container_is_no_gap() {
+    let place = Place::new();
+    let mut writer = place.writer();
+    (0..MANY).for_each(|number| say(&mut writer, number));
+    let mut client = Client::start(&place, RULES, None);
+    client.until("0\n").await;
+    place.rotate(0, 4);
+    for (_, path) in place.rotated() {
+        std::fs::remove_file(path).unwrap();
+    }
+    client.life.send_replace(Life::Ended);
+    assert!(client.rest().await == numbers(0..MANY));
 }
 
 #[tokio::test]

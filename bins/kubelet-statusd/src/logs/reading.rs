@@ -1,9 +1,11 @@
 //! The part that reads: pieces of the file through the transcript, on a thread that may block.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+
+use flate2::read::MultiGzDecoder;
 
 use super::tail::Search;
 use super::transcript::Transcript;
@@ -23,6 +25,8 @@ pub struct Reading {
     pub at_end: bool,
     /// The last lines are still being looked for.
     search: Option<Search>,
+    /// Of a file that was rotated and compressed; it is read from its beginning, once.
+    inflated: Option<Box<MultiGzDecoder<Arc<File>>>>,
 }
 
 /// What one go gave.
@@ -44,7 +48,7 @@ impl Reading {
             Some(lines) => Some(Search::new(file.metadata()?.len(), lines)),
             None => None,
         };
-        Ok(Reading { file: Arc::new(file), offset: 0, transcript, at_end: false, search })
+        Ok(Reading { file: Arc::new(file), offset: 0, transcript, at_end: false, search, inflated: None })
     }
 
     /// Goes on where it stands, until there is something to give. Blocks.
@@ -66,9 +70,19 @@ impl Reading {
                 break;
             }
             let mut chunk = vec![0; CHUNK];
-            let read = read(&self.file, &mut chunk, self.offset)?;
-            // A regular file gives less than is asked for at its end alone.
-            self.at_end = read < CHUNK;
+            let read = match &mut self.inflated {
+                None => {
+                    let read = read(&self.file, &mut chunk, self.offset)?;
+                    // A regular file gives less than is asked for at its end alone.
+                    self.at_end = read < CHUNK;
+                    read
+                }
+                Some(inflated) => {
+                    let read = inflated.read(&mut chunk)?;
+                    self.at_end = read == 0;
+                    read
+                }
+            };
             piece.moved |= read > 0;
             self.offset += read as u64;
             self.transcript.feed(chunk.get(..read).unwrap_or_default(), &mut piece.out);
@@ -86,13 +100,19 @@ impl Reading {
         self.transcript.restart();
     }
 
-    /// Another file goes on where this one ended. Gives what is left of this one: a line without an end.
-    pub fn go_on_in(&mut self, file: Arc<File>) -> Vec<u8> {
+    /// Another file goes on where this one ended, compressed or not. Gives what is left of this one: a line without an end.
+    pub fn go_on_in(&mut self, file: Arc<File>, is_compressed: bool) -> Vec<u8> {
         let mut out = Vec::new();
         self.transcript.finish(&mut out);
+        self.inflated = is_compressed.then(|| Box::new(MultiGzDecoder::new(file.clone())));
         self.file = file;
         self.offset = 0;
         out
+    }
+
+    /// The file was compressed: it does not change, and its size says nothing of the place in it.
+    pub fn is_compressed(&self) -> bool {
+        self.inflated.is_some()
     }
 }
 
