@@ -18,6 +18,7 @@ pub mod metric_families;
 pub mod mixed;
 pub mod moments;
 pub mod registry;
+pub mod rotated;
 pub mod scrape;
 pub mod upstream;
 pub mod websocket;

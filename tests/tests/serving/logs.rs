@@ -24,7 +24,9 @@ const STALLED: (usize, u64) = (20, 400);
 const FOLLOWER_KIB: u64 = 128;
 
 fn start(lab: &Lab) -> Result<(Node, Https)> {
-    let node = lab.node("alpha").config("featureGates", json!({"PodLogsQuerySplitStreams": true})).start()?;
+    // Of large logs every byte is looked at.
+    let node = lab.node("alpha").config("containerLogMaxSize", json!("-1"));
+    let node = node.config("featureGates", json!({"PodLogsQuerySplitStreams": true})).start()?;
     Ok((node, Https::new((lab.netns().address(), 10250).into(), &Credential::Nothing)))
 }
 

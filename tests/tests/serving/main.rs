@@ -4,6 +4,7 @@
 mod container_metrics;
 mod hostile_clients;
 mod kubectl;
+mod log_rotation;
 mod logs;
 mod metrics;
 mod node_https;

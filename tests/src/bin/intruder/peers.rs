@@ -133,6 +133,8 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("listener", Kind::Listener(wire::Listener::default())),
         ("plugin-socket", Kind::PluginSocket(wire::PluginSocket::default())),
         ("env-file", Kind::EnvFile(wire::EnvFile::default())),
+        ("rotated-log", Kind::RotatedLog(wire::RotatedLog::default())),
+        ("compressed-log", Kind::CompressedLog(wire::CompressedLog::default())),
     ]
 }
 
@@ -158,6 +160,10 @@ async fn ask_broker(report: &mut Report, socket: &Path) -> Option<OwnedFd> {
     if let Ok(fd) = content() {
         let put = client.put_credential(CredentialKind::ServingKey, fd).await;
         report.tell("broker-put-credential", &word(put));
+    }
+    if let Ok(fd) = content() {
+        let link = client.link_compressed_log(wire::CompressedLog::default(), fd).await;
+        report.tell("broker-link-compressed-log", &word(link));
     }
     let own = client.open(Kind::PrivateState(wire::PrivateState {})).await;
     report.tell(
