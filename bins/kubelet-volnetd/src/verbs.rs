@@ -58,7 +58,7 @@ pub const VERBS: [Verb; 24] = [
     verb("/kubelet.volnetd.v1.Files/PruneLogs",             &[Syncd],                        true,  &[DAC_OVERRIDE],      "guard"),
     verb("/kubelet.volnetd.v1.Files/RotateContainerLog",    &[Syncd],                        true,  &[],                  "guard; regular file; no file is replaced, no stamp goes back"),
     verb("/kubelet.volnetd.v1.Files/RestoreContainerLog",   &[Syncd],                        true,  &[],                  "guard; regular file, the newest rotated one, in one form; no file is replaced"),
-    verb("/kubelet.volnetd.v1.Files/RemoveRotatedLogs",     &[Syncd],                        true,  &[],                  "guard; rotated logs alone; of two forms, only while the other is there, and if the plain one has not grown"),
+    verb("/kubelet.volnetd.v1.Files/RemoveRotatedLogs",     &[Syncd],                        true,  &[],                  "guard; rotated logs alone; of two forms, only while the other is there"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[],                  "cgroupRoot exists"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[],                  "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[],                  "node cgroups exist"),
@@ -160,7 +160,7 @@ pub const BROKER: [BrokerRow; 22] = [
     row("PutCredential",       &[Statusd],                      1, &[],        "the pair of one's own: none configured and none there; signed pairs, the pending key, the kubeconfig: where the configuration has the node ask; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone; the kubeconfig's words are root's own"),
     row("RotatedLog",          &[Evictiond, Statusd],           2, &[],        "regular file; a stamp of a rotated log"),
     row("CompressedLog",       &[Evictiond],                    2, &[CHOWN],   "rotated log that is there plain and not compressed; a file without a name"),
-    row("LinkCompressedLog",   &[Evictiond],                    2, &[],        "a file of CompressedLog's, not empty, that never had a name; the rotated log is there plain and not compressed; no file is replaced"),
+    row("LinkCompressedLog",   &[Evictiond],                    2, &[],        "a file of CompressedLog's, not empty, that never had a name; the rotated log is there plain, of the size that was compressed, and not compressed; no file is replaced, the plain one goes"),
 ];
 
 /// The requests that give volnetd a descriptor.

@@ -82,8 +82,9 @@ impl Log {
         Ok(text)
     }
 
+    /// Of a plain one of 5 bytes.
     fn compressed(stamp: &str) -> CompressedLog {
-        CompressedLog { pod: pod(), container: "c".into(), restart_count: 0, stamp: stamp.into() }
+        CompressedLog { pod: pod(), container: "c".into(), restart_count: 0, stamp: stamp.into(), plain_bytes: 5 }
     }
 
     async fn new_file(&self, stamp: &str) -> Result<File, Code> {
@@ -192,29 +193,20 @@ async fn links_and_strange_names_are_no_logs() {
 async fn no_only_copy_is_taken_for_a_second_one() {
     let Some(mut log) = Log::start().await else { return };
     let plain = format!("0.log.{}", STAMPS[0]);
-    let file = |form: LogForm, is_double: bool, bytes| RotatedLogFile {
-        stamp: STAMPS[0].into(),
-        form: form.into(),
-        is_double,
-        bytes,
-    };
+    let file =
+        |form: LogForm, is_double: bool| RotatedLogFile { stamp: STAMPS[0].into(), form: form.into(), is_double };
     log.write(&plain, "12345");
-    assert_eq!(code(log.remove(vec![file(LogForm::Plain, true, Some(5))]).await), Code::FailedPrecondition);
+    assert_eq!(code(log.remove(vec![file(LogForm::Plain, true)]).await), Code::FailedPrecondition);
     log.write(&format!("{plain}.gz"), "gz");
     log.write(&format!("{plain}.tmp"), "tmp");
-    assert_eq!(
-        code(log.remove(vec![file(LogForm::Plain, true, Some(4))]).await),
-        Code::FailedPrecondition,
-        "it has grown"
-    );
-    log.remove(vec![file(LogForm::Plain, true, Some(5)), file(LogForm::Unfinished, false, None)]).await.unwrap();
-    log.remove(vec![file(LogForm::Plain, true, Some(5))]).await.unwrap();
-    assert_eq!(code(log.remove(vec![file(LogForm::Compressed, true, None)]).await), Code::FailedPrecondition);
+    log.remove(vec![file(LogForm::Plain, true), file(LogForm::Unfinished, false)]).await.unwrap();
+    log.remove(vec![file(LogForm::Plain, true)]).await.unwrap();
+    assert_eq!(code(log.remove(vec![file(LogForm::Compressed, true)]).await), Code::FailedPrecondition);
     assert_eq!(names(&log.all()), [format!("{plain}.gz")]);
     log.write("0.log", "current");
-    log.remove(vec![file(LogForm::Compressed, false, None)]).await.unwrap();
+    log.remove(vec![file(LogForm::Compressed, false)]).await.unwrap();
     assert_eq!(names(&log.all()), ["0.log"], "the current one has no stamp that could be named");
-    let many = vec![file(LogForm::Plain, false, None); 1001];
+    let many = vec![file(LogForm::Plain, false); 1001];
     assert_eq!(code(log.remove(many).await), Code::InvalidArgument);
 }
 
@@ -278,13 +270,16 @@ async fn only_a_file_that_was_made_for_it_becomes_a_compressed_log() {
     assert!(file.read(&mut [0]).is_err(), "and is to be written alone");
     let second = log.new_file(STAMPS[0]).await.unwrap();
     (&second).write_all(b"another").unwrap();
+    std::fs::write(&plain, "it has grown").unwrap();
+    assert_eq!(log.link(STAMPS[0], file.try_clone().unwrap().into()).await, Code::FailedPrecondition);
+    std::fs::write(&plain, "plain").unwrap();
     assert_eq!(log.link(STAMPS[0], file.into()).await, Code::Ok);
     let stat = std::fs::metadata(&compressed).unwrap();
     assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (7, 8, 0o640), "as the plain one");
     assert_eq!(std::fs::read_to_string(&compressed).unwrap(), "compressed");
     assert_eq!(log.link(STAMPS[0], second.into()).await, Code::AlreadyExists, "nothing is replaced");
     assert_eq!(log.new_file(STAMPS[0]).await.unwrap_err(), Code::AlreadyExists);
-    assert_eq!(log.all().len(), 2, "the plain one is there until somebody has it removed");
+    assert_eq!(log.all().len(), 1, "it took the plain one's place");
 
     // All of it goes with the container's log.
     log.write("0.log", "current");

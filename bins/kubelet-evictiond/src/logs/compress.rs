@@ -1,33 +1,24 @@
 //! One rotated log becomes its compressed form: read from a descriptor, written into a file that has no name, which kubelet-volnetd
-//! links in once it is on the disk; then the plain one goes, if it still is what was read. Ended anywhere, all of it is there once,
-//! or the next pass finds both forms and begins anew.
+//! links in once it is on the disk, in place of the plain one, if that still is what was read. Ended anywhere, all of it is there
+//! once, or the next pass finds both forms and begins anew.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::time::Duration;
 
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
-use bulkhead_ipc::client::is_unknown;
 use bulkhead_ipc::syncd::ContainerLogPlace;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::rotated_log::Pick;
 use bulkhead_ipc::volnetd::{CompressedLog, PodLogId, RotatedLog};
-use bulkhead_types::{LogForm, LogStamp};
+use bulkhead_types::LogStamp;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
-
-use super::plan::Removal;
-use super::syncd::Syncd;
 
 /// Read at once.
 const CHUNK: usize = 128 * 1024;
 /// Lines of logs are alike: more effort costs several times as much and saves little.
 const LEVEL: Compression = Compression::new(3);
-/// How often, and after which pause, the removal of the plain form is asked for: both forms would mean to begin anew.
-const REMOVAL: (usize, Duration) = (5, Duration::from_millis(500));
-
 /// Why there is no compressed form.
 #[derive(Debug, thiserror::Error)]
 pub enum CompressError {
@@ -39,8 +30,6 @@ pub enum CompressError {
     Grows,
     #[error("this process ends")]
     Stopped,
-    #[error("the plain form is not removed: {}", .0.message())]
-    Removal(Status),
 }
 
 /// Compresses a rotated log of this container.
@@ -49,14 +38,14 @@ pub enum CompressError {
 /// See [`CompressError`]. The plain form is there.
 pub async fn compress(
     broker: &BrokerClient,
-    syncd: &Syncd,
     log: &ContainerLogPlace,
     stamp: LogStamp,
     stop: &CancellationToken,
 ) -> Result<(), CompressError> {
     let pod = PodLogId { namespace: log.namespace.clone(), name: log.name.clone(), uid: log.pod_uid.clone() };
     let (container, restart_count) = (log.container.clone(), log.number);
-    let wanted = CompressedLog { pod: Some(pod.clone()), container, restart_count, stamp: stamp.to_string() };
+    let wanted =
+        CompressedLog { pod: Some(pod.clone()), container, restart_count, stamp: stamp.to_string(), plain_bytes: 0 };
     let plain = Kind::RotatedLog(RotatedLog {
         pod: Some(pod),
         container: wanted.container.clone(),
@@ -68,18 +57,9 @@ pub async fn compress(
     let compressed = File::from(broker.open(Kind::CompressedLog(wanted.clone())).await?);
     let stop = stop.clone();
     let work = tokio::task::spawn_blocking(move || write(&plain, compressed, || stop.is_cancelled()));
-    let (compressed, bytes) = work.await.map_err(io::Error::other)??;
-    broker.link_compressed_log(wanted, compressed.into()).await?;
-    let plain = Removal { stamp, form: LogForm::Plain, is_double: true };
-    for _ in 1..REMOVAL.0 {
-        match syncd.remove(log, &[plain], Some(bytes)).await {
-            // A connection that breaks on the way has the second code.
-            Err(status) if is_unknown(&status) || status.code() == Code::Unknown => {}
-            answer => return answer.map_err(CompressError::Removal),
-        }
-        tokio::time::sleep(REMOVAL.1).await;
-    }
-    syncd.remove(log, &[plain], Some(bytes)).await.map_err(CompressError::Removal)
+    let (compressed, plain_bytes) = work.await.map_err(io::Error::other)??;
+    broker.link_compressed_log(CompressedLog { plain_bytes, ..wanted }, compressed.into()).await?;
+    Ok(())
 }
 
 /// Answers the file, which is on the disk, and how many bytes were read. Blocks.

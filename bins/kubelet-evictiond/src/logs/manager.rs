@@ -144,7 +144,7 @@ impl LogManager {
     async fn carry_out(&self, log: ContainerLogPlace, plan: Plan) {
         let Plan { remove, current, compress, compress_then } = plan;
         if !remove.is_empty()
-            && let Err(status) = self.syncd.remove(&log, &remove, None).await
+            && let Err(status) = self.syncd.remove(&log, &remove).await
         {
             return failed("remove rotated logs", &log, &status);
         }
@@ -175,11 +175,11 @@ impl LogManager {
             return;
         }
         let (compression, log) = (self.compression.clone(), log.clone());
-        let (broker, syncd, stop) = (self.broker.clone(), self.syncd.clone(), self.stop.clone());
+        let (broker, stop) = (self.broker.clone(), self.stop.clone());
         tokio::spawn(async move {
             // It is never closed.
             let turn = compression.turns.acquire().await;
-            let result = compress(&broker, &syncd, &log, stamp, &stop).await;
+            let result = compress(&broker, &log, stamp, &stop).await;
             drop(turn);
             match result {
                 Ok(()) | Err(CompressError::Stopped) => {}

@@ -34,13 +34,13 @@ pub fn named(log: &ContainerLogPlace) -> ContainerOfLog {
     ContainerOfLog { pod_uid: log.pod_uid.clone(), container_id: log.container_id.clone() }
 }
 
-fn wire(removal: &Removal, bytes: Option<u64>) -> RotatedFile {
+fn wire(removal: &Removal) -> RotatedFile {
     let form = match removal.form {
         LogForm::Plain => Form::Plain,
         LogForm::Compressed => Form::Compressed,
         LogForm::Unfinished => Form::Unfinished,
     };
-    RotatedFile { stamp: removal.stamp.to_string(), form: form.into(), is_double: removal.is_double, bytes }
+    RotatedFile { stamp: removal.stamp.to_string(), form: form.into(), is_double: removal.is_double }
 }
 
 impl Syncd {
@@ -90,15 +90,9 @@ impl Syncd {
         Self::in_time(DEADLINE, async { self.client().restore_log(request).await.map(drop) }).await
     }
 
-    /// `bytes`: of a plain file that was compressed.
-    pub async fn remove(
-        &self,
-        log: &ContainerLogPlace,
-        removals: &[Removal],
-        bytes: Option<u64>,
-    ) -> Result<(), Status> {
+    pub async fn remove(&self, log: &ContainerLogPlace, removals: &[Removal]) -> Result<(), Status> {
         // As many as one request takes; the next pass has the rest.
-        let files = removals.iter().take(1000).map(|removal| wire(removal, bytes)).collect();
+        let files = removals.iter().take(1000).map(wire).collect();
         let request = RemoveRotatedRequest { log: Some(named(log)), files };
         let request = CallContext::new().request(request, DEADLINE);
         Self::in_time(DEADLINE, async { self.client().remove_rotated(request).await.map(drop) }).await

@@ -195,7 +195,7 @@ fn removal(file: &api::RotatedFile) -> RotatedLogFile {
         Form::Compressed => LogForm::Compressed,
         Form::Unfinished => LogForm::Unfinished,
     };
-    RotatedLogFile { stamp: file.stamp.clone(), form: form.into(), is_double: file.is_double, bytes: file.bytes }
+    RotatedLogFile { stamp: file.stamp.clone(), form: form.into(), is_double: file.is_double }
 }
 
 #[tonic::async_trait]

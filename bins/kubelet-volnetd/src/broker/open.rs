@@ -136,10 +136,10 @@ fn compressed_log(log: &wire::CompressedLog) -> Result<(LogPlace, LogStamp), Inv
     Ok((place, validate::log_stamp(&log.stamp)?))
 }
 
-/// Gives a file that was made for it the name of a compressed log.
+/// Gives a file that was made for it the name of a compressed log, in place of the plain one.
 pub fn link_compressed_log(node: &Node, log: &wire::CompressedLog, file: &OwnedFd) -> Result<(), BrokerError> {
     let (place, stamp) = compressed_log(log)?;
-    Ok(rotation::link_compressed(node, &place, stamp, file)?)
+    Ok(rotation::link_compressed(node, &place, stamp, log.plain_bytes, file)?)
 }
 
 fn termination_message(node: &Node, message: &wire::TerminationMessage) -> Result<OwnedFd, BrokerError> {

@@ -2,7 +2,7 @@
 //! is kubelet-evictiond, who asks is kubelet-syncd.
 //!
 //! No rename replaces a file, and a stamp is later than all that are there. What is compressed is written by kubelet-evictiond
-//! into a file that has no name until it is whole, and the plain one stays until that has its name.
+//! into a file that has no name until it is whole, and the plain one goes once that has its name.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -78,7 +78,9 @@ pub fn remove(node: &Node, place: &LogPlace, files: &[Removal]) -> Result<(), Fi
     let folder = Folder::open(node, place)?;
     for removal in files {
         let name = rotated_log_name(place.number, removal.stamp, removal.form);
-        let Some(stat) = folder.stat(&name)? else { continue };
+        if folder.stat(&name)?.is_none() {
+            continue;
+        }
         let path = || folder.path.join(&name);
         if removal.is_double {
             let other = match removal.form {
@@ -88,11 +90,6 @@ pub fn remove(node: &Node, place: &LogPlace, files: &[Removal]) -> Result<(), Fi
             folder
                 .stat(&rotated_log_name(place.number, removal.stamp, other))?
                 .ok_or_else(|| FileError::OnlyForm { path: path() })?;
-        }
-        if let Some(bytes) = removal.bytes
-            && u64::try_from(stat.st_size) != Ok(bytes)
-        {
-            return Err(FileError::Grown { path: path(), bytes });
         }
         logs::unlink(&folder.dir, &folder.path, name.as_ref())?;
     }
@@ -135,11 +132,21 @@ pub fn new_compressed(node: &Node, place: &LogPlace, stamp: LogStamp) -> Result<
     Ok(file)
 }
 
-/// Gives a file that [`new_compressed`] made its name, once it is on the disk. Nothing else can be given one: the kernel links
-/// no file that has lost its names, and none of another file system.
-pub fn link_compressed(node: &Node, place: &LogPlace, stamp: LogStamp, file: &OwnedFd) -> Result<(), FileError> {
+/// Gives a file that [`new_compressed`] made its name, once it is on the disk, and removes the plain one, which still has to have
+/// as many bytes as were compressed. Nothing else can be given a name: the kernel links no file that has lost its names, and none
+/// of another file system. To be called with the pod's lock.
+pub fn link_compressed(
+    node: &Node,
+    place: &LogPlace,
+    stamp: LogStamp,
+    plain_bytes: u64,
+    file: &OwnedFd,
+) -> Result<(), FileError> {
     let folder = Folder::open(node, place)?;
-    folder.to_be_compressed(stamp)?;
+    let plain = rotated_log_name(place.number, stamp, LogForm::Plain);
+    if u64::try_from(folder.to_be_compressed(stamp)?.st_size) != Ok(plain_bytes) {
+        return Err(FileError::Grown { path: folder.path.join(plain), bytes: plain_bytes });
+    }
     let name = rotated_log_name(place.number, stamp, LogForm::Compressed);
     let error = |doing| folder.error(doing, &name);
     let stat = rustix::fs::fstat(file).map_err(error("examine"))?;
@@ -154,8 +161,8 @@ pub fn link_compressed(node: &Node, place: &LogPlace, stamp: LogStamp, file: &Ow
         Err(Errno::NOENT | Errno::XDEV) => return Err(FileError::NotNew { path: folder.path.join(&name) }),
         Err(errno) => return Err(error("link")(errno)),
     }
-    // The name is on the disk before anybody relies on it and removes the plain one.
-    rustix::fs::fsync(&folder.dir).map_err(error("write"))
+    // At once: both of them are one file more than there may be. The two reach the disk in this order.
+    logs::unlink(&folder.dir, &folder.path, plain.as_ref())
 }
 
 impl Folder {

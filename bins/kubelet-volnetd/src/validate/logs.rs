@@ -39,8 +39,6 @@ pub struct Removal {
     pub form: LogForm,
     /// Only while the other form is there.
     pub is_double: bool,
-    /// Only if it has so many bytes.
-    pub bytes: Option<u64>,
 }
 
 /// Which rotated log is wanted.
@@ -87,7 +85,7 @@ fn removal(file: &wire::RotatedLogFile) -> Result<Removal, InvalidRequest> {
             return Err(bad("form", &file.form.to_string(), "PLAIN, COMPRESSED or UNFINISHED"));
         }
     };
-    Ok(Removal { stamp: log_stamp(&file.stamp)?, form, is_double: file.is_double, bytes: file.bytes })
+    Ok(Removal { stamp: log_stamp(&file.stamp)?, form, is_double: file.is_double })
 }
 
 pub fn pick(log: &wire::RotatedLog) -> Result<Pick, InvalidRequest> {
