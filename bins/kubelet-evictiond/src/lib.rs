@@ -119,10 +119,10 @@ use image_gc::collector::Collector;
 use image_gc::policy::Policy;
 use image_gc::report::ImagesApi;
 use image_gc::store::SyncdImages;
+use logs::manager::LogManager;
 use oom::counts::OomCounts;
 use oom::log::Kmsg;
 use oom::owner::Owners;
-use logs::manager::LogManager;
 use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
