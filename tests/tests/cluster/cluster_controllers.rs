@@ -15,6 +15,8 @@ use bulkhead_tests::joined::{NODE, events, is_true, wait_node, wait_ready};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
+use crate::eviction::{MIB, reserved_beside};
+
 const OTHER: &str = "beta";
 const REQUESTS: &str = "certificatesigningrequests";
 
@@ -309,4 +311,57 @@ fn a_node_gets_both_its_certificates() -> Result<()> {
     cluster.kubectl(&["delete", "deployment/web", "--wait=false"])?;
     cluster.wait_gone("pods", "default", pod["metadata"]["name"].as_str().context("no name")?)?;
     node.finish()
+}
+
+/// A node short of memory evicts who takes it; its condition becomes a taint, and what the ReplicaSet makes instead runs elsewhere.
+#[test]
+fn who_is_evicted_is_made_again_on_another_node() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let Some(cluster) = cluster(&lab, &[])? else { return Ok(()) };
+    let beside = Lab::start_beside()?;
+    let reserved = reserved_beside(700 * MIB)?;
+    let alpha = lab
+        .node(NODE)
+        .joins(&cluster)?
+        .config("systemReserved", json!({"memory": reserved}))
+        .config("evictionHard", json!({"memory.available": "100Mi"}))
+        // Long enough for the next pod to be placed by it.
+        .config("evictionPressureTransitionPeriod", json!("15s"))
+        .start()?;
+    let beta = beside.node(OTHER).joins(&cluster)?.start()?;
+    wait_ready_node(&cluster, NODE)?;
+    wait_ready_node(&cluster, OTHER)?;
+    // Takes memory on the one node and idles on the other; it asks for nothing, so nothing makes it tolerate the taint.
+    let script = format!(
+        "trap 'exit 0' TERM; [ $NODE = {OTHER} ] || dd if=/dev/zero of=/mem/a bs=1M count=620; while true; do sleep 0.1; done"
+    );
+    let spec = json!({
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
+            {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}]}}]}},
+        "volumes": [{"name": "mem", "emptyDir": {"medium": "Memory"}}],
+        "containers": [{"name": "main", "image": image::BUSYBOX, "command": ["sh", "-c", script],
+            "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+            "volumeMounts": [{"name": "mem", "mountPath": "/mem"}]}],
+    });
+    create(&cluster, &[workload("Deployment", "hungry", &json!({"replicas": 1}), &spec)])?;
+    wait_taints(&cluster, NODE, &["node.kubernetes.io/memory-pressure:NoSchedule"])?;
+    eventually("another pod is ready elsewhere", LONG, || {
+        let pods = pods(&cluster, "hungry")?;
+        let ended = |pod: &&Value| pod["status"]["phase"] == "Failed";
+        ensure!(pods.iter().filter(ended).all(|pod| pod["status"]["reason"] == "Evicted"), "{pods:#?}");
+        let victim = pods.iter().find(|pod| pod["status"]["phase"] == "Failed").context("nobody was evicted")?;
+        ensure!(victim["spec"]["nodeName"] == NODE, "{victim:#}");
+        let next = pods.iter().find(|pod| is_true(pod, "Ready")).context("no other pod is ready")?;
+        ensure!(next["spec"]["nodeName"] == OTHER, "{next:#}");
+        Ok(())
+    })?;
+    wait_taints(&cluster, NODE, &[])?;
+    cluster.kubectl(&["delete", "deployment/hungry", "--wait=false"])?;
+    eventually("its pods go with it, those that were evicted too", LONG, || {
+        let left = pods(&cluster, "hungry")?;
+        ensure!(left.is_empty(), "{left:#?}");
+        Ok(())
+    })?;
+    beta.finish()?;
+    alpha.finish()
 }

@@ -5,7 +5,7 @@ use bulkhead_ipc::syncd::{ImageCollectionFailureKind as Failure, ReportImageColl
 use bulkhead_types::GoDuration;
 use kubelet_model::events::{EventType, NodeEvent};
 
-const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
 
 /// "10.0 GiB" (upstream formatSize).
 fn size(bytes: i64) -> String {

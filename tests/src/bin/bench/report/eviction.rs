@@ -1,9 +1,14 @@
 //! The measured of evictions, as rows.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::{Row, Section, quantile};
-use crate::eviction::{Measurements, Plan, RATE};
+use crate::eviction::{Measurements, Plan, RATE, Run};
+
+/// One part of what a run took.
+type Part = fn(&Run) -> Duration;
 
 /// From the crossing to the first signal, 95 of 100, milliseconds.
 const TOLD_MS: f64 = 150.0;
@@ -15,11 +20,10 @@ const KILLED_PERCENT: f64 = 5.0;
 /// How soon who takes the memory is told to end.
 pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     let evicted: Vec<_> = measured.runs.iter().filter(|run| run.evicted).collect();
-    let of = |part: fn(&crate::eviction::Run) -> std::time::Duration, share: f64| {
-        quantile(&evicted.iter().map(|run| part(run)).collect::<Vec<_>>(), share) * 1000.0
-    };
+    let of =
+        |part: Part, share: f64| quantile(&evicted.iter().map(|run| part(run)).collect::<Vec<_>>(), share) * 1000.0;
     let mut rows = Vec::new();
-    let parts: [(&str, fn(&crate::eviction::Run) -> std::time::Duration); 4] = [
+    let parts: [(&str, Part); 4] = [
         ("threshold crossed to judged", |run| run.judged),
         ("  to ranked", |run| run.ranked),
         ("  to written down by kubelet-syncd", |run| run.accepted),
