@@ -287,6 +287,12 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
         swap(folder.path(), daemon, &original)?;
         kill(&node, daemon)?;
         node.wait_healthy()?;
+        // Health is told of the moment before: the next one is to find all the others.
+        eventually("all daemons run", LONG, || {
+            let pids = node.pids();
+            ensure!(DAEMONS.iter().all(|one| pids.contains_key(*one)), "{pids:?}");
+            Ok(())
+        })?;
     }
     for (daemon, report) in &reports {
         for (act, outcome) in report {
