@@ -9,7 +9,7 @@
 //! * `grpc-health-checking [--port 5000] [--http-port 8080] [--service ""] [--delay-unhealthy-sec -1]`: the health
 //!   protocol; `/make-serving` and `/make-not-serving` on the HTTP port. A SIGTERM ends it with 143.
 //! * `stress [--mem-total 0] [--mem-alloc-size 4Ki] [--mem-alloc-sleep 1ms]`: takes memory; a SIGTERM ends it with 0, after
-//!   `END_AFTER_MS` milliseconds, and it says when that came.
+//!   `END_AFTER_MS` milliseconds in which it goes on, and it says when that came.
 //! * `pause`: waits for a signal.
 //!
 //! Each request is a line on standard output: method, path with query, headers as JSON.
@@ -110,12 +110,14 @@ async fn run(matches: &ArgMatches) -> Result<u8> {
         }
         "stress" => {
             let taking = stress::take(stress::Plan::of(matches)?);
+            tokio::pin!(taking);
             tokio::select! {
-                () = taking => {}
+                () = &mut taking => {}
                 _ = term.recv() => {}
             }
             stress::say_end();
-            tokio::time::sleep(stress::end_after()).await;
+            // Until its end it goes on.
+            let _ = tokio::time::timeout(stress::end_after(), taking).await;
             return Ok(0);
         }
         _ => {

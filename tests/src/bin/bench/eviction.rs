@@ -144,6 +144,7 @@ fn disks(times: usize, lab: &Lab) -> Result<Vec<Duration>> {
         })?;
         verdicts.push(judged.duration_since(crossed).unwrap_or_default());
         eprintln!("bench: eviction: disk {}/{times}: {:?}", index + 1, verdicts.last());
+        drop(filler);
         std::fs::remove_file(&file)?;
         eventually("the disk is well", LONG, || {
             let pressure: Value = serde_json::from_str(&node.ctl(&["pressure", "-o", "json"])?)?;
