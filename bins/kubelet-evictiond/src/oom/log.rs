@@ -19,7 +19,7 @@ pub enum Read {
     Record(usize),
     /// Records were overwritten before they were read; the next read goes on after them.
     Overwritten,
-    /// Nothing more for now.
+    /// There is no further record yet.
     Nothing,
 }
 
