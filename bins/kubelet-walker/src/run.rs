@@ -64,6 +64,8 @@ pub fn run() -> Result<(), Box<dyn Error>> {
     let watch = |idle| Watch { title, idle, each: period.map(|period| (period, &each as &dyn Fn() -> bool)) };
     let paths = config.paths;
     let work = |request| answer(&paths, &request);
+    // What only the start ran. Workers that are forked from here on have none of it either.
+    bulkhead_sys::program::let_go_of_pages();
     if let Some(socket) = passed.remove("requests") {
         return Ok(serve(&Connections::Passed(socket), &watch(None), &work)?);
     }

@@ -19,7 +19,7 @@ pub(crate) async fn give_back() -> Infallible {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = Duration::ZERO;
-    let mut looks = 0_u32;
+    let mut work = Work::default();
     loop {
         tick.tick().await;
         let used = process::cpu_time();
@@ -27,12 +27,29 @@ pub(crate) async fn give_back() -> Infallible {
         if heap::free_bytes().is_some_and(|free| is_worth(since, free)) {
             heap::give_back();
         }
-        // The second look is the end of the start, also of one that took little.
-        if since >= BUSY || looks == 1 {
+        if work.leaves_pages(since) {
             program::let_go_of_pages();
         }
-        looks = looks.saturating_add(1);
         before = used;
+    }
+}
+
+/// Whether the pages of the program that were used last are likely to be used again.
+#[derive(Debug, Default)]
+struct Work {
+    looks: u32,
+    was_busy: bool,
+}
+
+impl Work {
+    /// True after work, and once more after the look that ended in its midst; the second look is the end of the start, also of one
+    /// that took little.
+    fn leaves_pages(&mut self, used: Duration) -> bool {
+        let is_busy = used >= BUSY;
+        let leaves = is_busy || self.was_busy || self.looks == 1;
+        self.looks = self.looks.saturating_add(1);
+        self.was_busy = is_busy;
+        leaves
     }
 }
 
@@ -50,6 +67,14 @@ mod tests {
         assert!(is_worth(Duration::from_secs(1), 6 << 20));
         assert!(!is_worth(Duration::from_millis(9), 6 << 20), "idle: it has been given back");
         assert!(!is_worth(Duration::from_secs(1), 100 << 10));
+    }
+
+    #[test]
+    fn pages_are_let_go_of_until_nothing_happens_any_more() {
+        let (busy, idle) = (BUSY, Duration::from_millis(1));
+        let mut work = Work::default();
+        let looks = [idle, idle, idle, busy, busy, idle, idle, idle].map(|used| work.leaves_pages(used));
+        assert_eq!(looks, [false, true, false, true, true, true, false, false]);
     }
 
     #[test]
