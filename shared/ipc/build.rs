@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 19] = [
+const FILES: [&str; 20] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -11,6 +11,7 @@ const FILES: [&str; 19] = [
     "common/v1/traces.proto",
     "common/v1/walker.proto",
     "volnetd/v1/volnetd.proto",
+    "volnetd/v1/audit.proto",
     "volnetd/v1/csi.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",

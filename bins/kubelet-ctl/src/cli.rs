@@ -64,6 +64,7 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("images").about("Lists images, who uses them, and what garbage collection would do with each and why"),
         )
+        .subcommand(audit())
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")
@@ -112,6 +113,28 @@ fn everywhere() -> [Arg; 4] {
             .value_parser(value_parser!(String))
             .help("A virtual machine's node, at the first of its vsock ports (kubelet --vsock-port)"),
     ]
+}
+
+fn audit() -> Command {
+    Command::new("audit")
+        .about("Lists what kubelet-volnetd was asked for and did, newest last")
+        .arg(Arg::new("pod").long("pod").value_name("POD").help("Only acts for this pod: name, namespace/name or uid"))
+        .arg(
+            Arg::new("verb")
+                .long("verb")
+                .value_name("VERB")
+                .help("Only this verb, or this service's: TearDownPod, Volumes, Broker/PluginSocket"),
+        )
+        .arg(Arg::new("failed").long("failed").action(ArgAction::SetTrue).help("Only what was refused or has failed"))
+        .arg(
+            Arg::new("newest")
+                .long("newest")
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .default_value("100")
+                .help("At most so many; 0 for all that are kept"),
+        )
+        .arg(Arg::new("follow").short('f').long("follow").action(ArgAction::SetTrue).help("Go on with those that come"))
 }
 
 fn pods_command(name: &'static str, about: &'static str) -> Command {

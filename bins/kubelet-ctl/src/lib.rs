@@ -22,6 +22,7 @@
 //! Recent decisions and the audit come with the issues that make them.
 
 mod age;
+mod audit;
 mod cgroups;
 mod cli;
 mod connect;
@@ -148,6 +149,16 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "stats" => stats::show(&instance, namespace, &mut printer).await,
         "images" => images::show(&instance, &mut printer).await,
         "pressure" => pressure::show(&instance, &mut printer).await,
+        "audit" => {
+            let wanted = audit::Wanted {
+                pod: text("pod"),
+                verb: text("verb"),
+                failed: matches.get_flag("failed"),
+                newest: matches.get_one::<u32>("newest").copied().unwrap_or(0),
+                follow: matches.get_flag("follow"),
+            };
+            audit::show(&instance, wanted, &mut printer).await
+        }
         "events" => events::list(&instance, namespace, &mut printer).await,
         _ => Ok(Exit::Usage),
     }

@@ -2,7 +2,7 @@
 //! root-owned files, and passing open descriptors to the processes that hold nothing.
 //!
 //! # Serves / calls
-//! `kubelet.volnetd.v1` (Volumes, Files, Cgroups, Watches) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
+//! `kubelet.volnetd.v1` (Volumes, Files, Cgroups, Watches, Audit) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
 //! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables, which runs a program for it,
 //! and systemd over its private socket where the cgroup driver is systemd.
 //!
@@ -19,8 +19,8 @@
 //! kubeconfig it reads the names of four files ([`kubeconfig`]), of a volume's files their paths, modes and owners.
 //!
 //! # State
-//! Disk and mountinfo are the truth. The [`journal`] adds intents, in `<root-dir>/bulkhead/volnetd/`. Everything else is
-//! rebuilt by looking.
+//! Disk and mountinfo are the truth. The [`journal`] adds intents, and the [`audit`] log has the last privileged acts, both in
+//! `<root-dir>/bulkhead/volnetd/`. Everything else is rebuilt by looking.
 //!
 //! # When it fails
 //! Callers see UNAVAILABLE and ask again; every verb may be repeated. An act that was cut short is finished by asking
@@ -47,6 +47,7 @@
 //! | [`journal`] | nothing: what was about to be done when the process ended |
 //! | [`guard`] | whether a destructive verb is of today's knowledge |
 //! | [`metrics`] | nothing: what this process counts |
+//! | [`audit`] | how many records of privileged acts are kept, and which are shown |
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
@@ -74,6 +75,7 @@
 //! SELinux labels of the plugin folders are not set. A node log behind a link is refused. fsGroup leaves what is nested
 //! deeper than 256 directories.
 
+pub mod audit;
 pub mod broker;
 pub mod cgroups;
 pub mod files;

@@ -14,6 +14,7 @@ pub struct Metrics {
     cgroups: HistogramVec,
     cleaned: Gauge,
     not_cleaned: Gauge,
+    pub audit_dropped: IntCounter,
 }
 
 /// What is done to a volume.
@@ -57,6 +58,11 @@ impl Metrics {
             "kubelet_orphan_pod_cleaned_volumes_errors",
             "[ALPHA] The number of orphaned Pods whose volumes failed to be cleaned in the last periodic sweep.",
         )?;
+        let audit_dropped = IntCounter::new(
+            "bulkhead_volnetd_audit_records_dropped_total",
+            "Records of privileged acts that were not kept: the disk was full or too slow.",
+        )?;
+        registry.register(Box::new(audit_dropped.clone()))?;
         // What was mounted is known from the journal: nothing is ever put together again from what the system shows.
         for (name, help) in [
             (
@@ -85,7 +91,7 @@ impl Metrics {
         registry.register(Box::new(cgroups.clone()))?;
         registry.register(Box::new(cleaned.clone()))?;
         registry.register(Box::new(not_cleaned.clone()))?;
-        Ok(Metrics { storage, cgroups, cleaned, not_cleaned })
+        Ok(Metrics { storage, cgroups, cleaned, not_cleaned, audit_dropped })
     }
 
     /// `seconds`: how long it took.

@@ -12,6 +12,7 @@ use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
 use bulkhead_worker::WorkerPool;
 
+use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
 use crate::journal::{Journal, JournalError};
@@ -72,6 +73,8 @@ pub enum NodeError {
     Locked(PathBuf),
     #[error(transparent)]
     Journal(#[from] JournalError),
+    #[error(transparent)]
+    Audit(#[from] StoreError),
     #[error("failed to find the cgroup hierarchies")]
     Cgroups(#[from] CgroupError),
 }
@@ -85,6 +88,7 @@ pub struct Node {
     pub guard: Mutex<Guard>,
     pub cgroups: PodsTree,
     pub metrics: Metrics,
+    pub audit: AuditLog,
     pub workers: WorkerPool,
     locks: Mutex<HashMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
@@ -126,6 +130,7 @@ impl Node {
         lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
         let folder = |name| open::create_dirs_beneath(state.as_fd(), name, 0o700);
         let journal = Journal::open(folder("intents")?, folder("intents-kept")?)?;
+        let audit = AuditLog::open(folder("audit")?, metrics.audit_dropped.clone())?;
         let cgroups = PodsTree::new(
             Hierarchies::detect()?,
             settings.cgroup_driver,
@@ -138,6 +143,7 @@ impl Node {
             guard: Mutex::new(Guard::new(epoch)),
             cgroups,
             metrics,
+            audit,
             workers,
             locks: Mutex::new(HashMap::new()),
             settings,

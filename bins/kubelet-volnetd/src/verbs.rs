@@ -40,7 +40,7 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 24] = [
+pub const VERBS: [Verb; 25] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
@@ -65,6 +65,7 @@ pub const VERBS: [Verb; 24] = [
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Audit/Read",                  &[Operator],                     false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests: syncd, serving: statusd"),
 ];
 
@@ -164,10 +165,10 @@ pub const BROKER: [BrokerRow; 22] = [
 ];
 
 /// The requests that give volnetd a descriptor.
-pub const PUT_STATE: BrokerRow = BROKER[6];
-pub const PUT_CONTENT: BrokerRow = BROKER[16];
-pub const PUT_CREDENTIAL: BrokerRow = BROKER[18];
-pub const LINK_COMPRESSED_LOG: BrokerRow = BROKER[21];
+pub static PUT_STATE: BrokerRow = BROKER[6];
+pub static PUT_CONTENT: BrokerRow = BROKER[16];
+pub static PUT_CREDENTIAL: BrokerRow = BROKER[18];
+pub static LINK_COMPRESSED_LOG: BrokerRow = BROKER[21];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
@@ -214,10 +215,13 @@ mod tests {
     /// Every method of the contract has its row, and there is no row without a method.
     #[test]
     fn the_table_is_the_contract() {
-        let proto = include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto");
+        let protos = [
+            include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto"),
+            include_str!("../../../proto/kubelet/volnetd/v1/audit.proto"),
+        ];
         let mut service = "";
         let mut methods = Vec::new();
-        for line in proto.lines().map(str::trim) {
+        for line in protos.into_iter().flat_map(str::lines).map(str::trim) {
             if let Some(rest) = line.strip_prefix("service ") {
                 service = rest.trim_end_matches(" {");
             } else if let Some(rest) = line.strip_prefix("rpc ") {
@@ -235,7 +239,8 @@ mod tests {
         for verb in VERBS {
             assert_eq!(verb.destructive, verb.precondition.contains("guard"), "{}", verb.method);
             let watches = verb.method.ends_with("Watches/Watch");
-            if verb.destructive || !(verb.method.contains("/List") || watches) {
+            let is_read = verb.method.contains("/List") || verb.method.ends_with("Audit/Read");
+            if verb.destructive || !(is_read || watches) {
                 assert_eq!(verb.peers, [Syncd], "{}", verb.method);
             }
             if watches {

@@ -2,6 +2,7 @@
 //! which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod audit;
 mod chaos;
 mod cves;
 mod faults;

@@ -11,6 +11,7 @@ mod open;
 pub mod pairs;
 mod private_state;
 mod put_credential;
+mod subject;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{EnvFile, NodeLog, PutContent};
 use tonic::Status;
 
+use crate::audit::Act;
 use crate::node::Node;
 use crate::validate::InvalidRequest;
 use crate::volumes::content;
@@ -28,8 +30,26 @@ use crate::{validate, verbs};
 
 pub use open::BrokerError;
 
-/// Answers one request of a checked peer.
+/// Answers one request of a checked peer, and leaves a record of it.
+///
+/// # Errors
+/// The peer may not ask for it, or what it asks for cannot be had.
 pub async fn answer(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+    let (pod_uid, object) = subject::subject(&request);
+    let act = Act {
+        peer: Some(caller.role),
+        verb: format!("Broker/{}", row(&request).kind),
+        pod_uid,
+        object,
+        request_id: String::new(),
+    };
+    let begun = node.audit.begin(act);
+    let result = answered(node, caller, request).await;
+    begun.ended(result.as_ref().map(|_| String::new()));
+    result
+}
+
+async fn answered(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
     allowed(caller, &request)?;
     // A runtime that is stuck, or a slow disk, must not hold up the other answers.
     let result = match request {
@@ -87,28 +107,29 @@ fn node_log(log: &NodeLog) -> Result<Task, InvalidRequest> {
     Ok(Task::OpenNodeLog { relative: relative.map(Into::into) })
 }
 
+/// The request's row of the table.
+fn row(request: &BrokerRequest) -> &'static verbs::BrokerRow {
+    match request {
+        BrokerRequest::Open(kind) => verbs::broker_row(kind),
+        BrokerRequest::PutContent(..) => &verbs::PUT_CONTENT,
+        BrokerRequest::PutCredential(..) => &verbs::PUT_CREDENTIAL,
+        BrokerRequest::LinkCompressedLog(..) => &verbs::LINK_COMPRESSED_LOG,
+        BrokerRequest::PutState(..) => &verbs::PUT_STATE,
+    }
+}
+
 /// The table's word on this peer and this kind; for state files also the kind's one owner.
 fn allowed(caller: Caller, request: &BrokerRequest) -> Result<(), Status> {
-    let (name, peers, state) = match request {
-        BrokerRequest::Open(kind) => {
-            let row = verbs::broker_row(kind);
-            let state = match kind {
-                Kind::State(state) => Some(state.kind()),
-                _ => None,
-            };
-            (row.kind, row.peers, state)
-        }
-        BrokerRequest::PutContent(..) => (verbs::PUT_CONTENT.kind, verbs::PUT_CONTENT.peers, None),
-        BrokerRequest::PutCredential(..) => (verbs::PUT_CREDENTIAL.kind, verbs::PUT_CREDENTIAL.peers, None),
-        BrokerRequest::LinkCompressedLog(..) => {
-            (verbs::LINK_COMPRESSED_LOG.kind, verbs::LINK_COMPRESSED_LOG.peers, None)
-        }
-        BrokerRequest::PutState(kind, _) => (verbs::PUT_STATE.kind, verbs::PUT_STATE.peers, Some(*kind)),
+    let verbs::BrokerRow { kind: name, peers, .. } = row(request);
+    let state = match request {
+        BrokerRequest::Open(Kind::State(state)) => Some(state.kind()),
+        BrokerRequest::PutState(kind, _) => Some(*kind),
+        _ => None,
     };
     let owner_ok = state.is_none_or(|kind| verbs::state_file(kind).is_none_or(|(_, owner)| owner == caller.role));
     let peers = match request {
         BrokerRequest::Open(Kind::Credential(credential)) => verbs::credential_peers(credential.kind()),
-        _ => peers,
+        _ => *peers,
     };
     if peers.contains(&caller.role) && owner_ok {
         Ok(())

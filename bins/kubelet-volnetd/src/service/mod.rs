@@ -1,6 +1,8 @@
 //! The gRPC services: from the wire to typed values ([`crate::validate`]), the guard, the pod's lock, the work in a worker
 //! process or on a blocking thread, and back. No rule of its own.
 
+mod audit;
+mod audited;
 mod cgroups;
 mod files;
 pub mod status;
@@ -12,6 +14,7 @@ use std::sync::{Arc, PoisonError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::server::Services;
+use bulkhead_ipc::volnetd::audit_server::AuditServer;
 use bulkhead_ipc::volnetd::cgroups_server::CgroupsServer;
 use bulkhead_ipc::volnetd::files_server::FilesServer;
 use bulkhead_ipc::volnetd::volumes_server::VolumesServer;
@@ -24,11 +27,13 @@ use crate::worker::{self, Done, Task};
 
 /// Adds this process's services to those that every process has.
 pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services {
-    let verbs = Verbs { node };
+    let audit = audit::AuditService { node: node.clone() };
+    let verbs = audited::Audited(Verbs { node });
     services
         .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(FilesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CgroupsServer::new(verbs).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(AuditServer::new(audit).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(WatchesServer::new(watches::WatchService { watches }).max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
 
