@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 17] = [
+const FILES: [&str; 19] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -11,11 +11,13 @@ const FILES: [&str; 17] = [
     "common/v1/traces.proto",
     "common/v1/walker.proto",
     "volnetd/v1/volnetd.proto",
+    "volnetd/v1/csi.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",
     "syncd/v1/eviction.proto",
     "syncd/v1/images.proto",
     "syncd/v1/oom.proto",
+    "syncd/v1/storage.proto",
     "syncd/v1/runtime_stats.proto",
     "syncd/v1/logs.proto",
     "evictiond/v1/evictiond.proto",
