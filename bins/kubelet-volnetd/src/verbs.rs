@@ -66,7 +66,7 @@ pub const VERBS: [Verb; 25] = [
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Audit/Read",                  &[Operator],                     false, &[],                  "none"),
-    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests: syncd, serving: statusd"),
+    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests and plugins: syncd, serving: statusd"),
 ];
 
 /// [`VERBS`] as the server's peer check wants them.
@@ -87,6 +87,7 @@ pub const fn watch_peers(kind: WatchKind) -> &'static [Role] {
         WatchKind::Manifests => &[Syncd],
         WatchKind::Credentials => &[Syncd, Statusd],
         WatchKind::Serving => &[Statusd],
+        WatchKind::Plugins => &[Syncd],
     }
 }
 
@@ -153,9 +154,9 @@ pub const BROKER: [BrokerRow; 22] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg: kinds that no process asks for. The answer is a refusal, and no descriptor is passed.
+    // As Kmsg: a kind that no process asks for. The answer is a refusal, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
-    row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
+    row("PluginSocket",        &[Syncd],                        2, &[],        "root's socket below the root directory and not below pods; no link, no folder that others may write, no file system that may not answer on the way; nobody waits for a full backlog"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
     row("PutCredential",       &[Statusd],                      1, &[],        "the pair of one's own: none configured and none there; signed pairs, the pending key, the kubeconfig: where the configuration has the node ask; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone; the kubeconfig's words are root's own"),
@@ -244,7 +245,7 @@ mod tests {
                 assert_eq!(verb.peers, [Syncd], "{}", verb.method);
             }
             if watches {
-                for kind in [WatchKind::Manifests, WatchKind::Credentials, WatchKind::Serving] {
+                for kind in [WatchKind::Manifests, WatchKind::Credentials, WatchKind::Serving, WatchKind::Plugins] {
                     assert!(watch_peers(kind).iter().all(|peer| verb.peers.contains(peer)), "{kind:?}");
                 }
             }

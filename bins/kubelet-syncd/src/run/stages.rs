@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, runtime};
+use super::{RuntimeApis, adoption, facts, plugins, runtime};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::{node as api_node, pods as api_pods};
@@ -50,6 +50,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use crate::volumes::metrics::VolumeCounts;
+use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
 use kubelet_images::credentials::{self, Keyring};
@@ -97,6 +98,8 @@ pub(super) struct Connections {
     authority: Arc<Authority>,
     volnetd: Volnetd,
     pub(super) cri: CriClient,
+    /// The drivers that are registered.
+    csi: CsiClient,
 }
 
 impl Connections {
@@ -113,7 +116,8 @@ impl Connections {
         let cri = runtime::runtime_client(&daemon.broker, &start.config)
             .observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
         start.runtime_apis.stats.set(cri.clone());
-        Ok(Some(Connections { state, link, authority, volnetd, cri }))
+        let csi = plugins::csi_client(start)?;
+        Ok(Some(Connections { state, link, authority, volnetd, cri, csi }))
     }
 }
 
@@ -355,6 +359,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
+        plugins::begin(start, &connections.csi, link.clone())?;
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);
         }
