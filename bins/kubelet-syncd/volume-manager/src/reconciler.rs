@@ -148,3 +148,7 @@ pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes) 
     let all: BTreeSet<&UniqueName> = desired.attachable().chain(actual.attachable(&listed)).collect();
     all.into_iter().map(|name| name.0.clone()).collect()
 }
+
+#[cfg(test)]
+#[path = "reconciler_tests.rs"]
+mod tests;
