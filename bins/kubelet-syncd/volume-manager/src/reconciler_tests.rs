@@ -67,7 +67,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
 struct World {
     desired: DesiredState,
     actual: ActualState,
-    busy: HashSet<UniqueName>,
+    busy: HashMap<UniqueName, Option<PodUid>>,
     ended: BTreeSet<PodUid>,
     back_offs: BackOffs,
     node: NodeVolumes,
@@ -80,7 +80,7 @@ impl World {
         World {
             desired: DesiredState::default(),
             actual: ActualState { epoch: 1, volumes: BTreeMap::new() },
-            busy: HashSet::new(),
+            busy: HashMap::new(),
             ended: BTreeSet::new(),
             back_offs: BackOffs::default(),
             node: NodeVolumes::default(),
@@ -149,7 +149,7 @@ fn one_operation_at_a_time_for_each_volume() {
     world.want("b", "v", false);
     world.want("b", "w", false);
     assert_eq!(world.actions(), [mount("v", "a"), mount("w", "b")]);
-    world.busy.insert(unique("v"));
+    world.busy.insert(unique("v"), None);
     assert_eq!(world.actions(), [mount("w", "b")]);
 }
 
