@@ -40,16 +40,29 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 25] = [
+pub const VERBS: [Verb; 36] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/CheckHostPath",       &[Syncd],                        false, &[],                  "pod prepared; absolute path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpContent",        &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; mount points are relative paths without '..'"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpLocal",          &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; absolute path without '..' to a folder; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/PrepareSubPath",      &[Syncd],                        false, &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "volume set up (rule 3), or an absolute hostPath without '..'; relative path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),
     verb("/kubelet.volnetd.v1.Volumes/ListVolumes",         &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/Prune",               &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER, KILL], "guard"),
+    // Each around a call that syncd makes of a driver. Driver: at most 63 bytes, a DNS subdomain but for its case; handle: at most
+    // 4096 bytes; whatever a driver has made is refused where it is a link, and entered by workers alone.
+    verb("/kubelet.volnetd.v1.Csi/PrepareStage",            &[Syncd],                        false, &[],                  "no other volume, mount or link in its place"),
+    verb("/kubelet.volnetd.v1.Csi/CommitStage",             &[Syncd],                        false, &[],                  "prepared; what is staged is a folder"),
+    verb("/kubelet.volnetd.v1.Csi/BeginUnstage",            &[Syncd],                        true,  &[],                  "guard; a block volume is published to no pod"),
+    verb("/kubelet.volnetd.v1.Csi/EndStage",                &[Syncd],                        true,  &[],                  "guard; nothing is mounted there; an empty folder"),
+    verb("/kubelet.volnetd.v1.Csi/PreparePublish",          &[Syncd],                        false, &[],                  "pod prepared; no other volume, mount or link in its place"),
+    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a folder, of a block volume a block device or a regular file; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Csi/BeginUnpublish",          &[Syncd],                        true,  &[SYS_ADMIN],         "guard"),
+    verb("/kubelet.volnetd.v1.Csi/EndPublish",              &[Syncd],                        true,  &[],                  "guard; nothing is mounted there; an empty folder"),
+    verb("/kubelet.volnetd.v1.Csi/ListStaged",              &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Csi/ListPublished",           &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Files/WriteEtcHosts",         &[Syncd],                        false, &[],                  "pod prepared; addresses and names are plain words"),
     verb("/kubelet.volnetd.v1.Files/CreateTerminationFile", &[Syncd],                        false, &[],                  "pod prepared"),
     verb("/kubelet.volnetd.v1.Files/PrepareLogDirectory",   &[Syncd],                        false, &[],                  "none"),
@@ -219,6 +232,7 @@ mod tests {
         let protos = [
             include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto"),
             include_str!("../../../proto/kubelet/volnetd/v1/audit.proto"),
+            include_str!("../../../proto/kubelet/volnetd/v1/csi.proto"),
         ];
         let mut service = "";
         let mut methods = Vec::new();

@@ -34,7 +34,7 @@ fn opened(kind: &Kind) -> (String, String) {
         Kind::Credential(credential) => own(credential.kind().as_str_name().to_owned()),
         Kind::RegistryConfig(config) => own(config.index.to_string()),
         Kind::Listener(listener) => own(listener.kind().as_str_name().to_owned()),
-        Kind::PluginSocket(plugin) => own(plugin.registration.clone()),
+        Kind::PluginSocket(plugin) => own(format!("{} {}", plugin.registration, plugin.endpoint).trim_end().to_owned()),
         Kind::EnvFile(file) => (file.pod_uid.clone(), format!("{} {}", file.volume, file.path)),
         Kind::PrivateState(_) | Kind::Kmsg(_) | Kind::ProductUuid(_) => own(String::new()),
     }

@@ -4,6 +4,7 @@
 use bulkhead_ipc::context::REQUEST_ID;
 use bulkhead_ipc::peers::Role;
 use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
+use bulkhead_ipc::volnetd::csi_server::Csi;
 use bulkhead_ipc::volnetd::files_server::Files;
 use bulkhead_ipc::volnetd::volumes_server::Volumes;
 use bulkhead_ipc::volnetd::*;
@@ -39,6 +40,12 @@ fn log_pod(pod: Option<&PodLogId>) -> &str {
     pod.map_or("", |pod| pod.uid.as_str())
 }
 
+/// A volume by its specification's name, driver and handle.
+fn device(device: Option<&CsiDevice>) -> String {
+    let Some(device) = device else { return String::new() };
+    format!("{} {}^{}", device.spec_name, device.driver, device.volume_handle).trim_start().to_owned()
+}
+
 subjects! {
     PreparePodRequest: |r| &r.pod_uid, String::new();
     SetUpEmptyDirRequest: |r| &r.pod_uid, r.volume.clone();
@@ -47,6 +54,13 @@ subjects! {
     PrepareSubPathRequest: |r| &r.pod_uid, format!("{} {}/{} {}", r.volume, r.container, r.index, r.sub_path);
     TearDownPodRequest: |r| &r.pod_uid, if r.volumes_only { "volumes alone".into() } else { String::new() };
     PruneRequest: |r| "", format!("all but {} pods", r.known_pod_uids.len());
+    SetUpLocalRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.path);
+    PrepareStageRequest: |r| "", device(r.device.as_ref());
+    CsiDevice: |r| "", device(Some(r));
+    EndStageRequest: |r| "", device(r.device.as_ref());
+    PreparePublishRequest: |r| &r.pod_uid, device(r.data.as_ref().and_then(|data| data.device.as_ref()));
+    CommitPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());
+    EndPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());
     WriteEtcHostsRequest: |r| &r.pod_uid, String::new();
     CreateTerminationFileRequest: |r| &r.pod_uid, r.container.clone();
     PrepareLogDirectoryRequest: |r| log_pod(r.pod.as_ref()), r.container.clone();
@@ -78,6 +92,12 @@ targets! {
     PreparePodReply: |r| r.pod_dir.clone();
     SetUpVolumeReply: |r| r.host_path.clone();
     TearDownPodReply: |r| if r.done { String::new() } else { format!("left: {}", r.left.join("; ")) };
+    PrepareStageReply: |r| r.staging_path.clone();
+    CommitStageReply: |_r| String::new();
+    EndStageReply: |_r| String::new();
+    PreparePublishReply: |r| r.target_path.clone();
+    CommitPublishReply: |r| r.host_path.clone();
+    EndPublishReply: |_r| String::new();
     HostFileReply: |r| r.host_path.clone();
     PrepareLogDirectoryReply: |r| r.pod_log_dir.clone();
     LinkContainerLogReply: |r| r.link.clone();
@@ -143,6 +163,7 @@ impl Volumes for Audited {
     recorded! { Volumes:
         prepare_pod(PreparePodRequest) -> PreparePodReply = "PreparePod";
         set_up_empty_dir(SetUpEmptyDirRequest) -> SetUpVolumeReply = "SetUpEmptyDir";
+        set_up_local(SetUpLocalRequest) -> SetUpVolumeReply = "SetUpLocal";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";
         set_up_content(SetUpContentRequest) -> SetUpVolumeReply = "SetUpContent";
         prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply = "PrepareSubPath";
@@ -169,6 +190,38 @@ impl Volumes for Audited {
             Err(status) => Err(status),
         });
         result
+    }
+}
+
+#[tonic::async_trait]
+impl Csi for Audited {
+    recorded! { Csi:
+        prepare_stage(PrepareStageRequest) -> PrepareStageReply = "PrepareStage";
+        commit_stage(CsiDevice) -> CommitStageReply = "CommitStage";
+        begin_unstage(EndStageRequest) -> EndStageReply = "BeginUnstage";
+        end_stage(EndStageRequest) -> EndStageReply = "EndStage";
+        prepare_publish(PreparePublishRequest) -> PreparePublishReply = "PreparePublish";
+        commit_publish(CommitPublishRequest) -> CommitPublishReply = "CommitPublish";
+        begin_unpublish(EndPublishRequest) -> EndPublishReply = "BeginUnpublish";
+        end_publish(EndPublishRequest) -> EndPublishReply = "EndPublish";
+    }
+
+    type ListStagedStream = <Verbs as Csi>::ListStagedStream;
+
+    async fn list_staged(
+        &self,
+        request: Request<ListStagedRequest>,
+    ) -> Result<Response<Self::ListStagedStream>, Status> {
+        Csi::list_staged(&self.0, request).await
+    }
+
+    type ListPublishedStream = <Verbs as Csi>::ListPublishedStream;
+
+    async fn list_published(
+        &self,
+        request: Request<ListPublishedRequest>,
+    ) -> Result<Response<Self::ListPublishedStream>, Status> {
+        Csi::list_published(&self.0, request).await
     }
 }
 

@@ -1,16 +1,14 @@
 //! `kubelet.volnetd.v1.Volumes`.
 
-use std::pin::Pin;
 use std::time::Instant;
 
 use bulkhead_ipc::volnetd::volumes_server::Volumes;
 use bulkhead_ipc::volnetd::{self as wire, *};
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{Verbs, text};
+use super::{Streamed, Verbs, text};
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::operations::prune::{self, Action};
@@ -18,16 +16,15 @@ use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
 use crate::volumes::empty_dir::{Group, Medium};
 use crate::volumes::host_path::HostPathType;
+use crate::volumes::local::Local;
 use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod};
+use crate::volumes::{EMPTY_DIR, HOST_PATH, LOCAL, content, list, prepare_pod};
 use crate::worker::{Done, Task};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
 /// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
 const STREAM_BUFFER: usize = 4096;
-
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Volumes for Verbs {
@@ -56,6 +53,27 @@ impl Volumes for Verbs {
         let lock = self.node.lock_pod(&pod).await?;
         let (look, mount) = (task(false), task(true));
         let volume = VolumeSetUp { pod, plugin: plugin.name(), intent, look, mount };
+        let path = operations::set_up(self.node.clone(), lock, volume).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+    }
+
+    async fn set_up_local(&self, request: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let volume = validate::volume(&request.volume)?;
+        let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+        let local = Local {
+            volume: volume.clone(),
+            path: validate::host_path(&request.path)?,
+            read_only: request.read_only,
+            group: group.map(|id| Group { id, on_root_mismatch: request.fs_group_on_root_mismatch }),
+        };
+        let intent = Intent::Mount { plugin: LOCAL.to_owned(), volume };
+        let lock = self.node.lock_pod(&pod).await?;
+        let again = self.node.journal.of(&pod).contains(&intent);
+        let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };
+        let (look, mount) = (task(false), task(true));
+        let volume = VolumeSetUp { pod, plugin: LOCAL, intent, look, mount };
         let path = operations::set_up(self.node.clone(), lock, volume).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
