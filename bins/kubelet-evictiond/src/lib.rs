@@ -45,6 +45,7 @@
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
 //! | `runtime` | what only the runtime knows of disks |
 //! | [`walker`] | what kubelet-walker is asked |
+//! | `persistent` | what persistent volumes hold, as their drivers say |
 //! | `detail` | one cgroup with everything of it |
 //! | `sample` | one sample: the node, its pods, their containers |
 //! | `traced` | which sample is a span of a pod's trace |
@@ -83,6 +84,7 @@ mod machine;
 mod metrics;
 mod network;
 pub mod oom;
+mod persistent;
 mod pods;
 mod processes;
 pub mod rates;
@@ -123,6 +125,7 @@ use logs::manager::LogManager;
 use oom::counts::OomCounts;
 use oom::log::Kmsg;
 use oom::owner::Owners;
+use persistent::{PersistentVolumes, VolumeGauges};
 use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
@@ -180,7 +183,10 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let sampler = Sampler::new(paths)?.with_ooms(ooms.clone());
     let hierarchy = sampler.hierarchy().clone();
     let kernel_log = daemon.take_listener(KERNEL_LOG.0);
-    let stats = Arc::new(service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period));
+    let persistent = PersistentVolumes::new(daemon.link(Process::Syncd), walker.clone(), period);
+    daemon.registry.register(Box::new(VolumeGauges::new(persistent.clone())?))?;
+    let stats = service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period);
+    let stats = Arc::new(stats.with_persistent(persistent));
     let shown = Arc::new(Shown::new(daemon.stop.clone()));
     let syncd_link = daemon.link(Process::Syncd);
     let syncd = Syncd::new(syncd_link.clone());

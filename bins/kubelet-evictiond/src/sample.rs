@@ -57,6 +57,8 @@ impl SampleScope {
 #[derive(Debug, Clone, Default)]
 pub struct PodDisk {
     pub volumes: PodVolumes,
+    /// Persistent ones.
+    pub persistent: Vec<VolumeStats>,
     pub logs: Option<PodLogs>,
 }
 
@@ -476,8 +478,9 @@ fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
         if *counts && !volume.is_mount {
             stats::add(&mut ephemeral, &fs);
         }
-        stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs) });
+        stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs), ..VolumeStats::default() });
     }
+    stats.volumes.extend(disk.persistent.iter().cloned());
     for one in &mut stats.containers {
         one.logs = logs.and_then(|logs| {
             let (_, folder) = logs.containers.iter().find(|(name, _)| *name == one.name)?;

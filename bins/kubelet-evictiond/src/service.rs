@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 use crate::disk::{self, Cache};
 use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
+use crate::persistent::PersistentVolumes;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
@@ -68,6 +69,8 @@ pub struct StatsService<P, R> {
     logs: Cache<String, PodLogs>,
     file_systems: Cache<String, disk::FileSystem>,
     mounted: Cache<Mounted, disk::FileSystem>,
+    /// `None`: nobody asks for them.
+    persistent: Option<PersistentVolumes>,
     walker: Walker,
     metrics: Metrics,
 }
@@ -93,9 +96,16 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             logs: Cache::keeping(FILE_SYSTEM_KEEP),
             file_systems: Cache::keeping(FILE_SYSTEM_KEEP),
             mounted: Cache::keeping(FILE_SYSTEM_KEEP),
+            persistent: None,
             walker,
             metrics,
         }
+    }
+
+    /// Shows volumes of these, too.
+    pub fn with_persistent(mut self, persistent: PersistentVolumes) -> Self {
+        self.persistent = Some(persistent);
+        self
     }
 
     /// A new sample for whoever needs no rates, and so need not wait for a second reading. Nobody else is given it.
@@ -259,11 +269,17 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             })
             .collect();
         let logs = self.logs.refresh(lists, DISK_PATIENCE);
-        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), logs, walk);
+        let persistent = async {
+            if let Some(persistent) = &self.persistent {
+                persistent.refresh(DISK_PATIENCE).await;
+            }
+        };
+        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), logs, walk, persistent);
         let known = |pod: &Pod| {
             let uid = pod.uid.to_string();
             let volumes = self.volumes.as_ref().and_then(|volumes| volumes.get(&uid));
-            let disk = PodDisk { volumes: volumes.unwrap_or_default(), logs: self.logs.get(&uid) };
+            let persistent = self.persistent.as_ref().map(|all| all.of(&uid)).unwrap_or_default();
+            let disk = PodDisk { volumes: volumes.unwrap_or_default(), persistent, logs: self.logs.get(&uid) };
             (uid, disk)
         };
         disks.node = self.file_systems.get(&root);

@@ -93,7 +93,7 @@ mod tests {
         let container =
             |name: &str| ContainerStats { name: name.into(), rootfs: fs(layer), logs: fs(logs), ..Default::default() };
         PodStats {
-            volumes: vec![VolumeStats { name: "v".into(), fs: fs(volume) }],
+            volumes: vec![VolumeStats { name: "v".into(), fs: fs(volume), ..VolumeStats::default() }],
             ephemeral_storage: fs(total),
             containers: ["a", "b", "i"].map(container).into(),
             ..PodStats::default()

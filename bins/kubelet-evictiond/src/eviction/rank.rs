@@ -139,7 +139,9 @@ mod tests {
             memory: Some(MemoryStats { working_set_bytes: Some(used), ..MemoryStats::default() }),
             process: Some(ProcessStats { process_count: Some(used) }),
             containers: vec![ContainerStats { rootfs: fs(used), logs: fs(1), ..ContainerStats::default() }],
-            volumes: ["scratch", "secret"].map(|name| VolumeStats { name: name.into(), fs: fs(10) }).into(),
+            volumes: ["scratch", "secret"]
+                .map(|name| VolumeStats { name: name.into(), fs: fs(10), ..VolumeStats::default() })
+                .into(),
             ..PodStats::default()
         });
         let pod = Candidate {

@@ -193,8 +193,11 @@ impl<'a> Pod<'a> {
             logs: one.logs.as_ref().filter(|_| all).map(Fs::of),
             swap: one.swap.as_ref().map(Swap::of),
         };
-        let volume =
-            |volume: &'a stats::VolumeStats| Some(Volume { fs: Fs::of(volume.fs.as_ref()?), name: &volume.name });
+        let volume = |volume: &'a stats::VolumeStats| {
+            let (name, namespace) = (volume.claim_name.as_str(), volume.claim_namespace.as_str());
+            let pvc_ref = (!name.is_empty()).then_some(ClaimRef { name, namespace });
+            Some(Volume { fs: Fs::of(volume.fs.as_ref()?), name: &volume.name, pvc_ref })
+        };
         let count = pod.process.as_ref().and_then(|process| process.process_count);
         Pod {
             pod_ref: PodRef { name: &pod.name, namespace: &pod.namespace, uid: &pod.uid },
@@ -242,6 +245,14 @@ struct Volume<'a> {
     #[serde(flatten)]
     fs: Fs<'a>,
     name: &'a str,
+    #[serde(rename = "pvcRef", skip_serializing_if = "Option::is_none")]
+    pvc_ref: Option<ClaimRef<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClaimRef<'a> {
+    name: &'a str,
+    namespace: &'a str,
 }
 
 #[derive(Debug, Serialize)]

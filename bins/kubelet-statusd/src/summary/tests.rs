@@ -104,7 +104,15 @@ fn pod() -> stats::PodStats {
             io: io(),
             swap: swap(),
         }],
-        volumes: vec![stats::VolumeStats { name: "v".into(), fs: fs() }],
+        volumes: vec![
+            stats::VolumeStats { name: "v".into(), fs: fs(), ..stats::VolumeStats::default() },
+            stats::VolumeStats {
+                name: "w".into(),
+                fs: fs(),
+                claim_namespace: "default".into(),
+                claim_name: "data".into(),
+            },
+        ],
         ephemeral_storage: fs(),
         io: io(),
         swap: swap(),

@@ -59,6 +59,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         epoch: daemon.epoch,
         writes: StorageWrites::default(),
         plugins: Arc::default(),
+        statistics: Arc::default(),
         stop: daemon.stop.clone(),
     };
     let runtime_apis = RuntimeApis::with_storage(storage);

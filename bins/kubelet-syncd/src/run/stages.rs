@@ -456,14 +456,17 @@ async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
 
 /// Claims and volumes of CSI drivers.
 fn volume_manager(start: &Start, connections: &Connections, server: &Server) -> Result<Arc<VolumeManager>, RunError> {
-    Ok(VolumeManager::start(Ports {
+    let volumes = VolumeManager::start(Ports {
         drivers: Arc::new(RegisteredDrivers(connections.csi.clone())),
         verbs: Arc::new(NodeVerbs::start(connections.volnetd.clone())),
         reader: StorageObjects::start(server.client.clone(), server.objects.clone()),
         events: start.reporter.clone(),
         metrics: OperationMetrics::register(&start.daemon.registry)?,
         node_name: start.config.node_name.to_string(),
-    }))
+    });
+    // It is set once, at the start.
+    let _ = start.runtime_apis.storage.statistics.set(volumes.statistics());
+    Ok(volumes)
 }
 
 fn prober(start: &Start, connections: &Connections) -> Result<Arc<Prober>, RunError> {

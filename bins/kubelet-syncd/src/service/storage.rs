@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::storage_server::Storage;
 use bulkhead_types::Epoch;
+use futures_util::StreamExt as _;
+use kubelet_volume_manager::statistics::{Statistics, VolumeUsage};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -18,6 +20,8 @@ pub struct StorageApi {
     pub epoch: Epoch,
     pub writes: StorageWrites,
     pub plugins: Arc<OnceLock<PluginTable>>,
+    /// Of volumes; never set on a node without API server.
+    pub statistics: Arc<OnceLock<Statistics>>,
     /// Ends the streams, which never end by themselves.
     pub stop: CancellationToken,
 }
@@ -59,6 +63,18 @@ impl Storage for StorageApi {
         Ok(Response::new(api::AcknowledgeReply {}))
     }
 
+    type VolumeUsagesStream = Answer<api::VolumeUsage>;
+
+    async fn volume_usages(
+        &self,
+        _: Request<api::VolumeUsagesRequest>,
+    ) -> Result<Response<Self::VolumeUsagesStream>, Status> {
+        let Some(statistics) = self.statistics.get() else {
+            return Ok(Response::new(Box::pin(futures_util::stream::empty())));
+        };
+        Ok(Response::new(Box::pin(statistics.all().map(|told| Ok(usage(told))))))
+    }
+
     type ListPluginsStream = Answer<api::Plugin>;
 
     async fn list_plugins(
@@ -68,5 +84,23 @@ impl Storage for StorageApi {
         let table = self.plugins.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
         let plugins = table.list().into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures_util::stream::iter(plugins))))
+    }
+}
+
+fn usage(told: VolumeUsage) -> api::VolumeUsage {
+    let figures = told.usage.unwrap_or_default();
+    let (claim_namespace, claim_name) = told.claim.map(|claim| (claim.namespace, claim.name)).unwrap_or_default();
+    api::VolumeUsage {
+        pod_uid: told.pod.to_string(),
+        volume: told.volume,
+        claim_namespace,
+        claim_name,
+        available_bytes: figures.available,
+        capacity_bytes: figures.capacity,
+        used_bytes: figures.used,
+        inodes_free: figures.inodes_free,
+        inodes: figures.inodes,
+        inodes_used: figures.inodes_used,
+        folder: told.folder,
     }
 }

@@ -50,6 +50,14 @@ impl Drivers for RegisteredDrivers {
     fn expand<'a>(&'a self, driver: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
         self.0.node_expand_volume(driver, request).map_ok(|answer| answer.capacity_bytes).boxed()
     }
+
+    fn stats<'a>(
+        &'a self,
+        driver: &'a str,
+        request: csi::NodeGetVolumeStatsRequest,
+    ) -> Answer<'a, csi::NodeGetVolumeStatsResponse> {
+        self.0.node_get_volume_stats(driver, request).boxed()
+    }
 }
 
 /// kubelet-volnetd.

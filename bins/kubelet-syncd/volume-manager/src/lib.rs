@@ -17,6 +17,7 @@
 //! | [`metrics`] | nothing: how long operations take |
 //! | [`context`] | nothing: both states behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
+//! | [`statistics`] | which drivers are asked for the room in which volumes |
 //! | [`manager`] | nothing: a task for each operation, and who waits for what |
 
 pub mod actual_state;
@@ -32,6 +33,7 @@ pub mod populator;
 pub mod ports;
 pub mod reconciler;
 pub mod spec;
+pub mod statistics;
 
 pub use context::Ports;
 pub use manager::{MountedVolume, Root, VolumeManager, Waiting};

@@ -24,6 +24,7 @@ use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
 use crate::reconciler::{self, Action, Look, NodeVolumes};
 use crate::spec::{Source, UniqueName, VolumeSpec};
+use crate::statistics::Statistics;
 
 /// A list that could not be had is asked for again after this time.
 const LIST_AGAIN: Duration = Duration::from_millis(500);
@@ -80,18 +81,25 @@ pub struct InUse {
 pub struct VolumeManager {
     context: Arc<Context>,
     in_use: watch::Sender<InUse>,
+    statistics: Statistics,
 }
 
 impl VolumeManager {
     /// Starts what reconciles. Must be called within a tokio runtime.
     pub fn start(ports: Ports) -> Arc<Self> {
-        let manager =
-            Arc::new(VolumeManager { context: Arc::new(Context::new(ports)), in_use: watch::Sender::default() });
+        let context = Arc::new(Context::new(ports));
+        let statistics = Statistics::new(context.clone());
+        let manager = Arc::new(VolumeManager { context, in_use: watch::Sender::default(), statistics });
         tokio::spawn(manager.clone().follow_node());
         tokio::spawn(manager.clone().follow_drivers());
         tokio::spawn(manager.clone().follow_volnetd());
         tokio::spawn(manager.clone().reconcile());
         manager
+    }
+
+    /// What drivers say of the room in volumes.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics.clone()
     }
 
     /// The Node's `volumesInUse`, and each change of it.

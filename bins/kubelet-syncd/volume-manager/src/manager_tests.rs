@@ -162,6 +162,14 @@ impl Drivers for End {
     fn expand<'a>(&'a self, _: &'a str, _: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
         async { Ok(0) }.boxed()
     }
+
+    fn stats<'a>(
+        &'a self,
+        _: &'a str,
+        _: csi::NodeGetVolumeStatsRequest,
+    ) -> Answer<'a, csi::NodeGetVolumeStatsResponse> {
+        async { Ok(csi::NodeGetVolumeStatsResponse::default()) }.boxed()
+    }
 }
 
 fn handle(device: Option<&api::CsiDevice>) -> String {

@@ -32,6 +32,11 @@ pub trait Drivers: Send + Sync + Debug {
     fn unpublish<'a>(&'a self, driver: &'a str, request: csi::NodeUnpublishVolumeRequest) -> Answer<'a, ()>;
     /// Answers the size in bytes, 0 where the driver does not say.
     fn expand<'a>(&'a self, driver: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64>;
+    fn stats<'a>(
+        &'a self,
+        driver: &'a str,
+        request: csi::NodeGetVolumeStatsRequest,
+    ) -> Answer<'a, csi::NodeGetVolumeStatsResponse>;
 }
 
 /// What kubelet-volnetd answered.

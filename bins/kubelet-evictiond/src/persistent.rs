@@ -1,0 +1,223 @@
+//! What persistent volumes and those of CSI drivers hold. This process enters none of them: kubelet-syncd asks their drivers, and
+//! names the folders of the others, whose file systems kubelet-walker's workers look at.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::evictiond::{FsStats, VolumeStats};
+use bulkhead_ipc::syncd::storage_client::StorageClient;
+use bulkhead_ipc::syncd::{VolumeUsage, VolumeUsagesRequest};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, Opts};
+
+use crate::disk::Cache;
+use crate::stats::{self, Moment};
+use crate::walker::Walker;
+
+/// Drivers have 10 s each, some at a time.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// More volumes than a node can have; the rest of a longer list is cut.
+const MAX_VOLUMES: usize = 20_000;
+
+/// By the pod's uid.
+type Figures = HashMap<String, Vec<VolumeStats>>;
+
+/// Figures of all such volumes, renewed when they are asked for. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct PersistentVolumes {
+    link: Link,
+    walker: Walker,
+    /// `None`: statistics of volumes are off.
+    renewed: Option<Arc<Cache<(), ()>>>,
+    figures: Arc<Mutex<Figures>>,
+}
+
+impl PersistentVolumes {
+    /// `period`: how old figures may be; `None` switches them off.
+    pub fn new(link: Link, walker: Walker, period: Option<Duration>) -> Self {
+        PersistentVolumes {
+            link,
+            walker,
+            renewed: period.map(|period| Arc::new(Cache::keeping(period))),
+            figures: Arc::default(),
+        }
+    }
+
+    /// Renews what is old, and waits for it so long at most; a driver that is slower is seen in later figures.
+    pub async fn refresh(&self, patience: Duration) {
+        if let Some(renewed) = &self.renewed {
+            let this = self.clone();
+            renewed.refresh(vec![((), async move { this.renew().await })], patience).await;
+        }
+    }
+
+    pub fn of(&self, pod_uid: &str) -> Vec<VolumeStats> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).get(pod_uid).cloned().unwrap_or_default()
+    }
+
+    /// `None`: it could not be found out which volumes there are.
+    async fn renew(&self) -> Option<()> {
+        match tokio::time::timeout(DEADLINE, self.ask()).await {
+            Ok(Ok(())) => Some(()),
+            Ok(Err(status)) => {
+                tracing::debug!(code = ?status.code(), "usage of volumes is not told: {}", status.message());
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    async fn ask(&self) -> Result<(), tonic::Status> {
+        let mut client = StorageClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut stream =
+            client.volume_usages(CallContext::new().request(VolumeUsagesRequest {}, DEADLINE)).await?.into_inner();
+        let mut there = BTreeMap::new();
+        while let Some(told) = stream.message().await? {
+            if there.len() == MAX_VOLUMES {
+                tracing::warn!(MAX_VOLUMES, "the list of volumes' usage is cut");
+                break;
+            }
+            let fs = match told.folder.as_str() {
+                "" => figures(&told, &Moment::now().text),
+                folder => {
+                    let measured = self.walker.file_system(folder.to_owned()).await;
+                    measured.map(|fs| stats::whole(fs, &Moment::now().text))
+                }
+            };
+            // Each as it comes: who is slow holds up no other.
+            note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
+            there.insert((told.pod_uid, told.volume), ());
+        }
+        forget(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), |pod, volume| {
+            there.contains_key(&(pod.to_owned(), volume.to_owned()))
+        });
+        Ok(())
+    }
+}
+
+/// `None`: the driver says nothing. Less than nothing is nothing.
+fn figures(told: &VolumeUsage, time: &str) -> Option<FsStats> {
+    let of = |number: Option<i64>| number.map(|number| u64::try_from(number).unwrap_or(0));
+    let fs = FsStats {
+        time: time.to_owned(),
+        available_bytes: of(told.available_bytes),
+        capacity_bytes: of(told.capacity_bytes),
+        used_bytes: of(told.used_bytes),
+        inodes_free: of(told.inodes_free),
+        inodes: of(told.inodes),
+        inodes_used: of(told.inodes_used),
+    };
+    (fs != FsStats { time: time.to_owned(), ..FsStats::default() }).then_some(fs)
+}
+
+/// What is not known now stays as it was known last, with its time.
+fn note(figures: &mut Figures, told: &VolumeUsage, fs: Option<FsStats>) {
+    let Some(fs) = fs else { return };
+    let volume = VolumeStats {
+        name: told.volume.clone(),
+        fs: Some(fs),
+        claim_namespace: told.claim_namespace.clone(),
+        claim_name: told.claim_name.clone(),
+    };
+    let volumes = figures.entry(told.pod_uid.clone()).or_default();
+    match volumes.iter_mut().find(|known| known.name == volume.name) {
+        Some(known) => *known = volume,
+        None => volumes.push(volume),
+    }
+}
+
+fn forget(figures: &mut Figures, is_there: impl Fn(&str, &str) -> bool) {
+    figures.retain(|pod, volumes| {
+        volumes.retain(|volume| is_there(pod, &volume.name));
+        !volumes.is_empty()
+    });
+}
+
+/// Upstream's `kubelet_volume_stats_*`, of volumes with a claim, each claim once (`pkg/kubelet/metrics/collectors/volume_stats.go`).
+#[derive(Debug)]
+pub struct VolumeGauges {
+    volumes: PersistentVolumes,
+    /// In the order of [`FAMILIES`].
+    gauges: [GaugeVec; FAMILIES.len()],
+}
+
+type Figure = fn(&FsStats) -> Option<u64>;
+
+const FAMILIES: [(&str, &str, Figure); 6] = [
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |fs| fs.capacity_bytes),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume", |fs| {
+        fs.available_bytes
+    }),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume", |fs| fs.used_bytes),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume", |fs| fs.inodes),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume", |fs| fs.inodes_free),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |fs| fs.inodes_used),
+];
+
+impl VolumeGauges {
+    /// # Errors
+    /// Never: the names are in order.
+    pub fn new(volumes: PersistentVolumes) -> Result<Self, prometheus::Error> {
+        let gauge = |(name, help, _): (&str, &str, Figure)| {
+            GaugeVec::new(Opts::new(name, help), &["namespace", "persistentvolumeclaim"])
+        };
+        let [a, b, c, d, e, f] = FAMILIES.map(gauge);
+        Ok(VolumeGauges { volumes, gauges: [a?, b?, c?, d?, e?, f?] })
+    }
+}
+
+impl Collector for VolumeGauges {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges.iter().flat_map(|gauge| gauge.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let figures = self.volumes.figures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (gauge, (.., figure)) in self.gauges.iter().zip(FAMILIES) {
+            gauge.reset();
+            for volume in figures.values().flatten().filter(|volume| !volume.claim_name.is_empty()) {
+                let labels = [volume.claim_namespace.as_str(), volume.claim_name.as_str()];
+                if let Some(number) = volume.fs.as_ref().and_then(figure) {
+                    gauge.with_label_values(&labels).set(number as f64);
+                }
+            }
+        }
+        self.gauges.iter().flat_map(|gauge| gauge.collect()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(pod: &str, volume: &str, used: Option<i64>) -> VolumeUsage {
+        VolumeUsage {
+            pod_uid: pod.into(),
+            volume: volume.into(),
+            claim_name: "c".into(),
+            used_bytes: used,
+            ..VolumeUsage::default()
+        }
+    }
+
+    #[test]
+    fn what_is_not_told_now_stays_until_the_volume_is_gone() {
+        let mut all = Figures::new();
+        let mut take = |told: &VolumeUsage, time: &str| note(&mut all, told, figures(told, time));
+        take(&told("p", "v", Some(5)), "1");
+        take(&told("p", "w", Some(-7)), "1");
+        take(&told("p", "v", None), "2");
+        let fs = |all: &Figures, at: usize| all["p"][at].fs.clone().unwrap();
+        assert_eq!((fs(&all, 0).used_bytes, fs(&all, 0).time.as_str()), (Some(5), "1"));
+        assert_eq!(fs(&all, 1).used_bytes, Some(0));
+        forget(&mut all, |_, volume| volume == "w");
+        assert_eq!(all["p"].len(), 1);
+        forget(&mut all, |_, _| false);
+        assert!(all.is_empty());
+    }
+}
