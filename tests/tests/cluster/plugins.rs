@@ -299,7 +299,7 @@ fn the_hostpath_driver_and_its_registrar() -> Result<()> {
     let seen = wait_node_ids(&cluster, &json!({"hostpath.csi.k8s.io": NODE}))?;
     ensure!(seen["metadata"]["labels"]["topology.hostpath.csi/node"] == NODE, "{seen:#}");
     eventually("the registrar is told", LONG, || {
-        ensure!(log().contains("PluginRegistered:true"), "{}", log());
+        ensure!(log().contains("plugin_registered:true"), "{}", log());
         Ok(())
     })?;
     let listed = state_of(&node, "hostpath.csi.k8s.io")?;
@@ -309,7 +309,7 @@ fn the_hostpath_driver_and_its_registrar() -> Result<()> {
     node.kill_daemon("kubelet-syncd")?;
     node.wait_healthy()?;
     eventually("it is registered again", LONG, || {
-        ensure!(log().matches("PluginRegistered:true").count() == 2, "{}", log());
+        ensure!(log().matches("plugin_registered:true").count() == 2, "{}", log());
         Ok(())
     })?;
     let again = cluster.get("csinodes", "", NODE)?;
