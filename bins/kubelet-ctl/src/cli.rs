@@ -65,6 +65,7 @@ pub fn command() -> Command {
             Command::new("images").about("Lists images, who uses them, and what garbage collection would do with each and why"),
         )
         .subcommand(audit())
+        .subcommand(Command::new("plugins").about("Lists plugins (CSI drivers, devices), and what came of their registration"))
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")
