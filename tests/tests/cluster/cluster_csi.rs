@@ -41,8 +41,18 @@ impl HostPath {
         let (socket, state) = (driver.socket(), state.display().to_string());
         driver.spawn(
             "hostpathplugin",
-            &["-drivername", DRIVER, "-endpoint", &format!("unix://{socket}"), "-nodeid", NODE, "-statedir", &state,
-              "-enable-attach=true", "-v=5"],
+            &[
+                "-drivername",
+                DRIVER,
+                "-endpoint",
+                &format!("unix://{socket}"),
+                "-nodeid",
+                NODE,
+                "-statedir",
+                &state,
+                "-enable-attach=true",
+                "-v=5",
+            ],
         )?;
         eventually("the driver serves", LONG, || {
             ensure!(Path::new(&socket).exists(), "no socket");
@@ -132,7 +142,9 @@ fn claims_are_mounted_seen_and_given_back() -> Result<()> {
     cluster.wait_for("nodes", "", NODE, "it is ready", |node| is_true(node, "Ready"))?;
     let _driver = HostPath::start(&cluster, &node)?;
     create(&cluster, &classes())?;
-    cluster.wait_for("csinodes", "", NODE, "the driver is there", |csinode| csinode["spec"]["drivers"][0]["name"] == DRIVER)?;
+    cluster.wait_for("csinodes", "", NODE, "the driver is there", |csinode| {
+        csinode["spec"]["drivers"][0]["name"] == DRIVER
+    })?;
     let script = format!(
         "echo hello > /data/f; stat -c 'data %g' /data; stat -c 'raw %F' /dev/raw0; touch /inline/x && echo inline; \
          {IDLE}"
