@@ -4,7 +4,10 @@
 
 mod broker;
 mod content;
+mod csi;
+mod csi_crashes;
 mod life;
+mod local;
 mod plugins;
 mod process;
 mod rotation;
