@@ -135,9 +135,9 @@ fn claims_of_the_hostpath_driver_live_as_under_upstreams_kubelet() -> Result<()>
 
     cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
     cluster.create(&objects::claim("raw", hostpath::CLASS, "16Mi", &json!({"volumeMode": "Block"})))?;
+    let (data, raw) = (volume_of(&scene, &hostpath, "data")?, volume_of(&scene, &hostpath, "raw")?);
     let pod = recorded_pod(&scene)?;
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?.to_owned();
-    let (data, raw) = (volume_of(&scene, &hostpath, "data")?, volume_of(&scene, &hostpath, "raw")?);
     let volumes = Volumes { root, pod_uid: &uid, data: &data, raw: &raw };
     let names =
         Names::of(&volumes, hostpath::NAME, NODE)?.and(&hostpath.state().display().to_string(), "$DRIVER_STATE");

@@ -170,10 +170,33 @@ fn logged(line: &str) -> Option<Logged> {
     let all: Value = serde_json::from_str(json).ok()?;
     Some(Logged {
         method: all["Method"].as_str()?.rsplit('/').next()?.to_owned(),
-        request: all["Request"].clone(),
+        request: as_recorded(all["Request"].clone()),
         response: all["Response"].clone(),
         error: all["Error"].as_str().unwrap_or_default().to_owned(),
     })
+}
+
+/// A request in the form of recordings: the log has the fields as Go names them, and modes as numbers.
+fn as_recorded(mut request: Value) -> Value {
+    const MODES: [&str; 8] = [
+        "UNKNOWN",
+        "SINGLE_NODE_WRITER",
+        "SINGLE_NODE_READER_ONLY",
+        "MULTI_NODE_READER_ONLY",
+        "MULTI_NODE_SINGLE_WRITER",
+        "MULTI_NODE_MULTI_WRITER",
+        "SINGLE_NODE_SINGLE_WRITER",
+        "SINGLE_NODE_MULTI_WRITER",
+    ];
+    let Some(capability) = request.get_mut("volume_capability").and_then(Value::as_object_mut) else { return request };
+    for (kind, value) in capability.remove("AccessType").iter().filter_map(Value::as_object).flatten() {
+        capability.insert(kind.to_lowercase(), value.clone());
+    }
+    let mode = capability.get("access_mode").and_then(|mode| mode["mode"].as_u64()).unwrap_or_default();
+    if let Some(name) = usize::try_from(mode).ok().and_then(|mode| MODES.get(mode)) {
+        capability.insert("access_mode".to_owned(), serde_json::json!({"mode": name}));
+    }
+    request
 }
 
 impl Drop for Hostpath {
