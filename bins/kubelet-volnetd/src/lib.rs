@@ -187,6 +187,7 @@ fn followed(settings: &Settings) -> watch::Followed {
     watch::Followed {
         manifests: settings.manifests.clone(),
         kubeconfigs: [&settings.kubeconfig, &asked.bootstrap].into_iter().flatten().cloned().collect(),
+        plugins: Some(settings.paths.root_dir.join("plugins_registry")),
         client_pair: asked.client.then(|| current(&asked.folder, Prefix::Client)),
         serving: serving.into_iter().chain(settings.client_ca.clone()).chain(serving_pair).collect(),
     }

@@ -23,6 +23,8 @@ pub struct Settings {
     pub node_name: NodeName,
     /// `root_dir` must be free of links: it is compared with mountinfo.
     pub paths: InstancePaths,
+    /// The root directory as the operator wrote it, by which plugins name their sockets.
+    pub named_root_dir: PathBuf,
     /// `/var/log/containers`; not configurable upstream.
     pub container_links_dir: PathBuf,
     /// `/var/log`, below which node logs are.

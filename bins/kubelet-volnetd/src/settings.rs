@@ -24,6 +24,7 @@ pub enum SettingsError {
 pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
     let driver = &config.kubelet.cgroup_driver;
     let mut paths = config.paths.clone();
+    let named_root_dir = paths.root_dir.clone();
     // Paths are compared with mountinfo, which shows none of the links on the way. A root directory that is not there
     // yet is made by us, and its parents are resolved all the same.
     paths.root_dir =
@@ -31,6 +32,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
     Ok(Settings {
         node_name: config.node_name.clone(),
         paths,
+        named_root_dir,
         container_links_dir: PathBuf::from("/var/log/containers"),
         node_logs_dir: PathBuf::from("/var/log"),
         runtime_endpoint: Some(config.runtime_socket.clone()),

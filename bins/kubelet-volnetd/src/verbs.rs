@@ -40,16 +40,29 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 24] = [
+pub const VERBS: [Verb; 35] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/CheckHostPath",       &[Syncd],                        false, &[],                  "pod prepared; absolute path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpContent",        &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; mount points are relative paths without '..'"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpLocal",          &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; absolute path without '..' to a folder; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/PrepareSubPath",      &[Syncd],                        false, &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "volume set up (rule 3), or an absolute hostPath without '..'; relative path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),
     verb("/kubelet.volnetd.v1.Volumes/ListVolumes",         &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/Prune",               &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER, KILL], "guard"),
+    // Each around a call that syncd makes of a driver. Driver: at most 63 bytes, a DNS subdomain but for its case; handle: at most
+    // 4096 bytes; whatever a driver has made is refused where it is a link, and entered by workers alone.
+    verb("/kubelet.volnetd.v1.Csi/PrepareStage",            &[Syncd],                        false, &[],                  "no other volume, mount or link in its place"),
+    verb("/kubelet.volnetd.v1.Csi/CommitStage",             &[Syncd],                        false, &[],                  "prepared; what is staged is a folder"),
+    verb("/kubelet.volnetd.v1.Csi/BeginUnstage",            &[Syncd],                        true,  &[],                  "guard; a block volume is published to no pod"),
+    verb("/kubelet.volnetd.v1.Csi/EndStage",                &[Syncd],                        true,  &[],                  "guard; nothing is mounted there; an empty folder"),
+    verb("/kubelet.volnetd.v1.Csi/PreparePublish",          &[Syncd],                        false, &[],                  "pod prepared; no other volume, mount or link in its place"),
+    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a folder, of a block volume a block device or a regular file; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Csi/BeginUnpublish",          &[Syncd],                        true,  &[SYS_ADMIN],         "guard"),
+    verb("/kubelet.volnetd.v1.Csi/EndPublish",              &[Syncd],                        true,  &[],                  "guard; nothing is mounted there; an empty folder"),
+    verb("/kubelet.volnetd.v1.Csi/ListStaged",              &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Csi/ListPublished",           &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Files/WriteEtcHosts",         &[Syncd],                        false, &[],                  "pod prepared; addresses and names are plain words"),
     verb("/kubelet.volnetd.v1.Files/CreateTerminationFile", &[Syncd],                        false, &[],                  "pod prepared"),
     verb("/kubelet.volnetd.v1.Files/PrepareLogDirectory",   &[Syncd],                        false, &[],                  "none"),
@@ -65,7 +78,7 @@ pub const VERBS: [Verb; 24] = [
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
-    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests: syncd, serving: statusd"),
+    verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests and plugins: syncd, serving: statusd"),
 ];
 
 /// [`VERBS`] as the server's peer check wants them.
@@ -86,6 +99,7 @@ pub const fn watch_peers(kind: WatchKind) -> &'static [Role] {
         WatchKind::Manifests => &[Syncd],
         WatchKind::Credentials => &[Syncd, Statusd],
         WatchKind::Serving => &[Statusd],
+        WatchKind::Plugins => &[Syncd],
     }
 }
 
@@ -152,9 +166,9 @@ pub const BROKER: [BrokerRow; 22] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg: kinds that no process asks for. The answer is a refusal, and no descriptor is passed.
+    // As Kmsg: a kind that no process asks for. The answer is a refusal, and no descriptor is passed.
     row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
-    row("PluginSocket",        &[Syncd],                        2, &[],        "not served yet"),
+    row("PluginSocket",        &[Syncd],                        2, &[],        "root's socket below the root directory and not below pods; no link, no folder that others may write, no file system that may not answer on the way; nobody waits for a full backlog"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
     row("PutCredential",       &[Statusd],                      1, &[],        "the pair of one's own: none configured and none there; signed pairs, the pending key, the kubeconfig: where the configuration has the node ask; folder of root's on root's path; sealed memfd of at most 64 KiB with PEM alone; the kubeconfig's words are root's own"),
@@ -215,9 +229,10 @@ mod tests {
     #[test]
     fn the_table_is_the_contract() {
         let proto = include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto");
+        let csi = include_str!("../../../proto/kubelet/volnetd/v1/csi.proto");
         let mut service = "";
         let mut methods = Vec::new();
-        for line in proto.lines().map(str::trim) {
+        for line in proto.lines().chain(csi.lines()).map(str::trim) {
             if let Some(rest) = line.strip_prefix("service ") {
                 service = rest.trim_end_matches(" {");
             } else if let Some(rest) = line.strip_prefix("rpc ") {
@@ -239,7 +254,7 @@ mod tests {
                 assert_eq!(verb.peers, [Syncd], "{}", verb.method);
             }
             if watches {
-                for kind in [WatchKind::Manifests, WatchKind::Credentials, WatchKind::Serving] {
+                for kind in [WatchKind::Manifests, WatchKind::Credentials, WatchKind::Serving, WatchKind::Plugins] {
                     assert!(watch_peers(kind).iter().all(|peer| verb.peers.contains(peer)), "{kind:?}");
                 }
             }

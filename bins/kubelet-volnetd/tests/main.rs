@@ -5,6 +5,7 @@
 mod broker;
 mod content;
 mod life;
+mod plugins;
 mod process;
 mod rotation;
 mod silent;

@@ -7,8 +7,10 @@
 //! | [`dial`] | how a connection to a pod is made |
 //! | [`http_get`] | what an HTTP probe or hook sends, and which answer is a success |
 //! | [`volnetd`] | nothing: the verbs of the other side, and the proof that a destructive one needs |
+//! | [`csi`] | which drivers can be called now, and what an answer that is none means |
 //! | [`runtime_service`] | nothing: the runtime's calls that change something, as a trait |
 
+pub mod csi;
 pub mod dial;
 pub mod http_get;
 pub mod runtime_service;

@@ -15,6 +15,7 @@ use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
+use bulkhead_ipc::volnetd::csi_client::CsiClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
@@ -29,6 +30,8 @@ const MAX_ENV_FILE: u64 = 1 << 20;
 const QUICK: Duration = Duration::from_secs(10);
 /// A verb that unmounts or removes trees.
 const SLOW: Duration = Duration::from_secs(60);
+/// A verb that may give a volume of any size to its group: longer than volnetd goes on with that.
+const GIVES: Duration = Duration::from_secs(115);
 
 /// Why a verb has no result.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +134,7 @@ verbs! {
     set_up_empty_dir(VolumesClient, SetUpEmptyDirRequest) -> SetUpVolumeReply, QUICK;
     check_host_path(VolumesClient, CheckHostPathRequest) -> SetUpVolumeReply, QUICK;
     set_up_content(VolumesClient, SetUpContentRequest) -> SetUpVolumeReply, QUICK;
+    set_up_local(VolumesClient, SetUpLocalRequest) -> SetUpVolumeReply, GIVES;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
     write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;
@@ -147,6 +151,50 @@ verbs! {
     set_qos(CgroupsClient, SetQosRequest) -> SetQosReply, QUICK;
     remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;
     end_session(CgroupsClient, EndSessionRequest) -> EndSessionReply, QUICK;
+    prepare_stage(CsiClient, PrepareStageRequest) -> PrepareStageReply, SLOW;
+    commit_stage(CsiClient, CsiDevice) -> CommitStageReply, SLOW;
+    begin_unstage(CsiClient, EndStageRequest) -> EndStageReply, SLOW;
+    end_stage(CsiClient, EndStageRequest) -> EndStageReply, SLOW;
+    prepare_publish(CsiClient, PreparePublishRequest) -> PreparePublishReply, SLOW;
+    commit_publish(CsiClient, CommitPublishRequest) -> CommitPublishReply, GIVES;
+    begin_unpublish(CsiClient, EndPublishRequest) -> EndPublishReply, SLOW;
+    end_publish(CsiClient, EndPublishRequest) -> EndPublishReply, SLOW;
+}
+
+macro_rules! lists {
+    ($($(#[$doc:meta])* $name:ident($client:ident, $request:ident) -> $item:ident;)*) => {
+        impl Volnetd {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// See [`VolnetdError`].
+            pub async fn $name(&self, context: &CallContext, request: api::$request) -> Result<Vec<api::$item>, VolnetdError> {
+                let work = async {
+                    let mut client = $client::<Channel>::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+                    let mut stream = client.$name(context.request(request, QUICK)).await?.into_inner();
+                    let mut items = Vec::new();
+                    while let Some(item) = stream.message().await? {
+                        items.push(item);
+                    }
+                    Ok(items)
+                };
+                match tokio::time::timeout(QUICK, work).await {
+                    Ok(Ok(items)) => Ok(items),
+                    Ok(Err(status)) => Err(VolnetdError::from(stringify!($name), status)),
+                    Err(_) => Err(VolnetdError::from(stringify!($name), tonic::Status::deadline_exceeded("no answer in time"))),
+                }
+            }
+        )*}
+    };
+}
+
+lists! {
+    /// What is staged on this node, or may be.
+    list_staged(CsiClient, ListStagedRequest) -> StagedVolume;
+    /// What is published to pods, or may be.
+    list_published(CsiClient, ListPublishedRequest) -> PublishedVolume;
+    /// Volumes of all kinds below pods' folders.
+    list_volumes(VolumesClient, ListVolumesRequest) -> VolumeState;
 }
 
 /// volnetd's own words where there are some.

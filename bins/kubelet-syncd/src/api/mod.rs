@@ -9,6 +9,7 @@
 //! | [`live`] | how those questions are answered with an API server |
 //! | [`references`], [`store`] | which configMaps and secrets are needed, and how often they are read |
 //! | [`services`], [`runtime_classes`] | what is kept of those |
+//! | [`storage`] | what is read for volumes |
 //! | [`tokens`] | when a service-account token is asked for |
 //! | [`server`] | what an answer of the API server means |
 
@@ -20,5 +21,6 @@ pub mod references;
 pub mod runtime_classes;
 pub mod server;
 pub mod services;
+pub mod storage;
 pub mod store;
 pub mod tokens;

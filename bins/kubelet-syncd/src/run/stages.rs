@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{RuntimeApis, adoption, facts, runtime};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::pods::{ApiPods, PodSource};
+use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
@@ -50,6 +51,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use crate::volumes::metrics::VolumeCounts;
+use kubelet_edges::csi::{BrokerDialer, CsiClient, Drivers};
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
 use kubelet_images::credentials::{self, Keyring};
@@ -66,6 +68,9 @@ use kubelet_probes::prober::{self, Prober};
 use kubelet_runtime::allocation::{self, Allocations};
 use kubelet_runtime::runtime::dns;
 use kubelet_runtime::runtime::request_check;
+use kubelet_volume_manager::edges::{NodeVerbs, RegisteredDrivers};
+use kubelet_volume_manager::metrics::OperationMetrics;
+use kubelet_volume_manager::{Ports, VolumeManager};
 
 /// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
@@ -96,6 +101,8 @@ pub(super) struct Connections {
     link: Link,
     authority: Arc<Authority>,
     volnetd: Volnetd,
+    /// CSI drivers that have registered.
+    drivers: Drivers,
     pub(super) cri: CriClient,
 }
 
@@ -113,7 +120,7 @@ impl Connections {
         let cri = runtime::runtime_client(&daemon.broker, &start.config)
             .observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
         start.runtime_apis.stats.set(cri.clone());
-        Ok(Some(Connections { state, link, authority, volnetd, cri }))
+        Ok(Some(Connections { state, link, authority, volnetd, drivers: Drivers::default(), cri }))
     }
 }
 
@@ -300,12 +307,14 @@ impl Loops {
         };
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
         let pressure = Arc::new(pressure);
+        let volume_manager = volume_manager(start, &connections, &server)?;
         let node = Arc::new(NodeContext {
             config: config.clone(),
             shared_facts: known.facts,
             allocatable_memory: machine.resources.allocatable_memory(),
             started: start.started,
             volnetd: connections.volnetd.clone(),
+            volume_manager,
             objects: server.objects,
             mirror_pods: mirror_pods.clone(),
             pleg: followers.pleg.clone(),
@@ -441,6 +450,19 @@ async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
     let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
     tokio::spawn(allocation::export::keep(allocations.clone(), broker.clone()));
     allocations
+}
+
+/// Claims and volumes of CSI drivers.
+fn volume_manager(start: &Start, connections: &Connections, server: &Server) -> Result<Arc<VolumeManager>, RunError> {
+    let client = CsiClient::new(connections.drivers.clone(), Arc::new(BrokerDialer(start.daemon.broker.clone())));
+    Ok(VolumeManager::start(Ports {
+        drivers: Arc::new(RegisteredDrivers(client)),
+        verbs: Arc::new(NodeVerbs::start(connections.volnetd.clone())),
+        reader: StorageObjects::start(server.client.clone(), server.objects.clone()),
+        events: start.reporter.clone(),
+        metrics: OperationMetrics::register(&start.daemon.registry)?,
+        node_name: start.config.node_name.to_string(),
+    }))
 }
 
 fn prober(start: &Start, connections: &Connections) -> Result<Arc<Prober>, RunError> {

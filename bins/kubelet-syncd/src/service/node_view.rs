@@ -119,7 +119,8 @@ impl NodeView {
         self.touch();
     }
 
-    pub fn set_sync_loop(&self, node: Arc<NodeContext>, sources: Arc<Sources>) {
+    pub fn set_sync_loop(self: &Arc<Self>, node: Arc<NodeContext>, sources: Arc<Sources>) {
+        self.follow(node.volume_manager.in_use());
         let mut parts = self.parts();
         parts.node = Some(node);
         parts.sources = Some(sources);
@@ -160,6 +161,8 @@ impl NodeView {
         let (health, stats) = (first.health.borrow().clone(), first.pleg.stats());
         let pods = parts.api.as_ref().map(|api| api.pods.borrow().clone()).unwrap_or_default();
         let sources_ready = first.authority.sources_ready();
+        let volumes = parts.node.as_ref().map(|node| node.volume_manager.in_use().borrow().clone());
+        let volumes = volumes.unwrap_or_default();
         let orphan_mirrors = if sources_ready { self.orphans(&pods) } else { Vec::new() };
         api::NodeState {
             node_name,
@@ -190,9 +193,8 @@ impl NodeView {
             images: fitting(&first.images.borrow()),
             runtime_handlers: health.handlers.into_iter().map(handler).collect(),
             supplemental_groups_policy: health.supplemental_groups_policy,
-            // No volume that a controller attaches is mounted by this version.
-            volumes_in_use: Vec::new(),
-            volumes_synced: true,
+            volumes_in_use: volumes.names,
+            volumes_synced: volumes.complete,
             swap_capacity_bytes: first.swap_capacity,
             runtime_status_age_seconds: first.answered.borrow().map(|at| at.elapsed().as_secs_f64()),
             api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),

@@ -8,6 +8,7 @@
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
+//! * `prepare` makes what a pod needs before its first container; `persistent_volumes` waits for what the volume manager mounts.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
 //!
@@ -25,6 +26,7 @@ mod image_uses;
 pub mod loop_monitor;
 pub mod node;
 pub mod node_cgroups;
+mod persistent_volumes;
 pub mod pod_records;
 pub mod pod_table;
 pub mod ports;

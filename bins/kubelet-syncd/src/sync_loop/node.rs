@@ -26,6 +26,7 @@ use kubelet_model::objects::Objects;
 use kubelet_pleg::{Pleg, PodCache};
 use kubelet_probes::prober::Prober;
 use kubelet_runtime::allocation::Allocations;
+use kubelet_volume_manager::VolumeManager;
 
 /// Shared by the main loop and all tasks.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub struct NodeContext {
     pub started: Instant,
 
     pub volnetd: Volnetd,
+    /// Claims and volumes of CSI drivers.
+    pub volume_manager: Arc<VolumeManager>,
     /// What pods name on the API server.
     pub objects: Arc<dyn Objects>,
     /// What the API server has of static pods.

@@ -268,7 +268,7 @@ impl HostFiles for Files {
         };
         let request = api::PrepareSubPathRequest {
             pod_uid: pod.uid.to_string(),
-            volume: part.volume.clone(),
+            volume: volume.folder.clone().unwrap_or_else(|| part.volume.clone()),
             container: container.to_owned(),
             index: u32::try_from(part.index).unwrap_or(u32::MAX),
             sub_path: part.path.clone(),

@@ -10,7 +10,7 @@ use super::pod_records::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
 use crate::pod_workers::Retry;
-use crate::volumes::{self, Maker, VolumeError, VolumePlan, set_up};
+use crate::volumes::{self, Maker, VolumeError, VolumeKind, VolumePlan, set_up};
 use kubelet_edges::volnetd::Volnetd;
 use kubelet_model::events::EventType;
 use kubelet_model::node_facts::NodeFacts;
@@ -35,7 +35,7 @@ impl PodSyncer {
         self.why("prepares cgroup, folders and volumes");
         let (resources, resizes) = self.without_resize(pod, resources);
         let volnetd = &self.node.volnetd;
-        let (cgroup, folders, outcomes) = tokio::join!(
+        let (cgroup, folders, outcomes, ()) = tokio::join!(
             volnetd.ensure_pod(
                 &self.context,
                 api::EnsurePodRequest {
@@ -49,6 +49,7 @@ impl PodSyncer {
                 let objects = self.objects_of(pod, &plans).await?;
                 Ok::<_, Stop>((self.maker(pod, &facts, &objects).set_up(plans).await, objects.tokens_renew()))
             },
+            self.node.volume_manager.want(&self.uid, pod),
         );
         let cgroup = match cgroup {
             Ok(cgroup) => cgroup,
@@ -67,18 +68,22 @@ impl PodSyncer {
         if let Err(error) = folders {
             return Err(self.volnetd_failed("making the pod's folders", &error));
         }
-        let (outcomes, tokens_renew) = outcomes?;
+        let (mut outcomes, tokens_renew) = outcomes?;
+        self.node.volume_manager.folders_ready(&self.uid);
         view::volumes(&self.node, &self.uid, &outcomes);
         self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
         if outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
             return Err(self.volumes_failed(pod, &outcomes));
         }
+        let persistent = self.persistent_volumes(pod, &mut outcomes).await?;
         self.node.pods.volumes_ready(&self.uid);
+        let mut volumes = set_up::mounted(&outcomes);
+        volumes.extend(persistent);
         let prepared = Prepared {
             epoch,
             pod: pod.clone(),
             cgroup_parent: cgroup.cgroup_parent,
-            volumes: set_up::mounted(&outcomes),
+            volumes,
             contents: set_up::hashes(&outcomes),
             tokens_renew,
         };
@@ -108,6 +113,9 @@ impl PodSyncer {
         plans: &[VolumePlan],
         mut prepared: Prepared,
     ) -> Step<Prepared> {
+        if plans.iter().any(|plan| matches!(plan.kind, VolumeKind::Managed { .. })) {
+            self.node.volume_manager.want(&self.uid, pod).await;
+        }
         if prepared.contents.is_empty() {
             return Ok(prepared);
         }

@@ -344,6 +344,7 @@ impl PodSyncer {
             ("volumes and folders", "removing the pod's volumes and folders")
         };
         self.why(format!("has ended: {what} are removed"));
+        self.take_back_volumes().await?;
         let guard = self.node.volnetd.guard("tear_down_pod").map_err(|error| self.volnetd_failed(verb, &error))?;
         let request =
             api::TearDownPodRequest { pod_uid: self.uid.to_string(), guard: Some(guard), volumes_only: stays };

@@ -34,6 +34,10 @@ pub enum VolumeKind {
     Content(Content),
     /// The runtime mounts it.
     Image,
+    /// The volume manager finds out what it is, and mounts it: a claim, or an inline volume of a CSI driver.
+    Managed {
+        kind: &'static str,
+    },
     /// A sentence that says what is missing.
     Impossible {
         kind: &'static str,
@@ -49,13 +53,14 @@ impl VolumeKind {
             VolumeKind::HostPath { .. } => "hostPath",
             VolumeKind::Content(content) => content.kind(),
             VolumeKind::Image => "image",
-            VolumeKind::Impossible { kind, .. } => kind,
+            VolumeKind::Managed { kind } | VolumeKind::Impossible { kind, .. } => kind,
         }
     }
 
     /// Where its files are.
     pub fn root(&self) -> VolumeRoot {
         match self {
+            VolumeKind::Managed { .. } => VolumeRoot::Plugin("kubernetes.io/csi"),
             VolumeKind::EmptyDir { .. } | VolumeKind::Impossible { .. } => {
                 VolumeRoot::Plugin("kubernetes.io/empty-dir")
             }
@@ -107,6 +112,8 @@ fn kind_of(pod: &Pod, volume: &Volume, requests: &Amounts, memory: u64) -> Volum
         VolumeKind::Image
     } else if let Some(content) = Content::of(pod, volume, memory) {
         VolumeKind::Content(content)
+    } else if kubelet_volume_manager::populator::is_managed(volume) {
+        VolumeKind::Managed { kind: kind_name(volume) }
     } else {
         let kind = kind_name(volume);
         VolumeKind::Impossible { kind, why: format!("volumes of kind {kind} are not supported by this node yet") }
@@ -251,7 +258,7 @@ mod tests {
         let image = one(serde_json::json!({"image": {"reference": "r"}}), none.clone());
         assert_eq!((image.name(), image.root()), ("image", VolumeRoot::Image));
         let claim = one(serde_json::json!({"persistentVolumeClaim": {"claimName": "c"}}), none);
-        assert!(matches!(claim, VolumeKind::Impossible { kind: "persistentVolumeClaim", .. }), "{claim:?}");
+        assert_eq!(claim, VolumeKind::Managed { kind: "persistentVolumeClaim" });
     }
 
     #[test]

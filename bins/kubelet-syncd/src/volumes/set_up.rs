@@ -223,7 +223,8 @@ impl<V: VolumeVerbs> Maker<'_, V> {
                 self.put(plan, &rendered).await?;
                 Ok(made(reply, Some(rendered.hash)))
             }
-            VolumeKind::Image => Ok(Ready { host_path: String::new(), content: None }),
+            // The volume manager's are awaited after the others.
+            VolumeKind::Image | VolumeKind::Managed { .. } => Ok(Ready { host_path: String::new(), content: None }),
             VolumeKind::Impossible { why, .. } => Err(VolumeError::Impossible { volume, why: why.clone() }),
         }
     }
@@ -246,10 +247,13 @@ impl<V: VolumeVerbs> Maker<'_, V> {
 /// The ready ones, for container mounts.
 pub fn mounted(outcomes: &Outcomes) -> MountedVolumes {
     let ready = outcomes.iter().filter_map(|(plan, outcome)| {
+        if matches!(plan.kind, VolumeKind::Managed { .. }) {
+            return None;
+        }
         let host_path = PathBuf::from(&outcome.as_ref().ok()?.host_path);
         let read_only = matches!(plan.kind, VolumeKind::Content(_) | VolumeKind::Image);
         let managed = !matches!(plan.kind, VolumeKind::HostPath { .. } | VolumeKind::Image);
-        let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root() };
+        let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root(), folder: None };
         Some((plan.name.to_string(), volume))
     });
     ready.collect()

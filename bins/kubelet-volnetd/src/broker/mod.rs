@@ -9,6 +9,7 @@ mod credential;
 mod joined;
 mod open;
 pub mod pairs;
+mod plugin_socket;
 mod private_state;
 mod put_credential;
 

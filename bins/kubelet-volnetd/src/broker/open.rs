@@ -94,8 +94,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         },
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
+        Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::Kmsg(_) | Kind::Listener(_) | Kind::PluginSocket(_)) => {
+        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::Kmsg(_) | Kind::Listener(_)) => {
             Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
         }
     }

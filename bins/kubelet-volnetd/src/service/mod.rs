@@ -2,20 +2,24 @@
 //! process or on a blocking thread, and back. No rule of its own.
 
 mod cgroups;
+mod csi;
 mod files;
 pub mod status;
 mod volumes;
 mod watches;
 
+use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::server::Services;
 use bulkhead_ipc::volnetd::cgroups_server::CgroupsServer;
+use bulkhead_ipc::volnetd::csi_server::CsiServer;
 use bulkhead_ipc::volnetd::files_server::FilesServer;
 use bulkhead_ipc::volnetd::volumes_server::VolumesServer;
 use bulkhead_ipc::volnetd::watches_server::WatchesServer;
+use tokio_stream::Stream;
 use tonic::Status;
 
 use crate::node::{Node, PodLock};
@@ -27,10 +31,13 @@ pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services
     let verbs = Verbs { node };
     services
         .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(CsiServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(FilesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CgroupsServer::new(verbs).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(WatchesServer::new(watches::WatchService { watches }).max_decoding_message_size(MAX_MESSAGE_BYTES))
 }
+
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Implements the verbs on a node.
 #[derive(Debug, Clone)]

@@ -1,16 +1,14 @@
 //! `kubelet.volnetd.v1.Volumes`.
 
-use std::pin::Pin;
 use std::time::Instant;
 
 use bulkhead_ipc::volnetd::volumes_server::Volumes;
 use bulkhead_ipc::volnetd::{self as wire, *};
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{Verbs, text};
+use super::{Streamed, Verbs, text};
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::operations::prune::{self, Action};
@@ -26,8 +24,6 @@ use crate::worker::{Done, Task};
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
 /// in the log alone; a reader that has stopped reading must not hold up the work, or the pods' locks.
 const STREAM_BUFFER: usize = 4096;
-
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Volumes for Verbs {
@@ -58,6 +54,10 @@ impl Volumes for Verbs {
         let volume = VolumeSetUp { pod, plugin: plugin.name(), intent, look, mount };
         let path = operations::set_up(self.node.clone(), lock, volume).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+    }
+
+    async fn set_up_local(&self, _: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        Err(Status::unimplemented("not served yet"))
     }
 
     async fn prepare_sub_path(

@@ -1,7 +1,7 @@
 //! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
 //!
 //! [`manifests`] follows the manifest path, [`credentials`] the kubeconfigs and the files that they name, and those of
-//! the HTTPS server. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
+//! the HTTPS server, [`plugins`] the sockets of plugins. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
 //! however many follow it.
 //! Whenever something may have been missed (the start, an overflow, a subscriber that fell behind, a watched directory
 //! that went away) subscribers are told to look at everything.
@@ -12,6 +12,7 @@
 
 mod credentials;
 mod manifests;
+pub mod plugins;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -22,9 +23,10 @@ use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_sys::inotify::{Change, Event, Inotify, WatchId};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Mutex, broadcast};
+use tokio::sync::{Mutex, broadcast, watch as newest};
 
 pub use manifests::ManifestChange;
+use plugins::Sockets;
 
 /// Changes that a subscriber may be behind; beyond it looks at everything.
 const BACKLOG: usize = 256;
@@ -41,6 +43,7 @@ pub struct Watches {
     manifests: broadcast::Sender<ManifestChange>,
     credentials: broadcast::Sender<()>,
     serving: broadcast::Sender<()>,
+    plugins: newest::Sender<Option<Arc<Sockets>>>,
 }
 
 /// What is followed; what is not configured never changes.
@@ -54,6 +57,8 @@ pub struct Followed {
     pub client_pair: Option<PathBuf>,
     /// What the HTTPS server shows, the clients' CA.
     pub serving: Vec<PathBuf>,
+    /// `plugins_registry`.
+    pub plugins: Option<PathBuf>,
 }
 
 impl Watches {
@@ -71,6 +76,11 @@ impl Watches {
     pub fn serving(&self) -> broadcast::Receiver<()> {
         self.serving.subscribe()
     }
+
+    /// The newest of plugins' sockets; `None` until the first look.
+    pub fn plugins(&self) -> newest::Receiver<Option<Arc<Sockets>>> {
+        self.plugins.subscribe()
+    }
 }
 
 /// Gives an instance; asked again as long as there is none.
@@ -85,9 +95,10 @@ pub fn start(followed: Followed, heartbeat: Heartbeat, open: Opener, told: Repor
         manifests: broadcast::channel(BACKLOG).0,
         credentials: broadcast::channel(BACKLOG).0,
         serving: broadcast::channel(BACKLOG).0,
+        plugins: newest::channel(None).0,
     };
-    let Followed { manifests, kubeconfigs, client_pair, serving } = followed;
-    if manifests.is_none() && kubeconfigs.is_empty() && serving.is_empty() {
+    let Followed { manifests, kubeconfigs, client_pair, serving, plugins } = followed;
+    if manifests.is_none() && kubeconfigs.is_empty() && serving.is_empty() && plugins.is_none() {
         return watches;
     }
     let hub = Arc::new(Hub {
@@ -107,6 +118,9 @@ pub fn start(followed: Followed, heartbeat: Heartbeat, open: Opener, told: Repor
     if !serving.is_empty() {
         let what = credentials::Subject { kubeconfigs: Vec::new(), files: serving };
         tokio::spawn(credentials::follow(Follower::new(&hub), what, watches.serving.clone()));
+    }
+    if let Some(path) = plugins {
+        tokio::spawn(plugins::follow(Follower::new(&hub), path, watches.plugins.clone()));
     }
     tokio::spawn(pass_on(hub, source, heartbeat));
     watches

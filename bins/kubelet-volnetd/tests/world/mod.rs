@@ -68,6 +68,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
             run_dir: dir.join("run"),
             pod_logs_dir: dir.join("pod-logs"),
         },
+        named_root_dir: dir.join("named-root"),
         container_links_dir: dir.join("links"),
         node_name: NodeName::parse(NODE).unwrap(),
         node_logs_dir: dir.join("var-log"),
@@ -127,6 +128,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
         manifests: node.settings.manifests.clone(),
         kubeconfigs: node.settings.kubeconfig.iter().cloned().collect(),
         client_pair: None,
+        plugins: Some(dir.join("root/plugins_registry")),
         serving: Vec::new(),
     };
     let heartbeat = Progress::default().register("changes", LOOP_BOUND);

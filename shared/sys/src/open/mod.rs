@@ -185,7 +185,11 @@ pub fn resolve_trusted(path: &Path) -> Result<(OwnedFd, Stat), OpenError> {
 /// Connects to a Unix stream socket found under rule 1. Non-blocking and close-on-exec; a Unix connect completes at
 /// once or fails (`WouldBlock`: the server's backlog is full).
 pub fn connect(path: &Path) -> Result<OwnedFd, OpenError> {
-    let handle = operator(path, FileKind::Socket)?;
+    connect_to(&operator(path, FileKind::Socket)?, path)
+}
+
+/// Connects to the Unix stream socket that a handle (O_PATH) stands for, as [`connect`]; `path` is for errors.
+pub fn connect_to(handle: &OwnedFd, path: &Path) -> Result<OwnedFd, OpenError> {
     // Through our own handle: the very socket that was examined, and short enough for sun_path.
     let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let connect = || -> rustix::io::Result<OwnedFd> {
@@ -204,8 +208,8 @@ fn push_components(todo: &mut VecDeque<OsString>, path: &OsStr) {
     }
 }
 
-/// Group root is root's own.
-fn others_may_write(stat: &Stat) -> bool {
+/// Whether somebody else than root may write it. Group root is root's own.
+pub fn others_may_write(stat: &Stat) -> bool {
     stat.st_mode & 0o002 != 0 || (stat.st_mode & 0o020 != 0 && stat.st_gid != 0)
 }
 
@@ -226,6 +230,17 @@ pub fn beneath(
 ) -> Result<OwnedFd, OpenError> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(dir, relative.as_ref(), flags, mode, resolve)
+}
+
+/// Rule 2 without going into another mount, which fails with EXDEV: a file system that does not answer holds nobody.
+pub fn beneath_same_mount(
+    dir: BorrowedFd<'_>,
+    relative: impl AsRef<Path>,
+    flags: OFlags,
+) -> Result<OwnedFd, OpenError> {
+    let resolve =
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    openat2(dir, relative.as_ref(), flags, 0, resolve)
 }
 
 /// Rule 2 for a regular file that its writer may not be trusted with: no FIFO blocks us, nothing but a regular file

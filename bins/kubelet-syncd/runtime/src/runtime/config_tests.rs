@@ -66,9 +66,15 @@ fn try_container(
         read_only,
         managed: true,
         root: VolumeRoot::Plugin("kubernetes.io/x"),
+        folder: None,
     };
-    let host =
-        MountedVolume { host_path: "/host".into(), read_only: false, managed: false, root: VolumeRoot::HostPath };
+    let host = MountedVolume {
+        host_path: "/host".into(),
+        read_only: false,
+        managed: false,
+        root: VolumeRoot::HostPath,
+        folder: None,
+    };
     let volumes = BTreeMap::from([
         ("v".to_owned(), volume("empty-dir", false)),
         ("config".to_owned(), volume("configmap", true)),
@@ -482,8 +488,8 @@ fn refusals_name_the_cause() {
     let only_where_possible = mount(serde_json::json!({"readOnly": true, "recursiveReadOnly": "IfPossible"}));
     assert!(!container(&pod(none(), only_where_possible)).mounts[0].recursive_read_only);
     assert!(
-        refused(none(), serde_json::json!({"volumeDevices": [{"name": "v", "devicePath": "/d"}]}))
-            .contains("volumeDevices")
+        refused(none(), serde_json::json!({"volumeDevices": [{"name": "gone", "devicePath": "/d"}]}))
+            .contains("cannot find volume \"gone\"")
     );
     assert!(
         refused(none(), serde_json::json!({"securityContext": {"runAsNonRoot": true}})).contains("will run as root")

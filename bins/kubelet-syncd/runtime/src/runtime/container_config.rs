@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
 
 use super::dynamic_resources;
 use super::env::{EnvError, Environment, expand_command};
@@ -78,6 +78,8 @@ pub struct MountedVolume {
     /// The node made it: where SELinux is on, the runtime labels it for the container.
     pub managed: bool,
     pub root: VolumeRoot,
+    /// A PersistentVolume's or inline volume's name, which its folder has; of other volumes it is their name in the pod.
+    pub folder: Option<String>,
 }
 
 /// Ready volumes by name.
@@ -127,6 +129,7 @@ pub fn check(
     parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
     mounts(pod, container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
+    devices(container, instance)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     expand_command(container, instance.environment)?;
     security_context(pod, container, instance, facts)?;
@@ -155,6 +158,7 @@ pub fn container_config(
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: instance.environment.iter().cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
         mounts: mounts(pod, container, instance, facts)?,
+        devices: devices(container, instance)?,
         labels: container_labels(container, identity),
         annotations: container_annotations(container, pod, instance.restart_count),
         log_path: container_log_path(&container.name, instance.restart_count),
@@ -179,6 +183,22 @@ fn security_context(
     container_security_context(pod, container, instance.image_user, instance.target, instance.runtime.users, facts)
 }
 
+/// Block volumes (upstream `pkg/kubelet/kubelet_pods.go`, makeBlockVolumes).
+fn devices(container: &Container, instance: &Instance<'_>) -> Result<Vec<v1::Device>, ContainerConfigError> {
+    let device = |device: &VolumeDevice| {
+        let volume = instance.volumes.get(&device.name).ok_or_else(|| ContainerConfigError::NoVolume {
+            volume: device.name.clone(),
+            container: container.name.clone(),
+        })?;
+        Ok(v1::Device {
+            container_path: device.device_path.clone(),
+            host_path: volume.host_path.to_string_lossy().into_owned(),
+            permissions: if volume.read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    };
+    container.volume_devices.iter().flatten().map(device).collect()
+}
+
 /// Volumes in the order of the spec, then the hosts file, then the termination message file.
 fn mounts(
     pod: &Pod,
@@ -187,9 +207,6 @@ fn mounts(
     facts: &NodeFacts,
 ) -> Result<Vec<v1::Mount>, ContainerConfigError> {
     let later = |feature| ContainerConfigError::LaterContainerFeature { container: container.name.clone(), feature };
-    if container.volume_devices.as_ref().is_some_and(|d| !d.is_empty()) {
-        return Err(later("volumeDevices (block volumes)"));
-    }
     if container.resources.as_ref().and_then(|r| r.claims.as_ref()).is_some_and(|c| !c.is_empty()) {
         return Err(later("resources.claims (dynamic resource allocation)"));
     }

@@ -27,7 +27,13 @@ fn volume(root: VolumeRoot) -> MountedVolume {
         VolumeRoot::Image => String::new(),
         _ => format!("/var/lib/kubelet/pods/{}/volumes/kubernetes.io~empty-dir/v", uid()),
     };
-    MountedVolume { host_path: host_path.into(), read_only: root == VolumeRoot::Image, managed: false, root }
+    MountedVolume {
+        host_path: host_path.into(),
+        read_only: root == VolumeRoot::Image,
+        managed: false,
+        root,
+        folder: None,
+    }
 }
 
 fn from_file(volume: &str) -> Pod {

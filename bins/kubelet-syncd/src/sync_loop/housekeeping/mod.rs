@@ -269,6 +269,7 @@ impl SyncLoop {
         }
         // An orphan that is still ending keeps its things; another pass follows when it has ended.
         self.housekeeping.prune = known.values().any(|k| k.orphan);
+        node.volume_manager.retain(|uid| keep.contains(uid));
         node.prune_gate.begin(keep.clone());
         let again = self.housekeeping.prune_again.clone();
         tokio::spawn(async move {

@@ -131,13 +131,20 @@ impl Setup {
             ];
             let (_, plugin, read_only) = kinds.into_iter().find(|(is, ..)| *is)?;
             let host_path = format!("{PODS}/{UID}/volumes/kubernetes.io~{plugin}/{}", volume.name).into();
-            Some(MountedVolume { host_path, read_only, managed: true, root: VolumeRoot::Plugin("kubernetes.io/x") })
+            Some(MountedVolume {
+                host_path,
+                read_only,
+                managed: true,
+                root: VolumeRoot::Plugin("kubernetes.io/x"),
+                folder: None,
+            })
         };
         let host = |path: &str| MountedVolume {
             host_path: path.into(),
             read_only: false,
             managed: false,
             root: VolumeRoot::HostPath,
+            folder: None,
         };
         volumes
             .filter_map(|v| Some((v.name.clone(), place(v).or_else(|| Some(host(&v.host_path.as_ref()?.path)))?)))

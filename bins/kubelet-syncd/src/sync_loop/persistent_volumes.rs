@@ -1,0 +1,96 @@
+//! The volumes of a pod that the volume manager mounts: waited for before its first container, and taken back after its last.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::view;
+use super::work::{PodSyncer, Step, Stop};
+use crate::pod_workers::Retry;
+use crate::volumes::VolumeKind;
+use crate::volumes::set_up::{Outcomes, Ready};
+use kubelet_model::events::EventType;
+use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes, VolumeRoot};
+use kubelet_volume_manager::{Root, Waiting};
+
+/// A pod waits so long for its volumes, and for their end, before it is said (upstream podAttachAndMountTimeout).
+const PATIENCE: Duration = Duration::from_secs(123);
+
+impl PodSyncer {
+    /// Waits for those of the pod's volumes that the volume manager mounts. What came of them is put into `outcomes`.
+    pub(super) async fn persistent_volumes(&self, pod: &Arc<Pod>, outcomes: &mut Outcomes) -> Step<MountedVolumes> {
+        let managed: Vec<&str> = outcomes
+            .iter()
+            .filter(|(plan, _)| matches!(plan.kind, VolumeKind::Managed { .. }))
+            .map(|(plan, _)| plan.name.as_str())
+            .collect();
+        if managed.is_empty() {
+            return Ok(MountedVolumes::new());
+        }
+        self.why(format!("waits for its volumes: {}", managed.join(", ")));
+        let found = match self.wait(self.node.volume_manager.mounted(&self.uid, PATIENCE)).await? {
+            Ok(found) => found,
+            Err(waiting) => return Err(self.volumes_missing(pod, waiting)),
+        };
+        for (plan, outcome) in outcomes.iter_mut() {
+            if let Some(volume) = found.get(plan.name.as_str()) {
+                let host_path = volume.host_path.to_string_lossy().into_owned();
+                *outcome = Ok(Ready { host_path, content: None });
+            }
+        }
+        view::volumes(&self.node, &self.uid, outcomes);
+        Ok(found.into_iter().map(|(name, volume)| (name, mounted(volume))).collect::<BTreeMap<_, _>>())
+    }
+
+    fn volumes_missing(&self, pod: &Pod, waiting: Waiting) -> Stop {
+        let Waiting { text, away, errors, .. } = waiting;
+        let why = if errors.is_empty() { text.clone() } else { errors.join("; ") };
+        self.why(format!("waits for its volumes: {why}"));
+        if away {
+            return Stop::Retry(Retry::PeerAway);
+        }
+        let message = format!("Unable to attach or mount volumes: {text}");
+        let Some(retry) = self.node.pods.volumes_failed(&self.uid, std::slice::from_ref(&message)) else {
+            return Stop::Cancelled;
+        };
+        if retry.say {
+            self.event(pod, EventType::Warning, "FailedMount", message);
+        }
+        Stop::Retry(Retry::Failed { back_off: Some(retry.wait) })
+    }
+
+    /// The pod's containers have ended: drivers take its volumes back, before its folder goes.
+    pub(super) async fn take_back_volumes(&self) -> Step<()> {
+        let manager = &self.node.volume_manager;
+        manager.end(&self.uid);
+        match self.wait(manager.unmounted(&self.uid, Duration::from_secs(1))).await? {
+            Ok(()) => return Ok(()),
+            Err(left) => self.why(format!("has ended: its volumes are taken back: {left}")),
+        }
+        match self.wait(manager.unmounted(&self.uid, PATIENCE)).await? {
+            Ok(()) => Ok(()),
+            Err(left) => {
+                self.why(format!("has ended: its volumes could not be taken back yet: {left}"));
+                tracing::warn!(left, "volumes of the pod are still mounted");
+                Err(super::work::FAILED)
+            }
+        }
+    }
+}
+
+fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
+    let root = match volume.root {
+        Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
+        Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
+        Root::HostPath => VolumeRoot::HostPath,
+    };
+    MountedVolume {
+        host_path: volume.host_path,
+        read_only: volume.read_only,
+        managed: root != VolumeRoot::HostPath && !volume.read_only,
+        root,
+        folder: Some(volume.spec_name),
+    }
+}

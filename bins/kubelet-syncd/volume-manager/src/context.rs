@@ -1,0 +1,102 @@
+//! What operations share: both states behind one lock that is never held across a wait, and whom they ask.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::events::{EventSink, EventType, PodEvent};
+use kubelet_model::pod::spec::PodIdentity;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::actual_state::ActualState;
+use crate::back_off::{BackOffs, Key};
+use crate::desired_state::DesiredState;
+use crate::metrics::OperationMetrics;
+use crate::ports::{ClusterReader, Drivers, VolumeVerbs};
+use crate::reconciler::NodeVolumes;
+use crate::spec::UniqueName;
+
+/// Operations of one driver at a time: one that hangs uses up its own.
+const PLACES: usize = 16;
+
+/// Whom the volume manager asks and tells.
+#[derive(Clone)]
+pub struct Ports {
+    pub drivers: Arc<dyn Drivers>,
+    pub verbs: Arc<dyn VolumeVerbs>,
+    pub reader: Arc<dyn ClusterReader>,
+    pub events: Arc<dyn EventSink>,
+    pub metrics: OperationMetrics,
+    pub node_name: String,
+}
+
+impl fmt::Debug for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ports").field("node_name", &self.node_name).finish_non_exhaustive()
+    }
+}
+
+/// Both states, and what is being done.
+#[derive(Debug, Default)]
+pub struct World {
+    pub desired: DesiredState,
+    pub actual: ActualState,
+    pub busy: HashSet<UniqueName>,
+    pub ended: BTreeSet<PodUid>,
+    pub back_offs: BackOffs,
+    pub node: NodeVolumes,
+    /// Why operations failed last.
+    pub errors: HashMap<Key, String>,
+}
+
+/// Shared by the reconciler and all operations.
+#[derive(Debug)]
+pub struct Context {
+    pub ports: Ports,
+    world: Mutex<World>,
+    /// Counts changes of the world.
+    pub changed: watch::Sender<u64>,
+    /// Wakes the reconciler.
+    pub wake: Notify,
+    places: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Context {
+    pub fn new(ports: Ports) -> Self {
+        Context {
+            ports,
+            world: Mutex::default(),
+            changed: watch::Sender::new(0),
+            wake: Notify::new(),
+            places: Mutex::default(),
+        }
+    }
+
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        // Nothing panics between two writes.
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The world has changed.
+    pub fn touch(&self) {
+        self.changed.send_modify(|count| *count += 1);
+        self.wake.notify_one();
+    }
+
+    /// Waits for one of the driver's places.
+    pub async fn place(&self, driver: &str) -> Option<OwnedSemaphorePermit> {
+        let semaphore = {
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            places.entry(driver.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PLACES))).clone()
+        };
+        semaphore.acquire_owned().await.ok()
+    }
+
+    pub fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {
+        if let Ok(identity) = PodIdentity::of(pod) {
+            self.ports.events.emit(PodEvent::pod(&identity, kind, reason, message));
+        }
+    }
+}

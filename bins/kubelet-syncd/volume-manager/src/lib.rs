@@ -1,0 +1,37 @@
+//! The volume manager: which volumes pods are to have, which are there, and what is done about the difference (upstream
+//! `pkg/kubelet/volumemanager`, decision 64). It calls drivers; what touches the disk is a verb of kubelet-volnetd before and after
+//! each call.
+//!
+//! A module uses only those above it in this table.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`spec`] | nothing: a volume as it was resolved |
+//! | [`csi`] | what a driver is told |
+//! | [`ports`], [`edges`] | nothing: what is asked of others, and the real ones |
+//! | [`populator`] | what a pod's volume stands for, or why it may not be used |
+//! | [`desired_state`] | which volumes pods want |
+//! | [`actual_state`] | which are there, and whether that is certain |
+//! | [`back_off`] | when something that failed is tried again |
+//! | [`reconciler`] | what is done next |
+//! | [`metrics`] | nothing: how long operations take |
+//! | [`context`] | nothing: both states behind one lock, and whom operations ask |
+//! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
+//! | [`manager`] | nothing: a task for each operation, and who waits for what |
+
+pub mod actual_state;
+pub mod back_off;
+pub mod context;
+pub mod csi;
+pub mod desired_state;
+pub mod edges;
+pub mod manager;
+pub mod metrics;
+pub mod operations;
+pub mod populator;
+pub mod ports;
+pub mod reconciler;
+pub mod spec;
+
+pub use context::Ports;
+pub use manager::{MountedVolume, Root, VolumeManager, Waiting};

@@ -1,0 +1,577 @@
+//! The volume manager as the pod workers use it: what pods want is put in, who waits is told, and a task for each operation does
+//! the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_types::PodUid;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kubelet_model::events::EventType;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::actual_state::Presence;
+use crate::context::{Context, Ports};
+use crate::desired_state::{DesiredPod, DesiredVolume};
+use crate::metrics::Operation;
+use crate::operations::driver_facts::DriverFacts;
+use crate::operations::mount::Mount;
+use crate::operations::{Failure, unmount};
+use crate::populator::resolve::Use;
+use crate::populator::{self, Unresolved};
+use crate::reconciler::{self, Action, Look, NodeVolumes};
+use crate::spec::{Source, UniqueName, VolumeSpec};
+
+/// A list that could not be had is asked for again after this time.
+const LIST_AGAIN: Duration = Duration::from_millis(500);
+/// All of both states is compared in this period, whatever events there were.
+const AUDIT: Duration = Duration::from_secs(60);
+
+/// Where the files of a volume are, for whoever looks for a part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    /// What a driver has published.
+    Csi,
+    Local,
+    HostPath,
+}
+
+/// A volume that is there for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedVolume {
+    /// What the runtime mounts; of a block volume the link to its device.
+    pub host_path: PathBuf,
+    pub root: Root,
+    /// The PersistentVolume's name, or an inline volume's.
+    pub spec_name: String,
+    pub block: bool,
+    pub read_only: bool,
+    /// Group that the pod gets beside its own.
+    pub gid: Option<i64>,
+}
+
+/// Why a pod's volumes are not there yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// As upstream says it after `Unable to attach or mount volumes: `.
+    pub text: String,
+    /// Nothing is wrong: somebody is away.
+    pub away: bool,
+    /// Volumes that are not there.
+    pub unmounted: Vec<String>,
+    /// Why operations on them failed last.
+    pub errors: Vec<String>,
+}
+
+/// What the Node's status is to list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Sorted.
+    pub names: Vec<String>,
+    /// It is known to be all: a shorter list than the Node's may be written.
+    pub complete: bool,
+}
+
+/// See the crate's documentation.
+#[derive(Debug)]
+pub struct VolumeManager {
+    context: Arc<Context>,
+    in_use: watch::Sender<InUse>,
+}
+
+impl VolumeManager {
+    /// Starts what reconciles. Must be called within a tokio runtime.
+    pub fn start(ports: Ports) -> Arc<Self> {
+        let manager =
+            Arc::new(VolumeManager { context: Arc::new(Context::new(ports)), in_use: watch::Sender::default() });
+        tokio::spawn(manager.clone().follow_node());
+        tokio::spawn(manager.clone().follow_drivers());
+        tokio::spawn(manager.clone().follow_volnetd());
+        tokio::spawn(manager.clone().reconcile());
+        manager
+    }
+
+    /// The Node's `volumesInUse`, and each change of it.
+    pub fn in_use(&self) -> watch::Receiver<InUse> {
+        self.in_use.subscribe()
+    }
+
+    /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
+    /// claims is seen then, and drivers that want to be called again are.
+    pub async fn want(&self, uid: &PodUid, pod: &Arc<Pod>) {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let used = volumes.filter(|volume| populator::is_managed(volume)).filter_map(|volume| {
+            let used = Use::of(pod, &volume.name);
+            used.any().then_some((volume, used))
+        });
+        let reader = &*self.context.ports.reader;
+        let resolved = futures_util::future::join_all(used.map(|(volume, used)| async move {
+            let found = populator::populate(reader, pod, volume, used).await;
+            let found = found.and_then(|spec| {
+                let facts = self.facts(&spec)?;
+                Ok((spec, facts))
+            });
+            (volume.name.clone(), found)
+        }))
+        .await;
+        let mut world = self.context.world();
+        if resolved.is_empty() {
+            world.desired.pods.remove(uid);
+            return;
+        }
+        let before = world.desired.pods.remove(uid);
+        let mut wanted = DesiredPod {
+            pod: pod.clone(),
+            prepared: before.as_ref().is_some_and(|before| before.prepared),
+            volumes: BTreeMap::new(),
+            unresolved: BTreeMap::new(),
+        };
+        for (name, found) in resolved {
+            let (spec, facts) = match found {
+                Ok(found) => found,
+                Err(error) => {
+                    // What was known stays: the volume is used already, or soon will be.
+                    let known = before.iter().flat_map(|before| &before.volumes);
+                    match known.into_iter().find(|(_, volume)| volume.names.contains(&name)) {
+                        Some((unique, volume)) => {
+                            wanted.volumes.insert(unique.clone(), volume.clone());
+                            tracing::debug!(pod_uid = %uid, volume = name, "claim cannot be read: {}", error.text);
+                        }
+                        None => {
+                            wanted.unresolved.insert(name, error);
+                        }
+                    }
+                    continue;
+                }
+            };
+            let unique = spec.unique_name(uid.as_str());
+            let is_csi = spec.csi().is_some_and(|source| !source.ephemeral);
+            let mounted = world.actual.published(&unique, uid).is_some_and(|p| p.presence == Presence::Yes);
+            let single_pod = spec.is_single_pod();
+            let volume = wanted.volumes.entry(unique.clone()).or_insert_with(|| DesiredVolume {
+                spec: Arc::new(spec),
+                names: BTreeSet::new(),
+                attachable: is_csi && facts.attach_required,
+                remount: facts.requires_republish && mounted,
+            });
+            volume.names.insert(name);
+            if let Some(actual) = world.actual.volumes.get_mut(&unique) {
+                actual.attachable = Some(volume.attachable);
+                if let Some(published) = actual.pods.get_mut(uid) {
+                    published.single_pod = single_pod;
+                }
+            }
+        }
+        world.ended.remove(uid);
+        world.desired.pods.insert(uid.clone(), wanted);
+        drop(world);
+        self.context.touch();
+    }
+
+    fn facts(&self, spec: &VolumeSpec) -> Result<DriverFacts, Unresolved> {
+        let Some(source) = spec.csi() else { return Ok(DriverFacts::of(None)) };
+        let found = self.context.ports.reader.driver(&source.driver);
+        let found = found.map_err(|error| Unresolved { text: error.to_string(), away: true })?;
+        Ok(DriverFacts::of(found.as_deref()))
+    }
+
+    /// kubelet-volnetd has made the pod's folders: its volumes may be mounted.
+    pub fn folders_ready(&self, uid: &PodUid) {
+        if let Some(pod) = self.context.world().desired.pods.get_mut(uid) {
+            pod.prepared = true;
+        }
+        self.context.touch();
+    }
+
+    /// Waits until all of the pod's volumes are there, at most for `patience`.
+    ///
+    /// # Errors
+    /// They are not, or cannot be.
+    pub async fn mounted(&self, uid: &PodUid, patience: Duration) -> Result<BTreeMap<String, MountedVolume>, Waiting> {
+        let deadline = Instant::now() + patience;
+        let mut changed = self.context.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            let unresolved = match self.look(uid) {
+                Ok(volumes) => return Ok(volumes),
+                Err(unresolved) => unresolved,
+            };
+            if unresolved.is_some() {
+                return Err(self.waiting(uid, unresolved));
+            }
+            if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
+                return Err(self.waiting(uid, None));
+            }
+        }
+    }
+
+    /// The pod's volumes, if all are there; else why some never will be as things are.
+    fn look(&self, uid: &PodUid) -> Result<BTreeMap<String, MountedVolume>, Option<Vec<Unresolved>>> {
+        let world = self.context.world();
+        let Some(pod) = world.desired.pods.get(uid) else { return Ok(BTreeMap::new()) };
+        if !pod.unresolved.is_empty() {
+            return Err(Some(pod.unresolved.values().cloned().collect()));
+        }
+        let mut found = BTreeMap::new();
+        for (unique, volume) in &pod.volumes {
+            let there = world
+                .actual
+                .published(unique, uid)
+                .filter(|published| published.presence == Presence::Yes && !published.host_path.is_empty());
+            let Some(there) = there else { return Err(None) };
+            let mounted = MountedVolume {
+                host_path: PathBuf::from(&there.host_path),
+                root: match volume.spec.source {
+                    Source::Csi(_) => Root::Csi,
+                    Source::Local { .. } => Root::Local,
+                    Source::HostPath { .. } => Root::HostPath,
+                },
+                spec_name: volume.spec.name.clone(),
+                block: volume.spec.block,
+                read_only: volume.spec.read_only,
+                gid: volume.spec.gid,
+            };
+            found.extend(volume.names.iter().map(|name| (name.clone(), mounted.clone())));
+        }
+        Ok(found)
+    }
+
+    fn waiting(&self, uid: &PodUid, unresolved: Option<Vec<Unresolved>>) -> Waiting {
+        let world = self.context.world();
+        let Some(pod) = world.desired.pods.get(uid) else {
+            return Waiting { text: String::new(), away: true, unmounted: Vec::new(), errors: Vec::new() };
+        };
+        let is_there = |unique: &UniqueName| {
+            world.actual.published(unique, uid).is_some_and(|published| published.presence == Presence::Yes)
+        };
+        let missing = || pod.volumes.iter().filter(|(unique, _)| !is_there(unique));
+        let names = |volumes: &mut dyn Iterator<Item = (&UniqueName, &DesiredVolume)>| {
+            volumes.flat_map(|(_, volume)| volume.names.iter().cloned()).collect::<BTreeSet<String>>()
+        };
+        let unattached = names(
+            &mut missing()
+                .filter(|(unique, volume)| volume.attachable && !reconciler::is_attached(&world.node, unique)),
+        );
+        let failed: BTreeSet<String> = pod.unresolved.keys().cloned().collect();
+        let unmounted: BTreeSet<String> = names(&mut missing()).union(&failed).cloned().collect();
+        let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
+        let away = unresolved.as_ref().is_some_and(|all| all.iter().all(|one| one.away));
+        let why = match unresolved {
+            None => "context deadline exceeded".to_owned(),
+            Some(all) => all.into_iter().map(|one| one.text).collect::<Vec<_>>().join("; "),
+        };
+        let (missing_names, unattached, failed) = (list(&unmounted), list(&unattached), list(&failed));
+        let errors =
+            pod.volumes.keys().filter_map(|unique| world.errors.get(&(unique.clone(), Some(uid.clone()))).cloned());
+        Waiting {
+            text: format!(
+                "unmounted volumes=[{missing_names}], unattached volumes=[{unattached}], failed to process \
+                 volumes=[{failed}]: {why}"
+            ),
+            away,
+            errors: errors.collect(),
+            unmounted: unmounted.into_iter().collect(),
+        }
+    }
+
+    /// The pod's containers have ended: its volumes are taken back from now on, for as long as that takes.
+    pub fn end(&self, uid: &PodUid) {
+        let mut world = self.context.world();
+        world.desired.pods.remove(uid);
+        world.ended.insert(uid.clone());
+        drop(world);
+        self.context.touch();
+    }
+
+    /// Pods other than these are gone: what is there of them is taken back.
+    pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
+        let mut world = self.context.world();
+        let published = world.actual.volumes.values().flat_map(|volume| volume.pods.keys().cloned());
+        let gone: BTreeSet<PodUid> = published.filter(|uid| !keep(uid)).collect();
+        for uid in gone {
+            world.desired.pods.remove(&uid);
+            world.ended.insert(uid);
+        }
+        drop(world);
+        self.context.touch();
+    }
+
+    /// Waits until nothing of the pod's volumes is there, at most for `patience`.
+    ///
+    /// # Errors
+    /// What is left, and why.
+    pub async fn unmounted(&self, uid: &PodUid, patience: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + patience;
+        let mut changed = self.context.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            let left = {
+                let world = self.context.world();
+                self.left(&world, uid)
+            };
+            let Some(left) = left else {
+                let mut world = self.context.world();
+                world.ended.remove(uid);
+                let gone = Some(uid.clone());
+                world.errors.retain(|(_, pod), _| *pod != gone);
+                return Ok(());
+            };
+            if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
+                return Err(left);
+            }
+        }
+    }
+
+    fn left(&self, world: &crate::context::World, uid: &PodUid) -> Option<String> {
+        if world.actual.epoch == 0 {
+            return Some("waits for kubelet-volnetd's list of volumes".to_owned());
+        }
+        let left: Vec<&UniqueName> = world
+            .actual
+            .of_pod(uid)
+            .filter(|name| world.actual.volumes.get(name).is_some_and(|volume| volume.device.is_some()))
+            .collect();
+        let names: Vec<String> = left
+            .iter()
+            .map(|name| match world.errors.get(&((*name).clone(), Some(uid.clone()))) {
+                Some(error) => error.clone(),
+                None => format!("volume {name} is being unmounted"),
+            })
+            .collect();
+        (!names.is_empty()).then(|| names.join("; "))
+    }
+
+    /// Why the pod's volumes are not there, for who asks what it waits for.
+    pub fn why(&self, uid: &PodUid) -> Vec<String> {
+        self.waiting(uid, None).errors
+    }
+
+    /// How many volumes are wanted and there, by upstream's plugin.
+    pub fn counts(&self) -> (BTreeMap<String, usize>, BTreeMap<String, usize>) {
+        let world = self.context.world();
+        let (mut desired, mut actual) = (BTreeMap::new(), BTreeMap::new());
+        for volume in world.desired.pods.values().flat_map(|pod| pod.volumes.values()) {
+            *desired.entry(volume.spec.plugin()).or_default() += 1;
+        }
+        for volume in world.actual.volumes.values() {
+            *actual.entry(volume.plugin.clone()).or_default() += volume.pods.len();
+        }
+        (desired, actual)
+    }
+
+    async fn follow_node(self: Arc<Self>) {
+        let mut node = self.context.ports.reader.node();
+        loop {
+            let seen = node.borrow_and_update().as_deref().map(node_volumes).unwrap_or_default();
+            let changed = {
+                let mut world = self.context.world();
+                let changed = world.node != seen;
+                world.node = seen;
+                changed
+            };
+            if changed {
+                self.context.touch();
+            }
+            if node.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn follow_drivers(self: Arc<Self>) {
+        let mut changes = self.context.ports.drivers.changes();
+        while changes.next().await.is_some() {
+            self.context.world().back_offs.hurry(Instant::now());
+            self.context.touch();
+        }
+    }
+
+    /// What kubelet-volnetd has, once in each of its lives.
+    async fn follow_volnetd(self: Arc<Self>) {
+        let mut epoch = self.context.ports.verbs.epoch();
+        loop {
+            let life = *epoch.borrow_and_update();
+            if life != 0 && self.context.world().actual.epoch != life {
+                let verbs = &self.context.ports.verbs;
+                match futures_util::future::try_join(verbs.list_staged(), verbs.list_published()).await {
+                    Ok((staged, published)) => {
+                        let mut world = self.context.world();
+                        tracing::info!(
+                            staged = staged.len(),
+                            published = published.len(),
+                            "volumes found on this node"
+                        );
+                        let mut rebuilt = world.actual.rebuilt(life, staged, published);
+                        // What an operation is just writing of is its own.
+                        for busy in &world.busy {
+                            match world.actual.volumes.get(busy) {
+                                Some(volume) => rebuilt.volumes.insert(busy.clone(), volume.clone()),
+                                None => rebuilt.volumes.remove(busy),
+                            };
+                        }
+                        world.actual = rebuilt;
+                        drop(world);
+                        self.context.touch();
+                        continue;
+                    }
+                    Err(error) => {
+                        tracing::debug!(error = &error as &dyn std::error::Error, "volumes could not be listed");
+                        let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;
+                        continue;
+                    }
+                }
+            }
+            if epoch.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn reconcile(self: Arc<Self>) {
+        loop {
+            let again = self.pass();
+            let audit = Instant::now() + AUDIT;
+            let again = again.map_or(audit, |again| again.min(audit));
+            tokio::select! {
+                () = self.context.wake.notified() => {}
+                () = tokio::time::sleep_until(again) => {}
+            }
+        }
+    }
+
+    /// Begins what is to be begun. Answers when to look again.
+    fn pass(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let verbs = &self.context.ports.verbs;
+        let epoch = *verbs.epoch().borrow();
+        let sources_ready = verbs.guard("look").is_ok();
+        let mut world = self.context.world();
+        let known = world.actual.epoch != 0 && world.actual.epoch == epoch;
+        let (actions, again) = reconciler::plan(&Look {
+            desired: &world.desired,
+            actual: &world.actual,
+            busy: &world.busy,
+            ended: &world.ended,
+            back_offs: &world.back_offs,
+            node: &world.node,
+            may_unmount: known && sources_ready,
+            known,
+            now,
+        });
+        for action in actions {
+            if let Action::Forget { volume } = &action {
+                world.actual.volumes.remove(volume);
+                continue;
+            }
+            let (volume, pod) = key(&action);
+            world.busy.insert(volume.clone());
+            let _ = pod;
+            tokio::spawn(operate(self.context.clone(), action));
+        }
+        let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
+        let in_use = InUse { names, complete: known && sources_ready && world.node.known };
+        drop(world);
+        self.in_use.send_if_modified(|told| {
+            let changed = *told != in_use;
+            *told = in_use;
+            changed
+        });
+        // Word that all sources have delivered comes from nobody.
+        let waits = (!sources_ready).then(|| now + LIST_AGAIN);
+        match (again, waits) {
+            (Some(again), Some(waits)) => Some(again.min(waits)),
+            (again, waits) => again.or(waits),
+        }
+    }
+}
+
+fn node_volumes(node: &Node) -> NodeVolumes {
+    let status = node.status.as_ref();
+    NodeVolumes {
+        known: true,
+        in_use: status.iter().flat_map(|s| s.volumes_in_use.iter().flatten().cloned()).collect(),
+        attached: status.iter().flat_map(|s| s.volumes_attached.iter().flatten().map(|v| v.name.clone())).collect(),
+    }
+}
+
+fn key(action: &Action) -> (&UniqueName, Option<&PodUid>) {
+    match action {
+        Action::Mount { volume, pod } | Action::Unmount { volume, pod } => (volume, Some(pod)),
+        Action::Unstage { volume } | Action::Forget { volume } => (volume, None),
+    }
+}
+
+/// One operation, from its begin to its place in the books.
+async fn operate(context: Arc<Context>, action: Action) {
+    let began = Instant::now();
+    let (volume, pod) = key(&action);
+    let (volume, pod) = (volume.clone(), pod.cloned());
+    let (plugin, block) = {
+        let world = context.world();
+        let actual = world.actual.volumes.get(&volume);
+        let desired = pod.as_ref().and_then(|pod| world.desired.volume(pod, &volume));
+        let plugin = actual.map(|v| v.plugin.clone()).or_else(|| desired.map(|v| v.spec.plugin()));
+        let of_device = actual.and_then(|v| v.device.as_ref()).is_some_and(|device| device.block);
+        (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block))
+    };
+    let (operation, result) = match &action {
+        Action::Mount { volume, pod } => {
+            (if block { Operation::Map } else { Operation::Mount }, mount(&context, volume, pod).await)
+        }
+        Action::Unmount { volume, pod } => {
+            let operation = if block { Operation::Unmap } else { Operation::Unmount };
+            (operation, unmount::unmount(&context, volume, pod).await)
+        }
+        Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),
+        Action::Forget { .. } => return,
+    };
+    context.ports.metrics.observe(&plugin, operation, result.is_ok(), began.elapsed());
+    finish(&context, &action, block, result);
+    context.touch();
+}
+
+async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
+    let found = {
+        let mut world = context.world();
+        world.desired.pods.get_mut(uid).and_then(|pod| {
+            let wanted = pod.volumes.get_mut(volume)?;
+            let remount = std::mem::take(&mut wanted.remount);
+            Some((pod.pod.clone(), wanted.spec.clone(), wanted.attachable, remount))
+        })
+    };
+    // Nobody wants it any more.
+    let Some((pod, spec, attachable, remount)) = found else { return Ok(()) };
+    Mount { context, volume, uid, pod, spec, attachable, remount }.run().await
+}
+
+fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Failure>) {
+    let (volume, pod) = key(action);
+    let key = (volume.clone(), pod.cloned());
+    let mut world = context.world();
+    world.busy.remove(volume);
+    let Err(failure) = result else {
+        world.back_offs.forget(&key);
+        world.errors.remove(&key);
+        return;
+    };
+    world.back_offs.failed(key.clone(), Instant::now());
+    let wanted = pod.and_then(|pod| {
+        let wanted = world.desired.pods.get(pod)?;
+        Some((wanted.pod.clone(), wanted.volumes.get(volume)?.spec.name.clone()))
+    });
+    let device = world.actual.volumes.get(volume).and_then(|v| v.device.as_ref()).map(|d| d.spec_name.clone());
+    let name = wanted.as_ref().map(|(_, name)| name.clone()).or(device).unwrap_or_else(|| volume.0.clone());
+    let message = failure.message(&name, block);
+    world.errors.insert(key, message.clone());
+    drop(world);
+    match (action, wanted) {
+        (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
+        (Action::Mount { .. }, Some((pod, _))) => {
+            context.event(&pod, EventType::Warning, "FailedMount", message);
+        }
+        (_, _) => tracing::warn!(volume = %volume, "{message}"),
+    }
+}

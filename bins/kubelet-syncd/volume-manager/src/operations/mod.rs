@@ -1,0 +1,98 @@
+//! Operations on one volume, each a task of its own, with upstream's steps and words (`pkg/volume/util/operationexecutor`).
+//!
+//! Between two verbs of kubelet-volnetd stands each call of a driver: what a Prepare has noted is uncertain until its Commit, so
+//! that whoever comes after a death calls again, or takes back.
+
+pub mod driver_facts;
+pub mod mount;
+pub mod secrets;
+pub mod unmount;
+
+use kubelet_edges::csi::{CsiError, Outcome};
+use kubelet_edges::volnetd::VolnetdError;
+use kubelet_model::objects::ObjectError;
+use tonic::Code;
+
+/// Upstream's step, which the message begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    NodeAffinity,
+    NewMounter,
+    WaitForAttach,
+    /// Stage.
+    Device,
+    /// Publish.
+    SetUp,
+    Expand,
+    TearDown,
+    UnmountDevice,
+}
+
+impl Phase {
+    /// `block`: upstream calls it a map.
+    pub fn text(self, block: bool) -> &'static str {
+        match (self, block) {
+            (Phase::NodeAffinity, false) => "MountVolume.NodeAffinity check failed",
+            (Phase::NodeAffinity, true) => "MapVolume.NodeAffinity check failed",
+            (Phase::NewMounter, false) => "MountVolume.NewMounter initialization failed",
+            (Phase::NewMounter, true) => "MapVolume.NewBlockVolumeMapper initialization failed",
+            (Phase::WaitForAttach, false) => "MountVolume.WaitForAttach failed",
+            (Phase::WaitForAttach, true) => "MapVolume.WaitForAttach failed",
+            (Phase::Device, false) => "MountVolume.MountDevice failed",
+            (Phase::Device, true) => "MapVolume.SetUpDevice failed",
+            (Phase::SetUp, false) => "MountVolume.SetUp failed",
+            (Phase::SetUp, true) => "MapVolume.MapPodDevice failed",
+            (Phase::Expand, _) => "MountVolume.MountDevice failed while expanding volume",
+            (Phase::TearDown, false) => "UnmountVolume.TearDown failed",
+            (Phase::TearDown, true) => "UnmapVolume.UnmapBlockVolume failed",
+            (Phase::UnmountDevice, false) => "UnmountDevice failed",
+            (Phase::UnmountDevice, true) => "UnmapDevice failed",
+        }
+    }
+}
+
+/// Why an operation did not get through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub phase: Phase,
+    pub text: String,
+    /// kubelet-volnetd or the API server is away: nothing has failed, and nobody is told.
+    pub away: bool,
+    pub outcome: Outcome,
+    /// The driver's code, where it has answered one.
+    pub code: Option<Code>,
+}
+
+impl Failure {
+    pub fn new(phase: Phase, text: impl Into<String>) -> Self {
+        Failure { phase, text: text.into(), away: false, outcome: Outcome::NotCalled, code: None }
+    }
+
+    /// `what`: upstream's prefix for what could not even be begun.
+    pub fn call(phase: Phase, error: &CsiError, what: &str) -> Self {
+        let outcome = error.outcome();
+        let text = match outcome {
+            Outcome::NotCalled => format!("kubernetes.io/csi: {what}: {error}"),
+            Outcome::Uncertain | Outcome::Failed => error.to_string(),
+        };
+        Failure { phase, text, away: false, outcome, code: error.code() }
+    }
+
+    pub fn verb(phase: Phase, error: &VolnetdError) -> Self {
+        let text = match error {
+            VolnetdError::Refused { source, .. } => source.message().to_owned(),
+            other => other.to_string(),
+        };
+        Failure { phase, text, away: error.is_transient(), outcome: Outcome::NotCalled, code: None }
+    }
+
+    pub fn object(phase: Phase, text: String, error: &ObjectError) -> Self {
+        let away = matches!(error, ObjectError::Away(_));
+        Failure { phase, text, away, outcome: Outcome::NotCalled, code: None }
+    }
+
+    /// As events say it.
+    pub fn message(&self, volume: &str, block: bool) -> String {
+        format!("{} for volume {volume:?} : {}", self.phase.text(block), self.text)
+    }
+}

@@ -1,0 +1,424 @@
+//! Stage and publish: what makes a volume ready for a pod.
+
+use std::sync::Arc;
+
+use bulkhead_ipc::volnetd as api;
+use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Pod;
+use kubelet_edges::csi::{CsiError, Outcome};
+use kubelet_model::events::EventType;
+use kubelet_model::objects::ObjectError;
+
+use super::driver_facts::DriverFacts;
+use super::{Failure, Phase, secrets};
+use crate::actual_state::{ActualVolume, Presence, Published};
+use crate::context::Context;
+use crate::csi::names;
+use crate::csi::policy::{Capabilities, gives_to_fs_group};
+use crate::csi::requests::{self, Pairs, Publication};
+use crate::populator::node_affinity;
+use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
+
+const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+
+/// One volume for one pod.
+#[derive(Debug)]
+pub struct Mount<'a> {
+    pub context: &'a Context,
+    pub volume: &'a UniqueName,
+    pub uid: &'a PodUid,
+    pub pod: Arc<Pod>,
+    pub spec: Arc<VolumeSpec>,
+    pub attachable: bool,
+    /// It is mounted, and the driver is to be called once more.
+    pub remount: bool,
+}
+
+/// What was found on the node when the operation began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Before {
+    staged: Presence,
+    published: Presence,
+}
+
+impl Mount<'_> {
+    /// Brings the volume to where the pod's containers can have it.
+    ///
+    /// # Errors
+    /// See [`Failure`]; both states say what is known of the volume then.
+    pub async fn run(&self) -> Result<(), Failure> {
+        self.check_node()?;
+        match &self.spec.source {
+            Source::Csi(source) => self.csi(source).await,
+            Source::Local { path, .. } => {
+                let group = self.fs_group();
+                let request = api::SetUpLocalRequest {
+                    pod_uid: self.uid.to_string(),
+                    volume: self.spec.name.clone(),
+                    path: path.clone(),
+                    read_only: self.spec.read_only,
+                    fs_group: group.filter(|_| !self.spec.read_only),
+                    fs_group_on_root_mismatch: self.on_root_mismatch(),
+                };
+                if self.spec.block {
+                    let why = "local volumes with volumeMode Block are not supported by this node yet";
+                    return Err(Failure::new(Phase::SetUp, why));
+                }
+                self.one_of_its_pods()?;
+                let reply = self.context.ports.verbs.set_up_local(request).await;
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                self.mounted(reply.host_path);
+                Ok(())
+            }
+            Source::HostPath { path, kind } => {
+                let kind = api::HostPathType::from_str_name(&host_path_type(kind));
+                let Some(kind) = kind else {
+                    return Err(Failure::new(Phase::SetUp, "the hostPath's type is not known"));
+                };
+                let request = api::CheckHostPathRequest {
+                    pod_uid: self.uid.to_string(),
+                    volume: self.spec.name.clone(),
+                    path: path.clone(),
+                    r#type: kind.into(),
+                };
+                self.one_of_its_pods()?;
+                let reply = self.context.ports.verbs.check_host_path(request).await;
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                self.mounted(reply.host_path);
+                Ok(())
+            }
+        }
+    }
+
+    fn check_node(&self) -> Result<(), Failure> {
+        let node = self.context.ports.reader.node().borrow().clone();
+        let Some(node) = node else {
+            let why = "the API server has not yet said what it has of our Node".to_owned();
+            let away = ObjectError::Away(why.clone());
+            return Err(Failure::object(Phase::NodeAffinity, why, &away));
+        };
+        node_affinity::check(self.spec.node_affinity.as_ref(), &node)
+            .map_err(|why| Failure::new(Phase::NodeAffinity, why))
+    }
+
+    /// A volume of ReadWriteOncePod is one pod's.
+    fn one_of_its_pods(&self) -> Result<(), Failure> {
+        if self.spec.is_single_pod() && self.context.world().actual.is_used_by_another(self.volume, self.uid) {
+            return Err(Failure::new(Phase::SetUp, IN_USE));
+        }
+        Ok(())
+    }
+
+    fn security(&self) -> Option<&k8s_openapi::api::core::v1::PodSecurityContext> {
+        self.pod.spec.as_ref()?.security_context.as_ref()
+    }
+
+    fn fs_group(&self) -> Option<i64> {
+        self.security()?.fs_group
+    }
+
+    fn on_root_mismatch(&self) -> bool {
+        self.security().and_then(|s| s.fs_group_change_policy.as_deref()) == Some("OnRootMismatch")
+    }
+
+    fn device(&self, source: &CsiSource) -> api::CsiDevice {
+        api::CsiDevice {
+            driver: source.driver.clone(),
+            volume_handle: source.handle.clone(),
+            block: self.spec.block,
+            spec_name: self.spec.name.clone(),
+        }
+    }
+
+    fn facts(&self, driver: &str) -> Result<DriverFacts, Failure> {
+        let found = self.context.ports.reader.driver(driver);
+        let found = found.map_err(|error| Failure::object(Phase::NewMounter, error.to_string(), &error))?;
+        Ok(DriverFacts::of(found.as_deref()))
+    }
+
+    async fn csi(&self, source: &CsiSource) -> Result<(), Failure> {
+        let before = {
+            let world = self.context.world();
+            let volume = world.actual.volumes.get(self.volume);
+            Before {
+                staged: volume.map(|volume| volume.staged).unwrap_or_default(),
+                published: volume.and_then(|v| v.pods.get(self.uid)).map(|pod| pod.presence).unwrap_or_default(),
+            }
+        };
+        if before.published == Presence::Yes && !self.remount {
+            // Found after a start: the driver has done it, and it was committed. What is missing is what the runtime is told.
+            return self.commit_publish(source, None).await;
+        }
+        let facts = self.facts(&source.driver)?;
+        let lifecycle = facts.check_lifecycle(&source.driver, source.ephemeral);
+        lifecycle.map_err(|why| Failure::new(Phase::NewMounter, why))?;
+        self.one_of_its_pods()?;
+        let context = self.publish_context(source).await?;
+        let _place = self.context.place(&source.driver).await;
+        let phase = if source.ephemeral { Phase::SetUp } else { Phase::Device };
+        let what = if source.ephemeral {
+            "mounter.SetUpAt failed to get CSI client"
+        } else {
+            "attacher.MountDevice failed to create newCsiDriverClient"
+        };
+        let can = self.context.ports.drivers.capabilities(&source.driver).await;
+        let can = can.map_err(|error| Failure::call(phase, &error, what))?;
+        // A block volume has a folder to be staged in, whether or not its driver stages.
+        let stages = !source.ephemeral && (can.stage || self.spec.block);
+        let staging_path = match (stages, before.staged) {
+            (false, _) => String::new(),
+            (true, Presence::Yes) => self.staging_path(),
+            (true, Presence::No | Presence::Uncertain) => self.stage(source, can, &context).await?,
+        };
+        let staging_path = if can.stage { staging_path } else { String::new() };
+        self.publish(source, can, &facts, context, staging_path, before).await
+    }
+
+    fn staging_path(&self) -> String {
+        let world = self.context.world();
+        world.actual.volumes.get(self.volume).map(|volume| volume.staging_path.clone()).unwrap_or_default()
+    }
+
+    /// What the controller's part has told for the node's, of the VolumeAttachment; one question.
+    async fn publish_context(&self, source: &CsiSource) -> Result<Pairs, Failure> {
+        if !self.attachable {
+            return Ok(Pairs::new());
+        }
+        let (handle, id) = (&source.handle, self.attachment_id(source));
+        let got = self.context.ports.reader.attachment(&id).await.map_err(|error| {
+            let text = format!("volume {handle} has GET error for volume attachment {id}: {error}");
+            Failure::object(Phase::WaitForAttach, text, &error)
+        })?;
+        if got.metadata.deletion_timestamp.is_some() {
+            return Err(Failure::new(Phase::WaitForAttach, "volume attachment is being deleted"));
+        }
+        let status = got.status.unwrap_or_default();
+        match status.attach_error.and_then(|error| error.message) {
+            Some(message) if !status.attached => Err(Failure::new(Phase::WaitForAttach, message)),
+            _ if !status.attached => {
+                let text = format!("volume attachment {id} of volume {handle} is not attached");
+                Err(Failure::new(Phase::WaitForAttach, text))
+            }
+            _ => Ok(status.attachment_metadata.unwrap_or_default()),
+        }
+    }
+
+    fn attachment_id(&self, source: &CsiSource) -> String {
+        names::attachment(&source.handle, &source.driver, &self.context.ports.node_name)
+    }
+
+    /// Writes of the actual state, under the lock.
+    fn note<T>(&self, source: &CsiSource, write: impl FnOnce(&mut ActualVolume) -> T) -> T {
+        let mut world = self.context.world();
+        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
+            device: Some(self.device(source)),
+            plugin: self.spec.plugin(),
+            staged: Presence::No,
+            staging_path: String::new(),
+            attachable: Some(self.attachable),
+            pods: std::collections::BTreeMap::new(),
+            claim_size: 0,
+        });
+        volume.attachable = Some(self.attachable);
+        write(volume)
+    }
+
+    /// Once a node. Answers the path.
+    async fn stage(&self, source: &CsiSource, can: Capabilities, context: &Pairs) -> Result<String, Failure> {
+        let verbs = &self.context.ports.verbs;
+        let phase = Phase::Device;
+        let secret = source.stage_secret.as_ref();
+        let secret = secrets::secret(&*self.context.ports.reader, secret, "NodeStageSecretRef", phase).await?;
+        let request = api::PrepareStageRequest {
+            device: Some(self.device(source)),
+            selinux_mount_context: String::new(),
+            node_name: self.context.ports.node_name.clone(),
+            attachment_id: self.attachment_id(source),
+        };
+        let prepared = verbs.prepare_stage(request).await.map_err(|error| Failure::verb(phase, &error))?;
+        let path = prepared.staging_path;
+        self.note(source, |volume| {
+            volume.staged = Presence::Uncertain;
+            volume.staging_path.clone_from(&path);
+        });
+        if can.stage {
+            let group = self.fs_group();
+            let mut request = requests::stage(&self.spec, source, can, group, path.clone(), context.clone());
+            request.secrets = secret;
+            if let Err(error) = self.context.ports.drivers.stage(&source.driver, request).await {
+                self.stage_failed(source, &error).await;
+                let what = "attacher.MountDevice failed to create newCsiDriverClient";
+                return Err(Failure::call(phase, &error, what));
+            }
+        }
+        verbs.commit_stage(self.device(source)).await.map_err(|error| Failure::verb(phase, &error))?;
+        self.note(source, |volume| volume.staged = Presence::Yes);
+        Ok(path)
+    }
+
+    /// What is known not to be staged leaves nothing; what may be, stays uncertain.
+    async fn stage_failed(&self, source: &CsiSource, error: &CsiError) {
+        if error.outcome() == Outcome::Uncertain {
+            return;
+        }
+        let verbs = &self.context.ports.verbs;
+        let Ok(guard) = verbs.guard("end_stage") else { return };
+        let request = api::EndStageRequest { device: Some(self.device(source)), guard: Some(guard) };
+        match verbs.end_stage(request).await {
+            Ok(_) => self.note(source, |volume| {
+                volume.staged = Presence::No;
+                volume.staging_path.clear();
+            }),
+            Err(error) => {
+                tracing::warn!(volume = %self.volume, error = &error as &dyn std::error::Error,
+                    "the folder of a volume that could not be staged stays");
+            }
+        }
+    }
+
+    async fn publish(
+        &self,
+        source: &CsiSource,
+        can: Capabilities,
+        facts: &DriverFacts,
+        publish_context: Pairs,
+        staging_path: String,
+        before: Before,
+    ) -> Result<(), Failure> {
+        let (phase, ports) = (Phase::SetUp, &self.context.ports);
+        let secret = source.publish_secret.as_ref();
+        let mut secret = secrets::secret(&*ports.reader, secret, "NodePublishSecretRef", phase).await?;
+        let pod = secrets::pod_info(&self.pod);
+        let mut extra_context = if facts.pod_info_on_mount { pod.context(source.ephemeral) } else { Pairs::new() };
+        let tokens = secrets::tokens(&*ports.reader, facts, &pod).await?;
+        if facts.tokens_in_secrets {
+            secret.extend(tokens)
+        } else {
+            extra_context.extend(tokens)
+        }
+        let request = api::PreparePublishRequest {
+            pod_uid: self.uid.to_string(),
+            data: Some(api::CsiVolumeData {
+                device: Some(self.device(source)),
+                node_name: ports.node_name.clone(),
+                attachment_id: self.attachment_id(source),
+                lifecycle_mode: if source.ephemeral { "Ephemeral" } else { "Persistent" }.to_owned(),
+                selinux_mount_context: String::new(),
+            }),
+        };
+        let prepared = ports.verbs.prepare_publish(request).await.map_err(|error| Failure::verb(phase, &error))?;
+        let target_path = prepared.target_path;
+        let mounted_before = before.published == Presence::Yes;
+        if !mounted_before {
+            self.note_published(source, Presence::Uncertain, String::new(), &target_path);
+        }
+        let mount_group = self.fs_group();
+        let publication = Publication { staging_path, target_path, publish_context, mount_group, extra_context };
+        let mut request = requests::publish(&self.spec, source, can, publication);
+        request.secrets = secret;
+        if let Err(error) = ports.drivers.publish(&source.driver, request).await {
+            if error.outcome() != Outcome::Uncertain && !mounted_before {
+                self.unprepare(source).await;
+            }
+            return Err(Failure::call(phase, &error, "mounter.SetUpAt failed to get CSI client"));
+        }
+        let modes = (!source.ephemeral).then_some(self.spec.access_modes.as_slice());
+        let gives = !self.spec.block
+            && !can.mount_group
+            && gives_to_fs_group(&facts.fs_group_policy, self.spec.read_only, &source.fs_type, modes);
+        self.commit_publish(source, mount_group.filter(|_| gives)).await
+    }
+
+    fn note_published(&self, source: &CsiSource, presence: Presence, host_path: String, target_path: &str) {
+        let single_pod = self.spec.is_single_pod();
+        self.note(source, |volume| {
+            let target_path = match volume.pods.get(self.uid) {
+                Some(known) if target_path.is_empty() => known.target_path.clone(),
+                _ => target_path.to_owned(),
+            };
+            let published = Published { presence, host_path, target_path, single_pod, unreadable: false };
+            volume.pods.insert(self.uid.clone(), published);
+        });
+    }
+
+    /// The driver has refused: folder and `vol_data.json` go.
+    async fn unprepare(&self, source: &CsiSource) {
+        let verbs = &self.context.ports.verbs;
+        let Ok(guard) = verbs.guard("end_publish") else { return };
+        let request = api::EndPublishRequest {
+            pod_uid: self.uid.to_string(),
+            device: Some(self.device(source)),
+            guard: Some(guard),
+        };
+        match verbs.end_publish(request).await {
+            Ok(_) => self.note(source, |volume| {
+                volume.pods.remove(self.uid);
+            }),
+            Err(error) => {
+                tracing::warn!(volume = %self.volume, pod_uid = %self.uid, error = &error as &dyn std::error::Error,
+                    "the folder of a volume that could not be published stays");
+            }
+        }
+    }
+
+    /// The last step: kubelet-volnetd looks at what the driver has made, and gives it to the group.
+    async fn commit_publish(&self, source: &CsiSource, fs_group: Option<i64>) -> Result<(), Failure> {
+        let request = api::CommitPublishRequest {
+            pod_uid: self.uid.to_string(),
+            device: Some(self.device(source)),
+            fs_group,
+            fs_group_on_root_mismatch: self.on_root_mismatch(),
+            read_only: self.spec.read_only,
+        };
+        let committed = self.context.ports.verbs.commit_publish(request).await;
+        let committed = committed.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+        if self.spec.block && !self.remount {
+            self.say_mapped(&committed.host_path);
+        }
+        self.note_published(source, Presence::Yes, committed.host_path, "");
+        Ok(())
+    }
+
+    /// Upstream tells of block volumes' maps, and of no other success.
+    fn say_mapped(&self, host_path: &str) {
+        let staging = self.staging_path();
+        let global = staging.strip_suffix(&format!("/staging/{}", self.spec.name));
+        let global = global.map_or_else(String::new, |root| format!("{root}/{}/dev", self.spec.name));
+        let map = host_path.rsplit_once('/').map_or(host_path, |(folder, _)| folder);
+        for (what, path) in [("globalMapPath", global.as_str()), ("volumeMapPath", map)] {
+            let message = format!("MapVolume.MapPodDevice succeeded for volume {:?} {what} {path:?}", self.spec.name);
+            self.context.event(&self.pod, EventType::Normal, "SuccessfulMountVolume", message);
+        }
+    }
+
+    /// A volume that no driver has made is there.
+    fn mounted(&self, host_path: String) {
+        let mut world = self.context.world();
+        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
+            device: None,
+            plugin: self.spec.plugin(),
+            staged: Presence::No,
+            staging_path: String::new(),
+            attachable: Some(false),
+            pods: std::collections::BTreeMap::new(),
+            claim_size: 0,
+        });
+        let single_pod = self.spec.is_single_pod();
+        let published =
+            Published { presence: Presence::Yes, host_path, target_path: String::new(), single_pod, unreadable: false };
+        volume.pods.insert(self.uid.clone(), published);
+    }
+}
+
+/// The wire's name of the API's.
+fn host_path_type(kind: &str) -> String {
+    let kind = if kind.is_empty() { "Unspecified" } else { kind };
+    let mut name = "HOST_PATH_TYPE".to_owned();
+    for letter in kind.chars() {
+        if letter.is_ascii_uppercase() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_uppercase());
+    }
+    name
+}

@@ -1,0 +1,100 @@
+//! Unpublish and unstage: what takes a volume back, with its last pod from the node.
+
+use bulkhead_csi::v1;
+use bulkhead_ipc::volnetd as api;
+use bulkhead_types::PodUid;
+
+use super::{Failure, Phase};
+use crate::actual_state::Presence;
+use crate::context::Context;
+use crate::spec::UniqueName;
+
+/// Takes a volume back from a pod.
+///
+/// # Errors
+/// See [`Failure`]; the volume is still there, or may be.
+pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
+    let phase = Phase::TearDown;
+    let known = {
+        let world = context.world();
+        world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.pods.get(uid)?.clone())))
+    };
+    let Some((device, published)) = known else { return Ok(()) };
+    let verbs = &context.ports.verbs;
+    let failed = |error| Failure::verb(phase, &error);
+    let request = |verb| {
+        let guard = Some(verbs.guard(verb)?);
+        Ok(api::EndPublishRequest { pod_uid: uid.to_string(), device: Some(device.clone()), guard })
+    };
+    if !published.unreadable {
+        let _place = context.place(&device.driver).await;
+        let begin = request("begin_unpublish").map_err(failed)?;
+        verbs.begin_unpublish(begin).await.map_err(failed)?;
+        note(context, name, |volume| {
+            if let Some(published) = volume.pods.get_mut(uid) {
+                published.presence = Presence::Uncertain;
+                published.host_path.clear();
+            }
+        });
+        let call = v1::NodeUnpublishVolumeRequest {
+            volume_id: device.volume_handle.clone(),
+            target_path: published.target_path,
+        };
+        let called = context.ports.drivers.unpublish(&device.driver, call).await;
+        called.map_err(|error| {
+            let mut failure = Failure::call(phase, &error, "Unmounter.TearDownAt failed to get CSI client");
+            if failure.code.is_some() {
+                failure.text = format!("kubernetes.io/csi: Unmounter.TearDownAt failed: {error}");
+            }
+            failure
+        })?;
+    }
+    let end = request("end_publish").map_err(failed)?;
+    verbs.end_publish(end).await.map_err(failed)?;
+    note(context, name, |volume| {
+        volume.pods.remove(uid);
+    });
+    tracing::info!(volume = %name, pod_uid = %uid, "UnmountVolume.TearDown succeeded");
+    Ok(())
+}
+
+/// Takes a volume that no pod has any more from the node.
+///
+/// # Errors
+/// See [`Failure`]; the volume is still there, or may be.
+pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure> {
+    let phase = Phase::UnmountDevice;
+    let known = {
+        let world = context.world();
+        world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.staging_path.clone())))
+    };
+    let Some((device, staging_target_path)) = known else { return Ok(()) };
+    let verbs = &context.ports.verbs;
+    let failed = |error| Failure::verb(phase, &error);
+    let request = |verb| {
+        let guard = Some(verbs.guard(verb)?);
+        Ok(api::EndStageRequest { device: Some(device.clone()), guard })
+    };
+    let _place = context.place(&device.driver).await;
+    let what = "attacher.UnmountDevice failed to create newCsiDriverClient";
+    let called = |error| Failure::call(phase, &error, what);
+    let can = context.ports.drivers.capabilities(&device.driver).await.map_err(called)?;
+    let begin = request("begin_unstage").map_err(failed)?;
+    verbs.begin_unstage(begin).await.map_err(failed)?;
+    note(context, name, |volume| volume.staged = Presence::Uncertain);
+    if can.stage {
+        let call = v1::NodeUnstageVolumeRequest { volume_id: device.volume_handle.clone(), staging_target_path };
+        context.ports.drivers.unstage(&device.driver, call).await.map_err(called)?;
+    }
+    let end = request("end_stage").map_err(failed)?;
+    verbs.end_stage(end).await.map_err(failed)?;
+    context.world().actual.volumes.remove(name);
+    tracing::info!(volume = %name, "UnmountDevice succeeded");
+    Ok(())
+}
+
+fn note(context: &Context, name: &UniqueName, write: impl FnOnce(&mut crate::actual_state::ActualVolume)) {
+    if let Some(volume) = context.world().actual.volumes.get_mut(name) {
+        write(volume);
+    }
+}

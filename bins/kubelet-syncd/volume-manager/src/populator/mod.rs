@@ -1,0 +1,60 @@
+//! From a pod's volume to what it stands for (upstream `pkg/kubelet/volumemanager/populator`). [`resolve`] is pure; what it needs
+//! of the API server is asked for here, at each look anew: nodes may read claims and volumes by name, and not watch them.
+
+pub mod node_affinity;
+pub mod resolve;
+
+use k8s_openapi::api::core::v1::{Pod, Volume};
+
+use crate::ports::ClusterReader;
+use crate::spec::VolumeSpec;
+use kubelet_model::objects::ObjectError;
+use resolve::Use;
+
+/// Why a volume is not known yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unresolved {
+    /// Upstream's text.
+    pub text: String,
+    /// The API server could not be asked: nothing is wrong with the pod.
+    pub away: bool,
+}
+
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver.
+pub fn is_managed(volume: &Volume) -> bool {
+    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
+}
+
+/// Finds out what a volume of a pod is.
+///
+/// # Errors
+/// In upstream's words.
+pub async fn populate(
+    reader: &dyn ClusterReader,
+    pod: &Pod,
+    volume: &Volume,
+    used: Use,
+) -> Result<VolumeSpec, Unresolved> {
+    let refused = |text| Unresolved { text, away: false };
+    if volume.csi.is_some() {
+        return resolve::inline(pod, volume).map_err(refused);
+    }
+    let Some(claim_name) = resolve::claim_name(pod, volume) else {
+        return Err(refused(format!("volume {} is of no kind that is known here", volume.name)));
+    };
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let processing = |text: String| format!("error processing PVC {namespace}/{claim_name}: {text}");
+    let asked = |what: String, error: ObjectError| Unresolved {
+        away: matches!(error, ObjectError::Away(_)),
+        text: processing(format!("{what}: {error}")),
+    };
+    let claim = reader.claim(namespace, &claim_name).await;
+    let claim = claim.map_err(|error| asked("failed to fetch PVC from API server".to_owned(), error))?;
+    resolve::check_claim(&claim).map_err(|text| refused(processing(text)))?;
+    resolve::check_owner(pod, volume, &claim).map_err(refused)?;
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+    let persistent = reader.volume(&name).await;
+    let persistent = persistent.map_err(|error| asked(format!("failed to fetch PV {name} from API server"), error))?;
+    resolve::check_claim_ref(&persistent, &claim).map_err(|text| refused(processing(text)))?;
+    resolve::persistent(volume, used, &claim, &persistent).map_err(refused)
+}

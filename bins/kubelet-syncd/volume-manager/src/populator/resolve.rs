@@ -1,0 +1,264 @@
+//! The checks on a claim and its volume, and what they make of it. Upstream's words, its order.
+
+use bulkhead_types::Quantity;
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource;
+
+use crate::csi::names;
+use crate::spec::{Claim, CsiSource, ObjectRef, Source, VolumeSpec};
+
+/// Protects a claim that pods use.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Group that the pod gets beside its own.
+const GID: &str = "pv.beta.kubernetes.io/gid";
+
+/// How a pod's containers use a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Use {
+    /// In volumeMounts.
+    pub mounted: bool,
+    /// In volumeDevices.
+    pub device: bool,
+}
+
+impl Use {
+    /// Of all containers of a pod.
+    pub fn of(pod: &Pod, volume: &str) -> Self {
+        let Some(spec) = &pod.spec else { return Use::default() };
+        let regular = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let mut used = Use::default();
+        for container in regular {
+            used.mounted |= container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+            used.device |= container.volume_devices.iter().flatten().any(|device| device.name == volume);
+        }
+        for container in spec.ephemeral_containers.iter().flatten() {
+            used.mounted |= container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+            used.device |= container.volume_devices.iter().flatten().any(|device| device.name == volume);
+        }
+        used
+    }
+
+    pub fn any(self) -> bool {
+        self.mounted || self.device
+    }
+}
+
+/// The claim of a volume; a generic ephemeral volume's is named by the pod.
+pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
+    if let Some(source) = &volume.persistent_volume_claim {
+        return Some(source.claim_name.clone());
+    }
+    volume.ephemeral.as_ref()?;
+    Some(format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name))
+}
+
+/// Whether pods may use the claim.
+///
+/// # Errors
+/// Why not.
+pub fn check_claim(claim: &PersistentVolumeClaim) -> Result<(), String> {
+    let protected = claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
+    if claim.metadata.deletion_timestamp.is_some() && !protected {
+        return Err("PVC is being deleted".to_owned());
+    }
+    if claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+        return Err("PVC is not bound".to_owned());
+    }
+    if claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default().is_empty() {
+        return Err("PVC has empty pvc.Spec.VolumeName".to_owned());
+    }
+    Ok(())
+}
+
+/// A generic ephemeral volume's claim belongs to the pod.
+///
+/// # Errors
+/// It does not.
+pub fn check_owner(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<(), String> {
+    if volume.ephemeral.is_none() {
+        return Ok(());
+    }
+    let same_namespace = claim.metadata.namespace == pod.metadata.namespace;
+    let owned = claim
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .any(|owner| owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref());
+    if same_namespace && owned {
+        return Ok(());
+    }
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    Err(format!(
+        "PVC {}/{} was not created for pod {}/{} (pod is not owner)",
+        text(&claim.metadata.namespace),
+        text(&claim.metadata.name),
+        text(&pod.metadata.namespace),
+        text(&pod.metadata.name)
+    ))
+}
+
+/// The volume is this claim's, and not that of one of the same name before it.
+///
+/// # Errors
+/// It is not.
+pub fn check_claim_ref(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Result<(), String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    let (found, wanted) = (reference.uid.as_deref().unwrap_or_default(), claim.metadata.uid.as_deref());
+    let wanted = wanted.unwrap_or_default();
+    if found != wanted {
+        return Err(format!(
+            "found PV object {name} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}"
+        ));
+    }
+    Ok(())
+}
+
+/// What a claim's volume is.
+///
+/// # Errors
+/// It does not fit its use, or is of a kind that this node does not have.
+pub fn persistent(
+    volume: &Volume,
+    used: Use,
+    claim: &PersistentVolumeClaim,
+    persistent: &PersistentVolume,
+) -> Result<VolumeSpec, String> {
+    let name = persistent.metadata.name.clone().unwrap_or_default();
+    let Some(spec) = &persistent.spec else { return Err(format!("PV {name} has no spec")) };
+    let mode = spec.volume_mode.as_deref().unwrap_or("Filesystem");
+    if used.mounted && mode != "Filesystem" {
+        return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeMounts", volume.name));
+    }
+    if used.device && mode != "Block" {
+        return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeDevices", volume.name));
+    }
+    let read_only = volume.persistent_volume_claim.as_ref().and_then(|source| source.read_only) == Some(true);
+    let source =
+        source_of(spec).map_err(|why| format!("failed to get Plugin from volumeSpec for volume {name:?} err={why}"))?;
+    let gid = persistent.metadata.annotations.as_ref().and_then(|all| all.get(GID)?.parse::<i64>().ok());
+    Ok(VolumeSpec {
+        name,
+        source,
+        block: mode == "Block",
+        read_only,
+        access_modes: spec.access_modes.clone().unwrap_or_default(),
+        mount_options: mount_options(persistent, spec),
+        node_affinity: spec.node_affinity.clone(),
+        claim: Some(Claim {
+            namespace: claim.metadata.namespace.clone().unwrap_or_default(),
+            name: claim.metadata.name.clone().unwrap_or_default(),
+            uid: claim.metadata.uid.clone().unwrap_or_default(),
+            capacity: storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref())),
+        }),
+        capacity: storage(spec.capacity.as_ref()),
+        gid: gid.filter(|gid| *gid >= 0),
+    })
+}
+
+/// Those of the spec, or of the older annotation.
+fn mount_options(persistent: &PersistentVolume, spec: &PersistentVolumeSpec) -> Vec<String> {
+    let annotated = persistent.metadata.annotations.as_ref();
+    match annotated.and_then(|all| all.get("volume.beta.kubernetes.io/mount-options")) {
+        Some(text) => text.split(',').map(ToOwned::to_owned).collect(),
+        None => spec.mount_options.clone().unwrap_or_default(),
+    }
+}
+
+fn storage(amounts: Option<&std::collections::BTreeMap<String, resource::Quantity>>) -> i64 {
+    let text = amounts.and_then(|amounts| amounts.get("storage"));
+    text.and_then(|quantity| Quantity::parse(&quantity.0).ok())
+        .map_or(0, |quantity| i64::try_from(quantity.value()).unwrap_or(i64::MAX).max(0))
+}
+
+fn secret(reference: Option<&SecretReference>) -> Option<ObjectRef> {
+    let reference = reference?;
+    Some(ObjectRef {
+        namespace: reference.namespace.clone().unwrap_or_default(),
+        name: reference.name.clone().unwrap_or_default(),
+    })
+}
+
+fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
+    if let Some(csi) = &spec.csi {
+        return Ok(Source::Csi(CsiSource {
+            driver: csi.driver.clone(),
+            handle: csi.volume_handle.clone(),
+            fs_type: csi.fs_type.clone().unwrap_or_default(),
+            attributes: csi.volume_attributes.clone().unwrap_or_default(),
+            stage_secret: secret(csi.node_stage_secret_ref.as_ref()),
+            publish_secret: secret(csi.node_publish_secret_ref.as_ref()),
+            expand_secret: secret(csi.node_expand_secret_ref.as_ref()),
+            ephemeral: false,
+        }));
+    }
+    if let Some(local) = &spec.local {
+        let fs_type = local.fs_type.clone().unwrap_or_default();
+        return Ok(Source::Local { path: local.path.clone(), fs_type });
+    }
+    if let Some(host) = &spec.host_path {
+        return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
+    }
+    Err(format!("volumes of kind {} are not supported by this node yet", kind(spec)))
+}
+
+/// The API's name of a kind that is not there.
+fn kind(v: &PersistentVolumeSpec) -> &'static str {
+    let kinds = [
+        (v.nfs.is_some(), "nfs"),
+        (v.iscsi.is_some(), "iscsi"),
+        (v.fc.is_some(), "fc"),
+        (v.flex_volume.is_some(), "flexVolume"),
+        // Upstream hands these to a CSI driver, or has none of them any more.
+        (v.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
+        (v.azure_disk.is_some(), "azureDisk"),
+        (v.azure_file.is_some(), "azureFile"),
+        (v.cephfs.is_some(), "cephfs"),
+        (v.cinder.is_some(), "cinder"),
+        (v.gce_persistent_disk.is_some(), "gcePersistentDisk"),
+        (v.glusterfs.is_some(), "glusterfs"),
+        (v.portworx_volume.is_some(), "portworxVolume"),
+        (v.rbd.is_some(), "rbd"),
+        (v.vsphere_volume.is_some(), "vsphereVolume"),
+    ];
+    kinds.into_iter().find(|(there, _)| *there).map_or("unknown", |(_, name)| name)
+}
+
+/// What an inline volume of a CSI driver is.
+///
+/// # Errors
+/// It is used as a block device.
+pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
+    let Some(csi) = &volume.csi else { return Err(format!("volume {} is no inline volume", volume.name)) };
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let secret = csi.node_publish_secret_ref.as_ref().map(|r| ObjectRef { namespace, name: r.name.clone() });
+    Ok(VolumeSpec {
+        name: volume.name.clone(),
+        source: Source::Csi(CsiSource {
+            driver: csi.driver.clone(),
+            handle: names::ephemeral_handle(uid, &volume.name),
+            fs_type: csi.fs_type.clone().unwrap_or_default(),
+            attributes: csi.volume_attributes.clone().unwrap_or_default(),
+            stage_secret: None,
+            publish_secret: secret,
+            expand_secret: None,
+            ephemeral: true,
+        }),
+        block: false,
+        read_only: csi.read_only == Some(true),
+        access_modes: Vec::new(),
+        mount_options: Vec::new(),
+        node_affinity: None,
+        claim: None,
+        capacity: 0,
+        gid: None,
+    })
+}

@@ -1,0 +1,150 @@
+//! What is done next (upstream `pkg/kubelet/volumemanager/reconciler`). Pure: both states in, actions out. One operation at a time
+//! for each volume, as upstream has it for what is attached or staged.
+
+use std::collections::{BTreeSet, HashSet};
+
+use bulkhead_types::PodUid;
+use tokio::time::Instant;
+
+use crate::actual_state::{ActualState, Presence};
+use crate::back_off::BackOffs;
+use crate::desired_state::DesiredState;
+use crate::spec::UniqueName;
+
+/// What the Node's status lists, as the watch of it shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeVolumes {
+    /// The API server has said what it has of the Node.
+    pub known: bool,
+    pub in_use: BTreeSet<String>,
+    pub attached: BTreeSet<String>,
+}
+
+/// One operation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// Attach is awaited already: stage where that has to be, and publish.
+    Mount {
+        volume: UniqueName,
+        pod: PodUid,
+    },
+    Unmount {
+        volume: UniqueName,
+        pod: PodUid,
+    },
+    Unstage {
+        volume: UniqueName,
+    },
+    /// Nothing of it is left: forgotten at once.
+    Forget {
+        volume: UniqueName,
+    },
+}
+
+/// Everything that is looked at.
+#[derive(Debug)]
+pub struct Look<'a> {
+    pub desired: &'a DesiredState,
+    pub actual: &'a ActualState,
+    /// Volumes with an operation that runs.
+    pub busy: &'a HashSet<UniqueName>,
+    /// Pods whose containers have ended, and whose volumes are to go.
+    pub ended: &'a BTreeSet<PodUid>,
+    pub back_offs: &'a BackOffs,
+    pub node: &'a NodeVolumes,
+    /// All sources of pods have delivered, and the actual state is of this life of kubelet-volnetd.
+    pub may_unmount: bool,
+    /// Whether the actual state is known at all: before, nothing is mounted either.
+    pub known: bool,
+    pub now: Instant,
+}
+
+/// What is to be begun now, at most one action for each volume, and when to look again where nothing happens meanwhile.
+pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
+    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.clone(), again: None };
+    if !look.known {
+        return (Vec::new(), None);
+    }
+    if look.may_unmount {
+        plan.unmount();
+    }
+    plan.mount();
+    if look.may_unmount {
+        plan.unstage();
+    }
+    (plan.actions, plan.again)
+}
+
+struct Plan<'a> {
+    look: &'a Look<'a>,
+    actions: Vec<Action>,
+    taken: HashSet<UniqueName>,
+    again: Option<Instant>,
+}
+
+impl Plan<'_> {
+    /// The volume is free, and its wait is over.
+    fn begin(&mut self, volume: &UniqueName, pod: Option<&PodUid>, action: Action) {
+        if self.taken.contains(volume) {
+            return;
+        }
+        if let Some(until) = self.look.back_offs.until(&(volume.clone(), pod.cloned()), self.look.now) {
+            self.again = Some(self.again.map_or(until, |again| again.min(until)));
+            return;
+        }
+        self.taken.insert(volume.clone());
+        self.actions.push(action);
+    }
+
+    fn unmount(&mut self) {
+        for (name, volume) in &self.look.actual.volumes {
+            // What is not a driver's goes with the pod's folder.
+            if volume.device.is_none() {
+                continue;
+            }
+            for pod in volume.pods.keys() {
+                if self.look.ended.contains(pod) && self.look.desired.volume(pod, name).is_none() {
+                    self.begin(name, Some(pod), Action::Unmount { volume: name.clone(), pod: pod.clone() });
+                }
+            }
+        }
+    }
+
+    fn mount(&mut self) {
+        for (uid, pod) in self.look.desired.pods.iter().filter(|(_, pod)| pod.prepared) {
+            for (name, volume) in &pod.volumes {
+                let there = self.look.actual.published(name, uid);
+                let done = there.is_some_and(|there| there.presence == Presence::Yes && !there.host_path.is_empty());
+                if (done && !volume.remount) || (volume.attachable && !is_attached(self.look.node, name)) {
+                    continue;
+                }
+                self.begin(name, Some(uid), Action::Mount { volume: name.clone(), pod: uid.clone() });
+            }
+        }
+    }
+
+    fn unstage(&mut self) {
+        for (name, volume) in &self.look.actual.volumes {
+            if !volume.pods.is_empty() || self.look.desired.wants(name) {
+                continue;
+            }
+            if volume.staged == Presence::No {
+                self.begin(name, None, Action::Forget { volume: name.clone() });
+            } else {
+                self.begin(name, None, Action::Unstage { volume: name.clone() });
+            }
+        }
+    }
+}
+
+/// It was reported in use first, and then attached: so no controller detaches it under the mount.
+pub fn is_attached(node: &NodeVolumes, volume: &UniqueName) -> bool {
+    node.in_use.contains(&volume.0) && node.attached.contains(&volume.0)
+}
+
+/// What the Node's status is to list, sorted.
+pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes) -> Vec<String> {
+    let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
+    let all: BTreeSet<&UniqueName> = desired.attachable().chain(actual.attachable(&listed)).collect();
+    all.into_iter().map(|name| name.0.clone()).collect()
+}

@@ -1,0 +1,128 @@
+//! A volume as it was resolved: from the pod's spec, or from its claim and PersistentVolume.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::VolumeNodeAffinity;
+
+/// The node's name of a volume (upstream UniqueVolumeName). What is attached is listed by it in the Node's status.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UniqueName(pub String);
+
+impl fmt::Debug for UniqueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for UniqueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An object by namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectRef {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The claim that a volume was found by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// status.capacity.storage, bytes; 0 where it says nothing.
+    pub capacity: i64,
+}
+
+/// Of a CSI driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CsiSource {
+    pub driver: String,
+    pub handle: String,
+    pub fs_type: String,
+    pub attributes: BTreeMap<String, String>,
+    pub stage_secret: Option<ObjectRef>,
+    pub publish_secret: Option<ObjectRef>,
+    pub expand_secret: Option<ObjectRef>,
+    /// An inline volume of the pod: not attached, not staged.
+    pub ephemeral: bool,
+}
+
+/// What makes a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Csi(CsiSource),
+    /// A folder or device of this node (PersistentVolume `local`).
+    Local {
+        path: String,
+        fs_type: String,
+    },
+    /// PersistentVolume `hostPath`; `kind` as the API writes it.
+    HostPath {
+        path: String,
+        kind: String,
+    },
+}
+
+/// A resolved volume.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VolumeSpec {
+    /// The PersistentVolume's name; of an inline volume its name in the pod.
+    pub name: String,
+    pub source: Source,
+    /// volumeMode Block.
+    pub block: bool,
+    /// The pod's use of the claim.
+    pub read_only: bool,
+    /// Empty for an inline volume.
+    pub access_modes: Vec<String>,
+    pub mount_options: Vec<String>,
+    pub node_affinity: Option<VolumeNodeAffinity>,
+    pub claim: Option<Claim>,
+    /// The PersistentVolume's size in bytes; 0 where there is none.
+    pub capacity: i64,
+    /// Annotation `pv.beta.kubernetes.io/gid`.
+    pub gid: Option<i64>,
+}
+
+impl VolumeSpec {
+    /// The mode that the driver is told; an inline volume's is ReadWriteOnce.
+    pub fn first_access_mode(&self) -> &str {
+        self.access_modes.first().map_or("ReadWriteOnce", String::as_str)
+    }
+
+    /// Only one pod of the cluster may use it.
+    pub fn is_single_pod(&self) -> bool {
+        self.access_modes.iter().any(|mode| mode == "ReadWriteOncePod")
+    }
+
+    pub fn csi(&self) -> Option<&CsiSource> {
+        match &self.source {
+            Source::Csi(source) => Some(source),
+            Source::Local { .. } | Source::HostPath { .. } => None,
+        }
+    }
+
+    /// Upstream's plugin, and for metrics its driver.
+    pub fn plugin(&self) -> String {
+        match &self.source {
+            Source::Csi(source) => format!("kubernetes.io/csi:{}", source.driver),
+            Source::Local { .. } => "kubernetes.io/local-volume".to_owned(),
+            Source::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
+        }
+    }
+
+    /// `pod_uid`: what only one pod has is named by it.
+    pub fn unique_name(&self, pod_uid: &str) -> UniqueName {
+        UniqueName(match &self.source {
+            Source::Csi(source) if source.ephemeral => format!("kubernetes.io/csi/{pod_uid}-{}", self.name),
+            Source::Csi(source) => crate::csi::names::unique(&source.driver, &source.handle),
+            Source::Local { .. } => format!("kubernetes.io/local-volume/{}", self.name),
+            Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
+        })
+    }
+}
