@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::{DriverBuilder, objects};
-use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, NodeBuilder, eventually, image, loops, mounts};
+use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, NodeBuilder, cluster, eventually, image, loops, mounts};
 use serde_json::{Value, json};
 
 use crate::joined::{is_ready, is_true};
@@ -62,7 +62,12 @@ impl Scene {
             all[field] = value.clone();
         }
         self.cluster.create(&objects::csi_driver(name, &all))?;
-        Ok(DriverBuilder::new(program, &self.node, name))
+        let driver = DriverBuilder::new(program, &self.node, name);
+        let registrar = cluster::programs().filter(|_| !Self::is_ours());
+        Ok(match registrar {
+            Some(folder) => driver.registered_by(&folder.join("csi-node-driver-registrar")),
+            None => driver,
+        })
     }
 
     /// A volume of a driver with a claim of the same name.
