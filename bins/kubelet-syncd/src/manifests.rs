@@ -113,7 +113,7 @@ impl ManifestStore for BrokerManifests {
                         WireChange::Modified => return Change::Modified(event.name),
                         WireChange::Removed => return Change::Removed(event.name),
                         WireChange::Rescan => return Change::Rescan,
-                        WireChange::Unspecified => continue,
+                        WireChange::Unspecified | WireChange::Listed => continue,
                     },
                     Ok(None) => {}
                     Err(status) => {

@@ -2,17 +2,19 @@
 //!
 //! Disk and mountinfo are the truth and show nearly everything; an intent is recorded only for acts whose half-done
 //! state they do not show: mounting a volume (a directory without a mount may be one that was never mounted or one that
-//! was unmounted) and tearing a pod down. It is on disk (fsync) before the act and removed after it. At start, and
+//! was unmounted), tearing a pod down, and what a CSI driver is asked for between two verbs. It is on disk (fsync) before the act and removed after it. At start, and
 //! whenever volumes are listed, an intent that disk and mountinfo contradict is dropped.
 //!
 //! One file for each pod, `<root-dir>/bulkhead/volnetd/intents/<pod uid>`, replaced as a whole: a list, which is version 1
 //! of the form, or an object with `version` and `intents`. What is not understood of a file is kept in `intents-kept`
-//! beside the folder.
+//! beside the folder. What is staged once a node has files of the same kind in `staging-intents`, one for each volume.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_daemon::state_file;
@@ -20,6 +22,9 @@ use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 
 /// More pods than a node holds, and more bytes than a pod's intents have: damage is not read into memory.
 const MAX_FILES: usize = 10_000;
@@ -34,8 +39,8 @@ pub enum JournalError {
     Open(#[from] open::OpenError),
     #[error("failed to list the journal's folder")]
     List(#[source] io::Error),
-    #[error("failed to record an intent for pod {pod}")]
-    Write { pod: PodUid, source: io::Error },
+    #[error("failed to record an intent for {of}")]
+    Write { of: String, source: io::Error },
 }
 
 /// What may be half done.
@@ -46,16 +51,75 @@ pub enum Intent {
     Mount { plugin: String, volume: VolumeName },
     /// The pod's volumes are being unmounted and its directory removed.
     TearDown,
+    /// A CSI driver is asked to publish a volume to the pod, or to take it back. `spec` names its folder.
+    Publish { spec: VolumeName, block: bool },
+}
+
+/// What may be half done once a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "intent", rename_all = "kebab-case")]
+pub enum StagingIntent {
+    /// A CSI driver is asked to stage a volume, or to take it back. `folder` holds its `vol_data.json`, below
+    /// `plugins/kubernetes.io/csi`.
+    Stage { folder: PathBuf },
+}
+
+/// What a file of the journal is named by.
+pub trait Key: Ord + Clone {
+    fn parse(name: &str) -> Option<Self>;
+    fn file_name(&self) -> &str;
+    /// In words.
+    fn what(&self) -> String;
+}
+
+impl Key for PodUid {
+    fn parse(name: &str) -> Option<Self> {
+        PodUid::parse(name).ok()
+    }
+
+    fn file_name(&self) -> &str {
+        self.as_str()
+    }
+
+    fn what(&self) -> String {
+        format!("pod {self}")
+    }
+}
+
+/// A staged volume: the SHA-256 of its folder's path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StagedKey(Box<str>);
+
+impl StagedKey {
+    pub fn of(folder: &Path) -> Self {
+        let digest = Sha256::digest(folder.as_os_str().as_bytes());
+        StagedKey(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+impl Key for StagedKey {
+    fn parse(name: &str) -> Option<Self> {
+        let ok = name.len() == 64 && name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        ok.then(|| StagedKey(name.into()))
+    }
+
+    fn file_name(&self) -> &str {
+        &self.0
+    }
+
+    fn what(&self) -> String {
+        format!("staged volume {}", self.0)
+    }
 }
 
 /// All intents, in memory and on disk.
 #[derive(Debug)]
-pub struct Journal {
+pub struct Journal<K = PodUid, I = Intent> {
     dir: OwnedFd,
-    intents: Mutex<BTreeMap<PodUid, Vec<Intent>>>,
+    intents: Mutex<BTreeMap<K, Vec<I>>>,
 }
 
-impl Journal {
+impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> Journal<K, I> {
     /// Reads what an earlier process left. A file of which something is not understood is moved to `kept`, and what was
     /// understood stands in a file of this version again; of a write that was cut off nothing stays.
     pub fn open(dir: OwnedFd, kept: OwnedFd) -> Result<Self, JournalError> {
@@ -69,16 +133,16 @@ impl Journal {
                 let _ = rustix::fs::unlinkat(dir, entry.name.as_os_str(), AtFlags::empty());
                 continue;
             }
-            let uid = PodUid::parse(&name).ok();
-            let (list, whole) = uid.as_ref().and_then(|_| read(dir, &entry.name)).unwrap_or_default();
+            let key = K::parse(&name);
+            let (list, whole) = key.as_ref().and_then(|_| read(dir, &entry.name)).unwrap_or_default();
             if !whole {
                 keep(dir, &kept, &entry.name);
-                if let Some(uid) = uid.as_ref().filter(|_| !list.is_empty()) {
-                    journal.store(uid, &list)?;
+                if let Some(key) = key.as_ref().filter(|_| !list.is_empty()) {
+                    journal.store(key, &list)?;
                 }
             }
-            if let Some(uid) = uid.filter(|_| !list.is_empty()) {
-                intents.insert(uid, list);
+            if let Some(key) = key.filter(|_| !list.is_empty()) {
+                intents.insert(key, list);
             }
         }
         *journal.lock() = intents;
@@ -86,14 +150,14 @@ impl Journal {
     }
 
     /// Records an intent; on return it is on disk. Recording it again changes nothing.
-    pub fn begin(&self, pod: &PodUid, intent: Intent) -> Result<(), JournalError> {
+    pub fn begin(&self, key: &K, intent: I) -> Result<(), JournalError> {
         let mut intents = self.lock();
-        let list = intents.entry(pod.clone()).or_default();
+        let list = intents.entry(key.clone()).or_default();
         if list.contains(&intent) {
             return Ok(());
         }
         list.push(intent);
-        let result = self.store(pod, list);
+        let result = self.store(key, list);
         if result.is_err() {
             list.pop();
         }
@@ -102,65 +166,65 @@ impl Journal {
 
     /// The act is done (or was contradicted). Nobody waits for this to be on disk: after a crash the intent would be
     /// seen as contradicted.
-    pub fn end(&self, pod: &PodUid, intent: &Intent) {
+    pub fn end(&self, key: &K, intent: &I) {
         let mut intents = self.lock();
-        let Some(list) = intents.get_mut(pod) else { return };
+        let Some(list) = intents.get_mut(key) else { return };
         list.retain(|i| i != intent);
         let result = if list.is_empty() {
-            intents.remove(pod);
-            self.remove(pod)
+            intents.remove(key);
+            self.remove(key)
         } else {
-            self.store(pod, list)
+            self.store(key, list)
         };
         if let Err(error) = result {
             tracing::warn!(%error, "an intent that is done stays in the journal");
         }
     }
 
-    /// Forgets everything about a pod.
-    pub fn end_pod(&self, pod: &PodUid) {
-        if self.lock().remove(pod).is_some()
-            && let Err(error) = self.remove(pod)
+    /// Forgets everything about one.
+    pub fn end_all(&self, key: &K) {
+        if self.lock().remove(key).is_some()
+            && let Err(error) = self.remove(key)
         {
-            tracing::warn!(%error, "intents of a removed pod stay in the journal");
+            tracing::warn!(%error, "intents of what is gone stay in the journal");
         }
     }
 
-    pub fn of_pod(&self, pod: &PodUid) -> Vec<Intent> {
-        self.lock().get(pod).cloned().unwrap_or_default()
+    pub fn of(&self, key: &K) -> Vec<I> {
+        self.lock().get(key).cloned().unwrap_or_default()
     }
 
-    pub fn all(&self) -> BTreeMap<PodUid, Vec<Intent>> {
+    pub fn all(&self) -> BTreeMap<K, Vec<I>> {
         self.lock().clone()
     }
 
     /// Drops every intent that `holds` says is contradicted.
-    pub fn retain(&self, holds: impl Fn(&PodUid, &Intent) -> bool) {
-        for (pod, list) in self.all() {
+    pub fn retain(&self, holds: impl Fn(&K, &I) -> bool) {
+        for (key, list) in self.all() {
             for intent in list {
-                if !holds(&pod, &intent) {
-                    tracing::info!(%pod, ?intent, "dropping an intent that disk and mounts contradict");
-                    self.end(&pod, &intent);
+                if !holds(&key, &intent) {
+                    tracing::info!(of = key.what(), ?intent, "dropping an intent that disk and mounts contradict");
+                    self.end(&key, &intent);
                 }
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PodUid, Vec<Intent>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Vec<I>>> {
         // A panic in a holder ends the process or leaves a whole map: each change is a single call.
         self.intents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn store(&self, pod: &PodUid, list: &[Intent]) -> Result<(), JournalError> {
-        let error = |source: io::Error| JournalError::Write { pod: pod.clone(), source };
+    fn store(&self, key: &K, list: &[I]) -> Result<(), JournalError> {
+        let error = |source: io::Error| JournalError::Write { of: key.what(), source };
         let text = serde_json::to_vec(list).map_err(|e| error(e.into()))?;
-        replace(self.dir.as_fd(), Path::new(pod.as_str()), &text, 0o600).map_err(error)
+        replace(self.dir.as_fd(), Path::new(key.file_name()), &text, 0o600).map_err(error)
     }
 
-    fn remove(&self, pod: &PodUid) -> Result<(), JournalError> {
-        match rustix::fs::unlinkat(&self.dir, pod.as_str(), AtFlags::empty()) {
+    fn remove(&self, key: &K) -> Result<(), JournalError> {
+        match rustix::fs::unlinkat(&self.dir, key.file_name(), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(JournalError::Write { pod: pod.clone(), source: errno.into() }),
+            Err(errno) => Err(JournalError::Write { of: key.what(), source: errno.into() }),
         }
     }
 }
@@ -180,7 +244,7 @@ fn keep(dir: &OwnedFd, kept: &OwnedFd, name: &std::ffi::OsStr) {
 }
 
 /// What is understood of a file, and whether that is all of it. Pure.
-fn parse(text: &[u8]) -> Option<(Vec<Intent>, bool)> {
+fn parse<I: DeserializeOwned>(text: &[u8]) -> Option<(Vec<I>, bool)> {
     #[derive(serde::Deserialize)]
     struct Versioned {
         intents: Vec<serde_json::Value>,
@@ -190,12 +254,12 @@ fn parse(text: &[u8]) -> Option<(Vec<Intent>, bool)> {
         .or_else(|_| serde_json::from_slice::<Versioned>(text).map(|file| file.intents))
         .ok()?;
     let count = all.len();
-    let list: Vec<Intent> = all.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect();
+    let list: Vec<I> = all.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect();
     let whole = known && list.len() == count;
     Some((list, whole))
 }
 
-fn read(dir: &OwnedFd, name: &std::ffi::OsStr) -> Option<(Vec<Intent>, bool)> {
+fn read<I: DeserializeOwned>(dir: &OwnedFd, name: &std::ffi::OsStr) -> Option<(Vec<I>, bool)> {
     let file = std::fs::File::from(open::regular_beneath(dir.as_fd(), Path::new(name)).ok()?);
     let mut text = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
@@ -241,14 +305,14 @@ mod tests {
 
         let journal = open();
         assert_eq!(journal.all().len(), 1);
-        assert_eq!(journal.of_pod(&pod), [mount.clone(), Intent::TearDown]);
+        assert_eq!(journal.of(&pod), [mount.clone(), Intent::TearDown]);
         assert!(!dir.path().join("u2").exists() && !dir.path().join(".u3.tmp").exists());
         assert_eq!(std::fs::read(kept.path().join("u2")).unwrap(), b"{not json");
         journal.end(&pod, &mount);
-        assert_eq!(open().of_pod(&pod), [Intent::TearDown]);
+        assert_eq!(open().of(&pod), [Intent::TearDown]);
         journal.retain(|_, _| false);
         assert!(open().all().is_empty());
-        journal.end_pod(&pod);
+        journal.end_all(&pod);
     }
 
     #[test]
@@ -263,18 +327,18 @@ mod tests {
             (format!(r#"{{"version":1,"intents":[{tear_down}]}}"#), 1, true),
             ("[]".to_owned(), 0, true),
         ] {
-            let (list, all) = parse(text.as_bytes()).unwrap();
+            let (list, all) = parse::<Intent>(text.as_bytes()).unwrap();
             assert_eq!((list.len(), all), (understood, whole), "{text}");
         }
         for text in ["", "7", "{}", r#"{"version":2,"intents":{}}"#] {
-            assert!(parse(text.as_bytes()).is_none(), "{text}");
+            assert!(parse::<Intent>(text.as_bytes()).is_none(), "{text}");
         }
         let [dir, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let folder = |dir: &tempfile::TempDir| bulkhead_sys::open::base_dir(dir.path()).unwrap();
         let newer = format!(r#"{{"version":2,"intents":[{tear_down},{{"intent":"mirror"}}]}}"#);
         std::fs::write(dir.path().join("u1"), &newer).unwrap();
-        let journal = Journal::open(folder(&dir), folder(&kept)).unwrap();
-        assert_eq!(journal.of_pod(&PodUid::parse("u1").unwrap()), [Intent::TearDown]);
+        let journal: Journal = Journal::open(folder(&dir), folder(&kept)).unwrap();
+        assert_eq!(journal.of(&PodUid::parse("u1").unwrap()), [Intent::TearDown]);
         assert_eq!(std::fs::read_to_string(kept.path().join("u1")).unwrap(), newer);
         assert_eq!(std::fs::read_to_string(dir.path().join("u1")).unwrap(), format!("[{tear_down}]"));
     }

@@ -2,7 +2,7 @@
 //! root-owned files, and passing open descriptors to the processes that hold nothing.
 //!
 //! # Serves / calls
-//! `kubelet.volnetd.v1` (Volumes, Files, Cgroups, Watches) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
+//! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Watches) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
 //! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables, which runs a program for it,
 //! and systemd over its private socket where the cgroup driver is systemd.
 //!
@@ -217,6 +217,7 @@ pub async fn prepare(
             other => {
                 let node = other?;
                 volumes::list::drop_contradicted(&node);
+                volumes::csi::boot::look(&node)?;
                 Ok(node)
             }
         }

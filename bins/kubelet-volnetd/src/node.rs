@@ -1,7 +1,8 @@
-//! What every verb has at hand: where things are, who we are, what is intended, and one lock for each pod.
+//! What every verb has at hand: where things are, who we are, what is intended, and one lock for each pod and each volume that
+//! is staged.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use bulkhead_worker::WorkerPool;
 
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
 
 /// What the operator decided, reduced to what concerns this process.
@@ -83,24 +84,34 @@ pub enum NodeError {
 pub struct Node {
     pub settings: Settings,
     pub epoch: Epoch,
+    /// Of pods' volumes.
     pub journal: Journal,
+    /// Of what is staged once a node.
+    pub staging: Journal<StagedKey, StagingIntent>,
     pub guard: Mutex<Guard>,
     pub cgroups: PodsTree,
     pub metrics: Metrics,
     pub workers: WorkerPool,
-    locks: Mutex<HashMap<PodUid, Arc<tokio::sync::Mutex<()>>>>,
+    locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
-    _state: OwnedFd,
+    state: OwnedFd,
+}
+
+/// What one verb at a time works on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum LockKey {
+    Pod(PodUid),
+    Staged(StagedKey),
 }
 
 /// How long a verb waits for another one of the same pod: less than its caller does.
 const POD_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Another verb of the pod has not ended.
+/// Another verb of the same pod or volume has not ended.
 #[derive(Debug, thiserror::Error)]
-#[error("another request works on pod {pod}{hangs}")]
-pub struct PodBusy {
-    pod: PodUid,
+#[error("another request works on {what}{hangs}")]
+pub struct Busy {
+    what: String,
     hangs: String,
 }
 
@@ -128,6 +139,7 @@ impl Node {
         lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
         let folder = |name| open::create_dirs_beneath(state.as_fd(), name, 0o700);
         let journal = Journal::open(folder("intents")?, folder("intents-kept")?)?;
+        let staging = Journal::open(folder("staging-intents")?, folder("intents-kept")?)?;
         let cgroups = PodsTree::new(
             Hierarchies::detect()?,
             settings.cgroup_driver,
@@ -137,13 +149,14 @@ impl Node {
         Ok(Node {
             epoch,
             journal,
+            staging,
             guard: Mutex::new(Guard::new(epoch)),
             cgroups,
             metrics,
             workers,
             locks: Mutex::new(HashMap::new()),
             settings,
-            _state: state,
+            state,
         })
     }
 
@@ -152,29 +165,48 @@ impl Node {
     ///
     /// # Errors
     /// Another verb has not ended in time.
-    pub async fn lock_pod(&self, pod: &PodUid) -> Result<PodLock, PodBusy> {
-        tokio::time::timeout(POD_PATIENCE, self.pod_mutex(pod).lock_owned()).await.map_err(|_| self.busy(pod))
+    pub async fn lock_pod(&self, pod: &PodUid) -> Result<PodLock, Busy> {
+        let mutex = self.mutex(LockKey::Pod(pod.clone()));
+        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| self.busy(pod))
     }
 
     /// What works on the pod.
-    pub fn busy(&self, pod: &PodUid) -> PodBusy {
-        let hangs = self.workers.hanging().into_iter().find(|hanging| hanging.what.contains(pod.as_str()));
-        PodBusy { pod: pod.clone(), hangs: hangs.map(|hanging| format!(": {hanging}")).unwrap_or_default() }
+    pub fn busy(&self, pod: &PodUid) -> Busy {
+        self.busy_with(format!("pod {pod}"))
+    }
+
+    fn busy_with(&self, what: String) -> Busy {
+        let hangs = self.workers.hanging().into_iter().find(|hanging| hanging.what.contains(&what));
+        Busy { what, hangs: hangs.map(|hanging| format!(": {hanging}")).unwrap_or_default() }
     }
 
     /// The same without waiting; None while another verb works on the pod.
     pub fn try_lock_pod(&self, pod: &PodUid) -> Option<PodLock> {
-        self.pod_mutex(pod).try_lock_owned().ok()
+        self.mutex(LockKey::Pod(pod.clone())).try_lock_owned().ok()
     }
 
-    fn pod_mutex(&self, pod: &PodUid) -> Arc<tokio::sync::Mutex<()>> {
+    /// Waits until no other verb works on this staged volume, as [`Node::lock_pod`] does.
+    ///
+    /// # Errors
+    /// Another verb has not ended in time. `what` names the volume.
+    pub async fn lock_staged(&self, key: StagedKey, what: &str) -> Result<PodLock, Busy> {
+        let mutex = self.mutex(LockKey::Staged(key));
+        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| self.busy_with(what.to_owned()))
+    }
+
+    /// The folder of this process's own state.
+    pub fn state(&self) -> BorrowedFd<'_> {
+        self.state.as_fd()
+    }
+
+    fn mutex(&self, key: LockKey) -> Arc<tokio::sync::Mutex<()>> {
         // More than a node's pods: time to forget those that nobody holds.
         const KEPT: usize = 1024;
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if locks.len() > KEPT {
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         }
-        locks.entry(pod.clone()).or_default().clone()
+        locks.entry(key).or_default().clone()
     }
 }
 

@@ -21,11 +21,16 @@ use crate::files::{env_file, node_log};
 use crate::node::Settings;
 use crate::settings;
 use crate::volumes::content::{self, FilePath, Plugin, PutContentError};
+use crate::volumes::csi::data::VolData;
+use crate::volumes::csi::paths::{Published, Staged};
+use crate::volumes::csi::publish::{self, Giving};
+use crate::volumes::csi::{Prepared, stage};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
 use crate::volumes::host_path::{self, HostPathType};
+use crate::volumes::local::{self, Local};
 use crate::volumes::sub_path::{self, SubPath};
-use crate::volumes::teardown::{self, Outcome, Scope};
-use crate::volumes::{VolumeError, pod_dir};
+use crate::volumes::teardown::{self, Kept, Outcome, Scope};
+use crate::volumes::{VolumeError, ownership, pod_dir};
 
 /// As many as the pool of threads has; and of those that hang one for each pod with a dead mount.
 pub const LIMITS: Limits = Limits { at_once: 8, hanging: 64, hangs_after: Limits::HANGS_AFTER };
@@ -64,9 +69,47 @@ pub enum Task {
         path: PathBuf,
         wanted: HostPathType,
     },
+    SetUpLocal {
+        pod: PodUid,
+        local: Local,
+        again: bool,
+        may_mount: bool,
+    },
     TearDownPod {
         pod: PodUid,
         scope: Scope,
+        kept: Vec<Kept>,
+    },
+    /// Whether all of it is there, or, where it may be made, that it is made.
+    PrepareStage {
+        staged: Staged,
+        data: VolData,
+        may_make: bool,
+    },
+    CommitStage {
+        staged: Staged,
+    },
+    /// Whether it may be taken back.
+    BeginUnstage {
+        staged: Staged,
+    },
+    EndStage {
+        staged: Staged,
+    },
+    PreparePublish {
+        published: Published,
+        data: VolData,
+        may_make: bool,
+    },
+    CommitPublish {
+        published: Published,
+        giving: Option<Giving>,
+    },
+    BeginUnpublish {
+        published: Published,
+    },
+    EndPublish {
+        published: Published,
     },
     /// The answer is a descriptor.
     OpenEnvFile {
@@ -87,6 +130,7 @@ pub enum Done {
     Volume(SetUp),
     Path(PathBuf),
     TornDown(Outcome),
+    Prepared(Prepared),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -104,11 +148,31 @@ impl Task {
             Task::PutContent { pod, volume, .. } => format!("PutContent of volume {volume} of pod {pod}"),
             Task::PrepareSubPath { pod, wanted } => format!("PrepareSubPath of volume {} of pod {pod}", wanted.volume),
             Task::CheckHostPath { pod, path, .. } => format!("CheckHostPath of {} of pod {pod}", path.display()),
+            Task::SetUpLocal { pod, local, .. } => format!("SetUpLocal of volume {} of pod {pod}", local.volume),
             Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
+            Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
+            Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
+            Task::BeginUnstage { staged } => format!("BeginUnstage of {}", staged.what()),
+            Task::EndStage { staged } => format!("EndStage of {}", staged.what()),
+            Task::PreparePublish { published, .. } => format!("PreparePublish of {}", published.what()),
+            Task::CommitPublish { published, .. } => format!("CommitPublish of {}", published.what()),
+            Task::BeginUnpublish { published } => format!("BeginUnpublish of {}", published.what()),
+            Task::EndPublish { published } => format!("EndPublish of {}", published.what()),
             Task::OpenEnvFile { pod, volume, .. } => format!("EnvFile in volume {volume} of pod {pod}"),
             Task::OpenNodeLog { relative } => {
                 format!("NodeLog of {}", relative.as_deref().unwrap_or(std::path::Path::new(".")).display())
             }
+        }
+    }
+
+    /// How long a caller waits before it gets to know what hangs. The work goes on, and whoever asks again finds it done. What
+    /// gives a volume to its group is waited for as long as that may take: it goes on while it is named as what takes long.
+    const fn patience(&self) -> Duration {
+        match self {
+            Task::CommitPublish { giving: Some(_), .. } | Task::SetUpLocal { may_mount: true, .. } => {
+                ownership::PATIENCE.saturating_add(Duration::from_secs(10))
+            }
+            _ => Duration::from_secs(15),
         }
     }
 }
@@ -147,16 +211,13 @@ pub async fn call<H: Send + 'static>(
     let bytes = serde_json::to_vec(task).map_err(|error| Status::internal(format!("{}: {error}", task.what())))?;
     let request = Message { bytes, fds: fd.into_iter().collect() };
     let what = task.what();
-    let answered = tokio::time::timeout(PATIENCE, workers.call(what.clone(), request, held)).await;
+    let answered = tokio::time::timeout(task.patience(), workers.call(what.clone(), request, held)).await;
     let mut answer = answered.map_err(|_| hangs(workers, &what))?.map_err(unavailable)?;
     let result: Result<Done, Refusal> = serde_json::from_slice(&answer.bytes)
         .map_err(|error| Status::internal(format!("a worker's answer to {} is none: {error}", task.what())))?;
     let fd = answer.fds.pop();
     result.map(|done| (done, fd)).map_err(|refusal| Status::new(refusal.code.into(), refusal.message))
 }
-
-/// How long a caller waits before it gets to know what hangs. The work goes on, and whoever asks again finds it done.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 fn hangs(workers: &WorkerPool, what: &str) -> Status {
     match workers.hanging().into_iter().find(|hanging| hanging.what == what) {
@@ -209,7 +270,39 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             }
             Done::Nothing
         }
-        Task::TearDownPod { pod, scope } => Done::TornDown(teardown::tear_down(settings, &pod, scope)?),
+        Task::SetUpLocal { pod, local, again, may_mount } => {
+            Done::Volume(local::set_up(settings, &pod, &local, again, may_mount)?)
+        }
+        Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),
+        Task::PrepareStage { staged, data, may_make } => {
+            let make = if may_make { stage::prepare } else { stage::look };
+            Done::Prepared(make(settings, &staged, &data)?)
+        }
+        Task::CommitStage { staged } => {
+            stage::commit(settings, &staged)?;
+            Done::Nothing
+        }
+        Task::BeginUnstage { staged } => {
+            stage::may_end(settings, &staged)?;
+            Done::Nothing
+        }
+        Task::EndStage { staged } => {
+            stage::end(settings, &staged)?;
+            Done::Nothing
+        }
+        Task::PreparePublish { published, data, may_make } => {
+            let make = if may_make { publish::prepare } else { publish::look };
+            Done::Prepared(make(settings, &published, &data)?)
+        }
+        Task::CommitPublish { published, giving } => Done::Path(publish::commit(settings, &published, giving)?),
+        Task::BeginUnpublish { published } => {
+            publish::begin_end(settings, &published)?;
+            Done::Nothing
+        }
+        Task::EndPublish { published } => {
+            publish::end(settings, &published)?;
+            Done::Nothing
+        }
         Task::OpenEnvFile { pod, volume, path } => {
             let copy = env_file::open(settings, &pod, &volume, &path)?;
             return Ok((Done::Nothing, Some(copy)));

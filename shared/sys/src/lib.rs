@@ -20,6 +20,7 @@
 //! | [`open`] | the three rules for opening files |
 //! | [`tree`] | walking and removing a directory tree that others may be changing |
 //! | [`mount`], [`mountinfo`] | mounts and the kernel's list of them |
+//! | [`loop_device`] | loop devices that keep a file or device open |
 //! | [`cgroup`] | control groups v1 and v2 behind one interface |
 //! | [`clock`] | the clock of processes' start times |
 //! | [`inotify`] | the one inotify instance |
@@ -39,6 +40,7 @@ pub mod fork;
 pub mod heap;
 pub mod inotify;
 pub mod listen_fds;
+pub mod loop_device;
 pub mod memfd;
 pub mod mount;
 pub mod mountinfo;

@@ -157,3 +157,7 @@ impl ActualState {
         self.volumes.iter().filter(move |(name, volume)| is(name, volume)).map(|(name, _)| name)
     }
 }
+
+#[cfg(test)]
+#[path = "actual_state_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 //! What operations share: both states behind one lock that is never held across a wait, and whom they ask.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,7 +43,8 @@ impl fmt::Debug for Ports {
 pub struct World {
     pub desired: DesiredState,
     pub actual: ActualState,
-    pub busy: HashSet<UniqueName>,
+    /// Volumes with an operation that runs, and the pod that it is for.
+    pub busy: HashMap<UniqueName, Option<PodUid>>,
     pub ended: BTreeSet<PodUid>,
     pub back_offs: BackOffs,
     pub node: NodeVolumes,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::actual_state::Presence;
-use crate::context::{Context, Ports};
+use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
@@ -325,7 +325,7 @@ impl VolumeManager {
         }
     }
 
-    fn left(&self, world: &crate::context::World, uid: &PodUid) -> Option<String> {
+    fn left(&self, world: &World, uid: &PodUid) -> Option<String> {
         if world.actual.epoch == 0 {
             return Some("waits for kubelet-volnetd's list of volumes".to_owned());
         }
@@ -334,12 +334,15 @@ impl VolumeManager {
             .of_pod(uid)
             .filter(|name| world.actual.volumes.get(name).is_some_and(|volume| volume.device.is_some()))
             .collect();
+        let begun = world.busy.iter().filter(|(name, pod)| pod.as_ref() == Some(uid) && !left.contains(name));
+        let begun = begun.map(|(name, _)| format!("an operation on volume {name} has not ended"));
         let names: Vec<String> = left
             .iter()
             .map(|name| match world.errors.get(&((*name).clone(), Some(uid.clone()))) {
                 Some(error) => error.clone(),
                 None => format!("volume {name} is being unmounted"),
             })
+            .chain(begun)
             .collect();
         (!names.is_empty()).then(|| names.join("; "))
     }
@@ -406,7 +409,7 @@ impl VolumeManager {
                         );
                         let mut rebuilt = world.actual.rebuilt(life, staged, published);
                         // What an operation is just writing of is its own.
-                        for busy in &world.busy {
+                        for busy in world.busy.keys() {
                             match world.actual.volumes.get(busy) {
                                 Some(volume) => rebuilt.volumes.insert(busy.clone(), volume.clone()),
                                 None => rebuilt.volumes.remove(busy),
@@ -467,10 +470,12 @@ impl VolumeManager {
                 continue;
             }
             let (volume, pod) = key(&action);
-            world.busy.insert(volume.clone());
-            let _ = pod;
+            world.busy.insert(volume.clone(), pod.cloned());
             tokio::spawn(operate(self.context.clone(), action));
         }
+        // An ended pod of which nothing is left, and that no operation is about, is forgotten.
+        let World { ended, actual, busy, .. } = &mut *world;
+        ended.retain(|uid| actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid)));
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
         drop(world);
@@ -575,3 +580,7 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
         (_, _) => tracing::warn!(volume = %volume, "{message}"),
     }
 }
+
+#[cfg(test)]
+#[path = "manager_tests.rs"]
+mod tests;

@@ -1,7 +1,7 @@
 //! What is done next (upstream `pkg/kubelet/volumemanager/reconciler`). Pure: both states in, actions out. One operation at a time
 //! for each volume, as upstream has it for what is attached or staged.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bulkhead_types::PodUid;
 use tokio::time::Instant;
@@ -47,7 +47,7 @@ pub struct Look<'a> {
     pub desired: &'a DesiredState,
     pub actual: &'a ActualState,
     /// Volumes with an operation that runs.
-    pub busy: &'a HashSet<UniqueName>,
+    pub busy: &'a HashMap<UniqueName, Option<PodUid>>,
     /// Pods whose containers have ended, and whose volumes are to go.
     pub ended: &'a BTreeSet<PodUid>,
     pub back_offs: &'a BackOffs,
@@ -61,7 +61,7 @@ pub struct Look<'a> {
 
 /// What is to be begun now, at most one action for each volume, and when to look again where nothing happens meanwhile.
 pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
-    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.clone(), again: None };
+    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.keys().cloned().collect(), again: None };
     if !look.known {
         return (Vec::new(), None);
     }
@@ -148,3 +148,7 @@ pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes) 
     let all: BTreeSet<&UniqueName> = desired.attachable().chain(actual.attachable(&listed)).collect();
     all.into_iter().map(|name| name.0.clone()).collect()
 }
+
+#[cfg(test)]
+#[path = "reconciler_tests.rs"]
+mod tests;

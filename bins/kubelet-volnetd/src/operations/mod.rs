@@ -3,6 +3,7 @@
 //! An operation goes to its end once it has begun, whether its caller waits or not: a mount that was made has its intent
 //! taken out of the journal.
 
+pub mod csi;
 pub mod prune;
 
 use std::future::Future;
@@ -19,8 +20,9 @@ use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
 use crate::volumes::VolumeError;
+use crate::volumes::csi::list;
 use crate::volumes::empty_dir::SetUp;
-use crate::volumes::teardown::{Outcome, Scope};
+use crate::volumes::teardown::{Kept, Outcome, Scope};
 use crate::worker::{self, Done, Task};
 
 /// A worker's answer to another question: a bug.
@@ -113,10 +115,13 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
         })
         .await?;
         if !there {
-            node.journal.end_pod(&pod);
+            node.journal.end_all(&pod);
             return Ok(Outcome::default());
         }
-        let task = Task::TearDownPod { pod: pod.clone(), scope };
+        let of = pod.clone();
+        let kept = on_the_pool(&node, move |node| list::published(node, Some(&of))).await?;
+        let kept = kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
+        let task = Task::TearDownPod { pod: pod.clone(), scope, kept };
         let outcome = match worker::call(&node.workers, &task, None, lock).await? {
             (Done::TornDown(outcome), _) => outcome,
             (other, _) => return Err(unexpected(&other)),
@@ -125,7 +130,7 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
             node.metrics.storage(&volume.plugin, StorageOperation::Unmount, volume.seconds, volume.worked);
         }
         if outcome.left.is_empty() {
-            node.journal.end_pod(&pod);
+            node.journal.end_all(&pod);
         }
         Ok(outcome)
     })

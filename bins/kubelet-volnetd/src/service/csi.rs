@@ -1,53 +1,165 @@
 //! `kubelet.volnetd.v1.Csi`.
 
 use bulkhead_ipc::volnetd::csi_server::Csi;
-use bulkhead_ipc::volnetd::*;
+use bulkhead_ipc::volnetd::{self as wire, *};
 use tonic::{Request, Response, Status};
 
-use super::{Streamed, Verbs};
+use super::{Streamed, Verbs, text};
+use crate::operations::csi as operations;
+use crate::validate;
+use crate::volumes::csi::data::VolData;
+use crate::volumes::csi::list;
+use crate::volumes::csi::paths::{Published, Staged};
+use crate::volumes::csi::publish::Giving;
+use crate::volumes::empty_dir::Group;
 
-fn not_yet<T>() -> Result<T, Status> {
-    Err(Status::unimplemented("not served yet"))
+/// Of a request to take a volume back; where `vol_data.json` cannot be read nobody knows whose it is.
+fn to_take_back(request: &EndPublishRequest) -> Result<Published, Status> {
+    Ok(Published::from_wire(&request.pod_uid, request.device.as_ref(), true)?)
 }
 
 #[tonic::async_trait]
 impl Csi for Verbs {
-    async fn prepare_stage(&self, _: Request<PrepareStageRequest>) -> Result<Response<PrepareStageReply>, Status> {
-        not_yet()
+    async fn prepare_stage(
+        &self,
+        request: Request<PrepareStageRequest>,
+    ) -> Result<Response<PrepareStageReply>, Status> {
+        let request = request.into_inner();
+        let staged = Staged::from_wire(request.device.as_ref())?;
+        let data = VolData::staged(&staged, &request)?;
+        let locks = operations::lock_staged(&self.node, &staged).await?;
+        let (path, before) = operations::prepare_stage(self.node.clone(), locks, staged, data).await?;
+        Ok(Response::new(PrepareStageReply { staging_path: text(&path), committed_before: before }))
     }
-    async fn commit_stage(&self, _: Request<CsiDevice>) -> Result<Response<CommitStageReply>, Status> {
-        not_yet()
+
+    async fn commit_stage(&self, request: Request<CsiDevice>) -> Result<Response<CommitStageReply>, Status> {
+        let staged = Staged::from_wire(Some(&request.into_inner()))?;
+        let locks = operations::lock_staged(&self.node, &staged).await?;
+        operations::commit_stage(self.node.clone(), locks, staged).await?;
+        Ok(Response::new(CommitStageReply {}))
     }
-    async fn begin_unstage(&self, _: Request<EndStageRequest>) -> Result<Response<EndStageReply>, Status> {
-        not_yet()
+
+    async fn begin_unstage(&self, request: Request<EndStageRequest>) -> Result<Response<EndStageReply>, Status> {
+        let request = request.into_inner();
+        let staged = Staged::from_wire(request.device.as_ref())?;
+        self.guard(request.guard.as_ref())?;
+        let locks = operations::lock_staged(&self.node, &staged).await?;
+        operations::begin_unstage(self.node.clone(), locks, staged).await?;
+        Ok(Response::new(EndStageReply {}))
     }
-    async fn end_stage(&self, _: Request<EndStageRequest>) -> Result<Response<EndStageReply>, Status> {
-        not_yet()
+
+    async fn end_stage(&self, request: Request<EndStageRequest>) -> Result<Response<EndStageReply>, Status> {
+        let request = request.into_inner();
+        let staged = Staged::from_wire(request.device.as_ref())?;
+        self.guard(request.guard.as_ref())?;
+        let locks = operations::lock_staged(&self.node, &staged).await?;
+        operations::end_stage(self.node.clone(), locks, staged).await?;
+        Ok(Response::new(EndStageReply {}))
     }
+
     async fn prepare_publish(
         &self,
-        _: Request<PreparePublishRequest>,
+        request: Request<PreparePublishRequest>,
     ) -> Result<Response<PreparePublishReply>, Status> {
-        not_yet()
+        let request = request.into_inner();
+        let data = request.data.ok_or(validate::InvalidRequest::Missing { field: "data" })?;
+        let published = Published::from_wire(&request.pod_uid, data.device.as_ref(), false)?;
+        let data = VolData::published(&published, &data)?;
+        let locks = operations::lock_published(&self.node, &published).await?;
+        let (path, before) = operations::prepare_publish(self.node.clone(), locks, published, data).await?;
+        Ok(Response::new(PreparePublishReply { target_path: text(&path), committed_before: before }))
     }
-    async fn commit_publish(&self, _: Request<CommitPublishRequest>) -> Result<Response<CommitPublishReply>, Status> {
-        not_yet()
+
+    async fn commit_publish(
+        &self,
+        request: Request<CommitPublishRequest>,
+    ) -> Result<Response<CommitPublishReply>, Status> {
+        let request = request.into_inner();
+        let published = Published::from_wire(&request.pod_uid, request.device.as_ref(), false)?;
+        let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+        let giving = group.map(|id| Giving {
+            group: Group { id, on_root_mismatch: request.fs_group_on_root_mismatch },
+            read_only: request.read_only,
+        });
+        let locks = operations::lock_published(&self.node, &published).await?;
+        let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
+        Ok(Response::new(CommitPublishReply { host_path: text(&path) }))
     }
-    async fn begin_unpublish(&self, _: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {
-        not_yet()
+
+    async fn begin_unpublish(&self, request: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {
+        let request = request.into_inner();
+        let published = to_take_back(&request)?;
+        self.guard(request.guard.as_ref())?;
+        let locks = operations::lock_published(&self.node, &published).await?;
+        operations::begin_unpublish(self.node.clone(), locks, published).await?;
+        Ok(Response::new(EndPublishReply {}))
     }
-    async fn end_publish(&self, _: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {
-        not_yet()
+
+    async fn end_publish(&self, request: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {
+        let request = request.into_inner();
+        let published = to_take_back(&request)?;
+        self.guard(request.guard.as_ref())?;
+        let locks = operations::lock_published(&self.node, &published).await?;
+        operations::end_publish(self.node.clone(), locks, published).await?;
+        Ok(Response::new(EndPublishReply {}))
     }
+
     type ListStagedStream = Streamed<StagedVolume>;
+
     async fn list_staged(&self, _: Request<ListStagedRequest>) -> Result<Response<Self::ListStagedStream>, Status> {
-        not_yet()
+        let volumes = self.run(None, list::staged).await?;
+        let states = volumes.into_iter().map(|volume| {
+            let spec = volume.block.clone().unwrap_or_default();
+            let known = volume.data.as_ref().and_then(|data| data.to_wire(volume.block.is_some(), &spec).device);
+            let device = known.unwrap_or_else(|| wire::CsiDevice {
+                driver: volume.driver,
+                block: volume.block.is_some(),
+                spec_name: spec,
+                ..Default::default()
+            });
+            Ok(StagedVolume {
+                device: Some(device),
+                staging_path: text(&volume.target),
+                mounted: volume.mounted,
+                uncertain: volume.uncertain,
+                selinux_mount_context: volume.data.map(|data| data.selinux_mount_context()).unwrap_or_default(),
+                problem: volume.problem,
+            })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(states))))
     }
+
     type ListPublishedStream = Streamed<PublishedVolume>;
+
     async fn list_published(
         &self,
-        _: Request<ListPublishedRequest>,
+        request: Request<ListPublishedRequest>,
     ) -> Result<Response<Self::ListPublishedStream>, Status> {
-        not_yet()
+        let pod_uid = request.into_inner().pod_uid;
+        let pod = if pod_uid.is_empty() { None } else { Some(validate::pod_uid(&pod_uid)?) };
+        let volumes = self.run(None, move |node| list::published(node, pod.as_ref())).await?;
+        let states = volumes.into_iter().map(|volume| {
+            let unknown = || wire::CsiVolumeData {
+                device: Some(wire::CsiDevice {
+                    block: volume.block,
+                    spec_name: volume.spec.clone(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let data = match &volume.data {
+                Some(data) => data.to_wire(volume.block, &volume.spec),
+                None => unknown(),
+            };
+            Ok(PublishedVolume {
+                pod_uid: volume.pod.to_string(),
+                data: Some(data),
+                target_path: text(&volume.target),
+                mounted: volume.mounted,
+                uncertain: volume.uncertain,
+                problem: volume.problem,
+            })
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(states))))
     }
 }

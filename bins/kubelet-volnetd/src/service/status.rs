@@ -4,6 +4,7 @@
 use std::error::Error;
 
 use bulkhead_sys::cgroup::CgroupError;
+use bulkhead_sys::mount::MountError;
 use bulkhead_sys::open::OpenError;
 use bulkhead_sys::session::SessionError;
 use bulkhead_types::chain;
@@ -16,11 +17,13 @@ use crate::files::FileError;
 use crate::files::env_file::{CopyError, EnvFileError};
 use crate::files::node_log::NodeLogError;
 use crate::guard::GuardError;
+use crate::journal::JournalError;
 use crate::kubeconfig::KubeconfigError;
-use crate::node::PodBusy;
+use crate::node::Busy;
 use crate::validate::InvalidRequest;
 use crate::volumes::VolumeError;
 use crate::volumes::content::{PutContentError, WriteError};
+use crate::volumes::csi::CsiError;
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::ownership::OwnershipError;
 use crate::volumes::sub_path::SubPathError;
@@ -95,7 +98,32 @@ fn code_of_volume(error: &VolumeError) -> Code {
         VolumeError::Mode { source, .. } | VolumeError::Mounts(source) | VolumeError::List { source, .. } => {
             code_of_io(source)
         }
+        VolumeError::Local(error) => code_of_io(&error.source),
+        VolumeError::Csi(error) => code_of_csi(error),
+        VolumeError::Journal(JournalError::Write { source, .. }) => code_of_io(source),
         VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
+    }
+}
+
+/// FAILED_PRECONDITION: it may go as soon as something else has gone. A link or a mount in our own tree is nothing that asking
+/// again could cure.
+fn code_of_csi(error: &CsiError) -> Code {
+    match error {
+        CsiError::StillMounted { .. } | CsiError::StillPublished { .. } | CsiError::Another { .. } => {
+            Code::FailedPrecondition
+        }
+        CsiError::NotPrepared { .. } | CsiError::NoTarget { .. } => Code::NotFound,
+        CsiError::Open { source, .. } => code_in_our_tree(source),
+        CsiError::Io { source, .. } => code_of_io(source),
+        CsiError::Mount(MountError::Busy { .. }) => Code::FailedPrecondition,
+        CsiError::Link { .. }
+        | CsiError::InTheWay { .. }
+        | CsiError::MountInTheWay { .. }
+        | CsiError::Target { .. }
+        | CsiError::NotEmpty { .. }
+        | CsiError::Remove { .. }
+        | CsiError::Mount(_)
+        | CsiError::Loop { .. } => Code::Internal,
     }
 }
 
@@ -227,8 +255,8 @@ impl From<NodeLogError> for Status {
     }
 }
 
-impl From<PodBusy> for Status {
-    fn from(error: PodBusy) -> Self {
+impl From<Busy> for Status {
+    fn from(error: Busy) -> Self {
         status(Code::Unavailable, &error)
     }
 }

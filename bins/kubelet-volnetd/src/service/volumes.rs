@@ -16,9 +16,10 @@ use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
 use crate::volumes::empty_dir::{Group, Medium};
 use crate::volumes::host_path::HostPathType;
+use crate::volumes::local::Local;
 use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod};
+use crate::volumes::{EMPTY_DIR, HOST_PATH, LOCAL, content, list, prepare_pod};
 use crate::worker::{Done, Task};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
@@ -56,8 +57,25 @@ impl Volumes for Verbs {
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
-    async fn set_up_local(&self, _: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
-        Err(Status::unimplemented("not served yet"))
+    async fn set_up_local(&self, request: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        let request = request.into_inner();
+        let pod = validate::pod_uid(&request.pod_uid)?;
+        let volume = validate::volume(&request.volume)?;
+        let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+        let local = Local {
+            volume: volume.clone(),
+            path: validate::host_path(&request.path)?,
+            read_only: request.read_only,
+            group: group.map(|id| Group { id, on_root_mismatch: request.fs_group_on_root_mismatch }),
+        };
+        let intent = Intent::Mount { plugin: LOCAL.to_owned(), volume };
+        let lock = self.node.lock_pod(&pod).await?;
+        let again = self.node.journal.of(&pod).contains(&intent);
+        let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };
+        let (look, mount) = (task(false), task(true));
+        let volume = VolumeSetUp { pod, plugin: LOCAL, intent, look, mount };
+        let path = operations::set_up(self.node.clone(), lock, volume).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
     async fn prepare_sub_path(

@@ -8,7 +8,7 @@ use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
 
-use super::{HOST_PATH, VolumeError, sub_path};
+use super::{HOST_PATH, LOCAL, VolumeError, csi, sub_path};
 use crate::journal::Intent;
 use crate::node::Node;
 
@@ -57,7 +57,7 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
         .map_err(|e| VolumeError::List { path: node.settings.paths.pods(), source: std::io::Error::other(e) })?;
     let mut volumes = Vec::new();
     for pod in pods {
-        let intents = node.journal.of_pod(&pod);
+        let intents = node.journal.of(&pod);
         let mut binds = binds.remove(pod.as_str()).unwrap_or_default();
         // A pod that goes away while we look has no volumes.
         let Ok(dir) = open::dir_beneath(base.as_fd(), Path::new(pod.as_str()).join("volumes")) else { continue };
@@ -73,6 +73,7 @@ pub fn list(node: &Node, pod: Option<&PodUid>) -> Result<Vec<Volume>, VolumeErro
                 let uncertain = intents.iter().any(|intent| match intent {
                     Intent::TearDown => true,
                     Intent::Mount { plugin: p, volume: v } => *p == plugin && v.as_str() == name,
+                    Intent::Publish { spec, .. } => plugin == csi::paths::PLUGIN && spec.as_str() == name,
                 });
                 // Names of volumes are the pod's and stand once.
                 let sub_paths = binds.remove(&name).unwrap_or_default().into_iter().collect();
@@ -112,20 +113,26 @@ fn mounts_below(base: &Path) -> Result<HashMap<PathBuf, String>, VolumeError> {
 
 /// Drops intents that the disk and the mounts contradict: of a pod without directory, or for a mount whose directory
 /// is gone or that is complete. One whose volume is there without a mount stays: the next set-up or tear-down settles it.
+/// A mount that is followed by giving the volume to its group is complete only when its verb says so.
 pub fn drop_contradicted(node: &Node) {
+    csi::list::drop_contradicted(node);
     if node.journal.all().is_empty() {
         return;
     }
     let Ok(mounts) = mounts_below(&node.settings.paths.pods()) else { return };
     let Ok(pods) = node.settings.pods_dir() else { return };
     node.journal.retain(|pod, intent| {
+        if let Intent::Publish { spec, block } = intent {
+            return csi::list::bears_out(node, pod, spec, *block);
+        }
         let Ok(dir) = open::dir_beneath(pods.as_fd(), pod.as_str()) else { return false };
         match intent {
-            Intent::TearDown => true,
+            Intent::TearDown | Intent::Publish { .. } => true,
             Intent::Mount { plugin, volume } => {
                 let path = volume_path(node, pod, plugin, volume);
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
-                open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok() && !mounts.contains_key(&path)
+                open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok()
+                    && (plugin == LOCAL || !mounts.contains_key(&path))
             }
         }
     });

@@ -1,9 +1,11 @@
 //! Pod directories and volumes: `<root-dir>/pods/<uid>/…` as upstream lays it out.
 
 pub mod content;
+pub mod csi;
 pub mod empty_dir;
 pub mod host_path;
 pub mod list;
+pub mod local;
 pub mod ownership;
 pub mod sub_path;
 pub mod teardown;
@@ -21,6 +23,9 @@ use crate::node::Settings;
 
 /// The plugin that others are built on.
 pub const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
+
+/// Folders of the host that PersistentVolumes name.
+pub const LOCAL: &str = "kubernetes.io/local-volume";
 
 /// Volumes that are the host's own.
 pub const HOST_PATH: &str = "kubernetes.io/host-path";
@@ -50,12 +55,22 @@ pub enum VolumeError {
     Journal(#[from] JournalError),
     #[error(transparent)]
     HostPath(#[from] host_path::HostPathError),
+    #[error(transparent)]
+    Local(#[from] local::LocalError),
+    #[error(transparent)]
+    Csi(Box<csi::CsiError>),
     #[error("failed to read the mounts")]
     Mounts(#[source] std::io::Error),
     #[error("failed to list {path}")]
     List { path: PathBuf, source: std::io::Error },
     #[error("failed to remove {what}")]
     Remove { what: String, source: TreeError },
+}
+
+impl From<csi::CsiError> for VolumeError {
+    fn from(error: csi::CsiError) -> Self {
+        VolumeError::Csi(error.into())
+    }
 }
 
 /// Creates `pods/<uid>` with `volumes/` and `plugins/` (upstream `makePodDataDirs`).
@@ -80,7 +95,8 @@ pub fn pod_dir(settings: &Settings, pod: &PodUid) -> Result<OwnedFd, VolumeError
     }
 }
 
-/// The root of a volume that is set up; of a kind that lives in memory only if it does.
+/// The root of a volume that is set up; of a kind that is mounted only if it is. What a CSI driver has published need not be a
+/// mount.
 pub fn volume_root(
     pod_dir: BorrowedFd<'_>,
     pod: &PodUid,
@@ -88,7 +104,10 @@ pub fn volume_root(
     plugin: &'static str,
 ) -> Result<OwnedFd, VolumeError> {
     let not_set_up = || VolumeError::NotSetUp { pod: pod.clone(), volume: volume.clone() };
-    let relative = Path::new("volumes").join(escape_qualified_name(plugin)).join(volume.as_str());
+    let relative = match plugin {
+        csi::paths::PLUGIN => csi::paths::pod_mount(volume.as_str()),
+        _ => Path::new("volumes").join(escape_qualified_name(plugin)).join(volume.as_str()),
+    };
     let root = match open::dir_beneath(pod_dir, relative) {
         Ok(root) => root,
         Err(error) if error.is_not_found() => return Err(not_set_up()),
@@ -97,6 +116,14 @@ pub fn volume_root(
     let in_memory = content::Plugin::ALL.iter().any(|kind| kind.name() == plugin && kind.in_memory());
     if in_memory && !bulkhead_sys::mount::is_tmpfs(root.as_fd()).map_err(VolumeError::Mounts)? {
         return Err(not_set_up());
+    }
+    if plugin == LOCAL {
+        let mount = bulkhead_sys::tree::mount_id;
+        let ids = mount(root.as_fd()).and_then(|root| Ok((root, mount(pod_dir)?)));
+        let (root_id, pod_id) = ids.map_err(|errno| VolumeError::Mounts(errno.into()))?;
+        if root_id == pod_id {
+            return Err(not_set_up());
+        }
     }
     Ok(root)
 }

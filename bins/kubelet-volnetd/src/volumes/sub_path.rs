@@ -20,9 +20,12 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{EMPTY_DIR, VolumeError, content, pod_dir};
+use super::{EMPTY_DIR, LOCAL, VolumeError, content, csi, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
+
+/// Volumes of one pod that have any.
+const MAX_ENTRIES: usize = 100_000;
 
 /// Below the pod's directory.
 pub const FOLDER: &str = "volume-subpaths";
@@ -59,6 +62,10 @@ pub enum Root {
     EmptyDir,
     /// A volume whose files are ours.
     Content(content::Plugin),
+    /// What a CSI driver has published.
+    Csi,
+    /// A folder of the host that is bound in the pod's.
+    Local,
     /// Anywhere on the host, as [`validate::host_path`] takes it.
     HostPath(PathBuf),
 }
@@ -79,8 +86,10 @@ pub struct SubPath {
 /// Of the plugins whose volumes lie directly below the pod's directory, by name.
 pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
     let content = content::Plugin::ALL.into_iter().map(Root::Content);
-    std::iter::once(Root::EmptyDir).chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
-        validate::bad("plugin", name, "kubernetes.io/ and empty-dir, configmap, secret, projected or downward-api")
+    let others = [Root::EmptyDir, Root::Csi, Root::Local];
+    others.into_iter().chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
+        let allowed = "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi or local-volume";
+        validate::bad("plugin", name, allowed)
     })
 }
 
@@ -90,6 +99,8 @@ impl Root {
         match self {
             Root::EmptyDir => Some(EMPTY_DIR),
             Root::Content(plugin) => Some(plugin.name()),
+            Root::Csi => Some(csi::paths::PLUGIN),
+            Root::Local => Some(LOCAL),
             Root::HostPath(_) => None,
         }
     }
@@ -105,6 +116,12 @@ pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<Pa
     let (root, own) = match &wanted.root {
         Root::EmptyDir => of_plugin(EMPTY_DIR)?,
         Root::Content(plugin) => of_plugin(plugin.name())?,
+        Root::Local => of_plugin(LOCAL)?,
+        Root::Csi => {
+            let target = settings.paths.pod(pod).join(csi::paths::pod_mount(wanted.volume.as_str()));
+            csi::way::is_clear(&settings.paths.pods(), &target)?;
+            (of_plugin(csi::paths::PLUGIN)?.0, target)
+        }
         Root::HostPath(path) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
@@ -217,9 +234,23 @@ pub fn among<'a>(pods_dir: &Path, points: impl Iterator<Item = &'a Path>) -> Bin
 /// Pod to volume to binds.
 pub type Binds = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Removes the mount points of a pod, whose binds are gone. They are empty; one with a mount on it stops this.
-pub fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), TreeError> {
-    tree::remove(pod_dir, FOLDER)
+/// Removes the mount points of a pod, whose binds are gone, but for those of volumes that are kept. They are empty; one with a
+/// mount on it stops this.
+pub fn remove_targets(pod_dir: BorrowedFd<'_>, kept: &[String]) -> Result<(), SubPathError> {
+    if kept.is_empty() {
+        return Ok(tree::remove(pod_dir, FOLDER)?);
+    }
+    let folder = match open::dir_beneath(pod_dir, FOLDER) {
+        Ok(folder) => folder,
+        Err(error) if error.is_not_found() => return Ok(()),
+        Err(error) => return Err(SubPathError::Target(error)),
+    };
+    let volumes = tree::list(folder.as_fd(), MAX_ENTRIES)
+        .map_err(|source| SubPathError::Io { doing: "list the mount points", source })?;
+    for volume in volumes.iter().filter(|volume| !kept.iter().any(|kept| *volume.name == **kept)) {
+        tree::remove(folder.as_fd(), &volume.name)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -230,6 +261,8 @@ mod tests {
     fn plugins_are_a_closed_list() {
         assert_eq!(plugin("kubernetes.io/empty-dir").unwrap(), Root::EmptyDir);
         assert!(plugin("kubernetes.io/secret").is_ok());
+        assert_eq!(plugin("kubernetes.io/csi").unwrap(), Root::Csi);
+        assert_eq!(plugin("kubernetes.io/local-volume").unwrap(), Root::Local);
         for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path"] {
             assert!(plugin(bad).is_err(), "{bad}");
         }

@@ -6,6 +6,9 @@
 //! `volumes/` only if it is empty directories (a leftover `vol_data.json` is another plugin's business, reference
 //! upstream `removeOrphanedPodVolumeDirs`), then everything else, never entering another mount; the pod's directory
 //! last. A hostPath is not below here and is never touched.
+//!
+//! What a CSI driver has published is its own: it is named as left, and neither it nor the binds of its subPaths are unmounted
+//! or removed, while the pod's other volumes go.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,6 +21,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::csi::paths as csi;
 use super::{EMPTY_DIR, VolumeError, content, sub_path};
 use crate::node::Settings;
 
@@ -52,8 +56,15 @@ pub enum Scope {
     Everything,
 }
 
+/// A volume that a CSI driver has published: the name of its folder, and what is told of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    pub spec: String,
+    pub what: String,
+}
+
 /// Tears a pod down as far as possible. A pod that is not there is down.
-pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope) -> Result<Outcome, VolumeError> {
+pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept]) -> Result<Outcome, VolumeError> {
     let mut outcome = Outcome::default();
     let pod_error = |source| VolumeError::PodDir { pod: pod.clone(), source };
     let pods = settings.pods_dir().map_err(pod_error)?;
@@ -65,17 +76,26 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope) -> Result<Outc
     outcome.existed = true;
 
     let base = settings.paths.pod(pod);
+    let specs: Vec<String> = kept.iter().map(|kept| kept.spec.clone()).collect();
     for point in mount_points_below(&base)? {
+        if is_drivers(point.strip_prefix(&base).unwrap_or(&point), &specs) {
+            // Published after we were told what is, or by nobody that we know of.
+            if kept.is_empty() {
+                outcome.left.push(format!("{}: it is mounted, and a CSI driver's", point.display()));
+            }
+            continue;
+        }
         unmount(&dir, &base, &point, &mut outcome);
     }
     if !outcome.left.is_empty() {
         return Ok(outcome);
     }
-    if let Err(error) = sub_path::remove_targets(dir.as_fd()) {
+    if let Err(error) = sub_path::remove_targets(dir.as_fd(), &specs) {
         outcome.left.push(format!("{}: {}", sub_path::FOLDER, chain(&error)));
         return Ok(outcome);
     }
-    remove_volumes(&dir, &mut outcome);
+    remove_volumes(&dir, !kept.is_empty(), &mut outcome);
+    outcome.left.extend(kept.iter().map(|kept| kept.what.clone()));
     if !outcome.left.is_empty() {
         return Ok(outcome);
     }
@@ -99,6 +119,13 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope) -> Result<Outc
     Ok(outcome)
 }
 
+/// Whether a mount below the pod's folder is a CSI driver's, or lies on top of what is. Pure.
+fn is_drivers(relative: &Path, specs: &[String]) -> bool {
+    relative.starts_with(Path::new("volumes").join(csi::FOLDER))
+        || relative.starts_with("volumeDevices")
+        || specs.iter().any(|spec| relative.starts_with(Path::new(sub_path::FOLDER).join(spec)))
+}
+
 /// Mount points strictly below a directory, innermost and latest first.
 pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     let mut info = MountInfo::new();
@@ -113,30 +140,51 @@ pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
 }
 
 /// Unmounts one point through its parent directory, opened below the pod's.
+pub fn unmount_beneath(dir: &OwnedFd, base: &Path, point: &Path) -> Result<(), String> {
+    let relative = point.strip_prefix(base).map_err(|e| e.to_string())?;
+    let name = relative.file_name().and_then(|n| n.to_str()).ok_or("its name is not valid UTF-8")?;
+    let parent = match relative.parent().filter(|p| !p.as_os_str().is_empty()) {
+        Some(parent) => open::dir_beneath(dir.as_fd(), parent).map_err(|e| chain(&e))?,
+        None => dir.try_clone().map_err(|e| e.to_string())?,
+    };
+    mount::unmount(parent.as_fd(), name).map_err(|e| chain(&e))
+}
+
 fn unmount(dir: &OwnedFd, base: &Path, point: &Path, outcome: &mut Outcome) {
-    let result = (|| {
-        let relative = point.strip_prefix(base).map_err(|e| e.to_string())?;
-        let name = relative.file_name().and_then(|n| n.to_str()).ok_or("its name is not valid UTF-8")?;
-        let parent = match relative.parent().filter(|p| !p.as_os_str().is_empty()) {
-            Some(parent) => open::dir_beneath(dir.as_fd(), parent).map_err(|e| chain(&e))?,
-            None => dir.try_clone().map_err(|e| e.to_string())?,
-        };
-        mount::unmount(parent.as_fd(), name).map_err(|e| chain(&e))
-    })();
-    match result {
+    match unmount_beneath(dir, base, point) {
         Ok(()) => outcome.unmounted.push(point.display().to_string()),
         Err(why) => outcome.left.push(format!("{}: {why}", point.display())),
     }
 }
 
-fn remove_volumes(dir: &OwnedFd, outcome: &mut Outcome) {
+/// `keeps`: a driver has something published, and so its folders stay as they are.
+fn remove_volumes(dir: &OwnedFd, keeps: bool, outcome: &mut Outcome) {
     remove_of_plugin(dir, EMPTY_DIR, |volume| volume.to_owned(), outcome);
     for plugin in content::Plugin::ALL {
         remove_of_plugin(dir, plugin.name(), content::marker, outcome);
     }
+    if keeps {
+        return remove_others(dir, outcome);
+    }
     for name in ["volumes", "volumeDevices"] {
         if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
             outcome.left.push(format!("{name}: {}", chain(&error)));
+        }
+    }
+}
+
+/// The empty folders of all plugins but CSI.
+fn remove_others(dir: &OwnedFd, outcome: &mut Outcome) {
+    let volumes = match open::dir_beneath(dir.as_fd(), "volumes") {
+        Ok(volumes) => volumes,
+        Err(error) if error.is_not_found() => return,
+        Err(error) => return outcome.left.push(format!("volumes: {}", chain(&error))),
+    };
+    for plugin in tree::list(volumes.as_fd(), MAX_ENTRIES).unwrap_or_default() {
+        if plugin.name != csi::FOLDER
+            && let Err(error) = tree::remove_empty_dirs(volumes.as_fd(), &plugin.name)
+        {
+            outcome.left.push(format!("volumes/{}: {}", plugin.name.display(), chain(&error)));
         }
     }
 }
@@ -172,6 +220,28 @@ fn remove_of_plugin(dir: &OwnedFd, plugin: &'static str, marker: impl Fn(&str) -
         outcome.volumes.push(Unmounted { plugin: plugin.to_owned(), seconds: started.elapsed().as_secs_f64(), worked });
         if let Err(error) = result {
             failed(&folder.join(&entry.name), &error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_drivers_are_told_from_others() {
+        for (relative, is) in [
+            ("volumes/kubernetes.io~csi/pv/mount", true),
+            ("volumes/kubernetes.io~csi/pv", true),
+            ("volumes/kubernetes.io~csi/pv/mount/inside", true),
+            ("volumeDevices/kubernetes.io~csi/pv", true),
+            ("volume-subpaths/pv/c/0", true),
+            ("volume-subpaths/pv2/c/0", false),
+            ("volumes/kubernetes.io~csi2/pv", false),
+            ("volumes/kubernetes.io~empty-dir/pv", false),
+            ("volumes/kubernetes.io~local-volume/pv", false),
+        ] {
+            assert_eq!(is_drivers(Path::new(relative), &["pv".to_owned()]), is, "{relative}");
         }
     }
 }

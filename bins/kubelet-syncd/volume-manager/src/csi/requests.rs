@@ -137,3 +137,7 @@ pub fn expand(
         secrets: Pairs::new(),
     }
 }
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

@@ -286,6 +286,10 @@ impl Mount<'_> {
         before: Before,
     ) -> Result<(), Failure> {
         let (phase, ports) = (Phase::SetUp, &self.context.ports);
+        if self.context.world().desired.volume(self.uid, self.volume).is_none() {
+            // Its pod has ended meanwhile.
+            return Ok(());
+        }
         let secret = source.publish_secret.as_ref();
         let mut secret = secrets::secret(&*ports.reader, secret, "NodePublishSecretRef", phase).await?;
         let pod = secrets::pod_info(&self.pod);

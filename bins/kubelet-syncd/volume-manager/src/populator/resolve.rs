@@ -262,3 +262,7 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
         gid: None,
     })
 }
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

@@ -1,0 +1,546 @@
+//! The manager with a driver and a kubelet-volnetd that misbehave as told; the time is virtual.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bulkhead_csi::v1 as csi;
+use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::volnetd as api;
+use futures_util::FutureExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use kubelet_edges::csi::CsiError;
+use kubelet_edges::volnetd::VolnetdError;
+use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
+use kubelet_model::objects::{ObjectError, Token, TokenWanted};
+use serde_json::json;
+use tonic::Status;
+
+use super::*;
+use crate::csi::policy::Capabilities;
+use crate::metrics::OperationMetrics;
+use crate::ports::{Answer, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
+
+/// What a call of the driver does.
+#[derive(Debug, Clone)]
+enum Does {
+    Fail(Status),
+    /// It never answers; the edge gives up after two minutes.
+    Hang,
+    NotRegistered,
+}
+
+/// Everything outside: what happened, and what is to happen.
+#[derive(Debug)]
+struct Outside {
+    log: Mutex<Vec<String>>,
+    script: Mutex<HashMap<&'static str, VecDeque<Does>>>,
+    /// Prepared and not committed, or committed.
+    staged: Mutex<BTreeMap<String, (api::CsiDevice, bool)>>,
+    published: Mutex<BTreeMap<(String, String), (api::CsiVolumeData, bool)>>,
+    events: Mutex<Vec<String>>,
+    epoch: watch::Sender<u64>,
+    node: watch::Sender<Option<Arc<Node>>>,
+    registered: watch::Sender<u64>,
+    republish: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const UNIQUE: &str = "kubernetes.io/csi/d^h";
+
+impl Outside {
+    fn new() -> Arc<Self> {
+        Self::with(false)
+    }
+
+    fn with(republish: bool) -> Arc<Self> {
+        let node = json!({"metadata": {"name": "n"}, "status": {"volumesInUse": [UNIQUE],
+            "volumesAttached": [{"name": UNIQUE, "devicePath": ""}]}});
+        Arc::new(Outside {
+            log: Mutex::default(),
+            script: Mutex::default(),
+            staged: Mutex::default(),
+            published: Mutex::default(),
+            events: Mutex::default(),
+            epoch: watch::Sender::new(1),
+            node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
+            registered: watch::Sender::new(0),
+            republish,
+        })
+    }
+
+    fn say(&self, what: impl Into<String>) {
+        lock(&self.log).push(what.into());
+    }
+
+    fn log(&self) -> Vec<String> {
+        lock(&self.log).clone()
+    }
+
+    fn events(&self) -> Vec<String> {
+        lock(&self.events).clone()
+    }
+
+    fn will(&self, call: &'static str, does: Does) {
+        lock(&self.script).entry(call).or_default().push_back(does);
+    }
+
+    async fn called(&self, call: &'static str) -> Result<(), CsiError> {
+        self.say(call);
+        let does = lock(&self.script).get_mut(call).and_then(VecDeque::pop_front);
+        match does {
+            None => Ok(()),
+            Some(Does::Fail(status)) => Err(CsiError::from(status)),
+            Some(Does::NotRegistered) => Err(CsiError::NotRegistered { driver: "d".into() }),
+            Some(Does::Hang) => {
+                tokio::time::sleep(Duration::from_secs(120)).await;
+                Err(CsiError::from(Status::deadline_exceeded("context deadline exceeded")))
+            }
+        }
+    }
+
+    fn manager(self: &Arc<Self>) -> Arc<VolumeManager> {
+        VolumeManager::start(Ports {
+            drivers: Arc::new(End(self.clone())),
+            verbs: Arc::new(End(self.clone())),
+            reader: Arc::new(End(self.clone())),
+            events: Arc::new(End(self.clone())),
+            metrics: OperationMetrics::unregistered().unwrap(),
+            node_name: "n".into(),
+        })
+    }
+}
+
+/// One of the ends of it.
+#[derive(Debug, Clone)]
+struct End(Arc<Outside>);
+
+impl EventSink for End {
+    fn emit(&self, event: PodEvent) {
+        lock(&self.0.events).push(format!("{} {}", event.reason, event.message));
+    }
+
+    fn emit_node(&self, _: NodeEvent) {}
+}
+
+impl Drivers for End {
+    fn changes(&self) -> BoxStream<'static, ()> {
+        let next = |mut seen: watch::Receiver<u64>| async move { seen.changed().await.ok().map(|()| ((), seen)) };
+        futures_util::stream::unfold(self.0.registered.subscribe(), next).boxed()
+    }
+
+    fn capabilities<'a>(&'a self, _: &'a str) -> Answer<'a, Capabilities> {
+        async {
+            self.0.called("NodeGetCapabilities").await?;
+            Ok(Capabilities { stage: true, ..Capabilities::default() })
+        }
+        .boxed()
+    }
+
+    fn stage<'a>(&'a self, _: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
+        assert_eq!(request.publish_context.get("lun").map(String::as_str), Some("3"));
+        self.0.called("NodeStageVolume").boxed()
+    }
+
+    fn unstage<'a>(&'a self, _: &'a str, _: csi::NodeUnstageVolumeRequest) -> Answer<'a, ()> {
+        self.0.called("NodeUnstageVolume").boxed()
+    }
+
+    fn publish<'a>(&'a self, _: &'a str, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
+        assert_eq!(request.staging_target_path, "/staging/h");
+        self.0.called("NodePublishVolume").boxed()
+    }
+
+    fn unpublish<'a>(&'a self, _: &'a str, _: csi::NodeUnpublishVolumeRequest) -> Answer<'a, ()> {
+        self.0.called("NodeUnpublishVolume").boxed()
+    }
+
+    fn expand<'a>(&'a self, _: &'a str, _: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
+        async { Ok(0) }.boxed()
+    }
+}
+
+fn handle(device: Option<&api::CsiDevice>) -> String {
+    device.map(|device| device.volume_handle.clone()).unwrap_or_default()
+}
+
+impl VolumeVerbs for End {
+    fn guard(&self, _: &'static str) -> Result<DestructiveGuard, VolnetdError> {
+        Ok(DestructiveGuard::default())
+    }
+
+    fn epoch(&self) -> watch::Receiver<u64> {
+        self.0.epoch.subscribe()
+    }
+
+    fn prepare_stage(&self, request: api::PrepareStageRequest) -> Reply<'_, api::PrepareStageReply> {
+        self.0.say("PrepareStage");
+        let handle = handle(request.device.as_ref());
+        lock(&self.0.staged).insert(handle.clone(), (request.device.unwrap_or_default(), false));
+        async move { Ok(api::PrepareStageReply { staging_path: format!("/staging/{handle}"), committed_before: false }) }
+            .boxed()
+    }
+
+    fn commit_stage(&self, request: api::CsiDevice) -> Reply<'_, api::CommitStageReply> {
+        self.0.say("CommitStage");
+        lock(&self.0.staged).insert(request.volume_handle.clone(), (request, true));
+        async { Ok(api::CommitStageReply {}) }.boxed()
+    }
+
+    fn begin_unstage(&self, _: api::EndStageRequest) -> Reply<'_, api::EndStageReply> {
+        self.0.say("BeginUnstage");
+        async { Ok(api::EndStageReply {}) }.boxed()
+    }
+
+    fn end_stage(&self, request: api::EndStageRequest) -> Reply<'_, api::EndStageReply> {
+        self.0.say("EndStage");
+        lock(&self.0.staged).remove(&handle(request.device.as_ref()));
+        async { Ok(api::EndStageReply {}) }.boxed()
+    }
+
+    fn prepare_publish(&self, request: api::PreparePublishRequest) -> Reply<'_, api::PreparePublishReply> {
+        self.0.say("PreparePublish");
+        let data = request.data.unwrap_or_default();
+        let key = (request.pod_uid, handle(data.device.as_ref()));
+        lock(&self.0.published).entry(key).or_insert((data, false));
+        async { Ok(api::PreparePublishReply { target_path: "/target".into(), committed_before: false }) }.boxed()
+    }
+
+    fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
+        self.0.say("CommitPublish");
+        let key = (request.pod_uid, handle(request.device.as_ref()));
+        if let Some(published) = lock(&self.0.published).get_mut(&key) {
+            published.1 = true;
+        }
+        async { Ok(api::CommitPublishReply { host_path: "/target".into() }) }.boxed()
+    }
+
+    fn begin_unpublish(&self, _: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
+        self.0.say("BeginUnpublish");
+        async { Ok(api::EndPublishReply {}) }.boxed()
+    }
+
+    fn end_publish(&self, request: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
+        self.0.say("EndPublish");
+        lock(&self.0.published).remove(&(request.pod_uid, handle(request.device.as_ref())));
+        async { Ok(api::EndPublishReply {}) }.boxed()
+    }
+
+    fn list_staged(&self) -> Reply<'_, Vec<api::StagedVolume>> {
+        let staged = lock(&self.0.staged).clone();
+        let staged = staged.into_values().map(|(device, committed)| api::StagedVolume {
+            staging_path: format!("/staging/{}", device.volume_handle),
+            device: Some(device),
+            mounted: true,
+            uncertain: !committed,
+            ..api::StagedVolume::default()
+        });
+        let staged = staged.collect();
+        async { Ok(staged) }.boxed()
+    }
+
+    fn list_published(&self) -> Reply<'_, Vec<api::PublishedVolume>> {
+        let published = lock(&self.0.published).clone();
+        let published = published.into_iter().map(|((pod_uid, _), (data, committed))| api::PublishedVolume {
+            pod_uid,
+            data: Some(data),
+            target_path: "/target".into(),
+            mounted: true,
+            uncertain: !committed,
+            ..api::PublishedVolume::default()
+        });
+        let published = published.collect();
+        async { Ok(published) }.boxed()
+    }
+
+    fn set_up_local(&self, _: api::SetUpLocalRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        async { Ok(api::SetUpVolumeReply { host_path: "/local".into() }) }.boxed()
+    }
+
+    fn check_host_path(&self, _: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        async { Ok(api::SetUpVolumeReply { host_path: "/host".into() }) }.boxed()
+    }
+}
+
+impl ClusterReader for End {
+    fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Arc<PersistentVolumeClaim>> {
+        let claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
+            "spec": {"volumeName": "pv"}, "status": {"phase": if name == "unbound" { "Pending" } else { "Bound" }}});
+        async move { Ok(Arc::new(serde_json::from_value(claim).unwrap())) }.boxed()
+    }
+
+    fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
+        let volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
+            "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
+        async move { Ok(Arc::new(serde_json::from_value(volume).unwrap())) }.boxed()
+    }
+
+    fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
+        assert_eq!(name, crate::csi::names::attachment("h", "d", "n"));
+        let attachment = json!({"metadata": {"name": name}, "spec": {"attacher": "d", "nodeName": "n", "source": {}},
+            "status": {"attached": true, "attachmentMetadata": {"lun": "3"}}});
+        async move { Ok(serde_json::from_value(attachment).unwrap()) }.boxed()
+    }
+
+    fn secret<'a>(&'a self, _: &'a str, name: &'a str) -> Read<'a, Secret> {
+        async move { Err(ObjectError::NotFound(format!("secrets {name:?} not found"))) }.boxed()
+    }
+
+    fn token<'a>(&'a self, _: &'a TokenWanted) -> Read<'a, Token> {
+        async { Err(ObjectError::Away("none".into())) }.boxed()
+    }
+
+    fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError> {
+        let driver = json!({"metadata": {"name": name}, "spec": {"requiresRepublish": self.0.republish}});
+        Ok(Some(Arc::new(serde_json::from_value(driver).unwrap())))
+    }
+
+    fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.0.node.subscribe()
+    }
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn pod_of(uid: &str, claim: &str) -> Arc<Pod> {
+    let pod = json!({"metadata": {"name": uid, "namespace": "ns", "uid": uid}, "spec": {
+        "containers": [{"name": "c", "volumeMounts": [{"name": "data", "mountPath": "/d"}]}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}});
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+const LONG: Duration = Duration::from_secs(1000);
+
+async fn begin(manager: &VolumeManager, name: &str) {
+    manager.want(&uid(name), &pod_of(name, "c")).await;
+    manager.folders_ready(&uid(name));
+}
+
+async fn mount_pod(manager: &VolumeManager, name: &str) {
+    begin(manager, name).await;
+    let found = manager.mounted(&uid(name), LONG).await.unwrap();
+    assert_eq!(found["data"].host_path, PathBuf::from("/target"));
+}
+
+const MOUNTED: [&str; 7] = [
+    "NodeGetCapabilities",
+    "PrepareStage",
+    "NodeStageVolume",
+    "CommitStage",
+    "PreparePublish",
+    "NodePublishVolume",
+    "CommitPublish",
+];
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_comes_and_goes() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    assert_eq!(outside.log(), MOUNTED);
+    // The second pod of the node has it without another stage.
+    mount_pod(&manager, "b").await;
+    assert_eq!(outside.log()[7..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+    let mut in_use = manager.in_use();
+    assert_eq!(*in_use.borrow_and_update(), InUse { names: vec![UNIQUE.into()], complete: true });
+    manager.end(&uid("a"));
+    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(outside.log()[11..], ["BeginUnpublish", "NodeUnpublishVolume", "EndPublish"]);
+    manager.end(&uid("b"));
+    manager.unmounted(&uid("b"), LONG).await.unwrap();
+    in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    assert_eq!(outside.log()[17..], ["NodeGetCapabilities", "BeginUnstage", "NodeUnstageVolume", "EndStage"]);
+    assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty());
+    assert!(outside.events().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_attach_is_awaited_by_event() {
+    let outside = Outside::new();
+    let attached = outside.node.send_replace(None);
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    let waiting = manager.mounted(&uid("a"), Duration::from_secs(123)).await.unwrap_err();
+    assert_eq!(
+        waiting.text,
+        "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded"
+    );
+    assert_eq!(*manager.in_use().borrow(), InUse { names: vec![UNIQUE.into()], complete: false });
+    let before = Instant::now();
+    outside.node.send_replace(attached);
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(before.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_not_bound_is_said_at_once() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    manager.want(&uid("a"), &pod_of("a", "unbound")).await;
+    let waiting = manager.mounted(&uid("a"), LONG).await.unwrap_err();
+    assert_eq!(
+        waiting.text,
+        "unmounted volumes=[data], unattached volumes=[], failed to process volumes=[data]: error processing PVC \
+         ns/unbound: PVC is not bound"
+    );
+    assert!(!waiting.away && manager.in_use().borrow().names.is_empty());
+}
+
+/// Every call fails for good once, and leaves nothing; it is called again after half a second.
+#[tokio::test(start_paused = true)]
+async fn refusals_are_said_and_tried_again() {
+    for (call, text) in [
+        (
+            "NodeStageVolume",
+            "FailedMount MountVolume.MountDevice failed for volume \"pv\" : rpc error: code = Internal desc = no",
+        ),
+        (
+            "NodePublishVolume",
+            "FailedMount MountVolume.SetUp failed for volume \"pv\" : rpc error: code = Internal desc = no",
+        ),
+        (
+            "NodeGetCapabilities",
+            "FailedMount MountVolume.MountDevice failed for volume \"pv\" : rpc error: code = Internal desc = no",
+        ),
+    ] {
+        let outside = Outside::new();
+        outside.will(call, Does::Fail(Status::internal("no")));
+        let (manager, began) = (outside.manager(), Instant::now());
+        mount_pod(&manager, "a").await;
+        assert_eq!(outside.events(), [text], "{call}");
+        let undone = outside.log().contains(&match call {
+            "NodeStageVolume" => "EndStage".to_owned(),
+            "NodePublishVolume" => "EndPublish".to_owned(),
+            _ => "CommitPublish".to_owned(),
+        });
+        assert!(undone, "{call}: {:?}", outside.log());
+        assert!(began.elapsed() >= Duration::from_millis(500) && began.elapsed() < Duration::from_secs(1), "{call}");
+    }
+}
+
+/// What a call may have done is not taken for undone: it is called again, or, with the pod, its opposite.
+#[tokio::test(start_paused = true)]
+async fn what_is_uncertain_is_taken_back_with_its_pod() {
+    for (call, opposite) in [("NodeStageVolume", "NodeUnstageVolume"), ("NodePublishVolume", "NodeUnpublishVolume")] {
+        let outside = Outside::new();
+        outside.will(call, Does::Hang);
+        let manager = outside.manager();
+        begin(&manager, "a").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        manager.end(&uid("a"));
+        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+        let log = outside.log();
+        assert!(log.contains(&opposite.to_owned()), "{call}: {log:?}");
+        assert_eq!(log.iter().filter(|line| *line == call).count(), 1, "{log:?}");
+        assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty(), "{call}: {log:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_driver_is_said_with_its_deadline() {
+    let outside = Outside::new();
+    outside.will("NodeStageVolume", Does::Hang);
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    assert_eq!(
+        outside.events(),
+        ["FailedMount MountVolume.MountDevice failed for volume \"pv\" : rpc error: code = DeadlineExceeded desc = \
+          context deadline exceeded"]
+    );
+    assert!(!outside.log().contains(&"EndStage".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unpublish_and_unstage_are_repeated_until_they_are_done() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    for does in [Does::NotRegistered, Does::Hang, Does::Fail(Status::internal("busy"))] {
+        outside.will("NodeUnpublishVolume", does.clone());
+        outside.will("NodeUnstageVolume", does);
+    }
+    manager.end(&uid("a"));
+    let left = manager.unmounted(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
+    assert_eq!(
+        left,
+        "UnmountVolume.TearDown failed for volume \"pv\" : kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI \
+         client: driver name d not found in the list of registered CSI drivers"
+    );
+    assert_eq!(manager.in_use().borrow().names, [UNIQUE]);
+    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(manager.in_use().borrow().names, [UNIQUE], "it is staged still");
+    manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    let count = |call: &str| outside.log().iter().filter(|line| *line == call).count();
+    assert_eq!((count("NodeUnpublishVolume"), count("NodeUnstageVolume")), (4, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_registers_is_called_at_once() {
+    let outside = Outside::new();
+    (0..8).for_each(|_| outside.will("NodeGetCapabilities", Does::NotRegistered));
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(
+        outside.events()[0],
+        "FailedMount MountVolume.MountDevice failed for volume \"pv\" : kubernetes.io/csi: attacher.MountDevice failed to \
+         create newCsiDriverClient: driver name d not found in the list of registered CSI drivers"
+    );
+    let began = Instant::now();
+    outside.registered.send_modify(|count| *count += 1);
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// Another life of this process finds what is mounted, and calls no driver for it; what was uncertain is called again.
+#[tokio::test(start_paused = true)]
+async fn a_restart_adopts_what_is_there() {
+    let outside = Outside::new();
+    mount_pod(&outside.manager(), "a").await;
+    lock(&outside.log).clear();
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    assert_eq!(outside.log(), ["CommitPublish"]);
+    lock(&outside.log).clear();
+    lock(&outside.published).values_mut().for_each(|published| published.1 = false);
+    mount_pod(&outside.manager(), "a").await;
+    assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+}
+
+/// Nothing of a pod that nobody has named yet is touched; once it is known to be gone, all of it goes.
+#[tokio::test(start_paused = true)]
+async fn leftovers_go_when_their_pod_is_known_to_be_gone() {
+    let outside = Outside::new();
+    mount_pod(&outside.manager(), "a").await;
+    let manager = outside.manager();
+    tokio::time::sleep(LONG).await;
+    assert_eq!(lock(&outside.published).len(), 1);
+    assert_eq!(manager.in_use().borrow().names, [UNIQUE]);
+    manager.retain(|uid| uid.as_str() != "a");
+    manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_wants_it_is_called_with_every_sync() {
+    let outside = Outside::with(true);
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    lock(&outside.log).clear();
+    outside.will("NodePublishVolume", Does::Fail(Status::internal("no")));
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // It fails, and the pod keeps what it has.
+    assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume"]);
+    manager.mounted(&uid("a"), Duration::ZERO).await.unwrap();
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(outside.log()[3..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+}

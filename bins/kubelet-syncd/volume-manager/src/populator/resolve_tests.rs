@@ -1,0 +1,135 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod() -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": [
+        {"name": "a", "volumeMounts": [{"name": "data", "mountPath": "/d"}], "volumeDevices": [{"name": "raw", "devicePath": "/r"}]}],
+        "volumes": []}}))
+    .unwrap()
+}
+
+fn volume(source: Value) -> Volume {
+    let mut volume = source;
+    volume["name"] = json!("data");
+    serde_json::from_value(volume).unwrap()
+}
+
+fn claim(change: impl Fn(&mut Value)) -> PersistentVolumeClaim {
+    let mut claim = json!({"metadata": {"name": "c", "namespace": "ns", "uid": "cu"},
+        "spec": {"volumeName": "pv"}, "status": {"phase": "Bound", "capacity": {"storage": "1Mi"}}});
+    change(&mut claim);
+    serde_json::from_value(claim).unwrap()
+}
+
+fn persistent_volume(change: impl Fn(&mut Value)) -> PersistentVolume {
+    let mut volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "2Mi"},
+        "accessModes": ["ReadWriteOnce"], "claimRef": {"uid": "cu"},
+        "csi": {"driver": "d", "volumeHandle": "h", "nodeStageSecretRef": {"name": "s", "namespace": "sn"}}}});
+    change(&mut volume);
+    serde_json::from_value(volume).unwrap()
+}
+
+#[test]
+fn claims_that_may_not_be_used() {
+    assert_eq!(check_claim(&claim(|_| {})), Ok(()));
+    let refused = |change: &dyn Fn(&mut Value)| check_claim(&claim(change)).unwrap_err();
+    let deleted = |c: &mut Value| c["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert_eq!(refused(&deleted), "PVC is being deleted");
+    let protected = claim(|c| {
+        deleted(c);
+        c["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
+    });
+    assert_eq!(check_claim(&protected), Ok(()));
+    assert_eq!(refused(&|c| c["status"]["phase"] = json!("Pending")), "PVC is not bound");
+    assert_eq!(refused(&|c| c["status"] = json!(null)), "PVC is not bound");
+    assert_eq!(refused(&|c| c["spec"]["volumeName"] = json!("")), "PVC has empty pvc.Spec.VolumeName");
+}
+
+#[test]
+fn whose_a_claim_is() {
+    let ephemeral = volume(json!({"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}));
+    assert_eq!(claim_name(&pod(), &ephemeral).unwrap(), "p-data");
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+    assert_eq!(claim_name(&pod(), &named).unwrap(), "c");
+    assert_eq!(check_owner(&pod(), &named, &claim(|_| {})), Ok(()));
+    let text = "PVC ns/c was not created for pod ns/p (pod is not owner)";
+    assert_eq!(check_owner(&pod(), &ephemeral, &claim(|_| {})).unwrap_err(), text);
+    let owned = |uid: &str, controller: bool| {
+        claim(|c| {
+            c["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": controller}]);
+        })
+    };
+    assert_eq!(check_owner(&pod(), &ephemeral, &owned("u", true)), Ok(()));
+    assert_eq!(check_owner(&pod(), &ephemeral, &owned("u", false)).unwrap_err(), text);
+    assert_eq!(check_owner(&pod(), &ephemeral, &owned("other", true)).unwrap_err(), text);
+}
+
+#[test]
+fn a_volume_of_another_claim() {
+    assert_eq!(check_claim_ref(&persistent_volume(|_| {}), &claim(|_| {})), Ok(()));
+    let other = persistent_volume(|v| v["spec"]["claimRef"]["uid"] = json!("x"));
+    assert_eq!(
+        check_claim_ref(&other, &claim(|_| {})).unwrap_err(),
+        "found PV object pv but its pv.Spec.ClaimRef.UID x does not point to claim.UID cu"
+    );
+    let free = persistent_volume(|v| v["spec"]["claimRef"] = json!(null));
+    assert_eq!(
+        check_claim_ref(&free, &claim(|_| {})).unwrap_err(),
+        "found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+    );
+}
+
+#[test]
+fn modes_and_uses() {
+    let used = |name: &str| Use::of(&pod(), name);
+    assert_eq!(used("data"), Use { mounted: true, device: false });
+    assert_eq!(used("raw"), Use { mounted: false, device: true });
+    assert!(!used("none").any());
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": true}}));
+    let block = persistent_volume(|v| v["spec"]["volumeMode"] = json!("Block"));
+    let of = |used: Use, volume: &PersistentVolume| persistent(&named, used, &claim(|_| {}), volume);
+    assert_eq!(
+        of(used("data"), &block).unwrap_err(),
+        "volume data has volumeMode Block, but is specified in volumeMounts"
+    );
+    assert_eq!(
+        of(used("raw"), &persistent_volume(|_| {})).unwrap_err(),
+        "volume data has volumeMode Filesystem, but is specified in volumeDevices"
+    );
+    assert!(of(used("raw"), &block).unwrap().block);
+    let spec = of(used("data"), &persistent_volume(|_| {})).unwrap();
+    assert!(spec.read_only && !spec.block);
+    assert_eq!((spec.name.as_str(), spec.capacity, spec.first_access_mode()), ("pv", 2 << 20, "ReadWriteOnce"));
+    assert_eq!(spec.claim.as_ref().unwrap().capacity, 1 << 20);
+    let secret = ObjectRef { namespace: "sn".into(), name: "s".into() };
+    assert_eq!(spec.csi().unwrap().stage_secret, Some(secret));
+    assert_eq!(spec.unique_name("u").0, "kubernetes.io/csi/d^h");
+}
+
+#[test]
+fn kinds_that_are_not_there_are_named() {
+    let nfs = persistent_volume(|v| {
+        v["spec"]["csi"] = json!(null);
+        v["spec"]["nfs"] = json!({"server": "s", "path": "/p"});
+    });
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+    let used = Use { mounted: true, device: false };
+    assert_eq!(
+        persistent(&named, used, &claim(|_| {}), &nfs).unwrap_err(),
+        "failed to get Plugin from volumeSpec for volume \"pv\" err=volumes of kind nfs are not supported by this node yet"
+    );
+}
+
+#[test]
+fn inline_volumes() {
+    let csi = volume(json!({"csi": {"driver": "d", "fsType": "xfs", "readOnly": true, "volumeAttributes": {"a": "b"},
+        "nodePublishSecretRef": {"name": "s"}}}));
+    let spec = inline(&pod(), &csi).unwrap();
+    let source = spec.csi().unwrap();
+    assert!(spec.read_only && source.ephemeral);
+    assert_eq!(source.publish_secret, Some(ObjectRef { namespace: "ns".into(), name: "s".into() }));
+    assert_eq!(source.handle, names::ephemeral_handle("u", "data"));
+    assert_eq!(spec.unique_name("u").0, "kubernetes.io/csi/u-data");
+}

@@ -1,0 +1,259 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_ipc::volnetd as api;
+use proptest::prelude::*;
+
+use super::*;
+use crate::actual_state::{ActualVolume, Published};
+use crate::desired_state::{DesiredPod, DesiredVolume};
+use crate::spec::{CsiSource, Source, VolumeSpec};
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn unique(handle: &str) -> UniqueName {
+    UniqueName(format!("kubernetes.io/csi/d^{handle}"))
+}
+
+fn wanted(handle: &str, attachable: bool) -> DesiredVolume {
+    let source = CsiSource {
+        driver: "d".into(),
+        handle: handle.into(),
+        fs_type: String::new(),
+        attributes: BTreeMap::new(),
+        stage_secret: None,
+        publish_secret: None,
+        expand_secret: None,
+        ephemeral: false,
+    };
+    let spec = VolumeSpec {
+        name: handle.into(),
+        source: Source::Csi(source),
+        block: false,
+        read_only: false,
+        access_modes: Vec::new(),
+        mount_options: Vec::new(),
+        node_affinity: None,
+        claim: None,
+        capacity: 0,
+        gid: None,
+    };
+    DesiredVolume { spec: Arc::new(spec), names: BTreeSet::from(["v".to_owned()]), attachable, remount: false }
+}
+
+fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
+    let published = |presence| Published {
+        presence,
+        host_path: if presence == Presence::Yes { "/h".into() } else { String::new() },
+        target_path: String::new(),
+        single_pod: false,
+        unreadable: false,
+    };
+    ActualVolume {
+        device: Some(api::CsiDevice::default()),
+        plugin: String::new(),
+        staged,
+        staging_path: String::new(),
+        attachable: Some(true),
+        pods: pods.iter().map(|(pod, presence)| (uid(pod), published(*presence))).collect(),
+        claim_size: 0,
+    }
+}
+
+/// Everything that a look has, to be changed by each case.
+struct World {
+    desired: DesiredState,
+    actual: ActualState,
+    busy: HashMap<UniqueName, Option<PodUid>>,
+    ended: BTreeSet<PodUid>,
+    back_offs: BackOffs,
+    node: NodeVolumes,
+    may_unmount: bool,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        World {
+            desired: DesiredState::default(),
+            actual: ActualState { epoch: 1, volumes: BTreeMap::new() },
+            busy: HashMap::new(),
+            ended: BTreeSet::new(),
+            back_offs: BackOffs::default(),
+            node: NodeVolumes::default(),
+            may_unmount: true,
+            now: Instant::now(),
+        }
+    }
+
+    fn want(&mut self, pod: &str, handle: &str, attachable: bool) {
+        let entry = self.desired.pods.entry(uid(pod)).or_insert_with(|| DesiredPod {
+            pod: Arc::default(),
+            prepared: true,
+            volumes: BTreeMap::new(),
+            unresolved: BTreeMap::new(),
+        });
+        entry.volumes.insert(unique(handle), wanted(handle, attachable));
+    }
+
+    fn plan(&self) -> (Vec<Action>, Option<Instant>) {
+        plan(&Look {
+            desired: &self.desired,
+            actual: &self.actual,
+            busy: &self.busy,
+            ended: &self.ended,
+            back_offs: &self.back_offs,
+            node: &self.node,
+            may_unmount: self.may_unmount,
+            known: true,
+            now: self.now,
+        })
+    }
+
+    fn actions(&self) -> Vec<Action> {
+        self.plan().0
+    }
+}
+
+fn mount(handle: &str, pod: &str) -> Action {
+    Action::Mount { volume: unique(handle), pod: uid(pod) }
+}
+
+fn unmount(handle: &str, pod: &str) -> Action {
+    Action::Unmount { volume: unique(handle), pod: uid(pod) }
+}
+
+#[test]
+fn an_attach_is_awaited_by_both_lists() {
+    let mut world = World::new();
+    world.want("a", "v", true);
+    assert_eq!(world.actions(), []);
+    world.node.attached.insert(unique("v").0);
+    assert_eq!(world.actions(), [], "it is not reported in use yet");
+    world.node.in_use.insert(unique("v").0);
+    assert_eq!(world.actions(), [mount("v", "a")]);
+    let mut free = World::new();
+    free.want("a", "v", false);
+    assert_eq!(free.actions(), [mount("v", "a")]);
+    free.desired.pods.get_mut(&uid("a")).unwrap().prepared = false;
+    assert_eq!(free.actions(), []);
+}
+
+#[test]
+fn one_operation_at_a_time_for_each_volume() {
+    let mut world = World::new();
+    world.want("a", "v", false);
+    world.want("b", "v", false);
+    world.want("b", "w", false);
+    assert_eq!(world.actions(), [mount("v", "a"), mount("w", "b")]);
+    world.busy.insert(unique("v"), None);
+    assert_eq!(world.actions(), [mount("w", "b")]);
+}
+
+#[test]
+fn what_is_there_is_left_alone_and_what_is_uncertain_is_called_again() {
+    let mut world = World::new();
+    world.want("a", "v", false);
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[("a", Presence::Yes)]));
+    assert_eq!(world.actions(), []);
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[("a", Presence::Uncertain)]));
+    assert_eq!(world.actions(), [mount("v", "a")]);
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[("a", Presence::Yes)]));
+    world.desired.pods.get_mut(&uid("a")).unwrap().volumes.get_mut(&unique("v")).unwrap().remount = true;
+    assert_eq!(world.actions(), [mount("v", "a")]);
+}
+
+#[test]
+fn only_what_ended_pods_have_is_taken_back() {
+    let mut world = World::new();
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[("a", Presence::Yes), ("b", Presence::Uncertain)]));
+    assert_eq!(world.actions(), [], "nobody has said that these pods have ended");
+    world.ended.insert(uid("b"));
+    assert_eq!(world.actions(), [unmount("v", "b")]);
+    world.may_unmount = false;
+    assert_eq!(world.actions(), []);
+}
+
+#[test]
+fn the_last_pod_takes_the_device_with_it() {
+    let mut world = World::new();
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[]));
+    world.actual.volumes.insert(unique("w"), found(Presence::No, &[]));
+    let unstage = Action::Unstage { volume: unique("v") };
+    assert_eq!(world.actions(), [unstage, Action::Forget { volume: unique("w") }]);
+    world.want("a", "v", true);
+    world.want("a", "w", true);
+    assert_eq!(world.actions(), []);
+}
+
+#[test]
+fn waits_are_told() {
+    let mut world = World::new();
+    world.want("a", "v", false);
+    world.back_offs.failed((unique("v"), Some(uid("a"))), world.now);
+    let (actions, again) = world.plan();
+    assert_eq!((actions, again), (Vec::new(), Some(world.now + Duration::from_millis(500))));
+    world.now += Duration::from_millis(500);
+    assert_eq!(world.actions(), [mount("v", "a")]);
+}
+
+#[test]
+fn in_use_is_what_is_wanted_and_what_is_there() {
+    let mut world = World::new();
+    world.want("a", "b", true);
+    world.want("a", "not", false);
+    world.actual.volumes.insert(unique("a"), found(Presence::Uncertain, &[]));
+    let listed = in_use(&world.desired, &world.actual, &world.node);
+    assert_eq!(listed, [unique("a").0, unique("b").0]);
+}
+
+fn presence() -> impl Strategy<Value = Presence> {
+    prop_oneof![Just(Presence::No), Just(Presence::Uncertain), Just(Presence::Yes)]
+}
+
+proptest! {
+    /// Whatever the states: no volume of a pod that has not ended is taken back, nothing is unstaged that a pod has or wants, no
+    /// volume gets two operations, and nothing is destroyed before all sources have delivered.
+    #[test]
+    fn nothing_is_taken_from_pods_that_may_run(
+        wants in proptest::collection::vec((0..3_usize, 0..3_usize, any::<bool>()), 0..6),
+        there in proptest::collection::vec((0..3_usize, presence(), proptest::collection::vec((0..3_usize, presence()), 0..3)), 0..4),
+        ended in proptest::collection::btree_set(0..3_usize, 0..3),
+        may_unmount: bool,
+    ) {
+        const PODS: [&str; 3] = ["a", "b", "c"];
+        const VOLUMES: [&str; 3] = ["x", "y", "z"];
+        let mut world = World::new();
+        world.may_unmount = may_unmount;
+        for (pod, volume, attachable) in wants {
+            world.want(PODS[pod], VOLUMES[volume], attachable);
+        }
+        for (volume, staged, pods) in there {
+            let pods: Vec<(&str, Presence)> = pods.into_iter().map(|(pod, presence)| (PODS[pod], presence)).collect();
+            world.actual.volumes.insert(unique(VOLUMES[volume]), found(staged, &pods));
+        }
+        world.ended = ended.into_iter().map(|pod| uid(PODS[pod])).collect();
+        let mut seen = HashSet::new();
+        for action in world.actions() {
+            let (volume, destroys) = match &action {
+                Action::Mount { volume, pod } => {
+                    prop_assert!(world.desired.volume(pod, volume).is_some());
+                    (volume, false)
+                }
+                Action::Unmount { volume, pod } => {
+                    prop_assert!(world.ended.contains(pod) && world.desired.volume(pod, volume).is_none());
+                    (volume, true)
+                }
+                Action::Unstage { volume } | Action::Forget { volume } => {
+                    prop_assert!(world.actual.volumes[volume].pods.is_empty() && !world.desired.wants(volume));
+                    (volume, true)
+                }
+            };
+            prop_assert!(seen.insert(volume.clone()), "two operations on {volume}");
+            prop_assert!(may_unmount || !destroys);
+        }
+    }
+}

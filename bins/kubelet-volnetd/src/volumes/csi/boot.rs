@@ -1,0 +1,45 @@
+//! What a boot ends: mounts go, and `vol_data.json` stays. So the boot in which this process was last ready is kept, and in another
+//! one, or where none is kept because another kubelet has had the node, all that is found is uncertain: its driver is asked again.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use bulkhead_sys::open;
+
+use super::super::VolumeError;
+use super::list;
+use crate::journal;
+use crate::node::Node;
+
+const FILE: &str = "boot-id";
+const OF_THE_KERNEL: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Makes everything uncertain where it has to be. To be called before anybody is served.
+///
+/// # Errors
+/// The volumes cannot be listed, or the journal or the boot not be written: nobody could rely on what is told then.
+pub fn look(node: &Node) -> Result<(), VolumeError> {
+    let list_error = |path: &str| {
+        let path = path.into();
+        move |source| VolumeError::List { path, source }
+    };
+    let now = std::fs::read(OF_THE_KERNEL).map_err(list_error(OF_THE_KERNEL))?;
+    if kept(node).is_some_and(|kept| kept == now) {
+        return Ok(());
+    }
+    let count = list::nothing_is_certain(node)?;
+    if count > 0 {
+        tracing::info!(
+            count,
+            "volumes of CSI drivers are uncertain: this is another boot, or another kubelet had the node"
+        );
+    }
+    journal::replace(node.state(), Path::new(FILE), &now, 0o600).map_err(list_error(FILE))
+}
+
+fn kept(node: &Node) -> Option<Vec<u8>> {
+    let file = std::fs::File::from(open::regular_beneath(node.state(), FILE).ok()?);
+    let mut text = Vec::new();
+    file.take(256).read_to_end(&mut text).ok()?;
+    Some(text)
+}

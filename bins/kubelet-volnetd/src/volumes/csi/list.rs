@@ -1,0 +1,374 @@
+//! What is staged and published, or may be: folders, `vol_data.json`, mountinfo and the journal together (upstream's
+//! reconstruction reads the same files). Nothing that a driver serves is entered: a mount over the way to a file of ours is a
+//! problem of that volume, told and not looked behind.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::tree;
+use bulkhead_types::{PodUid, VolumeName, chain};
+use rustix::fs::FileType;
+
+use super::super::{VolumeError, list::pods_on_disk, pod_dir};
+use super::data::{self, VolData};
+use super::paths;
+use super::{stage, way};
+use crate::journal::{Intent, StagedKey, StagingIntent};
+use crate::node::Node;
+
+const MAX_ENTRIES: usize = 100_000;
+
+/// One that is staged once a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StagedVolume {
+    /// Of a block volume.
+    pub block: Option<String>,
+    /// As the folder's name tells, where the file cannot be read.
+    pub driver: String,
+    pub data: Option<VolData>,
+    /// Below `plugins/kubernetes.io/csi`; holds the file.
+    pub folder: PathBuf,
+    /// Absolute.
+    pub target: PathBuf,
+    pub mounted: bool,
+    pub uncertain: bool,
+    /// Empty where the file can be read.
+    pub problem: String,
+}
+
+/// One that is published to one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedVolume {
+    pub pod: PodUid,
+    pub spec: String,
+    pub block: bool,
+    pub data: Option<VolData>,
+    /// Absolute.
+    pub target: PathBuf,
+    pub mounted: bool,
+    pub uncertain: bool,
+    /// Empty where the file can be read.
+    pub problem: String,
+}
+
+impl PublishedVolume {
+    /// In words, for who wants the pod torn down.
+    pub fn what(&self) -> String {
+        let driver = self.data.as_ref().and_then(VolData::device).map(|device| device.driver.to_string());
+        let kind = if self.block { "block volume" } else { "volume" };
+        format!(
+            "{kind} {} of CSI driver {} is published to the pod",
+            self.spec,
+            driver.as_deref().unwrap_or("(unknown)")
+        )
+    }
+}
+
+/// Names in a folder, sorted; a folder that is not there has none.
+fn names(dir: &OwnedFd, shown: &Path, relative: &Path) -> Result<Vec<String>, VolumeError> {
+    let Some(folder) = way::folder(dir.as_fd(), shown, relative)? else { return Ok(Vec::new()) };
+    let entries = tree::list(folder.as_fd(), MAX_ENTRIES)
+        .map_err(|source| VolumeError::List { path: shown.join(relative), source })?;
+    // What is no text was made by nobody who knows the layout.
+    let mut names: Vec<String> = entries.into_iter().filter_map(|entry| entry.name.into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The file of a folder, or why it cannot be read; None: neither file nor anything else that makes a volume.
+struct Found {
+    data: Option<VolData>,
+    problem: String,
+}
+
+fn read(dir: &OwnedFd, shown: &Path, folder: &Path, mounts: &way::Mounts) -> Found {
+    let problem = |text: String| Found { data: None, problem: text };
+    let file = shown.join(folder).join(data::NAME);
+    if let Some(point) = mounts.over_the_way(&file) {
+        return problem(format!("something is mounted over {}", point.display()));
+    }
+    if mounts.at(&file) {
+        return problem(format!("something is mounted over {}", file.display()));
+    }
+    match way::folder(dir.as_fd(), shown, folder) {
+        Ok(Some(open)) => match VolData::read(open.as_fd()) {
+            Ok(Some(data)) => Found { data: Some(data), problem: String::new() },
+            Ok(None) => problem(format!("there is no {}", file.display())),
+            Err(error) => problem(format!("{}: {}", file.display(), chain(&error))),
+        },
+        Ok(None) => problem(format!("there is no {}", file.display())),
+        Err(error) => problem(chain(&error)),
+    }
+}
+
+/// Whether the file belongs into the folder; else why not.
+fn belongs(data: &VolData, driver: &str, hash: Option<&str>) -> String {
+    match data.device() {
+        None => "vol_data.json names no driver or no volume".to_owned(),
+        Some(device) if hash.is_some() && device.driver.as_str() != driver => {
+            format!("vol_data.json is of driver {}", device.driver)
+        }
+        Some(device) if hash.is_some_and(|hash| hash != device.handle.hash()) => {
+            "vol_data.json is of a volume whose folder has another name".to_owned()
+        }
+        Some(_) => String::new(),
+    }
+}
+
+/// All that is staged.
+///
+/// # Errors
+/// The folders cannot be listed.
+pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
+    let shown = paths::base(&node.settings.paths);
+    let mut volumes = Vec::new();
+    let Some(base) = stage::base(&node.settings)? else { return Ok(volumes) };
+    let mounts = way::Mounts::below(&shown)?;
+    let is_uncertain = |folder: &Path| !node.staging.of(&StagedKey::of(folder)).is_empty();
+    for driver in names(&base, &shown, Path::new(""))?.into_iter().filter(|name| name != paths::BLOCK) {
+        // What is mounted over a driver's folder hides its volumes: they are told of by what syncd knows of them.
+        if mounts.at(&shown.join(&driver)) {
+            continue;
+        }
+        for hash in names(&base, &shown, Path::new(&driver)).unwrap_or_default() {
+            let folder = Path::new(&driver).join(&hash);
+            let target = folder.join("globalmount");
+            let Found { data, mut problem } = read(&base, &shown, &folder, &mounts);
+            let mounted = mounts.at_or_below(&shown.join(&folder)).is_some();
+            match &data {
+                Some(data) => problem = belongs(data, &driver, Some(&hash)),
+                None if !mounted && is_bare(&base, &shown, &folder, &target) => continue,
+                None => {}
+            }
+            let uncertain = is_uncertain(&folder);
+            let target = shown.join(target);
+            let driver = driver.clone();
+            volumes.push(StagedVolume { block: None, driver, data, folder, target, mounted, uncertain, problem });
+        }
+    }
+    for spec in specs(&base, &shown)? {
+        let folder = Path::new(paths::BLOCK).join(&spec).join("data");
+        let target = Path::new(paths::BLOCK).join("staging").join(&spec);
+        let Found { data, mut problem } = read(&base, &shown, &folder, &mounts);
+        if let Some(data) = &data {
+            problem = belongs(data, "", None);
+        }
+        volumes.push(StagedVolume {
+            driver: String::new(),
+            data,
+            mounted: mounts.at_or_below(&shown.join(&target)).is_some(),
+            uncertain: is_uncertain(&folder),
+            target: shown.join(target),
+            folder,
+            problem,
+            block: Some(spec),
+        });
+    }
+    Ok(volumes)
+}
+
+/// A folder without a file and without anything where the driver would be: no volume, or no more.
+fn is_bare(base: &OwnedFd, shown: &Path, folder: &Path, target: &Path) -> bool {
+    matches!(way::handle(base.as_fd(), shown, folder), Ok(Some((_, FileType::Directory))))
+        && matches!(way::handle(base.as_fd(), shown, target), Ok(None))
+}
+
+/// Names of block volumes that are staged or published, or have a folder.
+fn specs(base: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
+    let mut specs = names(base, shown, Path::new(paths::BLOCK))?;
+    specs.retain(|name| !paths::NO_VOLUMES.contains(&name.as_str()));
+    for folder in paths::NO_VOLUMES {
+        specs.extend(names(base, shown, &Path::new(paths::BLOCK).join(folder))?);
+    }
+    specs.sort();
+    specs.dedup();
+    Ok(specs)
+}
+
+/// All that is published, to one pod or to all.
+///
+/// # Errors
+/// The folders cannot be listed.
+pub fn published(node: &Node, pod: Option<&PodUid>) -> Result<Vec<PublishedVolume>, VolumeError> {
+    let pods = match pod {
+        Some(pod) => vec![pod.clone()],
+        None => pods_on_disk(node)?,
+    };
+    let mounts = way::Mounts::below(&node.settings.paths.pods())?;
+    let mut volumes = Vec::new();
+    for pod in &pods {
+        // A pod that goes away while we look has no volumes.
+        if let Ok(dir) = pod_dir(&node.settings, pod) {
+            volumes.extend(file_systems(node, pod, &dir, &mounts));
+        }
+    }
+    volumes.extend(blocks(node, pod)?);
+    volumes.sort_by(|a, b| (&a.pod, &a.spec, a.block).cmp(&(&b.pod, &b.spec, b.block)));
+    Ok(volumes)
+}
+
+fn is_uncertain(node: &Node, pod: &PodUid, spec: &str, block: bool) -> bool {
+    let is_it =
+        |intent: &Intent| matches!(intent, Intent::Publish { spec: s, block: b } if s.as_str() == spec && *b == block);
+    node.journal.of(pod).iter().any(is_it)
+}
+
+fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) -> Vec<PublishedVolume> {
+    let shown = node.settings.paths.pod(pod);
+    let plugin = Path::new("volumes").join(paths::FOLDER);
+    if mounts.at(&shown) || mounts.over_the_way(&shown.join(&plugin).join("x")).is_some() {
+        return Vec::new();
+    }
+    let mut volumes = Vec::new();
+    for spec in names(dir, &shown, &plugin).unwrap_or_default() {
+        let (folder, target) = (paths::pod_folder(&spec), paths::pod_mount(&spec));
+        let Found { data, mut problem } = read(dir, &shown, &folder, mounts);
+        let mounted = mounts.at_or_below(&shown.join(&folder)).is_some();
+        match &data {
+            Some(data) => problem = belongs(data, "", None),
+            None if !mounted && is_bare(dir, &shown, &folder, &target) => continue,
+            None => {}
+        }
+        volumes.push(PublishedVolume {
+            pod: pod.clone(),
+            block: false,
+            data,
+            target: shown.join(target),
+            mounted,
+            uncertain: is_uncertain(node, pod, &spec, false),
+            problem,
+            spec,
+        });
+    }
+    volumes
+}
+
+/// What makes a block volume a pod's: what the driver published, its bind, its link, an intent. A part without the others was
+/// left by a kubelet that was killed, and is uncertain.
+#[derive(Default)]
+struct Parts {
+    published: bool,
+    bound: bool,
+    linked: bool,
+    intended: bool,
+}
+
+fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, VolumeError> {
+    let shown = paths::base(&node.settings.paths);
+    let base = stage::base(&node.settings)?;
+    let mounts = way::Mounts::below(&shown)?;
+    let mut found: BTreeMap<(PodUid, String), Parts> = BTreeMap::new();
+    let wanted = |pod: &PodUid| of.is_none_or(|of| of == pod);
+    if let Some(base) = &base {
+        for spec in specs(base, &shown)? {
+            for (is_map, folder) in [(false, paths::publish(&spec)), (true, paths::map(&spec))] {
+                for pod in names(base, &shown, &folder)?.iter().filter_map(|name| PodUid::parse(name).ok()) {
+                    if wanted(&pod) {
+                        let parts = found.entry((pod, spec.clone())).or_default();
+                        if is_map { parts.bound = true } else { parts.published = true }
+                    }
+                }
+            }
+        }
+    }
+    let pods = match of {
+        Some(pod) => vec![pod.clone()],
+        None => pods_on_disk(node)?,
+    };
+    for pod in pods {
+        if let Ok(dir) = pod_dir(&node.settings, &pod) {
+            let of_pod = node.settings.paths.pod(&pod);
+            for spec in names(&dir, &of_pod, &paths::pod_links()).unwrap_or_default() {
+                found.entry((pod.clone(), spec)).or_default().linked = true;
+            }
+        }
+    }
+    for (pod, intents) in node.journal.all() {
+        for intent in intents {
+            if let Intent::Publish { spec, block: true } = intent
+                && wanted(&pod)
+            {
+                found.entry((pod.clone(), spec.to_string())).or_default().intended = true;
+            }
+        }
+    }
+    let mut volumes = Vec::new();
+    for ((pod, spec), parts) in found {
+        let folder = Path::new(paths::BLOCK).join(&spec).join("data");
+        let Found { data, mut problem } = match &base {
+            Some(base) => read(base, &shown, &folder, &mounts),
+            None => Found { data: None, problem: format!("there is no {}", shown.display()) },
+        };
+        if let Some(data) = &data {
+            problem = belongs(data, "", None);
+        }
+        let target = shown.join(paths::publish(&spec)).join(pod.as_str());
+        volumes.push(PublishedVolume {
+            mounted: mounts.at(&shown.join(paths::map(&spec)).join(pod.as_str())) || mounts.at(&target),
+            uncertain: parts.intended || !(parts.published && parts.bound && parts.linked),
+            block: true,
+            pod,
+            spec,
+            data,
+            target,
+            problem,
+        });
+    }
+    Ok(volumes)
+}
+
+/// Whether the disk bears an intent out: something of the volume is there.
+pub fn bears_out(node: &Node, pod: &PodUid, spec: &VolumeName, block: bool) -> bool {
+    let there = |dir: &OwnedFd, shown: &Path, path: &Path| !matches!(way::handle(dir.as_fd(), shown, path), Ok(None));
+    let shown = paths::base(&node.settings.paths);
+    if !block {
+        let folder = paths::pod_folder(spec.as_str());
+        return match pod_dir(&node.settings, pod) {
+            Ok(dir) => there(&dir, &node.settings.paths.pod(pod), &folder),
+            Err(VolumeError::UnknownPod { .. }) => false,
+            Err(_) => true,
+        };
+    }
+    match stage::base(&node.settings) {
+        // As long as it may be staged a driver may publish it.
+        Ok(Some(base)) => {
+            there(&base, &shown, &Path::new(paths::BLOCK).join(spec.as_str()))
+                || there(&base, &shown, &paths::publish(spec.as_str()).join(pod.as_str()))
+        }
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
+/// Drops intents of volumes that are not staged any more.
+pub fn drop_contradicted(node: &Node) {
+    if node.staging.all().is_empty() {
+        return;
+    }
+    let shown = paths::base(&node.settings.paths);
+    let Ok(base) = stage::base(&node.settings) else { return };
+    node.staging.retain(|_, StagingIntent::Stage { folder }| {
+        base.as_ref().is_some_and(|base| !matches!(way::handle(base.as_fd(), &shown, folder), Ok(None)))
+    });
+}
+
+/// At the first start after a boot, or on a node that another kubelet has kept: what is found was mounted by nobody that we know
+/// of, so that all of it is uncertain. Gives how many.
+///
+/// # Errors
+/// The volumes cannot be listed, or the journal not be written.
+pub fn nothing_is_certain(node: &Node) -> Result<usize, VolumeError> {
+    let mut count = 0;
+    for volume in staged(node)? {
+        node.staging.begin(&StagedKey::of(&volume.folder), StagingIntent::Stage { folder: volume.folder.clone() })?;
+        count += 1;
+    }
+    for volume in published(node, None)? {
+        if let Ok(spec) = VolumeName::parse(&volume.spec) {
+            node.journal.begin(&volume.pod, Intent::Publish { spec, block: volume.block })?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}

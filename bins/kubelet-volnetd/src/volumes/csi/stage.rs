@@ -1,0 +1,234 @@
+//! Once a node: the folder that a driver stages in, with `vol_data.json` beside it (upstream `csi_attacher.go` MountDevice and
+//! UnmountDevice, `csi_block.go`).
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::{open, tree};
+use rustix::fs::FileType;
+
+use super::super::VolumeError;
+use super::data::{self, VolData};
+use super::paths::{self, Staged};
+use super::{CsiError, Prepared, way};
+use crate::node::Settings;
+
+/// Of a folder that pods have.
+const MAX_ENTRIES: usize = 100_000;
+
+/// `plugins/kubernetes.io/csi`; None: it is not there.
+pub fn base(settings: &Settings) -> Result<Option<OwnedFd>, VolumeError> {
+    let shown = &settings.paths.root_dir;
+    let root = open::base_dir(shown).map_err(|error| way::refused(shown, error))?;
+    Ok(way::folder(root.as_fd(), shown, &Path::new("plugins").join(paths::PLUGIN))?)
+}
+
+/// The same, made where it is missing.
+pub fn made_base(settings: &Settings) -> Result<OwnedFd, VolumeError> {
+    let shown = &settings.paths.root_dir;
+    let root = open::base_dir(shown).map_err(|error| way::refused(shown, error))?;
+    Ok(way::make(root.as_fd(), shown, &Path::new("plugins").join(paths::PLUGIN))?)
+}
+
+/// Refuses where something is mounted over the way, or over the file.
+fn is_clear(settings: &Settings, staged: &Staged) -> Result<way::Mounts, VolumeError> {
+    let shown = paths::base(&settings.paths);
+    let mounts = way::is_clear(&shown, &shown.join(staged.target()))?;
+    let file = shown.join(staged.data_folder()).join(data::NAME);
+    way::is_clear(&shown, &file)?;
+    if mounts.at(&file) {
+        return Err(CsiError::MountInTheWay { path: file }.into());
+    }
+    Ok(mounts)
+}
+
+/// Whether the file says that another volume has the folder. One that cannot be read says nothing, and is written anew.
+pub fn is_another(folder: &OwnedFd, shown: &Path, wanted: &super::paths::Device) -> Result<(), CsiError> {
+    match VolData::read(folder.as_fd()) {
+        Ok(Some(there)) => match there.device() {
+            Some(device) if device != *wanted => Err(CsiError::Another {
+                path: shown.join(data::NAME),
+                driver: device.driver.to_string(),
+                handle: paths::shortened(device.handle.as_str()),
+            }),
+            _ => Ok(()),
+        },
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
+/// What there is before anything is made.
+///
+/// # Errors
+/// Another volume, a link or a mount is in the way.
+pub fn look(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prepared, VolumeError> {
+    let mounts = is_clear(settings, staged)?;
+    let shown = paths::base(&settings.paths);
+    let Some(base) = base(settings)? else { return Ok(Prepared::Needed) };
+    let Some(folder) = way::folder(base.as_fd(), &shown, &staged.data_folder())? else { return Ok(Prepared::Needed) };
+    is_another(&folder, &shown.join(staged.data_folder()), &staged.device)?;
+    let target = shown.join(staged.target());
+    // What is mounted there is a driver's, and need not be looked at.
+    let is_there = mounts.at(&target) || is_folder(&base, &shown, &staged.target())?;
+    Ok(if is_there && data.is_written(folder.as_fd()) { Prepared::Before(target) } else { Prepared::Needed })
+}
+
+/// Whether the folder is there.
+fn is_folder(base: &OwnedFd, shown: &Path, target: &Path) -> Result<bool, CsiError> {
+    match way::handle(base.as_fd(), shown, target)? {
+        None => Ok(false),
+        Some((_, FileType::Directory)) => Ok(true),
+        Some((_, FileType::Symlink)) => Err(CsiError::Link { path: shown.join(target) }),
+        Some((_, kind)) => Err(CsiError::InTheWay { path: shown.join(target), found: way::name_of(kind) }),
+    }
+}
+
+/// Makes the folders and the file; what a failure leaves is empty folders, which are taken away again.
+///
+/// # Errors
+/// As [`look`]'s, or a full disk.
+pub fn prepare(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prepared, VolumeError> {
+    let mounts = is_clear(settings, staged)?;
+    let shown = paths::base(&settings.paths);
+    let base = made_base(settings)?;
+    let made = (|| {
+        let folder = way::make(base.as_fd(), &shown, &staged.data_folder())?;
+        let path = shown.join(staged.data_folder());
+        is_another(&folder, &path, &staged.device)?;
+        let target = shown.join(staged.target());
+        if !mounts.at(&target) && !is_folder(&base, &shown, &staged.target())? {
+            way::make(base.as_fd(), &shown, &staged.target())?;
+        }
+        if let Some(spec) = &staged.block {
+            way::make(base.as_fd(), &shown, &paths::map(spec.as_str()))?;
+        }
+        data.write(folder.as_fd()).map_err(|source| CsiError::Io {
+            doing: "write",
+            path: path.join(data::NAME),
+            source,
+        })?;
+        Ok(target)
+    })();
+    made.map(Prepared::Now).map_err(|error: CsiError| {
+        undo(&base, &shown, staged);
+        error.into()
+    })
+}
+
+/// Takes empty folders away, where no file says that they are a volume's.
+fn undo(base: &OwnedFd, shown: &Path, staged: &Staged) {
+    let folder = staged.data_folder();
+    let Ok(Some(open)) = way::folder(base.as_fd(), shown, &folder) else { return };
+    if !matches!(VolData::read(open.as_fd()), Ok(None)) {
+        return;
+    }
+    drop(open);
+    let mut names = vec![staged.target(), folder.clone()];
+    if let Some(spec) = &staged.block {
+        names.push(paths::map(spec.as_str()));
+        names.extend(folder.parent().map(Path::to_owned));
+    }
+    for name in names {
+        let _ = way::remove_one(base.as_fd(), shown, &name);
+    }
+}
+
+/// Looks at what the driver has staged in.
+///
+/// # Errors
+/// It was not prepared, or is no folder any more.
+pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+    is_clear(settings, staged)?;
+    let shown = paths::base(&settings.paths);
+    let not_prepared = || CsiError::NotPrepared { what: staged.what() };
+    let base = base(settings)?.ok_or_else(not_prepared)?;
+    let folder = way::folder(base.as_fd(), &shown, &staged.data_folder())?.ok_or_else(not_prepared)?;
+    is_another(&folder, &shown.join(staged.data_folder()), &staged.device)?;
+    if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
+        return Err(not_prepared().into());
+    }
+    match way::handle(base.as_fd(), &shown, &staged.target())? {
+        Some((_, FileType::Directory)) => Ok(()),
+        Some((_, kind)) => {
+            Err(CsiError::Target { path: shown.join(staged.target()), found: way::name_of(kind), allowed: "a folder" }
+                .into())
+        }
+        None => Err(CsiError::NoTarget { path: shown.join(staged.target()) }.into()),
+    }
+}
+
+/// Pods that a block volume is published to, by what is on the disk.
+pub fn pods_of_block(base: &OwnedFd, shown: &Path, spec: &str) -> Result<Vec<String>, VolumeError> {
+    let mut pods = Vec::new();
+    for name in [paths::publish(spec), paths::map(spec)] {
+        let Some(folder) = way::folder(base.as_fd(), shown, &name)? else { continue };
+        let entries = tree::list(folder.as_fd(), MAX_ENTRIES)
+            .map_err(|source| VolumeError::List { path: shown.join(&name), source })?;
+        pods.extend(entries.into_iter().map(|entry| entry.name.to_string_lossy().into_owned()));
+    }
+    pods.sort();
+    pods.dedup();
+    Ok(pods)
+}
+
+/// Refuses what must not be taken back yet: a block volume that a pod has.
+///
+/// # Errors
+/// [`CsiError::StillPublished`].
+pub fn may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+    let Some(spec) = &staged.block else { return Ok(()) };
+    let shown = paths::base(&settings.paths);
+    let Some(base) = base(settings)? else { return Ok(()) };
+    let pods = pods_of_block(&base, &shown, spec.as_str())?;
+    if pods.is_empty() {
+        return Ok(());
+    }
+    let pods = pods.iter().map(|pod| format!("pod {pod}")).collect::<Vec<_>>().join(", ");
+    Err(CsiError::StillPublished { what: staged.what(), pods }.into())
+}
+
+/// Takes the folders and the file away, the file last; what is not there is gone.
+///
+/// # Errors
+/// Something is mounted there still, or left by the driver.
+pub fn end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+    let shown = paths::base(&settings.paths);
+    let (folder, target) = (staged.data_folder(), staged.target());
+    way::is_clear(&shown, &shown.join(&folder))?;
+    let all: [PathBuf; 2] = [shown.join(&folder), shown.join(&target)];
+    way::is_unmounted(&shown, &all.each_ref().map(PathBuf::as_path))?;
+    may_end(settings, staged)?;
+    let Some(base) = base(settings)? else { return Ok(()) };
+    let open = way::folder(base.as_fd(), &shown, &folder)?;
+    if let Some(open) = &open {
+        is_another(open, &shown.join(&folder), &staged.device)?;
+    }
+    if let Some(spec) = &staged.block {
+        // As upstream: a driver may have left there what it kept of the volume.
+        remove_tree(&base, &shown, &target)?;
+        way::remove_one(base.as_fd(), &shown, &paths::publish(spec.as_str()))?;
+        way::remove_one(base.as_fd(), &shown, &paths::map(spec.as_str()))?;
+    } else {
+        way::remove_one(base.as_fd(), &shown, &target)?;
+    }
+    if let Some(open) = &open {
+        data::remove(open.as_fd()).map_err(|source| CsiError::Io {
+            doing: "remove",
+            path: shown.join(&folder).join(data::NAME),
+            source,
+        })?;
+    }
+    drop(open);
+    way::remove_one(base.as_fd(), &shown, &folder)?;
+    if let (Some(_), Some(parent)) = (&staged.block, folder.parent()) {
+        way::remove_one(base.as_fd(), &shown, parent)?;
+    }
+    Ok(())
+}
+
+/// Removes a folder of ours with what is in it; it follows no link and stops at mounts.
+fn remove_tree(base: &OwnedFd, shown: &Path, relative: &Path) -> Result<(), VolumeError> {
+    let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else { return Ok(()) };
+    let Some(parent) = way::folder(base.as_fd(), shown, parent)? else { return Ok(()) };
+    tree::remove(parent.as_fd(), name).map_err(|source| CsiError::Remove { path: shown.join(relative), source }.into())
+}

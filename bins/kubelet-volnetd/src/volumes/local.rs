@@ -1,0 +1,113 @@
+//! A PersistentVolume of the kind local: a folder of the host, bound into the pod's (upstream `pkg/volume/local`). Its content is
+//! the operator's: the bind is taken away with the pod's other mounts, and of what it shows nothing is ever removed.
+//!
+//! The path is an administrator's word in a PersistentVolume and is resolved as the host resolves any path, as a hostPath's is.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mount;
+use bulkhead_sys::mountinfo::MountInfo;
+use bulkhead_sys::open;
+use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use super::empty_dir::{Group, SetUp};
+use super::ownership::{self, Access};
+use super::{LOCAL, VolumeError, pod_dir};
+use crate::node::Settings;
+
+/// What the volume is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Local {
+    pub volume: VolumeName,
+    /// As `validate::host_path` takes it.
+    pub path: PathBuf,
+    pub read_only: bool,
+    pub group: Option<Group>,
+}
+
+/// Why it is not set up.
+#[derive(Debug, thiserror::Error)]
+#[error("the path {path} of a local volume is not a folder that can be opened")]
+pub struct LocalError {
+    pub path: PathBuf,
+    pub source: std::io::Error,
+}
+
+/// Binds the folder, or does nothing if it is bound. Without `may_mount` it stops before the bind. `again`: an earlier one has not
+/// come to its end, so that the volume may not be its group's yet.
+pub fn set_up(
+    settings: &Settings,
+    pod: &PodUid,
+    local: &Local,
+    again: bool,
+    may_mount: bool,
+) -> Result<SetUp, VolumeError> {
+    let volume = &local.volume;
+    let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
+    let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
+    let pod_dir = pod_dir(settings, pod)?;
+    let folder = Path::new("volumes").join(escape_qualified_name(LOCAL));
+    let parent = open::create_dirs_beneath(pod_dir.as_fd(), &folder, 0o750).map_err(open_error)?;
+    let path = settings.paths.volume(pod, LOCAL, volume);
+    let is_mounted = mount::is_mount_point(parent.as_fd(), volume.as_str()).map_err(VolumeError::Mounts)?;
+    if is_mounted && !again {
+        return Ok(SetUp::Done(path));
+    }
+    if !is_mounted {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let source = rustix::fs::open(&local.path, flags, Mode::empty())
+            .map_err(|errno| LocalError { path: local.path.clone(), source: errno.into() })?;
+        let target = open::create_dirs_beneath(parent.as_fd(), volume.as_str(), 0o750).map_err(open_error)?;
+        if !may_mount {
+            return Ok(SetUp::NeedsMount);
+        }
+        let bind = if local.read_only { mount::bind_read_only } else { mount::bind };
+        // What is below the mount stays open no longer than this.
+        bind(source.as_fd(), target.as_fd()).map_err(mount_error)?;
+    }
+    if !may_mount {
+        return Ok(SetUp::NeedsMount);
+    }
+    if let Some(group) = local.group.filter(|_| !local.read_only) {
+        give(settings, &parent, &path, local, group).map_err(|source| VolumeError::Ownership {
+            pod: pod.clone(),
+            volume: volume.clone(),
+            source,
+        })?;
+    }
+    Ok(SetUp::Done(path))
+}
+
+/// As upstream: once, with the first pod that has the volume.
+fn give(
+    settings: &Settings,
+    parent: &OwnedFd,
+    path: &Path,
+    local: &Local,
+    group: Group,
+) -> Result<(), ownership::OwnershipError> {
+    if is_bound_elsewhere(&settings.paths.pods(), path).map_err(ownership::OwnershipError::Root)? {
+        return Ok(());
+    }
+    let root = open::dir_beneath(parent.as_fd(), local.volume.as_str())
+        .map_err(|error| ownership::OwnershipError::Root(std::io::Error::other(error)))?;
+    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite)? {
+        return Ok(());
+    }
+    ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE).map(|_| ())
+}
+
+/// Whether another pod has the same folder of the same file system.
+fn is_bound_elsewhere(pods: &Path, path: &Path) -> std::io::Result<bool> {
+    let mut info = MountInfo::new();
+    let mounts: Vec<(PathBuf, String, PathBuf)> = info
+        .read()?
+        .filter(|mount| mount.mount_point.starts_with(pods))
+        .map(|mount| (mount.mount_point.into_owned(), mount.device.to_owned(), mount.root.into_owned()))
+        .collect();
+    let Some((_, device, root)) = mounts.iter().rev().find(|(point, ..)| point == path) else { return Ok(false) };
+    Ok(mounts.iter().any(|(point, d, r)| point != path && d == device && r == root))
+}
