@@ -36,6 +36,8 @@
 //! | [`ooms`] | whether an end for want of the machine's memory is news |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
+//! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
+//! | [`plugin_manager`] | which plugins are registered, and when each is asked again |
 //! | [`private_state`] | nothing: what outlives the process |
 //! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |
 //! | [`service`] | what other processes are told |
@@ -53,6 +55,7 @@
 //! | the prober ([`kubelet_probes::prober`]) | pods that were added, the time | results (its table), that some have changed |
 //! | runtime health, image file system, image list ([`sync_loop`]) | the runtime | the newest of each (watch) |
 //! | the node's cgroups, exported allocations ([`sync_loop::node_cgroups`], [`kubelet_runtime::allocation`]) | volnetd's life (watch), grants | the life in which the tree is in place (watch); upstream's files |
+//! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
@@ -78,6 +81,7 @@ pub mod mirror_pods;
 pub mod node_resources;
 pub mod ooms;
 pub mod ownership;
+pub mod plugin_manager;
 pub mod pod_workers;
 pub mod private_state;
 pub mod run;
@@ -87,5 +91,6 @@ mod simulated;
 pub mod sources;
 pub mod start_latency;
 pub mod start_limit;
+pub mod storage_writes;
 pub mod sync_loop;
 pub mod volumes;

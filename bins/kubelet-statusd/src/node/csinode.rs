@@ -1,4 +1,4 @@
-//! The CSINode object: there with no drivers from the start, and owned by this Node. Drivers come with CSI.
+//! The CSINode object: there with no drivers from the start, and owned by this Node. Its drivers are `csi_drivers`'.
 //!
 //! As upstream's `pkg/volume/csi/nodeinfomanager`: until it stands the node is not Ready. Two things are otherwise: what
 //! keeps failing is tried again for ever, where upstream ends its process; and an API server without this API does not
@@ -97,7 +97,11 @@ pub async fn run(server: Server, metrics: Metrics, node_uid: String, progress: w
     }
 }
 
-async fn once(server: &Server, metrics: &Metrics, node_uid: &str) -> Result<bool, RequestError> {
+/// One step towards it; whether it stands.
+///
+/// # Errors
+/// See [`RequestError`].
+pub async fn once(server: &Server, metrics: &Metrics, node_uid: &str) -> Result<bool, RequestError> {
     let existing = match server.get_csi_node().await {
         Ok(node) => Some(node),
         Err(error) if error.is_not_found() => None,

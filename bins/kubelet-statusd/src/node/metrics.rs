@@ -87,6 +87,10 @@ impl Metrics {
         self.write("csinode", good);
     }
 
+    pub fn claim_write(&self, good: bool) {
+        self.write("claim_status", good);
+    }
+
     fn since_start(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }

@@ -7,12 +7,16 @@
 //! | `patch`, `cadence` | what is sent of it, and when |
 //! | `starts` | what is done once per start of the kubelet |
 //! | `lease`, `csinode` | the two objects beside it |
+//! | `csi_drivers`, `csi_claims` | what drivers change on Node, CSINode and claims |
 //! | `syncd_view`, `facts` | what is known: of the pods' side, the machine (its network: `bulkhead_daemon::addresses`) |
-//! | `server`, `reporter`, `metrics` | the shells |
+//! | `server`, `reporter`, `csi_writer`, `metrics` | the shells |
 
 pub mod addresses;
 pub mod cadence;
 pub mod conditions;
+pub mod csi_claims;
+pub mod csi_drivers;
+pub mod csi_writer;
 pub mod csinode;
 pub mod declared;
 pub mod facts;
@@ -76,8 +80,9 @@ pub async fn run(
         let config = writer.config.clone();
         let progress = writer.progress.clone();
         let starts = Starts::load(writer.state.clone(), &config.start_id);
+        let storage = csi_writer::run(server.clone(), metrics.clone(), writer.syncd.clone(), progress.clone());
         let start = Start { config, server, facts, metrics, events, view, pressure, addresses, progress, starts };
-        keep(start, Timestamp::now).await;
+        tokio::join!(keep(start, Timestamp::now), storage);
     };
     tokio::select! {
         () = stop.cancelled() => {}

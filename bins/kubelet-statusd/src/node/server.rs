@@ -7,7 +7,7 @@ use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::Heartbeat;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::Value;
@@ -70,6 +70,11 @@ impl RequestError {
     /// Somebody else has written since.
     pub fn is_conflict(&self) -> bool {
         self.is_code(409) && !self.already_exists()
+    }
+
+    /// What was sent is not allowed to stand, whoever sends it.
+    pub fn is_invalid(&self) -> bool {
+        self.is_code(422)
     }
 
     /// Too many requests: to ask again at once is no help.
@@ -197,6 +202,24 @@ impl Server {
     pub async fn patch_csi_node(&self, patch: &Value) -> Result<CSINode, RequestError> {
         let params = PatchParams::default();
         self.within("patching the CSINode", self.csi_nodes().patch(&self.name, &params, &Patch::Merge(patch))).await
+    }
+
+    fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.main.clone(), namespace)
+    }
+
+    pub async fn get_claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, RequestError> {
+        self.within("reading the claim", self.claims(namespace).get(name)).await
+    }
+
+    pub async fn patch_claim_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<PersistentVolumeClaim, RequestError> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        self.within("patching the claim's status", self.claims(namespace).patch_status(name, &params, &patch)).await
     }
 
     /// Deletes the CSINode of this uid, and no other.

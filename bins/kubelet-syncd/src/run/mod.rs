@@ -2,6 +2,7 @@
 
 mod adoption;
 mod facts;
+mod plugins;
 mod runtime;
 mod stages;
 
@@ -18,6 +19,7 @@ use bulkhead_ipc::syncd::ooms_server::OomsServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
 use bulkhead_ipc::syncd::runtime_stats_server::RuntimeStatsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
+use bulkhead_ipc::syncd::storage_server::StorageServer;
 use bulkhead_ipc::syncd::streams_server::StreamsServer;
 use bulkhead_ipc::syncd::views_server::ViewsServer;
 use tokio::time::Instant;
@@ -32,7 +34,9 @@ use crate::service::ooms::OomsApi;
 use crate::service::rules;
 use crate::service::runtime_stats::RuntimeStatsApi;
 use crate::service::stats::StatsApi;
+use crate::service::storage::StorageApi;
 use crate::service::streams::StreamsApi;
+use crate::storage_writes::StorageWrites;
 use crate::sync_loop::events::Reporter;
 use stages::{Connections, Followers, Learned, Loops, Machine, Server, Start};
 
@@ -51,7 +55,13 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Callers are answered from the first moment on: that little is known yet is an answer.
     let service =
         SyncdApi { epoch: daemon.epoch, pods: hub, events: ring, node: view.clone(), stop: daemon.stop.clone() };
-    let runtime_apis = RuntimeApis::default();
+    let storage = StorageApi {
+        epoch: daemon.epoch,
+        writes: StorageWrites::default(),
+        plugins: Arc::default(),
+        stop: daemon.stop.clone(),
+    };
+    let runtime_apis = RuntimeApis::with_storage(storage);
     let services = daemon
         .services()?
         .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
@@ -66,6 +76,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(EvictionServer::new(runtime_apis.evictions.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(OomsServer::new(runtime_apis.ooms.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(StorageServer::new(runtime_apis.storage.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(LogsServer::new(runtime_apis.logs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);
@@ -85,7 +96,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 }
 
 /// Services that put others' questions to the runtime or to the sync loop, once these are there.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct RuntimeApis {
     streams: StreamsApi,
     stats: StatsApi,
@@ -93,6 +104,21 @@ struct RuntimeApis {
     images: ImagesApi,
     ooms: OomsApi,
     logs: LogsApi,
+    storage: StorageApi,
+}
+
+impl RuntimeApis {
+    fn with_storage(storage: StorageApi) -> Self {
+        RuntimeApis {
+            streams: StreamsApi::default(),
+            stats: StatsApi::default(),
+            evictions: EvictionApi::default(),
+            images: ImagesApi::default(),
+            ooms: OomsApi::default(),
+            logs: LogsApi::default(),
+            storage,
+        }
+    }
 }
 
 /// The work, in stages: each has what the one before it has made.

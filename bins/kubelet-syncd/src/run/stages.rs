@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, runtime};
+use super::{RuntimeApis, adoption, facts, plugins, runtime};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
@@ -51,7 +51,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use crate::volumes::metrics::VolumeCounts;
-use kubelet_edges::csi::{BrokerDialer, CsiClient, Drivers};
+use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
 use kubelet_images::credentials::{self, Keyring};
@@ -101,9 +101,9 @@ pub(super) struct Connections {
     link: Link,
     authority: Arc<Authority>,
     volnetd: Volnetd,
-    /// CSI drivers that have registered.
-    drivers: Drivers,
     pub(super) cri: CriClient,
+    /// The drivers that are registered.
+    csi: CsiClient,
 }
 
 impl Connections {
@@ -120,7 +120,8 @@ impl Connections {
         let cri = runtime::runtime_client(&daemon.broker, &start.config)
             .observed_by(Arc::new(CriMetrics::register(&daemon.registry)?));
         start.runtime_apis.stats.set(cri.clone());
-        Ok(Some(Connections { state, link, authority, volnetd, drivers: Drivers::default(), cri }))
+        let csi = plugins::csi_client(start)?;
+        Ok(Some(Connections { state, link, authority, volnetd, cri, csi }))
     }
 }
 
@@ -364,6 +365,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
+        plugins::begin(start, &connections.csi, link.clone())?;
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);
         }
@@ -454,7 +456,7 @@ async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
 
 /// Claims and volumes of CSI drivers.
 fn volume_manager(start: &Start, connections: &Connections, server: &Server) -> Result<Arc<VolumeManager>, RunError> {
-    let client = CsiClient::new(connections.drivers.clone(), Arc::new(BrokerDialer(start.daemon.broker.clone())));
+    let client = connections.csi.clone();
     Ok(VolumeManager::start(Ports {
         drivers: Arc::new(RegisteredDrivers(client)),
         verbs: Arc::new(NodeVerbs::start(connections.volnetd.clone())),

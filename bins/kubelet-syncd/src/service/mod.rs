@@ -12,5 +12,6 @@ pub mod rules;
 pub mod runtime_stats;
 pub mod silence;
 pub mod stats;
+pub mod storage;
 pub mod streams;
 mod views;

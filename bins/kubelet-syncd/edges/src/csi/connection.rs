@@ -80,7 +80,10 @@ fn refused(code: Code) -> io::ErrorKind {
     }
 }
 
-/// Makes one call on a connection of its own, within `deadline`, connecting included.
+/// How long a connection may take; the broker answers sooner.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Makes one call on a connection of its own. `deadline` begins when there is one.
 ///
 /// # Errors
 /// The server's status; UNAVAILABLE when it was not reached, DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED for an answer above
@@ -92,8 +95,11 @@ pub async fn call<Q, R>(
     message: Q,
     call: impl AsyncFnOnce(Channel, Request<Q>) -> Result<Response<R>, Status>,
 ) -> Result<R, Status> {
+    let stream = match tokio::time::timeout(DIAL_TIMEOUT, dial.dial(address)).await {
+        Ok(dialed) => dialed.map_err(|error| not_reached(address, &error))?,
+        Err(_) => return Err(not_reached(address, &io::ErrorKind::TimedOut.into())),
+    };
     let bounded = async {
-        let stream = dial.dial(address).await.map_err(|error| not_reached(address, &error))?;
         let channel = channel(stream).await?;
         let mut request = Request::new(message);
         request.set_timeout(deadline);

@@ -28,7 +28,7 @@ macro_rules! calls {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// See [`CsiError`]; all of it within [`CSI_TIMEOUT`].
+                /// See [`CsiError`]; a call is over [`CSI_TIMEOUT`] after the connection was made.
                 fn $name(
                     &self,
                     driver: &str,

@@ -1,0 +1,263 @@
+//! Writes what kubelet-syncd wants written about storage, and tells it what came of that: `docs/decisions/0065-plugins.md`.
+//!
+//! The newest wish counts. A server that does not answer is asked again until it does, or until another wish comes; a refusal that
+//! concerns one driver leaves all others alone.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bulkhead_apiclient::random_fraction;
+use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
+use bulkhead_ipc::MAX_MESSAGE_BYTES;
+use bulkhead_ipc::client::Link;
+use bulkhead_ipc::context::CallContext;
+use bulkhead_ipc::syncd::storage_client::StorageClient;
+use bulkhead_ipc::syncd::storage_write::Write;
+use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDrivers, WatchWritesRequest};
+use bulkhead_types::BackOff;
+use tokio::sync::watch;
+
+use super::cadence::jittered;
+use super::csi_drivers::{self, Plan};
+use super::metrics::Metrics;
+use super::server::{RequestError, Server};
+use super::{csi_claims, csinode};
+
+/// Pause after a stream has ended, and between tries to write.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+/// How long the answer to a call may take to begin.
+const START: Duration = Duration::from_secs(5);
+
+/// A wish, by the life of kubelet-syncd and its number there.
+#[derive(Debug, Clone, PartialEq)]
+struct Wish<T> {
+    epoch: String,
+    sequence: u64,
+    wanted: T,
+}
+
+/// By uid.
+type Claims = BTreeMap<String, Wish<ClaimStatus>>;
+
+/// Writes for ever.
+pub async fn run(server: Server, metrics: Metrics, syncd: Link, progress: Progress) {
+    let with_heartbeat = |name| server.with_heartbeat(progress.register(name, LOOP_BOUND));
+    let (told, drivers) = watch::channel(None);
+    let (claims, _) = watch::channel(Claims::new());
+    let for_drivers = with_heartbeat("csi drivers");
+    let for_claims = with_heartbeat("claims");
+    tokio::join!(
+        follow(&syncd, &told, &claims),
+        write_drivers(for_drivers, metrics.clone(), &syncd, drivers),
+        write_claims(for_claims, metrics, &syncd, &claims)
+    );
+}
+
+/// Reads wishes; of each object the newest is kept.
+async fn follow(syncd: &Link, drivers: &watch::Sender<Option<Wish<CsiDrivers>>>, claims: &watch::Sender<Claims>) {
+    let mut retry = BackOff::new(RETRY.0, RETRY.1);
+    loop {
+        let epoch = syncd.ready().await.to_string();
+        // Another life has its own wishes; what was not written of the former one it wishes again, or not.
+        claims.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
+        let mut client = StorageClient::new(syncd.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = CallContext::new().streaming_request(WatchWritesRequest {});
+        match tokio::time::timeout(START, client.watch_writes(request)).await {
+            Ok(Ok(answer)) => {
+                let mut stream = answer.into_inner();
+                while let Ok(Some(write)) = stream.message().await {
+                    retry.reset();
+                    let (epoch, sequence) = (epoch.clone(), write.sequence);
+                    match write.write {
+                        Some(Write::CsiDrivers(wanted)) => {
+                            drivers.send_replace(Some(Wish { epoch, sequence, wanted }));
+                        }
+                        Some(Write::ClaimStatus(wanted)) => {
+                            let uid = wanted.uid.clone();
+                            claims.send_modify(|all| {
+                                all.insert(uid, Wish { epoch, sequence, wanted });
+                            });
+                        }
+                        None => {}
+                    }
+                }
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(code = ?status.code(), "kubelet-syncd does not say what is to be written")
+            }
+            Err(_) => tracing::debug!("kubelet-syncd does not begin to say what is to be written"),
+        }
+        tokio::time::sleep(retry.pause()).await;
+    }
+}
+
+async fn acknowledge(syncd: &Link, answer: AcknowledgeRequest) {
+    let mut client = StorageClient::new(syncd.channel());
+    if let Err(status) = client.acknowledge(CallContext::new().request(answer, START)).await {
+        // A kubelet-syncd that has not heard it wishes again.
+        tracing::debug!(code = ?status.code(), "kubelet-syncd does not hear what was written");
+    }
+}
+
+async fn write_drivers(
+    server: Server,
+    metrics: Metrics,
+    syncd: &Link,
+    mut newest: watch::Receiver<Option<Wish<CsiDrivers>>>,
+) {
+    loop {
+        if server.rests(newest.changed()).await.is_err() {
+            return;
+        }
+        let mut retry = BackOff::new(RETRY.0, RETRY.1);
+        let mut rejected = BTreeMap::new();
+        loop {
+            let Some(wish) = newest.borrow_and_update().clone() else { break };
+            let base = AcknowledgeRequest { epoch: wish.epoch, sequence: wish.sequence, ..Default::default() };
+            match write_once(&server, &metrics, &wish.wanted, &mut rejected).await {
+                Ok(refused) => {
+                    for (driver, why) in &refused {
+                        tracing::warn!(driver, "the driver is not written: {why}");
+                    }
+                    let refused_drivers = refused.into_iter().collect();
+                    server.rests(acknowledge(syncd, AcknowledgeRequest { refused_drivers, ..base })).await;
+                    break;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "drivers of the CSINode are not written yet");
+                    let error = error.to_string();
+                    server.rests(acknowledge(syncd, AcknowledgeRequest { error, ..base })).await;
+                }
+            }
+            let pause = jittered(retry.pause(), 0.1, random_fraction());
+            // A newer wish is written at once.
+            if let Ok(Err(_)) = server.rests(tokio::time::timeout(pause, newest.changed())).await {
+                return;
+            }
+        }
+    }
+}
+
+/// One try; `Ok`: who was refused. `rejected` gets whom the API server itself refuses, and what is left is to be tried again.
+async fn write_once(
+    server: &Server,
+    metrics: &Metrics,
+    wanted: &CsiDrivers,
+    rejected: &mut BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, RequestError> {
+    let node = server.get_node().await?;
+    let uid = node.metadata.uid.clone().unwrap_or_default();
+    while !csinode::once(server, metrics, &uid).await? {}
+    let csi_node = server.get_csi_node().await?;
+    let plan = csi_drivers::plan(wanted, rejected, &node, &csi_node);
+    match write_plan(server, metrics, &plan, &csi_node).await {
+        Err(error) if error.is_invalid() => {
+            // Whose fault it is shows when each is tried alone with those that stand.
+            for driver in &wanted.drivers {
+                if rejected.contains_key(&driver.name) {
+                    continue;
+                }
+                let alone = CsiDrivers { drivers: vec![driver.clone()], complete: false, gone: Vec::new() };
+                let (node, csi_node) = (server.get_node().await?, server.get_csi_node().await?);
+                let plan = csi_drivers::plan(&alone, rejected, &node, &csi_node);
+                match write_plan(server, metrics, &plan, &csi_node).await {
+                    Ok(()) => {}
+                    Err(error) if error.is_invalid() => {
+                        rejected.insert(driver.name.clone(), error.to_string());
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let (node, csi_node) = (server.get_node().await?, server.get_csi_node().await?);
+            let plan = csi_drivers::plan(wanted, rejected, &node, &csi_node);
+            write_plan(server, metrics, &plan, &csi_node).await.map(|()| plan.refused)
+        }
+        outcome => outcome.map(|()| plan.refused),
+    }
+}
+
+/// The Node first, as upstream, so that no volume is placed here by a label that is not there yet.
+async fn write_plan(
+    server: &Server,
+    metrics: &Metrics,
+    plan: &Plan,
+    csi_node: &k8s_openapi::api::storage::v1::CSINode,
+) -> Result<(), RequestError> {
+    if let Some(patch) = plan.node_patch() {
+        let written = server.patch_node_status(&patch).await;
+        metrics.node_write(written.is_ok());
+        written?;
+    }
+    let mut newest = csi_node.clone();
+    for drivers in [&plan.without, &plan.drivers].into_iter().flatten() {
+        let written = server.patch_csi_node(&csi_drivers::csi_node_patch(&newest, drivers)).await;
+        metrics.csi_node_write(written.is_ok());
+        newest = written?;
+    }
+    Ok(())
+}
+
+async fn write_claims(server: Server, metrics: Metrics, syncd: &Link, claims: &watch::Sender<Claims>) {
+    let mut changed = claims.subscribe();
+    let mut retries: BTreeMap<String, (u64, BackOff)> = BTreeMap::new();
+    loop {
+        let waiting: Vec<Wish<ClaimStatus>> = changed.borrow_and_update().values().cloned().collect();
+        retries.retain(|uid, _| waiting.iter().any(|wish| wish.wanted.uid == *uid));
+        let mut pause: Option<Duration> = None;
+        for wish in waiting {
+            let base = AcknowledgeRequest { epoch: wish.epoch.clone(), sequence: wish.sequence, ..Default::default() };
+            let answer = match write_claim(&server, &metrics, &wish.wanted).await {
+                Ok(Ok(())) => Some(base),
+                Ok(Err(why)) => Some(AcknowledgeRequest { error: why, r#final: true, ..base }),
+                Err(error) => {
+                    tracing::warn!(claim = wish.wanted.name, %error, "the claim's status is not written yet");
+                    let entry = retries.entry(wish.wanted.uid.clone());
+                    let (_, retry) = entry.or_insert((wish.sequence, BackOff::new(RETRY.0, RETRY.1)));
+                    let next = retry.pause();
+                    pause = Some(pause.map_or(next, |pause| pause.min(next)));
+                    None
+                }
+            };
+            if let Some(answer) = answer {
+                server.rests(acknowledge(syncd, answer)).await;
+                claims.send_if_modified(|all| {
+                    // No news to this loop, which is the one that reads.
+                    if all.get(&wish.wanted.uid) == Some(&wish) {
+                        all.remove(&wish.wanted.uid);
+                    }
+                    false
+                });
+            }
+        }
+        let news = changed.changed();
+        match pause {
+            Some(pause) => drop(server.rests(tokio::time::timeout(pause, news)).await),
+            None => drop(server.rests(news).await),
+        }
+    }
+}
+
+/// The inner error is final.
+async fn write_claim(
+    server: &Server,
+    metrics: &Metrics,
+    wanted: &ClaimStatus,
+) -> Result<Result<(), String>, RequestError> {
+    let claim = match server.get_claim(&wanted.namespace, &wanted.name).await {
+        Ok(claim) => claim,
+        Err(error) if error.is_not_found() => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error),
+    };
+    let patch = match csi_claims::patch(&claim, wanted) {
+        Ok(Some(patch)) => patch,
+        Ok(None) => return Ok(Ok(())),
+        Err(why) => return Ok(Err(why)),
+    };
+    let written = server.patch_claim_status(&wanted.namespace, &wanted.name, &patch).await;
+    metrics.claim_write(written.is_ok());
+    match written {
+        Ok(_) => Ok(Ok(())),
+        Err(error) if error.is_invalid() || error.is_not_found() => Ok(Err(error.to_string())),
+        Err(error) => Err(error),
+    }
+}

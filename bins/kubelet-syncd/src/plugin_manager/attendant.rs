@@ -1,0 +1,158 @@
+//! One plugin from its socket's coming to its going: asked, registered, told so; asked again after a failure.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bulkhead_types::BackOff;
+use kubelet_edges::csi::{CsiNode, Dial};
+use tokio_util::sync::CancellationToken;
+
+use super::csi::CsiHandler;
+use super::info::PluginInfo;
+use super::registration::{Dialect, Registration};
+use super::table::{PluginTable, Stage};
+
+/// Pauses after failures, as upstream's operations have them.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+
+/// Handlers that upstream has, and this version does not.
+const CSI: &str = "CSIPlugin";
+
+/// What every attendant uses.
+pub struct Attendant {
+    dial: Arc<dyn Dial>,
+    table: PluginTable,
+    csi: Box<dyn Handler>,
+    /// `plugins_registry`, absolute.
+    folder: PathBuf,
+}
+
+impl std::fmt::Debug for Attendant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attendant").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// A kind of plugins.
+#[tonic::async_trait]
+pub trait Handler: Send + Sync {
+    /// Whether it may be registered.
+    fn validate(&self, info: &PluginInfo) -> Result<(), String>;
+    /// Registers it. Dropped before it ends, [`Handler::deregister`] follows.
+    async fn register(&self, socket: &str, info: &PluginInfo) -> Result<(), String>;
+    /// Takes it back.
+    fn deregister(&self, socket: &str, info: &PluginInfo);
+}
+
+#[tonic::async_trait]
+impl<C: CsiNode> Handler for CsiHandler<C> {
+    fn validate(&self, info: &PluginInfo) -> Result<(), String> {
+        CsiHandler::validate(self, info)
+    }
+
+    async fn register(&self, socket: &str, info: &PluginInfo) -> Result<(), String> {
+        CsiHandler::register(self, socket, info).await
+    }
+
+    fn deregister(&self, socket: &str, info: &PluginInfo) {
+        CsiHandler::deregister(self, socket, &info.name);
+    }
+}
+
+/// Why a plugin is not registered.
+struct Refused {
+    why: String,
+    /// The plugin was told, or is none: nothing is open.
+    settled: bool,
+}
+
+impl Attendant {
+    pub fn new(dial: Arc<dyn Dial>, table: PluginTable, csi: Box<dyn Handler>, folder: PathBuf) -> Self {
+        Attendant { dial, table, csi, folder }
+    }
+
+    /// Sees to one socket until `stop`.
+    pub async fn attend(&self, socket: &str, stop: CancellationToken) {
+        let mut retry = BackOff::new(RETRY.0, RETRY.1);
+        let mut registered = None;
+        loop {
+            let outcome = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                outcome = self.register(socket, &mut registered) => outcome,
+            };
+            match outcome {
+                Ok(info) => {
+                    tracing::info!(socket, name = info.name, endpoint = info.endpoint, "plugin registered");
+                    self.table.stage(socket, Stage::Registered, true);
+                    stop.cancelled().await;
+                    break;
+                }
+                Err(Refused { why, settled }) => {
+                    registered = None;
+                    tracing::warn!(socket, "{why}");
+                    self.table.stage(socket, Stage::Failed(why), settled);
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep(retry.pause()) => {}
+            }
+        }
+        if let Some(info) = registered {
+            tracing::info!(socket, name = info.name, "DeRegisterPlugin");
+            self.csi.deregister(socket, &info);
+        }
+    }
+
+    /// `begun` is set once there is something to be taken back.
+    async fn register(&self, socket: &str, begun: &mut Option<PluginInfo>) -> Result<PluginInfo, Refused> {
+        let registration = Registration::new(self.dial.clone(), socket);
+        let path = self.folder.join(socket).display().to_string();
+        let asked = registration.get_info().await;
+        let (info, dialect) = asked.map_err(|error| Refused {
+            why: format!(
+                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {path}, err: {error}"
+            ),
+            settled: false,
+        })?;
+        let info = match info.checked(&path) {
+            Ok(info) => info,
+            Err(error) => {
+                let why = format!("RegisterPlugin error -- plugin validation failed with err: {error}");
+                return Err(refuse(&registration, dialect, why).await);
+            }
+        };
+        self.table.identified(socket, &info);
+        if info.kind != CSI {
+            let kind = &info.kind;
+            let why = format!("RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {path}");
+            return Err(refuse(&registration, dialect, why).await);
+        }
+        if let Err(error) = self.csi.validate(&info) {
+            let why = format!("RegisterPlugin error -- plugin validation failed with err: {error}");
+            return Err(refuse(&registration, dialect, why).await);
+        }
+        *begun = Some(info.clone());
+        if let Err(error) = self.csi.register(socket, &info).await {
+            let why = format!("RegisterPlugin error -- plugin registration failed with err: {error}");
+            return Err(refuse(&registration, dialect, why).await);
+        }
+        if let Err(error) = registration.notify(dialect, Ok(())).await {
+            // As upstream: it is registered all the same.
+            tracing::warn!(
+                socket,
+                "RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}"
+            );
+        }
+        Ok(info)
+    }
+}
+
+async fn refuse(registration: &Registration, dialect: Dialect, why: String) -> Refused {
+    if let Err(error) = registration.notify(dialect, Err(&why)).await {
+        tracing::warn!("RegisterPlugin error -- failed to send error, err: {error}");
+    }
+    Refused { why, settled: true }
+}

@@ -1,0 +1,79 @@
+//! What is counted of plugins and of drivers' calls, under upstream's names (`pkg/kubelet/pluginmanager/metrics`,
+//! `pkg/volume/csi/csi_metrics.go`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kubelet_edges::csi::CallObserver;
+use kubelet_edges::csi::error::code_name;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{HistogramOpts, HistogramVec, IntGaugeVec, Opts, Registry};
+use tonic::Code;
+
+use super::PluginTable;
+
+const SECONDS: [f64; 15] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0, 1200.0, 1800.0];
+
+/// `plugin_manager_total_plugins`.
+#[derive(Debug)]
+pub struct PluginCounts {
+    table: PluginTable,
+    folder: PathBuf,
+    plugins: IntGaugeVec,
+}
+
+impl PluginCounts {
+    /// `folder`: `plugins_registry`, absolute.
+    ///
+    /// # Errors
+    /// The family cannot be made.
+    pub fn new(table: PluginTable, folder: PathBuf) -> Result<Self, prometheus::Error> {
+        let opts = Opts::new("plugin_manager_total_plugins", "[ALPHA] Number of plugins in Plugin Manager");
+        let plugins = IntGaugeVec::new(opts, &["socket_path", "state"])?;
+        Ok(PluginCounts { table, folder, plugins })
+    }
+}
+
+impl Collector for PluginCounts {
+    fn desc(&self) -> Vec<&Desc> {
+        self.plugins.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.plugins.reset();
+        for (socket, registered) in self.table.states() {
+            let path = self.folder.join(socket).display().to_string();
+            self.plugins.with_label_values(&[path.as_str(), "desired_state_of_world"]).set(1);
+            if registered {
+                self.plugins.with_label_values(&[path.as_str(), "actual_state_of_world"]).set(1);
+            }
+        }
+        self.plugins.collect()
+    }
+}
+
+/// `csi_operations_seconds`.
+#[derive(Debug)]
+pub struct CallSeconds(HistogramVec);
+
+impl CallSeconds {
+    /// # Errors
+    /// The name is taken.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let opts = HistogramOpts::new(
+            "csi_operations_seconds",
+            "[ALPHA] Container Storage Interface operation duration with gRPC error code status total",
+        )
+        .buckets(SECONDS.to_vec());
+        let seconds = HistogramVec::new(opts, &["driver_name", "method_name", "grpc_status_code", "migrated"])?;
+        registry.register(Box::new(seconds.clone()))?;
+        Ok(CallSeconds(seconds))
+    }
+}
+
+impl CallObserver for CallSeconds {
+    fn call_ended(&self, driver: &str, method: &'static str, code: Code, took: Duration) {
+        self.0.with_label_values(&[driver, method, code_name(code), "false"]).observe(took.as_secs_f64());
+    }
+}

@@ -1,0 +1,40 @@
+//! Plugins: whom drivers are called through, and who registers them.
+
+use std::sync::Arc;
+
+use bulkhead_daemon::RunError;
+use bulkhead_ipc::client::Link;
+use kubelet_edges::csi::{BrokerDialer, CsiClient, Drivers};
+
+use super::stages::Start;
+use crate::plugin_manager::attendant::Attendant;
+use crate::plugin_manager::csi::CsiHandler;
+use crate::plugin_manager::metrics::{CallSeconds, PluginCounts};
+use crate::plugin_manager::sockets::VolnetdSockets;
+use crate::plugin_manager::{self, PluginTable};
+
+/// Where plugins put their sockets, below the root directory.
+const REGISTRY: &str = "plugins_registry";
+
+/// The drivers, none of which is known yet.
+pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
+    let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
+    let seconds = Arc::new(CallSeconds::register(&start.daemon.registry)?);
+    Ok(CsiClient::new(Drivers::default(), dial).observed_by(seconds))
+}
+
+/// Registers plugins from here on.
+pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), RunError> {
+    let api = &start.runtime_apis.storage;
+    let folder = start.config.paths.root_dir.join(REGISTRY);
+    let table = PluginTable::new(api.writes.clone());
+    // It is set once, at the start.
+    let _ = api.plugins.set(table.clone());
+    start.daemon.registry.register(Box::new(PluginCounts::new(table.clone(), folder.clone())?))?;
+    let standalone = start.config.is_standalone();
+    let handler = CsiHandler::new(csi.drivers().clone(), csi.clone(), api.writes.clone(), standalone);
+    let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
+    let attendant = Arc::new(Attendant::new(dial, table.clone(), Box::new(handler), folder));
+    tokio::spawn(plugin_manager::run(VolnetdSockets::new(link), attendant, table));
+    Ok(())
+}

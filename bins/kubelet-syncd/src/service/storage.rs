@@ -1,0 +1,72 @@
+//! `kubelet.syncd.v1.Storage`: what is to be written, what came of it, and which plugins there are.
+
+use std::sync::{Arc, OnceLock};
+
+use bulkhead_ipc::syncd as api;
+use bulkhead_ipc::syncd::storage_server::Storage;
+use bulkhead_types::Epoch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::api::Answer;
+use crate::plugin_manager::PluginTable;
+use crate::storage_writes::StorageWrites;
+
+/// See the module. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct StorageApi {
+    pub epoch: Epoch,
+    pub writes: StorageWrites,
+    pub plugins: Arc<OnceLock<PluginTable>>,
+    /// Ends the streams, which never end by themselves.
+    pub stop: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl Storage for StorageApi {
+    type WatchWritesStream = Answer<api::StorageWrite>;
+
+    async fn watch_writes(
+        &self,
+        _: Request<api::WatchWritesRequest>,
+    ) -> Result<Response<Self::WatchWritesStream>, Status> {
+        let start = (self.writes.clone(), self.writes.watch(), 0, self.stop.clone());
+        let stream = futures_util::stream::unfold(start, |(writes, mut changed, position, stop)| async move {
+            loop {
+                changed.borrow_and_update();
+                if let Some(write) = writes.after(position) {
+                    let position = write.sequence;
+                    return Some((Ok(write), (writes, changed, position, stop)));
+                }
+                tokio::select! {
+                    told = changed.changed() => told.ok()?,
+                    () = stop.cancelled() => return None,
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn acknowledge(
+        &self,
+        request: Request<api::AcknowledgeRequest>,
+    ) -> Result<Response<api::AcknowledgeReply>, Status> {
+        let answer = request.into_inner();
+        if answer.epoch != self.epoch.to_string() {
+            return Err(Status::failed_precondition("epoch: another life of kubelet-syncd wished for that"));
+        }
+        self.writes.acknowledge(&answer);
+        Ok(Response::new(api::AcknowledgeReply {}))
+    }
+
+    type ListPluginsStream = Answer<api::Plugin>;
+
+    async fn list_plugins(
+        &self,
+        _: Request<api::ListPluginsRequest>,
+    ) -> Result<Response<Self::ListPluginsStream>, Status> {
+        let table = self.plugins.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
+        let plugins = table.list().into_iter().map(Ok);
+        Ok(Response::new(Box::pin(futures_util::stream::iter(plugins))))
+    }
+}

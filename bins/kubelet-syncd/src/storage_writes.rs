@@ -1,0 +1,331 @@
+//! What is to be written on the API server about storage, and whether it is: `docs/decisions/0065-plugins.md`.
+//!
+//! State, no queue: of each object the newest wish is kept under a number that rises. kubelet-statusd reads wishes with higher
+//! numbers than it has, writes, and acknowledges by number; who made a wish waits for that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bulkhead_ipc::syncd::storage_write::Write;
+use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, StorageWrite};
+use tokio::sync::watch;
+
+/// Why a wish is not fulfilled, in the writer's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct WriteRefused(pub String);
+
+/// So many names of drivers that have gone are remembered until the list is complete.
+const MAX_GONE: usize = 256;
+
+/// Clones are the same.
+#[derive(Debug, Clone)]
+pub struct StorageWrites {
+    state: Arc<Mutex<State>>,
+    /// Changes with every wish and every answer.
+    changed: Arc<watch::Sender<u64>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sequence: u64,
+    drivers: BTreeMap<String, CsiDriverEntry>,
+    gone: BTreeSet<String>,
+    complete: bool,
+    /// Number of the newest list of drivers; 0: none has been wished for.
+    drivers_wish: u64,
+    /// What came of the lists of drivers up to this one.
+    drivers_answer: Answer,
+    /// By uid. What is written is forgotten: nobody is to write it again over what came later.
+    claims: BTreeMap<String, ClaimWish>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Answer {
+    sequence: u64,
+    refused: BTreeMap<String, String>,
+    /// Why it takes so long.
+    trouble: String,
+}
+
+#[derive(Debug)]
+struct ClaimWish {
+    sequence: u64,
+    status: ClaimStatus,
+    answer: Option<Result<(), WriteRefused>>,
+    /// Somebody waits: it goes with the answer that is taken.
+    waiting: usize,
+}
+
+impl Default for StorageWrites {
+    fn default() -> Self {
+        StorageWrites { state: Arc::default(), changed: Arc::new(watch::channel(0).0) }
+    }
+}
+
+impl StorageWrites {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
+        let result = how(&mut self.lock());
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+        result
+    }
+
+    /// The node has this driver; `Ok` once the API server has it. Dropped, the wish stays.
+    ///
+    /// # Errors
+    /// The writer refuses it.
+    pub async fn add_driver(&self, entry: CsiDriverEntry) -> Result<(), WriteRefused> {
+        let name = entry.name.clone();
+        let wish = self.change(|state| {
+            state.gone.remove(&name);
+            if state.drivers.get(&name) != Some(&entry) || state.drivers_answer.refused.contains_key(&name) {
+                state.drivers.insert(name.clone(), entry);
+                state.wish_drivers();
+            }
+            state.drivers_wish
+        });
+        self.answered(|state| {
+            let answer = &state.drivers_answer;
+            (answer.sequence >= wish).then(|| match answer.refused.get(&name) {
+                Some(why) => Err(WriteRefused(why.clone())),
+                None => Ok(()),
+            })
+        })
+        .await
+    }
+
+    /// The node has this driver no more. Nobody waits for that.
+    pub fn remove_driver(&self, name: &str) {
+        self.change(|state| {
+            state.drivers.remove(name);
+            if state.complete || state.gone.len() < MAX_GONE {
+                state.gone.insert(name.to_owned());
+            }
+            state.wish_drivers();
+        });
+    }
+
+    /// Every plugin that was there when this process began has been asked: what is not named is not there.
+    pub fn drivers_complete(&self) {
+        self.change(|state| {
+            if !state.complete {
+                state.complete = true;
+                state.wish_drivers();
+            }
+        });
+    }
+
+    /// Why drivers wait to be written; empty when nothing is known.
+    pub fn drivers_trouble(&self) -> String {
+        self.lock().drivers_answer.trouble.clone()
+    }
+
+    /// A claim's status is to be this; `Ok` once the API server has it. A newer wish for the same claim replaces it, and is
+    /// what is waited for.
+    ///
+    /// # Errors
+    /// The writer refuses it: the claim is gone, or is another one by now.
+    pub async fn claim_status(&self, status: ClaimStatus) -> Result<(), WriteRefused> {
+        let uid = status.uid.clone();
+        self.change(|state| {
+            state.sequence += 1;
+            let sequence = state.sequence;
+            let waiting = state.claims.get(&uid).map_or(0, |wish| wish.waiting) + 1;
+            state.claims.insert(uid.clone(), ClaimWish { sequence, status, answer: None, waiting });
+        });
+        let _waits = Waits { writes: self, uid: &uid };
+        self.answered(|state| state.claims.get(&uid).map_or(Some(Ok(())), |wish| wish.answer.clone())).await
+    }
+
+    async fn answered<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if let Some(found) = look(&self.lock()) {
+                return found;
+            }
+            // The sender lives as long as this does.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// The oldest wish after this number that is not fulfilled, or, of the drivers, the list as it is.
+    pub fn after(&self, position: u64) -> Option<StorageWrite> {
+        let state = self.lock();
+        let drivers = (state.drivers_wish > position).then(|| (state.drivers_wish, state.drivers_write()));
+        let open = state.claims.values().filter(|wish| wish.sequence > position && wish.answer.is_none());
+        let claim = open.min_by_key(|wish| wish.sequence);
+        let claim = claim.map(|wish| (wish.sequence, Write::ClaimStatus(wish.status.clone())));
+        let (sequence, write) = [drivers, claim].into_iter().flatten().min_by_key(|(sequence, _)| *sequence)?;
+        Some(StorageWrite { sequence, write: Some(write) })
+    }
+
+    /// Word of every change.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// What came of a wish. One of a number that nobody has wished for is ignored.
+    pub fn acknowledge(&self, answer: &AcknowledgeRequest) {
+        self.change(|state| state.take(answer));
+    }
+}
+
+/// Forgets a claim's wish with the last who waited for its answer.
+struct Waits<'a> {
+    writes: &'a StorageWrites,
+    uid: &'a str,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let mut state = self.writes.lock();
+        if let Some(wish) = state.claims.get_mut(self.uid) {
+            wish.waiting -= 1;
+            if wish.waiting == 0 && wish.answer.is_some() {
+                state.claims.remove(self.uid);
+            }
+        }
+    }
+}
+
+impl State {
+    fn wish_drivers(&mut self) {
+        self.sequence += 1;
+        self.drivers_wish = self.sequence;
+    }
+
+    fn drivers_write(&self) -> Write {
+        Write::CsiDrivers(CsiDrivers {
+            drivers: self.drivers.values().cloned().collect(),
+            complete: self.complete,
+            gone: self.gone.iter().cloned().collect(),
+        })
+    }
+
+    fn take(&mut self, answer: &AcknowledgeRequest) {
+        let number = answer.sequence;
+        if let Some((uid, wish)) = self.claims.iter_mut().find(|(_, wish)| wish.sequence == number) {
+            let outcome = if answer.error.is_empty() { Ok(()) } else { Err(WriteRefused(answer.error.clone())) };
+            if outcome.is_ok() || answer.r#final {
+                wish.answer = Some(outcome);
+                if wish.waiting == 0 {
+                    let uid = uid.clone();
+                    self.claims.remove(&uid);
+                }
+            }
+            return;
+        }
+        if number < self.drivers_answer.sequence || number > self.drivers_wish {
+            return;
+        }
+        if !answer.error.is_empty() && !answer.r#final {
+            self.drivers_answer.trouble.clone_from(&answer.error);
+            return;
+        }
+        let mut refused: BTreeMap<String, String> =
+            answer.refused_drivers.iter().map(|(name, why)| (name.clone(), why.clone())).collect();
+        if !answer.error.is_empty() {
+            refused.extend(self.drivers.keys().map(|name| (name.clone(), answer.error.clone())));
+        }
+        self.drivers_answer = Answer { sequence: number, refused, trouble: String::new() };
+        if self.complete && number == self.drivers_wish {
+            self.gone.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn entry(name: &str, node_id: &str) -> CsiDriverEntry {
+        CsiDriverEntry { name: name.into(), node_id: node_id.into(), ..Default::default() }
+    }
+
+    fn drivers(writes: &StorageWrites, position: u64) -> Option<(u64, Vec<String>, CsiDrivers)> {
+        let write = writes.after(position)?;
+        let Some(Write::CsiDrivers(all)) = write.write else { panic!("drivers come first") };
+        Some((write.sequence, all.drivers.iter().map(|driver| driver.name.clone()).collect(), all))
+    }
+
+    fn acknowledge(writes: &StorageWrites, sequence: u64, refused: &[&str]) {
+        let refused_drivers = refused.iter().map(|name| ((*name).to_owned(), "no".to_owned())).collect();
+        writes.acknowledge(&AcknowledgeRequest { sequence, refused_drivers, ..Default::default() });
+    }
+
+    #[tokio::test]
+    async fn one_that_is_refused_holds_back_nobody() {
+        let writes = StorageWrites::default();
+        assert!(writes.after(0).is_none(), "nothing is wished for");
+        let mut good = Box::pin(writes.add_driver(entry("good", "n")));
+        let mut bad = Box::pin(writes.add_driver(entry("bad", "n")));
+        assert!(good.as_mut().now_or_never().is_none());
+        assert!(bad.as_mut().now_or_never().is_none());
+        let (sequence, names, all) = drivers(&writes, 0).unwrap();
+        assert_eq!((names, all.complete), (vec!["bad".to_owned(), "good".to_owned()], false));
+        // An answer to the first list says nothing of the second wish.
+        acknowledge(&writes, sequence - 1, &[]);
+        assert_eq!(good.as_mut().now_or_never(), Some(Ok(())));
+        assert!(bad.as_mut().now_or_never().is_none());
+        acknowledge(&writes, sequence, &["bad"]);
+        assert_eq!(bad.await, Err(WriteRefused("no".into())));
+        writes.remove_driver("bad");
+        let (_, names, all) = drivers(&writes, sequence).unwrap();
+        assert_eq!((names, all.gone), (vec!["good".to_owned()], vec!["bad".to_owned()]));
+        // Tried again it is asked again.
+        let again = writes.add_driver(entry("bad", "n"));
+        assert!(again.now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_written_is_not_wished_for_again() {
+        let writes = StorageWrites::default();
+        let waiting = writes.clone();
+        let first = tokio::spawn(async move { waiting.add_driver(entry("d", "n")).await });
+        writes.watch().wait_for(|count| *count > 0).await.unwrap();
+        let (sequence, ..) = drivers(&writes, 0).unwrap();
+        writes.acknowledge(&AcknowledgeRequest { sequence, error: "away".into(), ..Default::default() });
+        assert_eq!(writes.drivers_trouble(), "away");
+        assert!(!first.is_finished());
+        acknowledge(&writes, sequence, &[]);
+        assert_eq!(first.await.unwrap(), Ok(()));
+        assert_eq!(writes.add_driver(entry("d", "n")).now_or_never(), Some(Ok(())));
+        assert!(drivers(&writes, sequence).is_none());
+        assert!(drivers(&writes, 0).is_some(), "a new writer is told all");
+        writes.drivers_complete();
+        writes.drivers_complete();
+        let (next, _, all) = drivers(&writes, sequence).unwrap();
+        assert_eq!((next, all.complete), (sequence + 1, true));
+    }
+
+    #[tokio::test]
+    async fn claims_are_forgotten_when_they_are_written() {
+        let writes = StorageWrites::default();
+        let status = |capacity: &str| ClaimStatus { uid: "u".into(), capacity: capacity.into(), ..Default::default() };
+        let mut first = Box::pin(writes.claim_status(status("1Gi")));
+        assert!(first.as_mut().now_or_never().is_none());
+        let mut second = Box::pin(writes.claim_status(status("2Gi")));
+        assert!(second.as_mut().now_or_never().is_none());
+        let write = writes.after(0).unwrap();
+        assert_eq!(write.write, Some(Write::ClaimStatus(status("2Gi"))));
+        acknowledge(&writes, write.sequence - 1, &[]);
+        assert!(first.as_mut().now_or_never().is_none(), "the newer one is what counts");
+        acknowledge(&writes, write.sequence, &[]);
+        assert!(writes.after(0).is_none());
+        assert_eq!((first.await, second.await), (Ok(()), Ok(())));
+        assert!(writes.lock().claims.is_empty());
+        let mut gone = Box::pin(writes.claim_status(status("3Gi")));
+        assert!(gone.as_mut().now_or_never().is_none());
+        let sequence = writes.after(0).unwrap().sequence;
+        let error = "claim is gone".to_owned();
+        writes.acknowledge(&AcknowledgeRequest { sequence, error, r#final: true, ..Default::default() });
+        assert_eq!(gone.await, Err(WriteRefused("claim is gone".into())));
+    }
+}
