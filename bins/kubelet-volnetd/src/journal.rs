@@ -117,15 +117,16 @@ impl Key for StagedKey {
 pub struct Journal<K = PodUid, I = Intent> {
     dir: OwnedFd,
     intents: Mutex<BTreeMap<K, Vec<I>>>,
+    was_damaged: bool,
 }
 
 impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> Journal<K, I> {
     /// Reads what an earlier process left. A file of which something is not understood is moved to `kept`, and what was
     /// understood stands in a file of this version again; of a write that was cut off nothing stays.
     pub fn open(dir: OwnedFd, kept: OwnedFd) -> Result<Self, JournalError> {
-        let journal = Journal { dir, intents: Mutex::default() };
+        let mut journal = Journal { dir, intents: Mutex::default(), was_damaged: false };
         let dir = &journal.dir;
-        let mut intents = BTreeMap::new();
+        let (mut intents, mut was_damaged) = (BTreeMap::new(), false);
         for entry in tree::list(dir.as_fd(), MAX_FILES).map_err(JournalError::List)? {
             let name = entry.name.to_string_lossy().into_owned();
             if name.starts_with('.') {
@@ -136,6 +137,7 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
             let key = K::parse(&name);
             let (list, whole) = key.as_ref().and_then(|_| read(dir, &entry.name)).unwrap_or_default();
             if !whole {
+                was_damaged = true;
                 keep(dir, &kept, &entry.name);
                 if let Some(key) = key.as_ref().filter(|_| !list.is_empty()) {
                     journal.store(key, &list)?;
@@ -146,7 +148,13 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
             }
         }
         *journal.lock() = intents;
+        journal.was_damaged = was_damaged;
         Ok(journal)
+    }
+
+    /// Whether something was not understood when it was opened, so that an intent may be missing.
+    pub fn was_damaged(&self) -> bool {
+        self.was_damaged
     }
 
     /// Records an intent; on return it is on disk. Recording it again changes nothing.
@@ -313,6 +321,31 @@ mod tests {
         journal.retain(|_, _| false);
         assert!(open().all().is_empty());
         journal.end_all(&pod);
+    }
+
+    /// A file is replaced as a whole; should one be cut off all the same, nothing is taken for certain.
+    #[test]
+    fn no_cut_loses_an_intent_unseen() {
+        let [dir, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let folder = |dir: &tempfile::TempDir| bulkhead_sys::open::base_dir(dir.path()).unwrap();
+        let open = || Journal::<StagedKey, StagingIntent>::open(folder(&dir), folder(&kept)).unwrap();
+        let of = Path::new("driver/0000");
+        let (key, intent) = (StagedKey::of(of), StagingIntent::Stage { folder: of.to_owned() });
+        open().begin(&key, intent.clone()).unwrap();
+        let path = dir.path().join(key.file_name());
+        let text = std::fs::read(&path).unwrap();
+        assert!(!open().was_damaged());
+        for cut in 0..text.len() {
+            std::fs::write(&path, &text[..cut]).unwrap();
+            let journal = open();
+            assert!(journal.of(&key).is_empty() && journal.was_damaged(), "{cut}");
+            assert!(!open().was_damaged(), "it is moved away once");
+            // A write that was cut off before it took the file's place.
+            std::fs::write(&path, &text).unwrap();
+            std::fs::write(dir.path().join(format!(".{}.tmp", key.file_name())), &text[..cut]).unwrap();
+            let journal = open();
+            assert!(journal.of(&key) == [intent.clone()] && !journal.was_damaged(), "{cut}");
+        }
     }
 
     #[test]

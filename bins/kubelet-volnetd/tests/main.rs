@@ -4,8 +4,11 @@
 
 mod broker;
 mod content;
+mod csi;
+mod csi_crashes;
 mod life;
 mod plugins;
+mod local;
 mod process;
 mod rotation;
 mod silent;

@@ -1,5 +1,6 @@
 //! What a boot ends: mounts go, and `vol_data.json` stays. So the boot in which this process was last ready is kept, and in another
 //! one, or where none is kept because another kubelet has had the node, all that is found is uncertain: its driver is asked again.
+//! So it is where the journal was damaged.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -24,14 +25,15 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
         move |source| VolumeError::List { path, source }
     };
     let now = std::fs::read(OF_THE_KERNEL).map_err(list_error(OF_THE_KERNEL))?;
-    if kept(node).is_some_and(|kept| kept == now) {
+    let whole = !node.journal.was_damaged() && !node.staging.was_damaged();
+    if whole && kept(node).is_some_and(|kept| kept == now) {
         return Ok(());
     }
     let count = list::nothing_is_certain(node)?;
     if count > 0 {
         tracing::info!(
             count,
-            "volumes of CSI drivers are uncertain: this is another boot, or another kubelet had the node"
+            "volumes of CSI drivers are uncertain: another boot, another kubelet's node, or a damaged journal"
         );
     }
     journal::replace(node.state(), Path::new(FILE), &now, 0o600).map_err(list_error(FILE))

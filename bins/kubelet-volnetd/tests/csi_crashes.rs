@@ -1,0 +1,149 @@
+//! Verbs around calls of CSI drivers, and a kubelet-volnetd that is killed between any two of them, a boot, and a driver whose file
+//! system never answers. Needs root.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::volnetd::csi_client::CsiClient;
+use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
+use bulkhead_ipc::volnetd::*;
+use bulkhead_testkit::silent_fs::SilentFs;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
+use tonic::transport::Channel;
+
+use crate::csi::{device, mount_tmpfs, published, staged, to_commit, to_publish, to_stage};
+use crate::process::{Program, ready};
+use crate::world::{Remote, SYNCD};
+
+/// For what hangs.
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(60);
+
+fn guard(volnetd_epoch: u64) -> Option<DestructiveGuard> {
+    Some(DestructiveGuard { volnetd_epoch, syncd_epoch: 1, generation: 1, sources_ready: true })
+}
+
+fn end(epoch: u64, block: bool) -> EndPublishRequest {
+    EndPublishRequest { pod_uid: "p".into(), device: Some(device(block)), guard: guard(epoch) }
+}
+
+fn unstage(epoch: u64, block: bool) -> EndStageRequest {
+    EndStageRequest { device: Some(device(block)), guard: guard(epoch) }
+}
+
+async fn again(program: &mut Program, remote: &Remote) -> (CsiClient<Channel>, u64) {
+    program.kill();
+    program.start_again();
+    let epoch = ready(remote).await;
+    (CsiClient::new(remote.channel(SYNCD).await), epoch)
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn killed_between_any_two_steps_what_is_unsure_is_uncertain() {
+    let Some(mut program) = Program::new("csi-crashes") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    ready(&remote).await;
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let mut csi = CsiClient::new(remote.channel(SYNCD).await);
+
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(staged(&mut csi).await[0].uncertain, "prepared");
+    mount_tmpfs(Path::new(&staging));
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(staged(&mut csi).await[0].uncertain && staged(&mut csi).await[0].mounted, "staged by the driver");
+    csi.commit_stage(device(false)).await.unwrap();
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(!staged(&mut csi).await[0].uncertain, "committed");
+
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(published(&mut csi).await[0].uncertain, "prepared");
+    mount_tmpfs(Path::new(&target));
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    let (mut csi, epoch) = again(&mut program, &remote).await;
+    assert!(!published(&mut csi).await[0].uncertain, "committed");
+    assert!(csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().committed_before);
+
+    csi.begin_unpublish(end(epoch, false)).await.unwrap();
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(published(&mut csi).await[0].uncertain, "about to be taken back");
+    assert!(!csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().committed_before);
+    rustix::mount::unmount(Path::new(&target), rustix::mount::UnmountFlags::empty()).unwrap();
+    let (mut csi, epoch) = again(&mut program, &remote).await;
+    assert!(published(&mut csi).await[0].uncertain, "taken back by the driver");
+    csi.end_publish(end(epoch, false)).await.unwrap();
+    csi.begin_unstage(unstage(epoch, false)).await.unwrap();
+    let (mut csi, epoch) = again(&mut program, &remote).await;
+    assert!(published(&mut csi).await.is_empty() && staged(&mut csi).await[0].uncertain, "about to be unstaged");
+    rustix::mount::unmount(Path::new(&staging), rustix::mount::UnmountFlags::empty()).unwrap();
+    csi.end_stage(unstage(epoch, false)).await.unwrap();
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(staged(&mut csi).await.is_empty());
+
+    // Another boot: everything that was certain is no more.
+    let staging = PathBuf::from(csi.prepare_stage(to_stage(device(true))).await.unwrap().into_inner().staging_path);
+    csi.commit_stage(device(true)).await.unwrap();
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    mount_tmpfs(Path::new(&target));
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(!staged(&mut csi).await[0].uncertain && !published(&mut csi).await[0].uncertain);
+    program.kill();
+    std::fs::write(remote.dir.join("root/bulkhead/volnetd/boot-id"), "another").unwrap();
+    program.start_again();
+    ready(&remote).await;
+    let mut csi = CsiClient::new(remote.channel(SYNCD).await);
+    assert!(staged(&mut csi).await[0].uncertain && published(&mut csi).await[0].uncertain, "{}", staging.display());
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    let (mut csi, _) = again(&mut program, &remote).await;
+    assert!(staged(&mut csi).await[0].uncertain && !published(&mut csi).await[0].uncertain, "of the same boot");
+    program.stop().await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
+    let Some(program) = Program::new("csi-silent") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let epoch = ready(&remote).await;
+    let channel = remote.channel(SYNCD).await;
+    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    for pod in ["p", "q"] {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
+    }
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    std::fs::create_dir_all(&target).unwrap();
+    let silent = SilentFs::mount_silent(Path::new(&target)).unwrap();
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    let silent_staging = SilentFs::mount_silent(Path::new(&staging)).unwrap();
+
+    let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
+    let answer = tokio::time::timeout(SHORT, csi.commit_publish(commit.clone())).await;
+    assert!(answer.is_err(), "{answer:?}");
+    assert!(silent.unanswered() > 0);
+    // Lists and others go on.
+    let listed = tokio::time::timeout(LONG, published(&mut csi)).await.unwrap();
+    assert!(listed[0].uncertain && listed[0].mounted, "{listed:?}");
+    let listed = tokio::time::timeout(LONG, staged(&mut csi)).await.unwrap();
+    assert!(listed[0].uncertain && listed[0].mounted, "{listed:?}");
+    let other = csi.prepare_publish(to_publish("q", device(false))).await.unwrap().into_inner().target_path;
+    mount_tmpfs(Path::new(&other));
+    let reply = csi.commit_publish(CommitPublishRequest { pod_uid: "q".into(), ..commit.clone() }).await.unwrap();
+    assert_eq!(reply.into_inner().host_path, other);
+    // Whoever asks again gets to know what hangs, in time.
+    let refused = tokio::time::timeout(LONG, csi.commit_publish(commit)).await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable);
+    let names = "has been in CommitPublish of volume pv of pod p for";
+    assert!(refused.message().contains(names), "{}", refused.message());
+    // What is mounted is not entered to see that it is.
+    let refused = tokio::time::timeout(LONG, csi.end_stage(unstage(epoch, false))).await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    drop((silent, silent_staging));
+    program.stop().await;
+}
