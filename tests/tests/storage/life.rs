@@ -222,7 +222,8 @@ fn claims_of_the_hostpath_driver_live_as_under_upstreams_kubelet() -> Result<()>
         same_lines("folders", &recorded::lines("tree-after-delete.txt")?, &tree(root, &names)?)?;
         let left = mounts_now(&names)?;
         ensure!(left.is_empty(), "{left:#?}");
-        ensure!(loops::below(root).is_empty() && loops::below(&hostpath.state()).is_empty(), "a loop device is left");
+        let held = [loops::below(root), loops::below(&hostpath.state())].concat();
+        ensure!(held.is_empty(), "{held:?}");
         Ok(())
     })?;
     let asked: Vec<String> = calls(&hostpath, &names)?.into_iter().skip(asked.len()).collect();
