@@ -456,9 +456,8 @@ async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
 
 /// Claims and volumes of CSI drivers.
 fn volume_manager(start: &Start, connections: &Connections, server: &Server) -> Result<Arc<VolumeManager>, RunError> {
-    let client = connections.csi.clone();
     Ok(VolumeManager::start(Ports {
-        drivers: Arc::new(RegisteredDrivers(client)),
+        drivers: Arc::new(RegisteredDrivers(connections.csi.clone())),
         verbs: Arc::new(NodeVerbs::start(connections.volnetd.clone())),
         reader: StorageObjects::start(server.client.clone(), server.objects.clone()),
         events: start.reporter.clone(),
