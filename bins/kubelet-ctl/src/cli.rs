@@ -64,6 +64,7 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("images").about("Lists images, who uses them, and what garbage collection would do with each and why"),
         )
+        .subcommand(Command::new("plugins").about("Lists plugins (CSI drivers, devices), and what came of their registration"))
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")

@@ -31,6 +31,7 @@ mod images;
 mod instance;
 mod output;
 mod plot;
+mod plugins;
 mod pods;
 mod pressure;
 mod privileges;
@@ -147,6 +148,7 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "privileges" => privileges::show(&instance, matches.get_flag("detail"), &mut printer).await,
         "stats" => stats::show(&instance, namespace, &mut printer).await,
         "images" => images::show(&instance, &mut printer).await,
+        "plugins" => plugins::show(&instance, &mut printer).await,
         "pressure" => pressure::show(&instance, &mut printer).await,
         "events" => events::list(&instance, namespace, &mut printer).await,
         _ => Ok(Exit::Usage),

@@ -19,4 +19,5 @@ mod events_of_faults;
 mod eviction;
 mod eviction_faults;
 mod image_gc;
+mod plugins;
 mod registry;

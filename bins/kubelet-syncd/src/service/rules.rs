@@ -33,7 +33,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Logs/RemoveRotated", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Storage/WatchWrites", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Storage/Acknowledge", peers: &[Role::Statusd] },
-    MethodRule { method: "/kubelet.syncd.v1.Storage/ListPlugins", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Storage/ListPlugins", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Exec", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/Attach", peers: &[Role::Statusd] },
     MethodRule { method: "/kubelet.syncd.v1.Streams/PortForward", peers: &[Role::Statusd] },
