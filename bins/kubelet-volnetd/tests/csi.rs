@@ -484,7 +484,7 @@ async fn what_a_driver_must_not_put_there_is_refused() {
 
     // A link in place of a parent.
     let plugin = folder.parent().unwrap();
-    let aside = clients.world.dir.join("aside");
+    let aside = clients.world.dir.join("root/aside");
     std::fs::rename(plugin, &aside).unwrap();
     symlink(&outside, plugin).unwrap();
     for refused in [
@@ -679,6 +679,7 @@ async fn groups_are_given_by_upstreams_rules() {
     let Some(mut clients) = Clients::new().await else { return };
     let target = clients.published().await;
     std::fs::write(target.join("f"), "").unwrap();
+    std::fs::set_permissions(&target, PermissionsExt::from_mode(0o700)).unwrap();
     std::fs::set_permissions(target.join("f"), PermissionsExt::from_mode(0o600)).unwrap();
     let group = |path: &Path| (std::fs::metadata(path).unwrap().gid(), mode(path));
     clients.csi.commit_publish(to_commit("p", device(false))).await.unwrap();

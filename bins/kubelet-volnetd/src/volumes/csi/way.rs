@@ -105,7 +105,8 @@ pub fn refused(path: &Path, source: OpenError) -> CsiError {
 /// # Errors
 /// It lies behind a link, or is no folder.
 pub fn folder(dir: BorrowedFd<'_>, shown: &Path, relative: &Path) -> Result<Option<OwnedFd>, CsiError> {
-    match open::dir_beneath(dir, relative) {
+    // An empty path is the folder itself, and no path to the kernel.
+    match open::dir_beneath(dir, Path::new(".").join(relative)) {
         Ok(folder) => Ok(Some(folder)),
         Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
         Err(error) => Err(refused(&shown.join(relative), error)),
