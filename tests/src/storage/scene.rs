@@ -7,6 +7,7 @@ use bulkhead_testkit::csi::{DriverBuilder, objects};
 use bulkhead_testkit::{Cluster, IDLE, LONG, Lab, Node, NodeBuilder, cluster, eventually, image, loops, mounts};
 use serde_json::{Value, json};
 
+use super::recorded;
 use crate::joined::{is_ready, is_true};
 
 /// The recorded node's name.
@@ -84,6 +85,25 @@ impl Scene {
     /// An object was refused.
     pub fn block_volume(&self, name: &str, driver: &str) -> Result<()> {
         objects::create_bound(&self.cluster, name, driver, &json!({"volumeMode": "Block"}))
+    }
+
+    /// Attaches volumes of a driver, whose handles are their names, as its attacher and the controller would where none runs: each
+    /// with this metadata, and nothing else attached to the node.
+    ///
+    /// # Errors
+    /// An object was refused.
+    pub fn attach(&self, driver: &str, volumes: &[&str], metadata: &Value) -> Result<()> {
+        for volume in volumes {
+            let name = recorded::attachment(volume, driver, NODE);
+            self.cluster.create(&json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                "metadata": {"name": name}, "spec": {"attacher": driver, "nodeName": NODE,
+                    "source": {"persistentVolumeName": volume}}}))?;
+            let status = json!({"status": {"attached": true, "attachmentMetadata": metadata}});
+            self.cluster.patch_status("volumeattachments", "", &name, &status)?;
+        }
+        let entry = |volume: &&str| json!({"name": unique_name(driver, volume), "devicePath": ""});
+        let attached: Vec<Value> = volumes.iter().map(entry).collect();
+        self.cluster.patch_status("nodes", "", NODE, &json!({"status": {"volumesAttached": attached}})).map(drop)
     }
 
     /// A pod that idles, with these claims as volumes at `/<claim>`.
@@ -228,6 +248,11 @@ impl Scene {
         self.node.abandon();
         Ok(())
     }
+}
+
+/// By which the Node names a volume that can be attached.
+pub fn unique_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
 /// A node whose kubelet is that program.

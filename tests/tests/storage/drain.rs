@@ -37,7 +37,6 @@ fn a_drained_node_gets_rid_of_a_hundred_volumes() -> Result<()> {
         scene.wait_ready(pod).or_else(|_| scene.wait_ready(pod))?;
     }
     let up = began.elapsed();
-    ensure!(scene.volumes("volumesInUse")?.len() == PODS * VOLUMES, "{:?}", scene.volumes("volumesInUse")?);
     let began = Instant::now();
     for pod in &pods {
         scene.cluster.delete("pods", "default", pod, Some(1))?;

@@ -5,11 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::hostpath::{self, Hostpath};
-use bulkhead_testkit::csi::objects;
+use bulkhead_testkit::csi::{Fault, objects};
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, eventually, image, loops, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::{self, Names, Volumes, same_lines};
+use bulkhead_tests::storage::scene::unique_name;
 use bulkhead_tests::storage::{NODE, Scene, tree};
 use serde_json::{Value, json};
 
@@ -300,29 +301,32 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     driver.wait_registered()?;
     scene.volume("disk", name)?;
     scene.pod("attached", &["disk"])?;
-    let unique = format!("kubernetes.io/csi/{name}^disk");
+    let unique = unique_name(name, "disk");
     // No controller runs: this test is the one that attaches.
     let in_use = |node: &Value| node["status"]["volumesInUse"] == json!([unique]);
     scene.cluster.wait_for("nodes", "", NODE, "the volume is in use", in_use)?;
     ensure!(driver.calls_of("NodeStageVolume", "disk")?.is_empty(), "it is not attached");
-    let attachment = recorded::attachment("disk", name, NODE);
-    scene.cluster.create(&json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-        "metadata": {"name": attachment}, "spec": {"attacher": name, "nodeName": NODE,
-            "source": {"persistentVolumeName": "disk"}}}))?;
-    let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "7"}}});
-    scene.cluster.patch_status("volumeattachments", "", &attachment, &status)?;
+    let metadata = json!({"device": "7"});
+    scene.attach(name, &["disk"], &metadata)?;
+    // The Node was patched last, and the server has said so.
     let told = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
-    let attached = json!({"status": {"volumesAttached": [{"name": unique, "devicePath": ""}]}});
-    scene.cluster.patch_status("nodes", "", NODE, &attached)?;
     let call = driver.wait_call("NodeStageVolume", "disk", |_| true)?;
-    ensure!(call.request["publish_context"] == json!({"device": "7"}), "{}", call.request);
+    ensure!(call.request["publish_context"] == metadata, "{}", call.request);
     let after = call.began - told;
     eprintln!("NodeStageVolume began {:.0} ms after the volume was attached", after * 1000.0);
     ensure!(!Scene::is_ours() || after < SOON.as_secs_f64(), "NodeStageVolume began after {after:.3} s");
     scene.wait_ready("attached")?;
 
-    // As long as it is mounted it is in use; then it is not.
+    // As long as it may be mounted it is in use; then it is not.
+    driver.faults(&[Fault::fails("NodeUnstageVolume", "INTERNAL", "it is busy")])?;
     scene.delete("attached")?;
+    eventually("it is tried again", LONG, || {
+        let count = driver.calls_of("NodeUnstageVolume", "disk")?.len();
+        ensure!(count > 2, "{count} calls");
+        Ok(())
+    })?;
+    ensure!(scene.volumes("volumesInUse")? == [unique.as_str()], "{:?}", scene.volumes("volumesInUse")?);
+    driver.heal()?;
     driver.wait_call("NodeUnstageVolume", "disk", |call| call.is_ok())?;
     scene.wait_no_traces()?;
     ensure!(mounts::below(scene.node.root_dir()).iter().all(|path| !path.to_string_lossy().contains("csi")));

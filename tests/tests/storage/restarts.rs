@@ -6,7 +6,7 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::{LONG, eventually, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::{NODE, Scene};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::DRIVER;
 
@@ -18,13 +18,15 @@ fn with_pod() -> Result<Option<(Scene, Driver)>> {
     let Some(lab) = lab()? else { return Ok(None) };
     let cluster = lab.cluster()?;
     let scene = Scene::start(lab, cluster)?;
-    let driver = scene.driver(DRIVER, NAME, &Value::Null)?.start()?;
+    let driver = scene.driver(DRIVER, NAME, &json!({"attachRequired": true}))?.start()?;
     driver.wait_registered()?;
     scene.volume("disk", NAME)?;
     scene.block_volume("raw", NAME)?;
+    scene.attach(NAME, &["disk", "raw"], &json!({}))?;
     let script = "trap 'exit 0' TERM; while sleep 0.2; do date >> /disk/alive || exit 1; done";
     scene.pod_with("user", script, &["disk"], &["raw"])?;
     scene.wait_ready("user")?;
+    eventually("the pod has begun to write", LONG, || written(&scene))?;
     Ok(Some((scene, driver)))
 }
 
