@@ -20,6 +20,7 @@ pub mod moments;
 pub mod registry;
 pub mod rotated;
 pub mod scrape;
+pub mod storage;
 pub mod upstream;
 pub mod websocket;
 

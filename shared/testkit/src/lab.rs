@@ -16,7 +16,7 @@ use crate::containerd::Containerd;
 use crate::netns::{self, NetNs};
 use crate::node::{self, NodeBuilder};
 use crate::release::{Programs, Release};
-use crate::{cgroups, containerd, machine, mounts, processes, systemd};
+use crate::{cgroups, containerd, loops, machine, mounts, processes, systemd};
 
 const LOCKS: &str = "/run/bulkhead-lab";
 /// As many labs of tests at once as keep two cores busy: a test of a node waits more than it computes. The groups `lab` and
@@ -295,6 +295,7 @@ pub(crate) fn tear_down(number: u8) {
         node::remove_traces_of(&root_dir);
     }
     mounts::detach_below(&folder);
+    loops::detach_below(&folder);
     netns::remove(number);
     systemd::remove_traces(number);
     if folder.exists()

@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::wait::{SHORT, eventually};
-use crate::{Node, cgroups, mounts};
+use crate::{Node, cgroups, loops, mounts};
 
 const SHIM: &str = "shim process ";
 /// What the runtime or CNI may have forgotten although the containers are gone.
@@ -33,6 +33,9 @@ pub fn of_pods(node: &Node) -> BTreeSet<String> {
         if mount != node.root_dir() {
             found.insert(format!("mount {}", mount.display()));
         }
+    }
+    for (device, file) in loops::below(node.root_dir()) {
+        found.insert(format!("loop device {} of {file}", device.display()));
     }
     for cgroup in cgroups::below(node.cgroup_root()) {
         if cgroup.split('/').any(|part| part.starts_with("pod")) {

@@ -29,6 +29,8 @@ pub mod conformance;
 pub mod containerd;
 #[cfg(feature = "grpc")]
 pub mod cri;
+#[cfg(feature = "apiserver")]
+pub mod csi;
 mod debian;
 #[cfg(feature = "grpc")]
 pub mod floor;
@@ -39,6 +41,7 @@ pub mod image;
 pub mod kubernetes_images;
 mod lab;
 pub mod leaks;
+pub mod loops;
 pub mod machine;
 pub mod mounts;
 pub mod netns;

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::containerd::{STOP_LIMIT, in_namespace, tail};
 use crate::wait::{LONG, SHORT, eventually, insist};
-use crate::{Lab, Pod, build, image, mounts, processes, wait};
+use crate::{Lab, Pod, build, image, loops, mounts, processes, wait};
 
 pub use builder::NodeBuilder;
 
@@ -577,6 +577,8 @@ pub(crate) fn remove_traces_of(root_dir: &Path) {
     mounts::detach_below(&run);
     let _ = std::fs::remove_dir_all(run);
     let Some(folder) = root_dir.parent() else { return };
+    // First: without the mount nobody knows any more whose file is behind a loop device.
+    loops::detach_below(folder);
     mounts::detach_below(folder);
     let _ = std::fs::remove_dir_all(folder);
     // Links that the node made for its containers' logs point into its own folder.

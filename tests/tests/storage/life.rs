@@ -1,0 +1,335 @@
+//! A pod with claims of the hostpath driver, beside the recording of upstream's kubelet; and the node's part of an attachment.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::csi::hostpath::{self, Hostpath};
+use bulkhead_testkit::csi::{Fault, objects};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
+use bulkhead_testkit::{LONG, eventually, image, loops, mounts};
+use bulkhead_tests::lab;
+use bulkhead_tests::storage::recorded::{self, Names, Volumes, same_lines};
+use bulkhead_tests::storage::scene::unique_name;
+use bulkhead_tests::storage::{NODE, Scene, tree};
+use serde_json::{Value, json};
+
+use crate::DRIVER;
+
+const POD: &str = "csi-pod";
+const CLAIMS: &str = "persistentvolumeclaims";
+/// Between the event that a volume is attached and the call of the driver. The aim is 100 ms; other tests run beside this one.
+const SOON: Duration = Duration::from_millis(500);
+
+/// A node with the hostpath driver, registered; nothing (said) where there are no programs.
+fn with_hostpath() -> Result<Option<(Scene, Hostpath)>> {
+    let Some(lab) = lab()? else { return Ok(None) };
+    if !(Hostpath::is_there() && bulkhead_testkit::cluster::controllers_are_there()) {
+        skip_this_test(Lack::ControlPlane)?;
+        return Ok(None);
+    }
+    let cluster = lab.cluster_with_controllers()?;
+    let scene = Scene::start(lab, cluster)?;
+    let hostpath = Hostpath::start(&scene.node, &scene.cluster)?;
+    let there = |node: &Value| node["spec"]["drivers"].as_array().is_some_and(|all| !all.is_empty());
+    let registered = scene.cluster.wait_for("csinodes", "", NODE, "the driver is in it", there);
+    registered.with_context(|| hostpath.logs())?;
+    Ok(Some((scene, hostpath)))
+}
+
+/// The volume that a claim is bound to.
+fn volume_of(scene: &Scene, hostpath: &Hostpath, claim: &str) -> Result<Value> {
+    let bound = |claim: &Value| claim["status"]["phase"] == "Bound";
+    let claim = scene.cluster.wait_for(CLAIMS, "default", claim, "it is bound", bound);
+    let claim = claim.with_context(|| hostpath.logs())?;
+    let volume = claim["spec"]["volumeName"].as_str().context("no volume")?;
+    scene.cluster.get("persistentvolumes", "", volume)
+}
+
+/// The recorded pod.
+fn recorded_pod(scene: &Scene) -> Result<Value> {
+    scene.create(
+        POD,
+        &json!({
+            "securityContext": {"fsGroup": 2000},
+            "containers": [{
+                "name": "c", "image": image::BUSYBOX,
+                "command": ["sh", "-c",
+                    "echo hello > /data/f; ls -ln /data /inline; mount | grep -e data -e inline; sleep 100000"],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "inline", "mountPath": "/inline"}],
+                "volumeDevices": [{"name": "raw", "devicePath": "/dev/raw0"}],
+            }],
+            "volumes": [
+                objects::of_claim("data"),
+                objects::of_claim("raw"),
+                {"name": "inline", "csi": {"driver": hostpath::NAME, "volumeAttributes": {"a": "b"}}},
+            ],
+        }),
+    )
+}
+
+/// The folders of which a recording has lines about volumes of drivers.
+fn tree(root: &Path, names: &Names) -> Result<Vec<String>> {
+    let parts = ["plugins", "plugins_registry", "pods"].map(|part| root.join(part));
+    let all = tree::lines(&parts.each_ref().map(|part| part.as_path()))?;
+    // What every pod has stands in other recordings.
+    let others = ["/etc-hosts", "/containers", "~empty-dir", "~projected"];
+    let about_drivers =
+        |line: &&String| !others.iter().any(|other| line.contains(other)) && !line.ends_with("$POD/plugins");
+    let lines: Vec<String> = all.iter().map(|line| without_minor(&names.apply(line))).collect();
+    Ok(lines.iter().filter(about_drivers).cloned().collect())
+}
+
+/// Which loop device it is, is chance.
+fn without_minor(line: &str) -> String {
+    line.split_once(" rdev 7:").map_or_else(|| line.to_owned(), |(rest, _)| format!("{rest} rdev 7:$MINOR"))
+}
+
+/// Root within its file system, mount point and options of each mount of a driver: the rest is the machine's.
+fn mount_lines(lines: &[String]) -> Vec<String> {
+    let of_driver = |line: &&String| line.contains("~csi") || line.contains("kubernetes.io/csi");
+    let each = |line: &String| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (root, point) = (fields.get(3).copied().unwrap_or_default(), fields.get(4).copied().unwrap_or_default());
+        let root = if root.starts_with("/loop") { "/loopN" } else { root.rsplit('/').next().unwrap_or_default() };
+        format!("{root} {point} {}", fields.get(5).copied().unwrap_or_default())
+    };
+    lines.iter().filter(of_driver).map(each).collect()
+}
+
+fn mounts_now(names: &Names) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(mount_lines(
+        &text.lines().map(|line| names.apply(line)).filter(|line| line.contains("$ROOT")).collect::<Vec<_>>(),
+    ))
+}
+
+/// Calls of the node's service that mean something, as JSON lines.
+fn calls(hostpath: &Hostpath, names: &Names) -> Result<Vec<String>> {
+    let asked = ["NodeGetCapabilities", "NodeGetVolumeStats"];
+    let each = |call: &hostpath::Logged| json!({"method": call.method, "request": names.apply_to(&call.request)});
+    let all = hostpath.calls()?;
+    let of_node = |call: &&hostpath::Logged| call.method.starts_with("Node") && !asked.contains(&call.method.as_str());
+    Ok(all.iter().filter(of_node).map(|call| each(call).to_string()).collect())
+}
+
+/// The recorded calls of these methods.
+fn recorded_calls(methods: &[&str]) -> Result<Vec<String>> {
+    let mut all = recorded::values("calls.jsonl")?;
+    all.retain(|call| methods.iter().any(|method| call["method"] == *method));
+    Ok(all.iter().map(Value::to_string).collect())
+}
+
+/// The position of the call of a method about a volume.
+fn position(calls: &[String], method: &str, volume: &str) -> Result<usize> {
+    let fits = |call: &String| {
+        call.contains(&format!("\"{method}\"")) && call.contains(&format!("\"volume_id\":\"{volume}\""))
+    };
+    calls.iter().position(fits).with_context(|| format!("no {method} of {volume} in {calls:#?}"))
+}
+
+#[test]
+fn claims_of_the_hostpath_driver_live_as_under_upstreams_kubelet() -> Result<()> {
+    let Some((scene, hostpath)) = with_hostpath()? else { return Ok(()) };
+    let (cluster, root) = (&scene.cluster, scene.node.root_dir());
+    is_registered_as_recorded(&scene)?;
+
+    cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
+    cluster.create(&objects::claim("raw", hostpath::CLASS, "16Mi", &json!({"volumeMode": "Block"})))?;
+    let (data, raw) = (volume_of(&scene, &hostpath, "data")?, volume_of(&scene, &hostpath, "raw")?);
+    let pod = recorded_pod(&scene)?;
+    let uid = pod["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+    let volumes = Volumes { root, pod_uid: &uid, data: &data, raw: &raw };
+    let names =
+        Names::of(&volumes, hostpath::NAME, NODE)?.and(&hostpath.state().display().to_string(), "$DRIVER_STATE");
+    scene.wait_ready(POD).with_context(|| format!("{}\n{:#?}", hostpath.logs(), calls(&hostpath, &names)))?;
+
+    // What the node says of it.
+    let handle = |volume: &Value| volume["spec"]["csi"]["volumeHandle"].as_str().unwrap_or_default().to_owned();
+    let mut expected = [&data, &raw].map(|volume| format!("kubernetes.io/csi/{}^{}", hostpath::NAME, handle(volume)));
+    expected.sort();
+    ensure!(scene.volumes("volumesInUse")? == expected, "{:?}", scene.volumes("volumesInUse")?);
+    ensure!(scene.volumes("volumesAttached")? == expected, "{:?}", scene.volumes("volumesAttached")?);
+    for volume in [&data, &raw] {
+        let name = recorded::attachment(&handle(volume), hostpath::NAME, NODE);
+        let attachment = cluster.get("volumeattachments", "", &name)?;
+        ensure!(attachment["status"]["attached"] == true, "{attachment:#}");
+    }
+
+    // What is on the disk, mounted, and held.
+    eventually("the file is written", LONG, || {
+        let found = tree(root, &names)?;
+        ensure!(found.iter().any(|line| line.ends_with("/mount/f")), "{found:#?}");
+        Ok(())
+    })?;
+    same_lines("folders", &recorded::lines("tree.txt")?, &tree(root, &names)?)?;
+    same_lines("mounts", &mount_lines(&recorded::lines("mountinfo.txt")?), &mounts_now(&names)?)?;
+    let held: Vec<String> = loops::below(root).iter().map(|(_, file)| names.apply(file)).collect();
+    ensure!(held == ["$ROOT/plugins/kubernetes.io/csi/volumeDevices/$RAW/dev/$POD"], "{held:?}");
+    ensure!(loops::below(&hostpath.state()).len() == 1, "the driver's own: {:?}", loops::below(&hostpath.state()));
+
+    // What the driver was asked: each call as recorded, and in an order that means something.
+    let asked = calls(&hostpath, &names)?;
+    let begin = ["NodeGetInfo", "NodeStageVolume", "NodePublishVolume"];
+    same_lines("calls", &recorded_calls(&begin)?, &asked)?;
+    for volume in ["$DATA_HANDLE", "$RAW_HANDLE"] {
+        let (stage, publish) = (position(&asked, begin[1], volume)?, position(&asked, begin[2], volume)?);
+        ensure!(stage < publish, "{asked:#?}");
+    }
+
+    // What the pod sees.
+    let running = scene.node.cri()?.containers()?.into_iter().find(|one| one.name == "c").context("no container")?;
+    let run = |command: &str| scene.node.cri()?.exec(&running.id, &["sh", "-c", command]);
+    let (code, seen) = run("stat -c '%a %g' /data /inline; cat /data/f; stat -c %F /dev/raw0")?;
+    ensure!(code == 0 && seen == "2775 2000\n2775 2000\nhello\nblock special file\n", "{code}: {seen}");
+    let (code, seen) = run("echo -n written > /dev/raw0 && dd if=/dev/raw0 bs=1M 2>/dev/null | wc -c")?;
+    ensure!(code == 0 && seen.trim() == (16 << 20).to_string(), "{code}: {seen}");
+    let events = scene.events(POD)?;
+    let told: Vec<String> = events.iter().map(|one| names.apply(one)).collect();
+    let recorded_events = recorded::values("events.jsonl")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    for event in recorded_events.iter().filter(|one| one["reason"] == "SuccessfulMountVolume") {
+        let line = format!("{} {}", text(&event["reason"]), text(&event["message"]));
+        ensure!(told.contains(&line), "no {line} in {told:#?}");
+    }
+    ensure!(!told.iter().any(|one| one.starts_with("Failed")), "{told:#?}");
+
+    // A second pod of the same claim, with a part of it: the volume is staged once.
+    scene.create(
+        "part",
+        &json!({"volumes": [objects::of_claim("data")], "containers": [{"name": "main", "image": image::BUSYBOX,
+            "command": ["sh", "-c", "echo part > /part/p; sleep 100000"],
+            "volumeMounts": [{"name": "data", "mountPath": "/part", "subPath": "a/b"}]}]}),
+    )?;
+    scene.wait_ready("part")?;
+    eventually("the part is in the volume", LONG, || {
+        let (_, seen) = run("cat /data/a/b/p")?;
+        ensure!(seen == "part\n", "{seen}");
+        Ok(())
+    })?;
+    scene.delete("part")?;
+    let asked = calls(&hostpath, &names)?;
+    let count = |method: &str| asked.iter().filter(|call| call.contains(&format!("\"{method}\""))).count();
+    ensure!(count("NodeStageVolume") == 2 && count("NodeUnstageVolume") == 0, "{asked:#?}");
+    ensure!(count("NodePublishVolume") == 4 && count("NodeUnpublishVolume") == 1, "{asked:#?}");
+    ensure!(run("cat /data/f")?.1 == "hello\n", "the first pod has its volume");
+
+    // The end.
+    scene.delete(POD)?;
+    let limit = "nothing of the pod is left";
+    eventually(limit, LONG, || {
+        let used = scene.volumes("volumesInUse")?;
+        ensure!(used.is_empty(), "{used:?}");
+        same_lines("folders", &recorded::lines("tree-after-delete.txt")?, &tree(root, &names)?)?;
+        let left = mounts_now(&names)?;
+        ensure!(left.is_empty(), "{left:#?}");
+        let held = [loops::below(root), loops::below(&hostpath.state())].concat();
+        ensure!(held.is_empty(), "{held:?}");
+        Ok(())
+    })?;
+    let asked: Vec<String> = calls(&hostpath, &names)?.into_iter().skip(asked.len()).collect();
+    same_lines("calls at the end", &recorded_calls(&["NodeUnpublishVolume", "NodeUnstageVolume"])?, &asked)?;
+    for volume in ["$DATA_HANDLE", "$RAW_HANDLE"] {
+        let unpublish = position(&asked, "NodeUnpublishVolume", volume)?;
+        ensure!(unpublish < position(&asked, "NodeUnstageVolume", volume)?, "{asked:#?}");
+    }
+    for (volume, claim) in [(&data, "data"), (&raw, "raw")] {
+        let name = recorded::attachment(&handle(volume), hostpath::NAME, NODE);
+        cluster.wait_gone("volumeattachments", "", &name)?;
+        cluster.delete(CLAIMS, "default", claim, None)?;
+        // Its reclaim policy is Delete: the provisioner removes it, which it does not do while it is attached.
+        let name = volume["metadata"]["name"].as_str().unwrap_or_default();
+        cluster.wait_gone("persistentvolumes", "", name).with_context(|| hostpath.logs())?;
+    }
+    ensure!(scene.volumes("volumesAttached")?.is_empty());
+    drop(hostpath);
+    scene.finish()
+}
+
+/// CSINode, annotation and label of the node.
+fn is_registered_as_recorded(scene: &Scene) -> Result<()> {
+    let recorded: Value = serde_json::from_str(&recorded::lines("csinode.json")?.join("\n"))?;
+    let ours = scene.cluster.get("csinodes", "", NODE)?;
+    ensure!(ours["spec"] == recorded["spec"], "{ours:#}");
+    ensure!(ours["metadata"]["annotations"] == recorded["annotations"], "{ours:#}");
+    let node = scene.cluster.get("nodes", "", NODE)?;
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": node["metadata"]["uid"]}]);
+    ensure!(ours["metadata"]["ownerReferences"] == owner, "{ours:#}");
+    let metadata = &node["metadata"];
+    let id = json!(format!("{{\"{}\":\"{NODE}\"}}", hostpath::NAME));
+    ensure!(metadata["annotations"]["csi.volume.kubernetes.io/nodeid"] == id, "{metadata:#}");
+    ensure!(
+        metadata["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"] == "true",
+        "{metadata:#}"
+    );
+    ensure!(metadata["labels"][hostpath::TOPOLOGY] == NODE, "{metadata:#}");
+    Ok(())
+}
+
+#[test]
+fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
+    let Some((scene, hostpath)) = with_hostpath()? else { return Ok(()) };
+    let cluster = &scene.cluster;
+    cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
+    scene.pod("grows", &["data"])?;
+    scene.wait_ready("grows").with_context(|| hostpath.logs())?;
+    cluster.patch(CLAIMS, "default", "data", &json!({"spec": {"resources": {"requests": {"storage": "128Mi"}}}}))?;
+    let grown = |claim: &Value| claim["status"]["capacity"]["storage"] == "128Mi";
+    let claim = cluster.wait_for(CLAIMS, "default", "data", "it has grown", grown).with_context(|| hostpath.logs())?;
+    ensure!(claim["status"]["conditions"].as_array().is_none_or(Vec::is_empty), "{claim:#}");
+    let volume = claim["spec"]["volumeName"].as_str().unwrap_or_default();
+    scene.wait_event(
+        "grows",
+        &format!("FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"{volume}\" {NODE}"),
+    )?;
+    let expansions = hostpath.calls()?.into_iter().filter(|call| call.method == "NodeExpandVolume");
+    let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
+    ensure!(sizes == [json!(128 << 20)], "{sizes:?}");
+    scene.delete("grows")?;
+    scene.wait_no_traces()?;
+    drop(hostpath);
+    scene.finish()
+}
+
+#[test]
+fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.cluster()?;
+    let scene = Scene::start(lab, cluster)?;
+    let name = "attached.test";
+    let driver = scene.driver(DRIVER, name, &json!({"attachRequired": true}))?.start()?;
+    driver.wait_registered()?;
+    scene.volume("disk", name)?;
+    scene.pod("attached", &["disk"])?;
+    let unique = unique_name(name, "disk");
+    // No controller runs: this test is the one that attaches.
+    let in_use = |node: &Value| node["status"]["volumesInUse"] == json!([unique]);
+    scene.cluster.wait_for("nodes", "", NODE, "the volume is in use", in_use)?;
+    ensure!(driver.calls_of("NodeStageVolume", "disk")?.is_empty(), "it is not attached");
+    let metadata = json!({"device": "7"});
+    scene.attach(name, &["disk"], &metadata)?;
+    // The Node was patched last, and the server has said so.
+    let told = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    let call = driver.wait_call("NodeStageVolume", "disk", |_| true)?;
+    ensure!(call.request["publish_context"] == metadata, "{}", call.request);
+    let after = call.began - told;
+    eprintln!("NodeStageVolume began {:.0} ms after the volume was attached", after * 1000.0);
+    ensure!(!Scene::is_ours() || after < SOON.as_secs_f64(), "NodeStageVolume began after {after:.3} s");
+    scene.wait_ready("attached")?;
+
+    // As long as it may be mounted it is in use; then it is not.
+    driver.faults(&[Fault::fails("NodeUnstageVolume", "INTERNAL", "it is busy")])?;
+    scene.delete("attached")?;
+    eventually("it is tried again", LONG, || {
+        let count = driver.calls_of("NodeUnstageVolume", "disk")?.len();
+        ensure!(count > 2, "{count} calls");
+        Ok(())
+    })?;
+    ensure!(scene.volumes("volumesInUse")? == [unique.as_str()], "{:?}", scene.volumes("volumesInUse")?);
+    driver.heal()?;
+    driver.wait_call("NodeUnstageVolume", "disk", |call| call.is_ok())?;
+    scene.wait_no_traces()?;
+    ensure!(mounts::below(scene.node.root_dir()).iter().all(|path| !path.to_string_lossy().contains("csi")));
+    drop(driver);
+    scene.finish()
+}

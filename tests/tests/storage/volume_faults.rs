@@ -1,0 +1,337 @@
+//! A driver that fails, hangs, lies, answers late or dies at each step of a volume's life: what the pod says, and who else notices.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::csi::{Driver, Fault};
+use bulkhead_testkit::wait::holds_for;
+use bulkhead_testkit::{LONG, eventually, mounts};
+use bulkhead_tests::lab;
+use bulkhead_tests::storage::Scene;
+use bulkhead_tests::storage::recorded::sha256;
+use serde_json::Value;
+
+use crate::DRIVER;
+
+/// The driver that misbehaves, and the one that does not.
+const BAD: &str = "bad.test";
+const GOOD: &str = "good.test";
+/// For how long nothing happens that must not.
+const WHILE: Duration = Duration::from_secs(3);
+
+struct World {
+    scene: Scene,
+    bad: Driver,
+    good: Driver,
+}
+
+fn world() -> Result<Option<World>> {
+    let Some(lab) = lab()? else { return Ok(None) };
+    let cluster = lab.cluster()?;
+    let scene = Scene::start(lab, cluster)?;
+    let bad = scene.driver(DRIVER, BAD, &Value::Null)?.start()?;
+    let good = scene.driver(DRIVER, GOOD, &Value::Null)?.start()?;
+    bad.wait_registered()?;
+    good.wait_registered()?;
+    Ok(Some(World { scene, bad, good }))
+}
+
+impl World {
+    /// A pod of a new volume of the bad driver, both of that name.
+    fn victim(&self, name: &str) -> Result<Value> {
+        self.scene.volume(name, BAD)?;
+        self.scene.pod(name, &[name])
+    }
+
+    /// A pod with a volume of the other driver comes and goes.
+    fn others_notice_nothing(&self, name: &str) -> Result<()> {
+        self.scene.volume(name, GOOD)?;
+        self.scene.pod(name, &[name])?;
+        self.scene.wait_ready(name)?;
+        self.scene.delete(name)?;
+        self.good.wait_call("NodeUnstageVolume", name, |call| call.is_ok())?;
+        Ok(())
+    }
+
+    fn is_waiting(&self, pod: &str) -> Result<()> {
+        let object = self.scene.cluster.get("pods", "default", pod)?;
+        ensure!(object["status"]["phase"] == "Pending", "{}", object["status"]);
+        Ok(())
+    }
+
+    /// Whether something of the pod's volume is mounted for the pod.
+    fn is_published(&self, volume: &str) -> bool {
+        let below = mounts::below(self.scene.node.root_dir());
+        below.iter().any(|path| path.ends_with(format!("kubernetes.io~csi/{volume}/mount")))
+    }
+
+    fn finish(self) -> Result<()> {
+        self.scene.wait_no_traces()?;
+        let Self { scene, bad, good } = self;
+        drop((bad, good));
+        scene.finish()
+    }
+}
+
+/// `FailedMount MountVolume.<step> failed for volume "x" : rpc error: code = <code> desc = <text>`.
+fn told(step: &str, volume: &str, error: &str) -> String {
+    format!("FailedMount MountVolume.{step} failed for volume \"{volume}\" : {error}")
+}
+
+#[test]
+fn a_driver_that_fails_is_named_by_its_pod_and_asked_again() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    world.bad.faults(&[
+        Fault::fails("NodeStageVolume", "INTERNAL", "no such array").of_volume("stage"),
+        Fault::fails("NodePublishVolume", "PERMISSION_DENIED", "not for you").of_volume("publish"),
+        Fault::fails_after_work("NodePublishVolume", "ABORTED", "try again").of_volume("half"),
+    ])?;
+    for name in ["stage", "publish", "half"] {
+        world.victim(name)?;
+    }
+    let scene = &world.scene;
+    scene.wait_event("stage", &told("MountDevice", "stage", "rpc error: code = Internal desc = no such array"))?;
+    scene.wait_event("publish", &told("SetUp", "publish", "rpc error: code = PermissionDenied desc = not for you"))?;
+    scene.wait_event("half", &told("SetUp", "half", "rpc error: code = Aborted desc = try again"))?;
+    world.others_notice_nothing("beside")?;
+    // With a growing pause between: 0.5 s, 1 s, 2 s.
+    eventually("the driver is asked again", LONG, || {
+        let calls = world.bad.calls_of("NodeStageVolume", "stage")?;
+        ensure!(calls.len() >= 4, "{} calls", calls.len());
+        Ok(())
+    })?;
+    let starts: Vec<f64> = world.bad.calls_of("NodeStageVolume", "stage")?.iter().map(|call| call.began).collect();
+    let pauses: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    ensure!(pauses[0] >= 0.45 && pauses[1] >= 0.95 && pauses[2] >= 1.9, "{pauses:?}");
+    // A final error: nothing of a publication stays. One that is not final: it may be there.
+    ensure!(!world.is_published("publish"), "{:#?}", scene.traces());
+    for pod in ["stage", "publish", "half"] {
+        world.is_waiting(pod)?;
+    }
+
+    // One pod goes while its volume fails: what may be there is taken away.
+    scene.delete("half")?;
+    world.bad.wait_call("NodeUnpublishVolume", "half", |call| call.is_ok())?;
+    world.bad.heal()?;
+    for pod in ["stage", "publish"] {
+        scene.wait_ready(pod)?;
+        scene.delete(pod)?;
+    }
+    world.finish()
+}
+
+#[test]
+fn what_a_driver_has_not_mounted_is_given_to_no_pod() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    if !Scene::is_ours() {
+        // Upstream's kubelet believes the driver.
+        return Ok(());
+    }
+    let secret = world.bad.state().join("secret");
+    std::fs::create_dir(&secret)?;
+    std::fs::write(secret.join("key"), "mine")?;
+    let before = bulkhead_tests::storage::tree::lines(&[&secret])?;
+    world
+        .bad
+        .faults(&[Fault::lies("NodePublishVolume").of_volume("lies"), Fault::links(&secret).of_volume("links")])?;
+    for name in ["lies", "links"] {
+        world.victim(name)?;
+    }
+    for name in ["lies", "links"] {
+        world.scene.wait_event(name, &format!("FailedMount MountVolume.SetUp failed for volume \"{name}\" : "))?;
+    }
+    world.others_notice_nothing("beside")?;
+    holds_for("no pod starts, and nothing is changed behind the link", WHILE, || {
+        world.is_waiting("lies")?;
+        world.is_waiting("links")?;
+        let now = bulkhead_tests::storage::tree::lines(&[&secret])?;
+        ensure!(now == before, "{now:#?}");
+        Ok(())
+    })?;
+    // The liar does its work at last; the other pod is given up.
+    world.bad.heal()?;
+    world.scene.wait_ready("lies")?;
+    for pod in ["lies", "links"] {
+        world.scene.delete(pod)?;
+    }
+    world.scene.wait_no_traces()?;
+    ensure!(std::fs::read_to_string(secret.join("key"))? == "mine");
+    world.finish()
+}
+
+#[test]
+fn a_late_answer_counts_and_is_waited_for_once() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    let late = Duration::from_secs(4);
+    world.bad.faults(&[
+        Fault::answers_late("NodeStageVolume", late).of_volume("late"),
+        Fault::answers_late("NodePublishVolume", late).of_volume("late"),
+    ])?;
+    world.victim("late")?;
+    world.bad.wait_call("NodeStageVolume", "late", |_| true)?;
+    world.others_notice_nothing("beside")?;
+    world.scene.wait_ready("late")?;
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        let calls = world.bad.calls_of(method, "late")?;
+        ensure!(calls.len() == 1, "{calls:#?}");
+    }
+    world.scene.delete("late")?;
+    world.finish()
+}
+
+#[test]
+fn a_driver_that_dies_in_a_call_is_asked_when_it_is_back() -> Result<()> {
+    let Some(mut world) = world()? else { return Ok(()) };
+    for (method, step) in [("NodeStageVolume", "MountDevice"), ("NodePublishVolume", "SetUp")] {
+        let name = format!("dies-{}", step.to_lowercase());
+        world.bad.faults(&[Fault::dies(method)])?;
+        world.victim(&name)?;
+        world.bad.wait_dead()?;
+        world.scene.wait_event(&name, &told(step, &name, "rpc error: code = Unavailable desc = "))?;
+        world.others_notice_nothing(&format!("beside-{}", step.to_lowercase()))?;
+        world.bad.heal()?;
+        world.bad.again()?;
+        world.scene.wait_ready(&name)?;
+        world.scene.delete(&name)?;
+    }
+    world.scene.wait_no_traces()?;
+    // At the end of a volume, too.
+    for method in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+        let name = format!("ends-{}", method.to_lowercase());
+        world.victim(&name)?;
+        world.scene.wait_ready(&name)?;
+        world.bad.faults(&[Fault::dies(method)])?;
+        world.scene.cluster.delete("pods", "default", &name, Some(1))?;
+        world.bad.wait_dead()?;
+        world.bad.heal()?;
+        world.bad.again()?;
+        world.bad.wait_call("NodeUnstageVolume", &name, |call| call.is_ok())?;
+        world.scene.cluster.wait_gone("pods", "default", &name)?;
+        world.scene.wait_no_traces()?;
+    }
+    world.finish()
+}
+
+#[test]
+fn a_volume_that_cannot_be_taken_away_keeps_its_pod_and_its_data() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    let scene = &world.scene;
+    let mut names = vec!["unpublish", "unstage"];
+    if Scene::is_ours() {
+        // Upstream's kubelet believes the driver.
+        names.extend(["unpublish-lies", "unstage-lies"]);
+    }
+    for name in &names {
+        world.victim(name)?;
+    }
+    for name in &names {
+        scene.wait_ready(name)?;
+        for point in mounts::below(scene.node.root_dir()).iter().filter(|path| path.ends_with(format!("{name}/mount")))
+        {
+            std::fs::write(point.join("data"), "precious")?;
+        }
+    }
+    world.bad.faults(&[
+        Fault::fails("NodeUnpublishVolume", "INTERNAL", "it is busy").of_volume("unpublish"),
+        Fault::fails("NodeUnstageVolume", "INTERNAL", "it is busy").of_volume("unstage"),
+        Fault::lies("NodeUnpublishVolume").of_volume("unpublish-lies"),
+        Fault::lies("NodeUnstageVolume").of_volume("unstage-lies"),
+    ])?;
+    for name in &names {
+        scene.cluster.delete("pods", "default", name, Some(1))?;
+    }
+    for (name, method) in [("unpublish", "NodeUnpublishVolume"), ("unstage", "NodeUnstageVolume")] {
+        eventually("it is tried again", LONG, || {
+            ensure!(world.bad.calls_of(method, name)?.len() >= 3);
+            Ok(())
+        })?;
+    }
+    world.others_notice_nothing("beside")?;
+    holds_for("nothing is forgotten, nothing is lost", WHILE, || {
+        for name in names.iter().filter(|name| name.starts_with("unstage")) {
+            let staged = scene.traces().iter().filter(|trace| trace.contains(&sha256(name))).count();
+            ensure!(staged >= 2, "{name}: {:#?}", scene.traces());
+        }
+        for name in names.iter().filter(|name| name.starts_with("unpublish")) {
+            scene.cluster.get("pods", "default", name).context("a pod went before its volume")?;
+            let all = mounts::below(scene.node.root_dir());
+            let point = all.iter().find(|path| path.ends_with(format!("{name}/mount")));
+            let point = point.with_context(|| format!("{name} is not mounted"))?;
+            ensure!(std::fs::read_to_string(point.join("data"))? == "precious");
+        }
+        Ok(())
+    })?;
+    world.bad.heal()?;
+    for name in &names {
+        scene.cluster.wait_gone("pods", "default", name)?;
+    }
+    world.finish()
+}
+
+#[test]
+fn a_driver_that_hangs_uses_up_its_own_places_and_its_deadline_is_told() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    let scene = &world.scene;
+    // More pods than anybody has places for.
+    let crowd: Vec<String> = (0..12).map(|number| format!("crowd-{number}")).collect();
+    world.bad.faults(&[Fault::hangs("NodeStageVolume")])?;
+    for name in &crowd {
+        world.victim(name)?;
+    }
+    world.bad.wait_call("NodeStageVolume", &crowd[0], |_| true)?;
+    world.others_notice_nothing("beside")?;
+    scene
+        .wait_event(
+            &crowd[0],
+            &told("MountDevice", &crowd[0], "rpc error: code = DeadlineExceeded desc = context deadline exceeded"),
+        )
+        // Two minutes, which is as long as one wait takes.
+        .or_else(|_| {
+            scene.wait_event(
+                &crowd[0],
+                &told("MountDevice", &crowd[0], "rpc error: code = DeadlineExceeded desc = context deadline exceeded"),
+            )
+        })?;
+    // Half of them go without ever having had their volume: it may be staged, so it is unstaged.
+    let (go, stay) = crowd.split_at(6);
+    for name in go {
+        scene.cluster.delete("pods", "default", name, Some(1))?;
+    }
+    world.bad.heal()?;
+    for name in stay {
+        scene.wait_ready(name)?;
+    }
+    for name in go {
+        scene.cluster.wait_gone("pods", "default", name)?;
+    }
+    for name in stay {
+        scene.delete(name)?;
+    }
+    world.finish()
+}
+
+#[test]
+fn a_driver_that_is_deleted_while_its_volumes_are_mounted_is_waited_for() -> Result<()> {
+    let Some(mut world) = world()? else { return Ok(()) };
+    world.victim("left")?;
+    world.scene.wait_ready("left")?;
+    world.bad.stop();
+    world.scene.cluster.wait_for("csinodes", "", bulkhead_tests::storage::NODE, "it is taken out", |node| {
+        let all = node["spec"]["drivers"].as_array().cloned().unwrap_or_default();
+        all.iter().all(|one| one["name"] != BAD)
+    })?;
+    world.scene.cluster.delete("pods", "default", "left", Some(1))?;
+    world.victim("new")?;
+    let error = format!("driver name {BAD} not found in the list of registered CSI drivers");
+    world.scene.wait_event("new", &error)?;
+    world.others_notice_nothing("beside")?;
+    holds_for("nothing is removed behind the driver's back", WHILE, || {
+        ensure!(world.is_published("left"), "{:#?}", world.scene.traces());
+        world.scene.cluster.get("pods", "default", "left").map(drop)
+    })?;
+    world.bad.again()?;
+    world.scene.wait_ready("new")?;
+    world.scene.cluster.wait_gone("pods", "default", "left")?;
+    world.scene.delete("new")?;
+    world.finish()
+}
