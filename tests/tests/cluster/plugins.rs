@@ -4,7 +4,7 @@
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_csi::registration::v1::registration_server::{Registration, RegistrationServer};
@@ -48,7 +48,7 @@ impl Registration for Driver {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
-        self.told.lock().unwrap().push((status.plugin_registered, status.error));
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push((status.plugin_registered, status.error));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -78,7 +78,7 @@ impl Driver {
     }
 
     fn told(&self) -> Vec<(bool, String)> {
-        self.told.lock().unwrap().clone()
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn wait_told(&self) -> Result<(bool, String)> {
