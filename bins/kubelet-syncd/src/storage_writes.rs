@@ -161,7 +161,7 @@ impl StorageWrites {
         let claim = open.min_by_key(|wish| wish.sequence);
         let claim = claim.map(|wish| (wish.sequence, Write::ClaimStatus(wish.status.clone())));
         let (sequence, write) = [drivers, claim].into_iter().flatten().min_by_key(|(sequence, _)| *sequence)?;
-        Some(StorageWrite { sequence, write: Some(write) })
+        Some(StorageWrite { sequence, write: Some(write), ..Default::default() })
     }
 
     /// Word of every change.

@@ -4,7 +4,7 @@
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_csi::registration::v1::registration_server::{Registration, RegistrationServer};
@@ -48,7 +48,7 @@ impl Registration for Driver {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
-        self.told.lock().unwrap().push((status.plugin_registered, status.error));
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push((status.plugin_registered, status.error));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -78,7 +78,7 @@ impl Driver {
     }
 
     fn told(&self) -> Vec<(bool, String)> {
-        self.told.lock().unwrap().clone()
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn wait_told(&self) -> Result<(bool, String)> {
@@ -299,7 +299,7 @@ fn the_hostpath_driver_and_its_registrar() -> Result<()> {
     let seen = wait_node_ids(&cluster, &json!({"hostpath.csi.k8s.io": NODE}))?;
     ensure!(seen["metadata"]["labels"]["topology.hostpath.csi/node"] == NODE, "{seen:#}");
     eventually("the registrar is told", LONG, || {
-        ensure!(log().contains("PluginRegistered:true"), "{}", log());
+        ensure!(log().contains("plugin_registered:true"), "{}", log());
         Ok(())
     })?;
     let listed = state_of(&node, "hostpath.csi.k8s.io")?;
@@ -309,7 +309,7 @@ fn the_hostpath_driver_and_its_registrar() -> Result<()> {
     node.kill_daemon("kubelet-syncd")?;
     node.wait_healthy()?;
     eventually("it is registered again", LONG, || {
-        ensure!(log().matches("PluginRegistered:true").count() == 2, "{}", log());
+        ensure!(log().matches("plugin_registered:true").count() == 2, "{}", log());
         Ok(())
     })?;
     let again = cluster.get("csinodes", "", NODE)?;

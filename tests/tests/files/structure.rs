@@ -15,6 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-sys", &["bulkhead-types"]),
     ("bulkhead-config", &["bulkhead-types"]),
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
+    ("bulkhead-csi", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
     ("bulkhead-helper", &["bulkhead-sys", "bulkhead-ipc"]),
@@ -52,7 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // What is about one pod at a time, for kubelet-syncd alone.
     ("kubelet-model", &["bulkhead-types", "bulkhead-cri"]),
-    ("kubelet-edges", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri"]),
+    ("kubelet-edges", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi"]),
     ("kubelet-pleg", &["bulkhead-types", "bulkhead-daemon", "bulkhead-cri", "kubelet-model"]),
     (
         "kubelet-images",
@@ -96,6 +97,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "bulkhead-ipc",
             "bulkhead-daemon",
             "bulkhead-cri",
+            "bulkhead-csi",
             "bulkhead-apiclient",
             "bulkhead-trace",
             "kubelet-model",

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
 use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
-use bulkhead_ipc::client::Link;
+use bulkhead_ipc::client::{Link, is_unknown};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::storage_write::Write;
@@ -27,6 +26,11 @@ use super::{csi_claims, csinode};
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 /// How long the answer to a call may take to begin.
 const START: Duration = Duration::from_secs(5);
+/// A list of all drivers that kubelet-syncd takes, with the longest labels, bytes.
+const MAX_WRITE: usize = 4 << 20;
+/// An answer that is not heard is told again so often; after that kubelet-syncd is another one, or told nothing for minutes.
+const ANSWERS: usize = 60;
+const ANSWER_RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// A wish, by the life of kubelet-syncd and its number there.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,14 +64,14 @@ async fn follow(syncd: &Link, drivers: &watch::Sender<Option<Wish<CsiDrivers>>>,
         let epoch = syncd.ready().await.to_string();
         // Another life has its own wishes; what was not written of the former one it wishes again, or not.
         claims.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
-        let mut client = StorageClient::new(syncd.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client = StorageClient::new(syncd.channel()).max_decoding_message_size(MAX_WRITE);
         let request = CallContext::new().streaming_request(WatchWritesRequest {});
         match tokio::time::timeout(START, client.watch_writes(request)).await {
             Ok(Ok(answer)) => {
                 let mut stream = answer.into_inner();
                 while let Ok(Some(write)) = stream.message().await {
                     retry.reset();
-                    let (epoch, sequence) = (epoch.clone(), write.sequence);
+                    let (epoch, sequence) = (write.epoch, write.sequence);
                     match write.write {
                         Some(Write::CsiDrivers(wanted)) => {
                             drivers.send_replace(Some(Wish { epoch, sequence, wanted }));
@@ -92,10 +96,19 @@ async fn follow(syncd: &Link, drivers: &watch::Sender<Option<Wish<CsiDrivers>>>,
 }
 
 async fn acknowledge(syncd: &Link, answer: AcknowledgeRequest) {
-    let mut client = StorageClient::new(syncd.channel());
-    if let Err(status) = client.acknowledge(CallContext::new().request(answer, START)).await {
-        // A kubelet-syncd that has not heard it wishes again.
-        tracing::debug!(code = ?status.code(), "kubelet-syncd does not hear what was written");
+    let mut retry = BackOff::new(ANSWER_RETRY.0, ANSWER_RETRY.1);
+    for _ in 0..ANSWERS {
+        let mut client = StorageClient::new(syncd.channel());
+        let told = client.acknowledge(CallContext::new().request(answer.clone(), START));
+        match tokio::time::timeout(START, told).await {
+            Ok(Err(status)) if is_unknown(&status) => {
+                tracing::debug!(code = ?status.code(), "kubelet-syncd does not hear what was written");
+            }
+            // Another life wishes again.
+            Ok(_) => return,
+            Err(_) => {}
+        }
+        tokio::time::sleep(retry.pause()).await;
     }
 }
 

@@ -16,7 +16,8 @@ use super::table::{PluginTable, Stage};
 /// Pauses after failures, as upstream's operations have them.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
-/// Handlers that upstream has, and this version does not.
+/// The kind that has a handler. Device plugins and DRA drivers have none yet, and are refused as upstream refuses a kind it does not
+/// know.
 const CSI: &str = "CSIPlugin";
 
 /// What every attendant uses.

@@ -15,6 +15,8 @@ use crate::storage_writes::StorageWrites;
 const MAX_NAME: usize = 63;
 /// As the API server bounds `spec.drivers[].nodeID`.
 const MAX_NODE_ID: usize = 256;
+/// Drivers of one node; all of them are one message.
+const MAX_DRIVERS: usize = 128;
 /// Labels that one driver may give the node.
 const MAX_SEGMENTS: usize = 64;
 /// Prefix and name of a label's key, and its value; the API server judges the letters.
@@ -63,6 +65,9 @@ impl<C: CsiNode> CsiHandler<C> {
 
     fn checked(&self, caller: &str, info: &PluginInfo) -> Result<Version, String> {
         let owners = self.owners();
+        if owners.len() >= MAX_DRIVERS && !owners.contains_key(&info.name) {
+            return Err(format!("{MAX_DRIVERS} CSI drivers are registered, no more are taken"));
+        }
         version_to_register(caller, info, owners.get(&info.name).map(|owner| owner.version))
     }
 

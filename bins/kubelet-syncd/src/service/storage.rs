@@ -30,17 +30,22 @@ impl Storage for StorageApi {
         &self,
         _: Request<api::WatchWritesRequest>,
     ) -> Result<Response<Self::WatchWritesStream>, Status> {
+        let epoch = self.epoch.to_string();
         let start = (self.writes.clone(), self.writes.watch(), 0, self.stop.clone());
-        let stream = futures_util::stream::unfold(start, |(writes, mut changed, position, stop)| async move {
-            loop {
-                changed.borrow_and_update();
-                if let Some(write) = writes.after(position) {
-                    let position = write.sequence;
-                    return Some((Ok(write), (writes, changed, position, stop)));
-                }
-                tokio::select! {
-                    told = changed.changed() => told.ok()?,
-                    () = stop.cancelled() => return None,
+        let stream = futures_util::stream::unfold(start, move |(writes, mut changed, position, stop)| {
+            let epoch = epoch.clone();
+            async move {
+                loop {
+                    changed.borrow_and_update();
+                    if let Some(mut write) = writes.after(position) {
+                        let position = write.sequence;
+                        write.epoch = epoch;
+                        return Some((Ok(write), (writes, changed, position, stop)));
+                    }
+                    tokio::select! {
+                        told = changed.changed() => told.ok()?,
+                        () = stop.cancelled() => return None,
+                    }
                 }
             }
         });
