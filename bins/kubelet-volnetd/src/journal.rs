@@ -206,10 +206,12 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
         self.lock().clone()
     }
 
-    /// Drops every intent that `holds` says is contradicted.
-    pub fn retain(&self, holds: impl Fn(&K, &I) -> bool) {
-        for (key, list) in self.all() {
-            for intent in list {
+    /// Drops every intent that `holds` says is contradicted, where `lock` lets nobody work on it meanwhile: whoever does has
+    /// written an intent of something that is not there yet.
+    pub fn retain<L>(&self, lock: impl Fn(&K) -> Option<L>, holds: impl Fn(&K, &I) -> bool) {
+        for key in self.all().into_keys() {
+            let Some(_lock) = lock(&key) else { continue };
+            for intent in self.of(&key) {
                 if !holds(&key, &intent) {
                     tracing::info!(of = key.what(), ?intent, "dropping an intent that disk and mounts contradict");
                     self.end(&key, &intent);
@@ -318,7 +320,9 @@ mod tests {
         assert_eq!(std::fs::read(kept.path().join("u2")).unwrap(), b"{not json");
         journal.end(&pod, &mount);
         assert_eq!(open().of(&pod), [Intent::TearDown]);
-        journal.retain(|_, _| false);
+        journal.retain(|_| None::<()>, |_, _| false);
+        assert!(!journal.all().is_empty(), "somebody works on it");
+        journal.retain(|_| Some(()), |_, _| false);
         assert!(open().all().is_empty());
         journal.end_all(&pod);
     }

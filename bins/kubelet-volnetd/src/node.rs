@@ -200,6 +200,11 @@ impl Node {
         tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| self.busy_with(what.to_owned()))
     }
 
+    /// The same without waiting; None while another verb works on it.
+    pub fn try_lock_staged(&self, key: &StagedKey) -> Option<PodLock> {
+        self.mutex(LockKey::Staged(key.clone())).try_lock_owned().ok()
+    }
+
     /// The folder of this process's own state.
     pub fn state(&self) -> BorrowedFd<'_> {
         self.state.as_fd()

@@ -84,12 +84,11 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
     let root = match volume.root {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
-        Root::HostPath => VolumeRoot::HostPath,
     };
     MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
-        managed: root != VolumeRoot::HostPath && !volume.read_only,
+        managed: !volume.read_only,
         root,
         folder: Some(volume.spec_name),
     }

@@ -37,8 +37,8 @@ const AUDIT: Duration = Duration::from_secs(60);
 pub enum Root {
     /// What a driver has published.
     Csi,
+    /// A folder of the host, bound into the pod's.
     Local,
-    HostPath,
 }
 
 /// A volume that is there for a pod.
@@ -238,8 +238,7 @@ impl VolumeManager {
                 host_path: PathBuf::from(&there.host_path),
                 root: match volume.spec.source {
                     Source::Csi(_) => Root::Csi,
-                    Source::Local { .. } => Root::Local,
-                    Source::HostPath { .. } => Root::HostPath,
+                    Source::Local { .. } | Source::HostPath { .. } => Root::Local,
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,

@@ -17,10 +17,10 @@ use super::{on_the_pool, to_its_end, unexpected};
 use crate::journal::{Intent, StagedKey, StagingIntent};
 use crate::node::{Node, PodLock};
 use crate::volumes::VolumeError;
-use crate::volumes::csi::Prepared;
 use crate::volumes::csi::data::VolData;
 use crate::volumes::csi::paths::{Published, Staged};
 use crate::volumes::csi::publish::Giving;
+use crate::volumes::csi::{CsiError, Prepared};
 use crate::worker::{self, Done, Task};
 
 /// Where an intent is.
@@ -195,10 +195,23 @@ async fn take_back(node: Arc<Node>, locks: Locks, noted: Noted, task: Task, ends
     .await
 }
 
+/// Refuses a block volume that a driver may be publishing to a pod: nothing on the disk shows that.
+fn may_end(node: &Node, staged: &Staged) -> Result<(), Status> {
+    let Some(spec) = &staged.block else { return Ok(()) };
+    let intent = Intent::Publish { spec: spec.clone(), block: true };
+    let pods = node.journal.all().into_iter().filter(|(_, intents)| intents.contains(&intent));
+    let pods: Vec<String> = pods.map(|(pod, _)| format!("pod {pod}")).collect();
+    if pods.is_empty() {
+        return Ok(());
+    }
+    Err(VolumeError::from(CsiError::StillPublished { what: staged.what(), pods: pods.join(", ") }).into())
+}
+
 /// # Errors
 /// A pod has it; UNAVAILABLE where no worker answers.
 pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
     to_its_end(async move {
+        may_end(&node, &staged)?;
         let noted = Noted::of_staged(&staged);
         worker::call(&node.workers, &Task::BeginUnstage { staged }, None, Arc::new(locks)).await?;
         noted.begin(&node).await
@@ -209,6 +222,7 @@ pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Res
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn end_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
+    may_end(&node, &staged)?;
     let noted = Noted::of_staged(&staged);
     take_back(node, locks, noted, Task::EndStage { staged }, true).await
 }

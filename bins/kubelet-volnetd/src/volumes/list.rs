@@ -121,7 +121,8 @@ pub fn drop_contradicted(node: &Node) {
     }
     let Ok(mounts) = mounts_below(&node.settings.paths.pods()) else { return };
     let Ok(pods) = node.settings.pods_dir() else { return };
-    node.journal.retain(|pod, intent| {
+    let lock = |pod: &PodUid| node.try_lock_pod(pod);
+    node.journal.retain(lock, |pod, intent| {
         if let Intent::Publish { spec, block } = intent {
             return csi::list::bears_out(node, pod, spec, *block);
         }

@@ -10,7 +10,11 @@ use bulkhead_sys::tree;
 use bulkhead_types::{PodUid, VolumeName, chain};
 use rustix::fs::FileType;
 
-use super::super::{VolumeError, list::pods_on_disk, pod_dir};
+use super::super::{
+    VolumeError,
+    list::{drop_contradicted as drop_of_all, pods_on_disk},
+    pod_dir,
+};
 use super::data::{self, VolData};
 use super::paths;
 use super::{stage, way};
@@ -121,6 +125,7 @@ fn belongs(data: &VolData, driver: &str, hash: Option<&str>) -> String {
 /// # Errors
 /// The folders cannot be listed.
 pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
+    drop_contradicted(node);
     let shown = paths::base(&node.settings.paths);
     let mut volumes = Vec::new();
     let Some(base) = stage::base(&node.settings)? else { return Ok(volumes) };
@@ -141,7 +146,7 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
                 None if !mounted && is_bare(&base, &shown, &folder, &target) => continue,
                 None => {}
             }
-            let uncertain = is_uncertain(&folder);
+            let uncertain = is_uncertain(&folder) || (!mounted && is_missing(&base, &shown, &target));
             let target = shown.join(target);
             let driver = driver.clone();
             volumes.push(StagedVolume { block: None, driver, data, folder, target, mounted, uncertain, problem });
@@ -171,7 +176,12 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
 /// A folder without a file and without anything where the driver would be: no volume, or no more.
 fn is_bare(base: &OwnedFd, shown: &Path, folder: &Path, target: &Path) -> bool {
     matches!(way::handle(base.as_fd(), shown, folder), Ok(Some((_, FileType::Directory))))
-        && matches!(way::handle(base.as_fd(), shown, target), Ok(None))
+        && is_missing(base, shown, target)
+}
+
+/// Whether nothing is where a driver would be.
+fn is_missing(dir: &OwnedFd, shown: &Path, target: &Path) -> bool {
+    matches!(way::handle(dir.as_fd(), shown, target), Ok(None))
 }
 
 /// Names of block volumes that are staged or published, or have a folder.
@@ -191,6 +201,7 @@ fn specs(base: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
 /// # Errors
 /// The folders cannot be listed.
 pub fn published(node: &Node, pod: Option<&PodUid>) -> Result<Vec<PublishedVolume>, VolumeError> {
+    drop_of_all(node);
     let pods = match pod {
         Some(pod) => vec![pod.clone()],
         None => pods_on_disk(node)?,
@@ -234,9 +245,9 @@ fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) 
             pod: pod.clone(),
             block: false,
             data,
+            uncertain: is_uncertain(node, pod, &spec, false) || (!mounted && is_missing(dir, &shown, &target)),
             target: shown.join(target),
             mounted,
-            uncertain: is_uncertain(node, pod, &spec, false),
             problem,
             spec,
         });
@@ -263,7 +274,9 @@ fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, Volu
     if let Some(base) = &base {
         for spec in specs(base, &shown)? {
             for (is_map, folder) in [(false, paths::publish(&spec)), (true, paths::map(&spec))] {
-                for pod in names(base, &shown, &folder)?.iter().filter_map(|name| PodUid::parse(name).ok()) {
+                for pod in
+                    names(base, &shown, &folder).unwrap_or_default().iter().filter_map(|name| PodUid::parse(name).ok())
+                {
                     if wanted(&pod) {
                         let parts = found.entry((pod, spec.clone())).or_default();
                         if is_map { parts.bound = true } else { parts.published = true }
@@ -348,7 +361,8 @@ pub fn drop_contradicted(node: &Node) {
     }
     let shown = paths::base(&node.settings.paths);
     let Ok(base) = stage::base(&node.settings) else { return };
-    node.staging.retain(|_, StagingIntent::Stage { folder }| {
+    let lock = |key: &StagedKey| node.try_lock_staged(key);
+    node.staging.retain(lock, |_, StagingIntent::Stage { folder }| {
         base.as_ref().is_some_and(|base| !matches!(way::handle(base.as_fd(), &shown, folder), Ok(None)))
     });
 }

@@ -94,9 +94,7 @@ fn of_volume(
         None => {
             must(mount.image.is_none(), "mounts.image", (), "none, the volume is no image")?;
             let (fits, allowed) = if part {
-                let folder = known.folder().join("volume-subpaths").join(&volume.name).join(&starting.container.name);
-                let place = folder.join(index.to_string());
-                (Path::new(&mount.host_path) == place, text(&place))
+                part_of(known, volume, &starting.container.name, index, &mount.host_path)
             } else {
                 whole(known, volume, &mount.host_path)
             };
@@ -148,6 +146,20 @@ fn whole(known: &RequestContext<'_>, volume: &Volume, path: &str) -> (bool, Stri
         // What a driver mounts bears a name of its own.
         None => (is_below(path, &folder), format!("a folder below {}", text(&folder))),
     }
+}
+
+/// Whether a path is where a part of a volume is bound for this mount. A claim's folder is named by its PersistentVolume.
+fn part_of(known: &RequestContext<'_>, volume: &Volume, container: &str, index: usize, path: &str) -> (bool, String) {
+    let folder = known.folder().join("volume-subpaths");
+    let of = |name: &str| folder.join(name).join(container).join(index.to_string());
+    let is_claim = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
+    if !is_claim {
+        let place = of(&volume.name);
+        return (Path::new(path) == place, text(&place));
+    }
+    let name = Path::new(path).strip_prefix(&folder).ok().and_then(|rest| rest.iter().next()?.to_str());
+    let fits = name.is_some_and(|name| name != ".." && of(name).to_str() == Some(path));
+    (fits, text(&of("*")))
 }
 
 /// Nobody may write there, whatever the mount says.
