@@ -12,6 +12,7 @@
 //! | [`kubelet_model`] | what a pod, a node and the objects that a pod names are, and how they are read |
 //! | [`kubelet_edges`] | what lies outside the process: connections to pods, volnetd, the runtime |
 //! | [`kubelet_pleg`] | what the runtime has, from its events and a slow audit |
+//! | [`kubelet_volume_manager`] | claims and volumes of CSI drivers: which pods want, which are there, what is done about the difference |
 //! | [`kubelet_images`] | whether an image is there and how it gets there |
 //! | [`kubelet_probes`] | what is asked of a running container and run in it: probes, lifecycle hooks |
 //! | [`kubelet_runtime`] | one pod at the container runtime: its size, what to do with its sandbox and containers, its status |
@@ -55,6 +56,7 @@
 //! | the prober ([`kubelet_probes::prober`]) | pods that were added, the time | results (its table), that some have changed |
 //! | runtime health, image file system, image list ([`sync_loop`]) | the runtime | the newest of each (watch) |
 //! | the node's cgroups, exported allocations ([`sync_loop::node_cgroups`], [`kubelet_runtime::allocation`]) | volnetd's life (watch), grants | the life in which the tree is in place (watch); upstream's files |
+//! | the volume manager's reconciler, and a task for each operation ([`kubelet_volume_manager`]) | wanted volumes, the Node (watch), drivers that come and go, volnetd's lists | calls of drivers and verbs; what is in use (watch), events |
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
@@ -64,7 +66,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Volumes are emptyDir, hostPath and those with files from the API; a pod with another kind waits and says why. No
+//! Volumes of the kinds nfs, iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
 //! resource managers and devices.
 
 pub mod admission;

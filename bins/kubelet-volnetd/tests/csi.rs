@@ -289,13 +289,13 @@ async fn a_file_systems_life_is_upstreams() {
 }
 
 /// A loop device over a file, as a driver has one.
-struct Disk {
+pub struct Disk {
     file: PathBuf,
-    device: PathBuf,
+    pub device: PathBuf,
 }
 
 impl Disk {
-    fn new(dir: &Path) -> Option<Self> {
+    pub fn new(dir: &Path) -> Option<Self> {
         if !Path::new("/dev/loop-control").exists() {
             eprintln!("skipped: no loop devices");
             return None;

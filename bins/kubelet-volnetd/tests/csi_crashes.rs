@@ -8,11 +8,12 @@ use bulkhead_ipc::common::DestructiveGuard;
 use bulkhead_ipc::volnetd::csi_client::CsiClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
+use bulkhead_sys::loop_device;
 use bulkhead_testkit::silent_fs::SilentFs;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use tonic::transport::Channel;
 
-use crate::csi::{device, mount_tmpfs, published, staged, to_commit, to_publish, to_stage};
+use crate::csi::{Disk, device, mount_tmpfs, published, staged, to_commit, to_publish, to_stage};
 use crate::process::{Program, ready};
 use crate::world::{Remote, SYNCD};
 
@@ -100,6 +101,43 @@ async fn killed_between_any_two_steps_what_is_unsure_is_uncertain() {
     csi.commit_publish(to_commit("p", device(false))).await.unwrap();
     let (mut csi, _) = again(&mut program, &remote).await;
     assert!(staged(&mut csi).await[0].uncertain && !published(&mut csi).await[0].uncertain, "of the same boot");
+    program.stop().await;
+}
+
+/// A block volume, with what the program is let do: its filter, its capabilities and /dev.
+#[tokio::test(flavor = "current_thread")]
+async fn a_block_volume_of_the_confined_program_outlives_it() {
+    let Some(mut program) = Program::new("csi-block") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    ready(&remote).await;
+    let Some(disk) = Disk::new(&remote.dir) else { return };
+    let channel = remote.channel(SYNCD).await;
+    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    csi.prepare_stage(to_stage(device(true))).await.unwrap();
+    csi.commit_stage(device(true)).await.unwrap();
+    let target = csi.prepare_publish(to_publish("p", device(true))).await.unwrap().into_inner().target_path;
+    std::fs::write(&target, "").unwrap();
+    rustix::mount::mount_bind(&disk.device, Path::new(&target)).unwrap();
+    let link = csi.commit_publish(to_commit("p", device(true))).await.unwrap().into_inner().host_path;
+    assert_eq!(std::fs::read_link(link).unwrap(), Path::new(&target));
+    let bound = remote.dir.join("root/plugins/kubernetes.io/csi/volumeDevices/pv/dev/p");
+    let held = loop_device::of_file(&bound).unwrap();
+    assert_eq!(held.len(), 1);
+    let (mut csi, epoch) = again(&mut program, &remote).await;
+    let listed = published(&mut csi).await;
+    assert!(listed.len() == 1 && listed[0].mounted && !listed[0].uncertain, "{listed:?}");
+    csi.commit_publish(to_commit("p", device(true))).await.unwrap();
+    assert_eq!(loop_device::of_file(&bound).unwrap(), held, "no second one");
+    csi.begin_unpublish(end(epoch, true)).await.unwrap();
+    assert!(loop_device::of_file(&bound).unwrap().is_empty());
+    let (mut csi, epoch) = again(&mut program, &remote).await;
+    assert!(published(&mut csi).await[0].uncertain);
+    rustix::mount::unmount(Path::new(&target), rustix::mount::UnmountFlags::empty()).unwrap();
+    csi.end_publish(end(epoch, true)).await.unwrap();
+    csi.begin_unstage(unstage(epoch, true)).await.unwrap();
+    csi.end_stage(unstage(epoch, true)).await.unwrap();
+    assert!(published(&mut csi).await.is_empty() && staged(&mut csi).await.is_empty());
     program.stop().await;
 }
 

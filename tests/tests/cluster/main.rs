@@ -6,6 +6,7 @@ mod clock_jump;
 mod cluster_chaos;
 mod cluster_controllers;
 mod cluster_credentials;
+mod cluster_csi;
 mod cluster_faults;
 mod cluster_life;
 mod cluster_lists;

@@ -15,6 +15,7 @@ const CRATES: &[&str] = &[
     "kubelet-syncd/edges",
     "kubelet-syncd/probes",
     "kubelet-syncd/runtime",
+    "kubelet-syncd/volume-manager",
     "kubelet-volnetd",
     "kubelet-evictiond",
     "kubelet-statusd",

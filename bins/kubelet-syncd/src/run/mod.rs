@@ -5,6 +5,7 @@ mod facts;
 mod plugins;
 mod runtime;
 mod stages;
+mod volumes;
 
 use std::sync::Arc;
 

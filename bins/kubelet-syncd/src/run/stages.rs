@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, plugins, runtime};
+use super::{RuntimeApis, adoption, facts, plugins, runtime, volumes};
 use crate::api::live::{ApiObjects, initial_node};
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
@@ -50,7 +50,6 @@ use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
-use crate::volumes::metrics::VolumeCounts;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
@@ -68,9 +67,6 @@ use kubelet_probes::prober::{self, Prober};
 use kubelet_runtime::allocation::{self, Allocations};
 use kubelet_runtime::runtime::dns;
 use kubelet_runtime::runtime::request_check;
-use kubelet_volume_manager::edges::{NodeVerbs, RegisteredDrivers};
-use kubelet_volume_manager::metrics::OperationMetrics;
-use kubelet_volume_manager::{Ports, VolumeManager};
 
 /// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
@@ -308,7 +304,8 @@ impl Loops {
         };
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
         let pressure = Arc::new(pressure);
-        let volume_manager = volume_manager(start, &connections, &server)?;
+        let reader = StorageObjects::start(server.client.clone(), server.objects.clone());
+        let volume_manager = volumes::begin(start, connections.csi.clone(), connections.volnetd.clone(), reader)?;
         let node = Arc::new(NodeContext {
             config: config.clone(),
             shared_facts: known.facts,
@@ -411,7 +408,6 @@ fn register_counters(start: &Start) -> Result<(), RunError> {
     let registry = &start.daemon.registry;
     hooks::metrics::register(registry)?;
     credentials::metrics::register(registry)?;
-    registry.register(Box::new(VolumeCounts::new(start.reporter.hub.clone())?))?;
     Ok(())
 }
 
@@ -452,18 +448,6 @@ async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
     let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
     tokio::spawn(allocation::export::keep(allocations.clone(), broker.clone()));
     allocations
-}
-
-/// Claims and volumes of CSI drivers.
-fn volume_manager(start: &Start, connections: &Connections, server: &Server) -> Result<Arc<VolumeManager>, RunError> {
-    Ok(VolumeManager::start(Ports {
-        drivers: Arc::new(RegisteredDrivers(connections.csi.clone())),
-        verbs: Arc::new(NodeVerbs::start(connections.volnetd.clone())),
-        reader: StorageObjects::start(server.client.clone(), server.objects.clone()),
-        events: start.reporter.clone(),
-        metrics: OperationMetrics::register(&start.daemon.registry)?,
-        node_name: start.config.node_name.to_string(),
-    }))
 }
 
 fn prober(start: &Start, connections: &Connections) -> Result<Arc<Prober>, RunError> {

@@ -8,11 +8,14 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
 use crate::hub::PodHub;
+use kubelet_volume_manager::VolumeManager;
 
 /// To be registered once.
 #[derive(Debug)]
 pub struct VolumeCounts {
     hub: Arc<PodHub>,
+    /// Of those that it mounts.
+    manager: Option<Arc<VolumeManager>>,
     volumes: IntGaugeVec,
 }
 
@@ -24,7 +27,13 @@ impl VolumeCounts {
             Opts::new("volume_manager_total_volumes", "[ALPHA] Number of volumes in Volume Manager"),
             &["plugin_name", "state"],
         )?;
-        Ok(VolumeCounts { hub, volumes })
+        Ok(VolumeCounts { hub, manager: None, volumes })
+    }
+
+    /// The same with what the volume manager mounts.
+    #[must_use]
+    pub fn with_manager(self, manager: Arc<VolumeManager>) -> Self {
+        VolumeCounts { manager: Some(manager), ..self }
     }
 }
 
@@ -53,6 +62,15 @@ impl Collector for VolumeCounts {
                 let Some(plugin) = plugin_of(&volume.kind) else { continue };
                 for (state, counts) in [("actual_state_of_world", volume.ready), ("desired_state_of_world", true)] {
                     self.volumes.with_label_values(&[plugin, state]).add(counts.into());
+                }
+            }
+        }
+        if let Some(manager) = &self.manager {
+            let (desired, actual) = manager.counts();
+            for (state, counts) in [("actual_state_of_world", actual), ("desired_state_of_world", desired)] {
+                for (plugin, count) in counts {
+                    let count = i64::try_from(count).unwrap_or(i64::MAX);
+                    self.volumes.with_label_values(&[plugin.as_str(), state]).add(count);
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::actual_state::ActualState;
 use crate::back_off::{BackOffs, Key};
 use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
-use crate::ports::{ClusterReader, Drivers, VolumeVerbs};
+use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::NodeVolumes;
 use crate::spec::UniqueName;
 
@@ -28,6 +28,7 @@ pub struct Ports {
     pub verbs: Arc<dyn VolumeVerbs>,
     pub reader: Arc<dyn ClusterReader>,
     pub events: Arc<dyn EventSink>,
+    pub claims: Arc<dyn ClaimWriter>,
     pub metrics: OperationMetrics,
     pub node_name: String,
 }

@@ -18,6 +18,7 @@ use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
+use crate::operations::expand::Expand;
 use crate::operations::mount::Mount;
 use crate::operations::{Failure, unmount};
 use crate::populator::resolve::Use;
@@ -160,6 +161,9 @@ impl VolumeManager {
             volume.names.insert(name);
             if let Some(actual) = world.actual.volumes.get_mut(&unique) {
                 actual.attachable = Some(volume.attachable);
+                if actual.claim_size == 0 {
+                    actual.claim_size = volume.spec.claim.as_ref().map_or(0, |claim| claim.capacity);
+                }
                 if let Some(published) = actual.pods.get_mut(uid) {
                     published.single_pod = single_pod;
                 }
@@ -504,7 +508,9 @@ fn node_volumes(node: &Node) -> NodeVolumes {
 
 fn key(action: &Action) -> (&UniqueName, Option<&PodUid>) {
     match action {
-        Action::Mount { volume, pod } | Action::Unmount { volume, pod } => (volume, Some(pod)),
+        Action::Mount { volume, pod } | Action::Unmount { volume, pod } | Action::Expand { volume, pod } => {
+            (volume, Some(pod))
+        }
         Action::Unstage { volume } | Action::Forget { volume } => (volume, None),
     }
 }
@@ -530,6 +536,7 @@ async fn operate(context: Arc<Context>, action: Action) {
             let operation = if block { Operation::Unmap } else { Operation::Unmount };
             (operation, unmount::unmount(&context, volume, pod).await)
         }
+        Action::Expand { volume, pod } => (Operation::Expand, expand(&context, volume, pod).await),
         Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),
         Action::Forget { .. } => return,
     };
@@ -550,6 +557,16 @@ async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(
     // Nobody wants it any more.
     let Some((pod, spec, attachable, remount)) = found else { return Ok(()) };
     Mount { context, volume, uid, pod, spec, attachable, remount }.run().await
+}
+
+async fn expand(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
+    let found = {
+        let world = context.world();
+        let pod = world.desired.pods.get(uid);
+        pod.and_then(|pod| Some((pod.pod.clone(), pod.volumes.get(volume)?.spec.clone())))
+    };
+    let Some((pod, spec)) = found else { return Ok(()) };
+    Expand { context, volume, uid, pod, spec }.run().await
 }
 
 fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Failure>) {

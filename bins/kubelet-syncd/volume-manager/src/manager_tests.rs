@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_csi::v1 as csi;
 use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_ipc::volnetd as api;
 use futures_util::FutureExt as _;
 use futures_util::stream::BoxStream;
@@ -20,7 +21,7 @@ use tonic::Status;
 use super::*;
 use crate::csi::policy::Capabilities;
 use crate::metrics::OperationMetrics;
-use crate::ports::{Answer, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
+use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
 
 /// What a call of the driver does.
 #[derive(Debug, Clone)]
@@ -109,6 +110,7 @@ impl Outside {
             verbs: Arc::new(End(self.clone())),
             reader: Arc::new(End(self.clone())),
             events: Arc::new(End(self.clone())),
+            claims: Arc::new(End(self.clone())),
             metrics: OperationMetrics::unregistered().unwrap(),
             node_name: "n".into(),
         })
@@ -125,6 +127,13 @@ impl EventSink for End {
     }
 
     fn emit_node(&self, _: NodeEvent) {}
+}
+
+impl ClaimWriter for End {
+    fn write(&self, status: ClaimStatus) -> futures_util::future::BoxFuture<'_, Result<(), String>> {
+        self.0.say(format!("claim {} {} {}", status.capacity, status.resize_status, status.resize_done));
+        async { Ok(()) }.boxed()
+    }
 }
 
 impl Drivers for End {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bulkhead_csi::v1 as csi;
 use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_ipc::volnetd as api;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -58,6 +59,15 @@ pub trait VolumeVerbs: Send + Sync + Debug {
     fn list_published(&self) -> Reply<'_, Vec<api::PublishedVolume>>;
     fn set_up_local(&self, request: api::SetUpLocalRequest) -> Reply<'_, api::SetUpVolumeReply>;
     fn check_host_path(&self, request: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply>;
+}
+
+/// Wants a claim's status written.
+pub trait ClaimWriter: Send + Sync {
+    /// Until it is written.
+    ///
+    /// # Errors
+    /// It is refused, and why.
+    fn write(&self, status: ClaimStatus) -> BoxFuture<'_, Result<(), String>>;
 }
 
 /// What the API server said.

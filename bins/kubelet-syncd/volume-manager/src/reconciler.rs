@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::actual_state::{ActualState, Presence};
 use crate::back_off::BackOffs;
-use crate::desired_state::DesiredState;
+use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::spec::UniqueName;
 
 /// What the Node's status lists, as the watch of it shows it.
@@ -29,6 +29,11 @@ pub enum Action {
         pod: PodUid,
     },
     Unmount {
+        volume: UniqueName,
+        pod: PodUid,
+    },
+    /// It has become larger than its claim says.
+    Expand {
         volume: UniqueName,
         pod: PodUid,
     },
@@ -115,12 +120,23 @@ impl Plan<'_> {
             for (name, volume) in &pod.volumes {
                 let there = self.look.actual.published(name, uid);
                 let done = there.is_some_and(|there| there.presence == Presence::Yes && !there.host_path.is_empty());
+                if done && !volume.remount && self.grows(name, volume) {
+                    self.begin(name, Some(uid), Action::Expand { volume: name.clone(), pod: uid.clone() });
+                    continue;
+                }
                 if (done && !volume.remount) || (volume.attachable && !is_attached(self.look.node, name)) {
                     continue;
                 }
                 self.begin(name, Some(uid), Action::Mount { volume: name.clone(), pod: uid.clone() });
             }
         }
+    }
+
+    /// A volume that a pod has only to read is not looked at.
+    fn grows(&self, name: &UniqueName, volume: &DesiredVolume) -> bool {
+        let known = self.look.actual.volumes.get(name).map_or(0, |actual| actual.claim_size);
+        let spec = &volume.spec;
+        !spec.read_only && spec.claim.is_some() && spec.csi().is_some() && known > 0 && spec.capacity > known
     }
 
     fn unstage(&mut self) {

@@ -39,6 +39,7 @@ fn wanted(handle: &str, attachable: bool) -> DesiredVolume {
         node_affinity: None,
         claim: None,
         capacity: 0,
+        capacity_text: String::new(),
         gid: None,
     };
     DesiredVolume { spec: Arc::new(spec), names: BTreeSet::from(["v".to_owned()]), attachable, remount: false }
@@ -239,7 +240,7 @@ proptest! {
         let mut seen = HashSet::new();
         for action in world.actions() {
             let (volume, destroys) = match &action {
-                Action::Mount { volume, pod } => {
+                Action::Mount { volume, pod } | Action::Expand { volume, pod } => {
                     prop_assert!(world.desired.volume(pod, volume).is_some());
                     (volume, false)
                 }

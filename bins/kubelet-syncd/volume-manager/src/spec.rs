@@ -85,6 +85,8 @@ pub struct VolumeSpec {
     pub claim: Option<Claim>,
     /// The PersistentVolume's size in bytes; 0 where there is none.
     pub capacity: i64,
+    /// The same as the PersistentVolume writes it.
+    pub capacity_text: String,
     /// Annotation `pv.beta.kubernetes.io/gid`.
     pub gid: Option<i64>,
 }

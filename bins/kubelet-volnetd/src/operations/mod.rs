@@ -103,6 +103,8 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Resu
 pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope) -> Result<Outcome, Status> {
     to_its_end(async move {
         let of = pod.clone();
+        let kept = on_the_pool(&node, move |node| list::published(node, Some(&of))).await?;
+        let of = pod.clone();
         let there = on_the_pool(&node, move |node| {
             // The directory is ours; what is mounted in it is not looked at.
             let error = |source| VolumeError::PodDir { pod: of.clone(), source };
@@ -115,11 +117,13 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
         })
         .await?;
         if !there {
-            node.journal.end_all(&pod);
-            return Ok(Outcome::default());
+            // What is published of a block volume lies elsewhere.
+            let left: Vec<String> = kept.iter().map(list::PublishedVolume::what).collect();
+            if left.is_empty() {
+                node.journal.end_all(&pod);
+            }
+            return Ok(Outcome { left, ..Outcome::default() });
         }
-        let of = pod.clone();
-        let kept = on_the_pool(&node, move |node| list::published(node, Some(&of))).await?;
         let kept = kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
         let task = Task::TearDownPod { pod: pod.clone(), scope, kept };
         let outcome = match worker::call(&node.workers, &task, None, lock).await? {

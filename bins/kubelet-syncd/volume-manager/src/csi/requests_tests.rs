@@ -35,6 +35,7 @@ fn volume(handle: &str, name: &str, block: bool, ephemeral: bool) -> VolumeSpec 
         node_affinity: None,
         claim: None,
         capacity: 0,
+        capacity_text: String::new(),
         gid: None,
     }
 }

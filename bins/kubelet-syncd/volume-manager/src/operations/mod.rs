@@ -4,6 +4,7 @@
 //! that whoever comes after a death calls again, or takes back.
 
 pub mod driver_facts;
+pub mod expand;
 pub mod mount;
 pub mod secrets;
 pub mod unmount;
@@ -42,7 +43,7 @@ impl Phase {
             (Phase::Device, true) => "MapVolume.SetUpDevice failed",
             (Phase::SetUp, false) => "MountVolume.SetUp failed",
             (Phase::SetUp, true) => "MapVolume.MapPodDevice failed",
-            (Phase::Expand, _) => "MountVolume.MountDevice failed while expanding volume",
+            (Phase::Expand, _) => "MountVolume.NodeExpandVolume failed",
             (Phase::TearDown, false) => "UnmountVolume.TearDown failed",
             (Phase::TearDown, true) => "UnmapVolume.UnmapBlockVolume failed",
             (Phase::UnmountDevice, false) => "UnmountDevice failed",

@@ -217,7 +217,7 @@ impl Mount<'_> {
             staging_path: String::new(),
             attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
-            claim_size: 0,
+            claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
         });
         volume.attachable = Some(self.attachable);
         write(volume)

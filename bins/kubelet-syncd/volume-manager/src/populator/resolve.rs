@@ -159,6 +159,12 @@ pub fn persistent(
             capacity: storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref())),
         }),
         capacity: storage(spec.capacity.as_ref()),
+        capacity_text: spec
+            .capacity
+            .as_ref()
+            .and_then(|all| all.get("storage"))
+            .map(|q| q.0.clone())
+            .unwrap_or_default(),
         gid: gid.filter(|gid| *gid >= 0),
     })
 }
@@ -259,6 +265,7 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
         node_affinity: None,
         claim: None,
         capacity: 0,
+        capacity_text: String::new(),
         gid: None,
     })
 }
