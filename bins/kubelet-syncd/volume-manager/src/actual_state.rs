@@ -73,7 +73,7 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
         Some((pod, data)) if data.lifecycle_mode == "Ephemeral" => {
             UniqueName(format!("kubernetes.io/csi/{pod}-{}", device.spec_name))
         }
-        _ => UniqueName(crate::csi::names::unique(&device.driver, &device.volume_handle)),
+        _ => UniqueName(crate::names::unique(&device.driver, &device.volume_handle)),
     }
 }
 

@@ -290,7 +290,7 @@ impl ClusterReader for End {
     }
 
     fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
-        assert_eq!(name, crate::csi::names::attachment("h", "d", "n"));
+        assert_eq!(name, crate::names::attachment("h", "d", "n"));
         let attachment = json!({"metadata": {"name": name}, "spec": {"attacher": "d", "nodeName": "n", "source": {}},
             "status": {"attached": true, "attachmentMetadata": {"lun": "3"}}});
         async move { Ok(serde_json::from_value(attachment).unwrap()) }.boxed()

@@ -13,9 +13,9 @@ use super::driver_facts::DriverFacts;
 use super::{Failure, Phase, secrets};
 use crate::actual_state::{ActualVolume, Presence, Published};
 use crate::context::Context;
-use crate::csi::names;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
+use crate::names;
 use crate::populator::node_affinity;
 use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
