@@ -138,9 +138,9 @@ fn mounts_below(folder: &Path) -> Result<Vec<String>> {
 fn claims_are_mounted_seen_and_given_back() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let Some(cluster) = cluster(&lab)? else { return Ok(()) };
-    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let mut node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "it is ready", |node| is_true(node, "Ready"))?;
-    let _driver = HostPath::start(&cluster, &node)?;
+    let driver = HostPath::start(&cluster, &node)?;
     create(&cluster, &classes())?;
     cluster.wait_for("csinodes", "", NODE, "the driver is there", |csinode| {
         csinode["spec"]["drivers"][0]["name"] == DRIVER
@@ -171,9 +171,18 @@ fn claims_are_mounted_seen_and_given_back() -> Result<()> {
 
     // Another life of the process that decides adopts all of it.
     node.kill_daemon("kubelet-syncd")?;
+    node.wait_healthy()?;
     let before = mounts_below(node.root_dir())?;
     ensure!(before.len() >= 4, "{before:#?}");
     cluster.wait_for("pods", "default", "csi-pod", "it runs", |pod| is_true(pod, "Ready"))?;
+
+    // A larger claim is a larger volume, while the pod runs.
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "128Mi"}}}});
+    cluster.patch("persistentvolumeclaims", "default", "data", &larger)?;
+    cluster.wait_for("persistentvolumeclaims", "default", "data", "it has grown", |claim| {
+        claim["status"]["capacity"]["storage"] == "128Mi" && claim["status"]["conditions"].is_null()
+    })?;
+    wait_event(&cluster, &running, "Normal FileSystemResizeSuccessful")?;
 
     cluster.delete("pods", "default", "csi-pod", None)?;
     cluster.wait_gone("pods", "default", "csi-pod")?;
@@ -193,6 +202,6 @@ fn claims_are_mounted_seen_and_given_back() -> Result<()> {
         ensure!(left.is_empty(), "{left:#?}");
         Ok(())
     })?;
-    drop(_driver);
-    node.finish()
+    drop(driver);
+    node.finish_after_deaths()
 }

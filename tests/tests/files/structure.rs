@@ -88,6 +88,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-probes",
         ],
     ),
+    ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
     (
         "kubelet-syncd",
         &[
@@ -106,6 +107,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-images",
             "kubelet-probes",
             "kubelet-runtime",
+            "kubelet-volume-manager",
         ],
     ),
     (
@@ -136,6 +138,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
             "kubelet-images",
             "kubelet-probes",
             "kubelet-runtime",
+            "kubelet-volume-manager",
             "kubelet-syncd",
             "kubelet-statusd",
             "bulkhead-apiclient",

@@ -25,6 +25,8 @@ pub struct Published {
     pub presence: Presence,
     /// What the runtime is given; empty while that is not known.
     pub host_path: String,
+    /// The name that its folder has: its PersistentVolume's.
+    pub spec_name: String,
     /// Where the driver was told to publish it.
     pub target_path: String,
     /// The node has it for one pod of the cluster.
@@ -71,7 +73,7 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
         Some((pod, data)) if data.lifecycle_mode == "Ephemeral" => {
             UniqueName(format!("kubernetes.io/csi/{pod}-{}", device.spec_name))
         }
-        _ => UniqueName(crate::csi::names::unique(&device.driver, &device.volume_handle)),
+        _ => UniqueName(crate::names::unique(&device.driver, &device.volume_handle)),
     }
 }
 
@@ -100,14 +102,19 @@ impl ActualState {
             let Some(data) = found.data else { continue };
             let (Some(device), Ok(uid)) = (data.device.clone(), PodUid::parse(&found.pod_uid)) else { continue };
             let name = name_of(&device, Some((&found.pod_uid, &data)));
-            let volume = rebuilt.entry(&name, device);
             let known = Published {
                 presence: presence(found.mounted, found.uncertain, &found.problem),
                 host_path: String::new(),
+                spec_name: device.spec_name.clone(),
                 target_path: found.target_path,
                 single_pod: false,
                 unreadable: !found.problem.is_empty(),
             };
+            let volume = rebuilt.entry(&name, device.clone());
+            // What is staged of a volume with a file system does not say its name.
+            if let Some(known) = volume.device.as_mut().filter(|known| known.spec_name.is_empty()) {
+                known.spec_name = device.spec_name;
+            }
             volume.pods.insert(uid, known);
         }
         for (name, before) in &self.volumes {

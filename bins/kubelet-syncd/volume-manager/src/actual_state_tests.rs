@@ -6,7 +6,8 @@ fn device(handle: &str, block: bool) -> api::CsiDevice {
 
 fn staged(handle: &str, mounted: bool, uncertain: bool) -> api::StagedVolume {
     api::StagedVolume {
-        device: Some(device(handle, false)),
+        // Its vol_data.json names driver and handle alone.
+        device: Some(api::CsiDevice { spec_name: String::new(), ..device(handle, false) }),
         staging_path: format!("/s/{handle}"),
         mounted,
         uncertain,
@@ -43,6 +44,9 @@ fn what_is_found_after_a_start() {
     assert_eq!((staged("a"), staged("b"), staged("c")), (Presence::Yes, Presence::Uncertain, Presence::Uncertain));
     let there = |handle: &str| found.published(&name(handle), &pod).unwrap().presence;
     assert_eq!((there("a"), there("b"), there("e")), (Presence::Yes, Presence::Uncertain, Presence::Uncertain));
+    let a = found.volumes.get(&name("a")).unwrap();
+    assert_eq!(a.device.as_ref().unwrap().spec_name, "pv-a");
+    assert_eq!(a.pods[&pod].spec_name, "pv-a");
     // The driver of this one does not stage.
     assert_eq!(staged("e"), Presence::No);
 }

@@ -6,6 +6,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`names`] | the names that are computed: attachments, handles of inline volumes, unique volume names |
 //! | [`spec`] | nothing: a volume as it was resolved |
 //! | [`csi`] | what a driver is told |
 //! | [`ports`], [`edges`] | nothing: what is asked of others, and the real ones |
@@ -28,6 +29,7 @@ pub mod desired_state;
 pub mod edges;
 pub mod manager;
 pub mod metrics;
+pub mod names;
 pub mod operations;
 pub mod populator;
 pub mod ports;

@@ -242,6 +242,7 @@ impl VolumeVerbs for End {
     }
 
     fn end_publish(&self, request: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
+        assert_eq!(request.device.as_ref().unwrap().spec_name, "pv");
         self.0.say("EndPublish");
         lock(&self.0.published).remove(&(request.pod_uid, handle(request.device.as_ref())));
         async { Ok(api::EndPublishReply {}) }.boxed()
@@ -251,7 +252,7 @@ impl VolumeVerbs for End {
         let staged = lock(&self.0.staged).clone();
         let staged = staged.into_values().map(|(device, committed)| api::StagedVolume {
             staging_path: format!("/staging/{}", device.volume_handle),
-            device: Some(device),
+            device: Some(api::CsiDevice { spec_name: String::new(), ..device }),
             mounted: true,
             uncertain: !committed,
             ..api::StagedVolume::default()
@@ -297,7 +298,7 @@ impl ClusterReader for End {
     }
 
     fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
-        assert_eq!(name, crate::csi::names::attachment("h", "d", "n"));
+        assert_eq!(name, crate::names::attachment("h", "d", "n"));
         let attachment = json!({"metadata": {"name": name}, "spec": {"attacher": "d", "nodeName": "n", "source": {}},
             "status": {"attached": true, "attachmentMetadata": {"lun": "3"}}});
         async move { Ok(serde_json::from_value(attachment).unwrap()) }.boxed()

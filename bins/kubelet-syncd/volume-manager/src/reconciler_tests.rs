@@ -49,6 +49,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
     let published = |presence| Published {
         presence,
         host_path: if presence == Presence::Yes { "/h".into() } else { String::new() },
+        spec_name: String::new(),
         target_path: String::new(),
         single_pod: false,
         unreadable: false,

@@ -122,7 +122,7 @@ impl VolumeSpec {
     pub fn unique_name(&self, pod_uid: &str) -> UniqueName {
         UniqueName(match &self.source {
             Source::Csi(source) if source.ephemeral => format!("kubernetes.io/csi/{pod_uid}-{}", self.name),
-            Source::Csi(source) => crate::csi::names::unique(&source.driver, &source.handle),
+            Source::Csi(source) => crate::names::unique(&source.driver, &source.handle),
             Source::Local { .. } => format!("kubernetes.io/local-volume/{}", self.name),
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
         })

@@ -13,9 +13,9 @@ use super::driver_facts::DriverFacts;
 use super::{Failure, Phase, secrets};
 use crate::actual_state::{ActualVolume, Presence, Published};
 use crate::context::Context;
-use crate::csi::names;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
+use crate::names;
 use crate::populator::node_affinity;
 use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
@@ -345,13 +345,13 @@ impl Mount<'_> {
     }
 
     fn note_published(&self, source: &CsiSource, presence: Presence, host_path: String, target_path: &str) {
-        let single_pod = self.spec.is_single_pod();
+        let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         self.note(source, |volume| {
             let target_path = match volume.pods.get(self.uid) {
                 Some(known) if target_path.is_empty() => known.target_path.clone(),
                 _ => target_path.to_owned(),
             };
-            let published = Published { presence, host_path, target_path, single_pod, unreadable: false };
+            let published = Published { presence, host_path, spec_name, target_path, single_pod, unreadable: false };
             volume.pods.insert(self.uid.clone(), published);
         });
     }
@@ -418,9 +418,15 @@ impl Mount<'_> {
             pods: std::collections::BTreeMap::new(),
             claim_size: 0,
         });
-        let single_pod = self.spec.is_single_pod();
-        let published =
-            Published { presence: Presence::Yes, host_path, target_path: String::new(), single_pod, unreadable: false };
+        let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
+        let published = Published {
+            presence: Presence::Yes,
+            host_path,
+            spec_name,
+            target_path: String::new(),
+            single_pod,
+            unreadable: false,
+        };
         volume.pods.insert(self.uid.clone(), published);
     }
 }

@@ -19,7 +19,8 @@ pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Resu
         let world = context.world();
         world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.pods.get(uid)?.clone())))
     };
-    let Some((device, published)) = known else { return Ok(()) };
+    let Some((mut device, published)) = known else { return Ok(()) };
+    device.spec_name.clone_from(&published.spec_name);
     let verbs = &context.ports.verbs;
     let failed = |error| Failure::verb(phase, &error);
     let request = |verb| {

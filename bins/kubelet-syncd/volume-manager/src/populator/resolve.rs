@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
-use crate::csi::names;
+use crate::names;
 use crate::spec::{Claim, CsiSource, ObjectRef, Source, VolumeSpec};
 
 /// Protects a claim that pods use.
@@ -180,8 +180,7 @@ fn mount_options(persistent: &PersistentVolume, spec: &PersistentVolumeSpec) -> 
 
 fn storage(amounts: Option<&std::collections::BTreeMap<String, resource::Quantity>>) -> i64 {
     let text = amounts.and_then(|amounts| amounts.get("storage"));
-    text.and_then(|quantity| Quantity::parse(&quantity.0).ok())
-        .map_or(0, |quantity| i64::try_from(quantity.value()).unwrap_or(i64::MAX).max(0))
+    text.and_then(|quantity| Quantity::parse(&quantity.0).ok()).map_or(0, |quantity| quantity.value().max(0))
 }
 
 fn secret(reference: Option<&SecretReference>) -> Option<ObjectRef> {
