@@ -150,6 +150,7 @@ async fn reflection_names_what_this_process_serves() -> Result {
             "kubelet.syncd.v1.Pods",
             "kubelet.syncd.v1.RuntimeStats",
             "kubelet.syncd.v1.Stats",
+            "kubelet.syncd.v1.Storage",
             "kubelet.syncd.v1.Streams",
             "kubelet.syncd.v1.Views",
         ]
