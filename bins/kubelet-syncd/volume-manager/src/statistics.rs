@@ -213,6 +213,7 @@ mod tests {
         let pod = PodUid::parse("4bb0ec72-4ebc-4585-a543-8b341daf7e02").unwrap();
         let there = |target: &str| Published {
             presence: Presence::Yes,
+            spec_name: String::new(),
             host_path: String::new(),
             target_path: target.to_owned(),
             single_pod: false,
