@@ -267,6 +267,26 @@ fn is_registered_as_recorded(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
+/// What the driver says of the claim's volume is in the statistics, and in the metrics by the claim's name.
+fn is_measured(scene: &Scene, pod: &str, claim: &str) -> Result<()> {
+    let get = |path: &str| scene.cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{NODE}/proxy/{path}")]);
+    let found = |all: &Value, key: &str, name: &str| -> Result<Value> {
+        let one = all.as_array().and_then(|all| all.iter().find(|one| one.pointer(key) == Some(&json!(name))));
+        one.cloned().with_context(|| format!("no {name} in {all:#}"))
+    };
+    eventually("the volume is measured", LONG, || {
+        let summary: Value = serde_json::from_str(&get("stats/summary")?)?;
+        let pod = found(&summary["pods"], "/podRef/name", pod)?;
+        let volume = found(&pod["volume"], "/name", claim)?;
+        ensure!(volume["pvcRef"] == json!({"name": claim, "namespace": "default"}), "{volume}");
+        ensure!(volume["capacityBytes"].as_u64() > Some(0) && volume["inodes"].as_u64() > Some(0), "{volume}");
+        let series =
+            format!("kubelet_volume_stats_capacity_bytes{{namespace=\"default\",persistentvolumeclaim=\"{claim}\"}} ");
+        ensure!(get("metrics")?.contains(&series), "no {series}");
+        Ok(())
+    })
+}
+
 #[test]
 fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
     let Some((scene, hostpath)) = with_hostpath()? else { return Ok(()) };
@@ -286,6 +306,7 @@ fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
     let expansions = hostpath.calls()?.into_iter().filter(|call| call.method == "NodeExpandVolume");
     let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
     ensure!(sizes == [json!(128 << 20)], "{sizes:?}");
+    is_measured(&scene, "grows", "data")?;
     scene.delete("grows")?;
     scene.wait_no_traces()?;
     drop(hostpath);
