@@ -163,7 +163,7 @@ fn upstream() -> BTreeSet<String> {
     add(".pods[].", "podRef podRef.name podRef.namespace podRef.uid containers network volume ephemeral-storage");
     add(".pods[].", "process_stats process_stats.process_count");
     add(".pods[].containers[].", "name rootfs logs");
-    add(".pods[].volume[].", "name");
+    add(".pods[].volume[].", "name pvcRef pvcRef.name pvcRef.namespace");
     for at in [".node.network.", ".pods[].network."] {
         add(at, &format!("time interfaces {interface}"));
         add(&format!("{at}interfaces[]."), interface);
