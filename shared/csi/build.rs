@@ -1,4 +1,4 @@
-//! Makes the stubs of the CSI and of the plugin registration, without protoc.
+//! Compiles the CSI and the plugin registration, without protoc.
 
 /// Messages that carry secrets, or a volume's context, in which tokens may lie; `src/redact.rs` gives them a `Debug` that shows none.
 const SECRETS: [&str; 3] =
@@ -7,7 +7,7 @@ const SECRETS: [&str; 3] =
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     // Maps in order, so that equal requests are equal bytes (tests and recordings compare them).
-    // Default stubs answer UNIMPLEMENTED: a test's driver writes only the methods it needs.
+    // A method that a test's driver does not write answers UNIMPLEMENTED: it writes only those that it needs.
     let csi = tonic_prost_build::configure().btree_map(".").skip_debug(SECRETS).generate_default_stubs(true);
     csi.compile_fds(protox::compile(["csi/v1/csi.proto"], ["proto"])?)?;
     for version in ["v1", "v1beta1"] {

@@ -97,7 +97,7 @@ fn chain(status: &Status) -> String {
 }
 
 /// Code names as Go prints them.
-fn go_name(code: Code) -> &'static str {
+pub fn go_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "Canceled",

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kubelet_edges::csi::CallObserver;
-use kubelet_edges::csi::error::code_name;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{HistogramOpts, HistogramVec, IntGaugeVec, Opts, Registry};
@@ -74,6 +73,6 @@ impl CallSeconds {
 
 impl CallObserver for CallSeconds {
     fn call_ended(&self, driver: &str, method: &'static str, code: Code, took: Duration) {
-        self.0.with_label_values(&[driver, method, code_name(code), "false"]).observe(took.as_secs_f64());
+        self.0.with_label_values(&[driver, method, bulkhead_cri::go_name(code), "false"]).observe(took.as_secs_f64());
     }
 }

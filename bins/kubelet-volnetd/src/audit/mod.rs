@@ -22,7 +22,7 @@ pub use record::{Filter, Record};
 use store::Store;
 pub use store::StoreError;
 
-/// Records that wait for the disk: some 5 pods' starts a pod of a full node, and 1 MiB at most.
+/// Records that wait for the disk: the starts of some 300 pods, some 1 MiB.
 const QUEUE_MAX: usize = 4096;
 /// Records that a slow follower may be behind.
 const LIVE_MAX: usize = 1024;

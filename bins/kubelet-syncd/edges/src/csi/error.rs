@@ -20,7 +20,7 @@ pub enum CsiError {
     #[error("driver name {driver} not found in the list of registered CSI drivers")]
     NotRegistered { driver: String },
     /// In the form of a gRPC error of Go's.
-    #[error("rpc error: code = {} desc = {}", code_name(status.code()), status.message())]
+    #[error("rpc error: code = {} desc = {}", bulkhead_cri::go_name(status.code()), status.message())]
     Call { status: Status },
 }
 
@@ -52,29 +52,6 @@ impl CsiError {
 impl From<Status> for CsiError {
     fn from(status: Status) -> Self {
         CsiError::Call { status }
-    }
-}
-
-/// A code's name in Go.
-pub fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
     }
 }
 
