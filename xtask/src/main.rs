@@ -167,6 +167,7 @@ fn conformance_command(profile: Arg) -> clap::Command {
              Examples:\n  \
              cargo xtask conformance\n  \
              cargo xtask conformance --focus 'Probing container' --images ./images\n  \
+             cargo xtask conformance --focus 'csi-hostpath|CSI Mock' --root-dir /var/lib/kubelet\n  \
              cargo xtask conformance --kubelet /usr/bin/kubelet --record        # writes {CONFORMANCE_LIST}"
         ))
         .arg(value("focus", "REGEX", "Specs that run").default_value(r"\[NodeConformance\]"))
@@ -198,8 +199,16 @@ fn conformance_command(profile: Arg) -> clap::Command {
                 .requires("kubelet")
                 .help("Writes the list from what passes, instead of comparing with it; for runs with upstream's kubelet"),
         )
+        .arg(
+            value("root-dir", "PATH", "Mounts the node's root directory there: drivers that run as pods want /var/lib/kubelet")
+                .value_parser(absolute),
+        )
         .arg(value("list", "FILE", "The list, if not the repository's own"))
         .arg(value("output", "DIR", "Folder for logs and reports, if not target/conformance"))
+}
+
+fn absolute(path: &str) -> Result<String, String> {
+    if path.starts_with('/') { Ok(path.to_owned()) } else { Err("has to be an absolute path".to_owned()) }
 }
 
 fn text(options: &ArgMatches, name: &str) -> String {

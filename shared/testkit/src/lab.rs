@@ -273,8 +273,8 @@ fn build(number: u8, programs: Programs) -> Result<(NetNs, Containerd)> {
 
 /// Ends the nodes first: a launcher that still lives would start again what is killed.
 fn tear_down_processes(number: u8) {
-    for root_dir in node::root_dirs(&folder(number)) {
-        node::kill_all_of(&root_dir);
+    for place in node::places(&folder(number)) {
+        node::kill_all_of(&place.root_dir);
     }
 }
 
@@ -291,8 +291,8 @@ pub(crate) fn tear_down(number: u8) {
     for pid in processes::with_argument_below(&folder) {
         processes::signal(pid, Signal::SIGKILL);
     }
-    for root_dir in node::root_dirs(&folder) {
-        node::remove_traces_of(&root_dir);
+    for place in node::places(&folder) {
+        node::remove_traces_of(&place);
     }
     mounts::detach_below(&folder);
     loops::detach_below(&folder);

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use nix::mount::{MntFlags, umount2};
+use anyhow::{Context as _, Result};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Mount points at and below `folder`, the deepest last.
 pub fn below(folder: &Path) -> Vec<PathBuf> {
@@ -14,6 +15,15 @@ pub fn below(folder: &Path) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found
+}
+
+/// Binds a folder at another path.
+///
+/// # Errors
+/// The kernel's.
+pub fn bind(folder: &Path, at: &Path) -> Result<()> {
+    mount(Some(folder), at, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("binding {} at {}", folder.display(), at.display()))
 }
 
 /// Detaches every mount at and below `folder`.

@@ -43,6 +43,16 @@ impl NetNs {
         Ok(netns)
     }
 
+    /// Gives the host one more address, by which this namespace reaches it; it goes away with the veth pair.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn host_answers_at(&self, address: Ipv4Addr) -> Result<()> {
+        machine::run("ip", &["addr", "add", &format!("{address}/32"), "dev", &self.host_end()])
+            .context("giving the host an address")?;
+        Ok(())
+    }
+
     /// As `ip netns` lists it.
     pub fn name(&self) -> String {
         format!("bulkhead-{}", self.number)

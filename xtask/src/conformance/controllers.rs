@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_testkit::cluster::control_plane::ADVERTISED;
 use bulkhead_testkit::{Cluster, Lab};
 
 use super::{NODE, Programs};
@@ -31,6 +32,7 @@ impl Controllers {
         // These two end with the cluster.
         cluster.start_controllers()?;
         let mut all = Self { children: Vec::new(), folder: cluster.folder().to_owned() };
+        lab.netns().host_answers_at(ADVERTISED)?;
         // Where the pods are: their packets to a service's address are rewritten in the lab's network namespace.
         let name = "kube-proxy";
         let credential = Credential::Certificate(cluster.client_certificate("system:kube-proxy", "", DAY)?);

@@ -33,6 +33,8 @@ pub struct Options {
     pub kubelet: Option<PathBuf>,
     /// cargo profile of the project's own.
     pub profile: String,
+    /// Where the node's root directory is mounted, if not in the lab's folder.
+    pub root_dir: Option<PathBuf>,
     pub images: Sources,
     pub list: PathBuf,
     /// Write the list instead of comparing with it.
@@ -57,6 +59,7 @@ impl Options {
             },
             kubelet: path("kubelet").map(|kubelet| images::existing(&kubelet)).transpose().context("--kubelet")?,
             profile: text("profile"),
+            root_dir: path("root-dir"),
             images: Sources {
                 archives: archives
                     .map(|archive| images::existing(Path::new(archive)))
@@ -172,8 +175,9 @@ fn keep_logs(lab: &Lab, output: &Path) -> Result<()> {
 
 fn start_node(options: &Options, lab: &Lab, cluster: &Cluster) -> Result<Node> {
     let plugins = lab.folder().join("volume-plugins");
-    let builder = lab
-        .node(NODE)
+    let node = lab.node(NODE);
+    let node = if let Some(path) = &options.root_dir { node.root_dir(path) } else { node };
+    let builder = node
         .joins(cluster)?
         .config("volumePluginDir", json!(plugins))
         // On a full disk, images that nobody uses at the moment would go, the sandbox's among them, and do not come again.

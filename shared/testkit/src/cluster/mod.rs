@@ -2,7 +2,7 @@
 //! is), a client for the test itself, and credentials for nodes and people.
 
 pub mod client;
-mod control_plane;
+pub mod control_plane;
 mod credentials;
 pub mod kubeconfig;
 

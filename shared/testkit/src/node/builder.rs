@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{FOLDER_FILE, HEALTHZ_PORT, NODES, Node, run_dir};
-use crate::Lab;
+use super::{FOLDER_FILE, HEALTHZ_PORT, NODES, Node, ROOT_DIR_FILE, run_dir};
 use crate::wait::{SHORT, eventually};
+use crate::{Lab, mounts};
 
 /// A node that is being configured.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct NodeBuilder {
     programs: Option<PathBuf>,
     /// Everything of the node on disk; its root directory is below.
     folder: PathBuf,
+    /// Where the root directory is mounted, if its path matters to somebody.
+    root_dir: Option<PathBuf>,
     #[cfg(feature = "apiserver")]
     cluster: Option<crate::Cluster>,
 }
@@ -44,6 +46,7 @@ impl NodeBuilder {
         });
         let builder = Self {
             folder,
+            root_dir: None,
             lab,
             name: name.to_owned(),
             config,
@@ -59,6 +62,13 @@ impl NodeBuilder {
     pub fn in_folder(mut self, folder: &Path) -> Self {
         folder.clone_into(&mut self.folder);
         self.with_paths()
+    }
+
+    /// Mounts the root directory at this path, for drivers in pods that name it (`/var/lib/kubelet`). What is there
+    /// already is hidden as long as the lab lives.
+    pub fn root_dir(mut self, path: &Path) -> Self {
+        self.root_dir = Some(path.to_owned());
+        self
     }
 
     fn with_paths(mut self) -> Self {
@@ -166,7 +176,8 @@ impl NodeBuilder {
     /// # Errors
     /// They cannot be written.
     pub fn prepare(self) -> Result<Node> {
-        let root_dir = self.folder.join("root");
+        let (own, mounted_at) = (self.folder.join("root"), self.root_dir);
+        let root_dir = mounted_at.clone().unwrap_or_else(|| own.clone());
         let node = Node {
             run_dir: run_dir(&root_dir),
             name: self.name,
@@ -184,14 +195,27 @@ impl NodeBuilder {
             cluster: self.cluster,
         };
         let register = node.lab.folder().join(NODES).join(&node.name);
-        for folder in [node.manifests(), node.root_dir.clone(), node.pod_logs(), register.clone()] {
-            std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        for folder in [&node.manifests(), &own, &node.root_dir, &node.pod_logs(), &register] {
+            std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         }
         // For whoever takes the lab down, which may be another process than this one.
         std::fs::write(register.join(FOLDER_FILE), node.folder.as_os_str().as_encoded_bytes())?;
+        if let Some(path) = mounted_at {
+            if in_use(&path) {
+                bail!("{} is the root directory of a kubelet of this machine", path.display());
+            }
+            std::fs::write(register.join(ROOT_DIR_FILE), path.as_os_str().as_encoded_bytes())?;
+            mounts::bind(&own, &path)?;
+        }
         std::fs::write(node.config_file(), format!("{:#}", self.config)).context("writing the node's configuration")?;
         Ok(node)
     }
+}
+
+/// Whether a kubelet has pods there, or somebody has mounted something.
+fn in_use(root_dir: &Path) -> bool {
+    let has_pods = std::fs::read_dir(root_dir.join("pods")).is_ok_and(|mut pods| pods.next().is_some());
+    has_pods || !mounts::below(root_dir).is_empty()
 }
 
 /// Two nodes of one lab share a network namespace: then one of them has a port of its own.

@@ -526,14 +526,26 @@ pub fn run_dir(root_dir: &Path) -> PathBuf {
 const NODES: &str = "nodes";
 /// In such an entry: where the node's own folder is.
 const FOLDER_FILE: &str = "folder";
+/// In such an entry: the root directory, where it is mounted elsewhere than below that folder.
+const ROOT_DIR_FILE: &str = "root-dir";
 
-/// Root directories of all nodes that were ever started in a lab.
-pub(crate) fn root_dirs(lab_folder: &Path) -> Vec<PathBuf> {
+/// Where a node keeps what it has, for whoever takes the lab down.
+#[derive(Debug)]
+pub(crate) struct Place {
+    folder: PathBuf,
+    pub(crate) root_dir: PathBuf,
+}
+
+/// Places of all nodes that were ever started in a lab.
+pub(crate) fn places(lab_folder: &Path) -> Vec<Place> {
     let Ok(entries) = std::fs::read_dir(lab_folder.join(NODES)) else { return Vec::new() };
     entries
         .flatten()
-        .filter_map(|entry| std::fs::read_to_string(entry.path().join(FOLDER_FILE)).ok())
-        .map(|folder| Path::new(&folder).join("root"))
+        .filter_map(|entry| {
+            let named = |file| std::fs::read_to_string(entry.path().join(file)).ok().map(PathBuf::from);
+            let folder = named(FOLDER_FILE)?;
+            Some(Place { root_dir: named(ROOT_DIR_FILE).unwrap_or_else(|| folder.join("root")), folder })
+        })
         .collect()
 }
 
@@ -572,11 +584,12 @@ pub(crate) fn kill_all_of(root_dir: &Path) {
 }
 
 /// Removes a node's folder and what the node keeps outside of it.
-pub(crate) fn remove_traces_of(root_dir: &Path) {
-    let run = run_dir(root_dir);
+pub(crate) fn remove_traces_of(place: &Place) {
+    let (run, folder) = (run_dir(&place.root_dir), &place.folder);
     mounts::detach_below(&run);
     let _ = std::fs::remove_dir_all(run);
-    let Some(folder) = root_dir.parent() else { return };
+    loops::detach_below(&place.root_dir);
+    mounts::detach_below(&place.root_dir);
     // First: without the mount nobody knows any more whose file is behind a loop device.
     loops::detach_below(folder);
     mounts::detach_below(folder);

@@ -41,8 +41,9 @@ use bulkhead_apiserver::resources::{Resource, of_object};
 const KEEPER: &str = include_str!("keeper.sh");
 /// More than tests run beside each other.
 const INSTANCES: u8 = 32;
-/// Never an address of anybody: what the API server calls itself towards pods, who do not reach it in a lab.
-const ADVERTISED: &str = "198.18.0.1";
+/// What the API server calls itself towards pods. It is nobody's address, but in a lab whose pods are to reach the
+/// service `kubernetes` ([`NetNs::host_answers_at`](crate::netns::NetNs::host_answers_at)).
+pub const ADVERTISED: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The first address of the range of services.
 const SERVICE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 /// What the API server keeps there for itself, whenever it likes.
