@@ -100,6 +100,8 @@ struct Log<S> {
     reading: Option<Reading>,
     follower: Option<Follower<S>>,
     untaken: Arc<Semaphore>,
+    /// What was given last ends in the middle of a line.
+    in_line: bool,
 }
 
 /// A piece on its way to the client.
@@ -129,7 +131,7 @@ pub fn pieces<S: Source>(
         names_tell: true,
         ended: None,
     });
-    let log = Log { reading: Some(reading), follower, untaken: Arc::new(Semaphore::new(UNTAKEN)) };
+    let log = Log { reading: Some(reading), follower, untaken: Arc::new(Semaphore::new(UNTAKEN)), in_line: false };
     futures_util::stream::unfold(log, |mut log| async move {
         let piece = log.next().await?;
         Some((Ok(piece), log))
@@ -139,11 +141,15 @@ pub fn pieces<S: Source>(
 impl<S: Source> Log<S> {
     async fn next(&mut self) -> Option<Bytes> {
         let counts = self.untaken.clone().acquire_owned().await.ok()?;
-        let bytes = self.read().await?;
+        let bytes = match self.read().await? {
+            Ok(bytes) => bytes,
+            Err(error) => failure(&error, self.in_line),
+        };
+        self.in_line = bytes.last().is_some_and(|byte| *byte != b'\n');
         Some(Bytes::from_owner(Untaken { bytes, _counts: counts }))
     }
 
-    async fn read(&mut self) -> Option<Vec<u8>> {
+    async fn read(&mut self) -> Option<io::Result<Vec<u8>>> {
         loop {
             // A client that goes leaves the file to the thread that reads it, which then closes it.
             let mut reading = self.reading.take()?;
@@ -157,12 +163,12 @@ impl<S: Source> Log<S> {
                         reading.at_end = false;
                         self.reading = Some(reading);
                         if !rest.is_empty() {
-                            return Some(rest);
+                            return Some(Ok(rest));
                         }
                         continue;
                     }
-                    Ok(None) => return self.end(reading),
-                    Err(error) => return Some(failure(&error)),
+                    Ok(None) => return self.end(reading).map(Ok),
+                    Err(error) => return Some(Err(error)),
                 }
             }
             let work = tokio::task::spawn_blocking(move || {
@@ -172,7 +178,7 @@ impl<S: Source> Log<S> {
             let (reading, piece) = work.await.ok()?;
             let Piece { out, moved } = match piece {
                 Ok(piece) => piece,
-                Err(error) => return Some(failure(&error)),
+                Err(error) => return Some(Err(error)),
             };
             if let Some(follower) = &mut self.follower
                 && moved
@@ -185,7 +191,7 @@ impl<S: Source> Log<S> {
                 self.reading = Some(reading);
             }
             if !out.is_empty() {
-                return Some(out);
+                return Some(Ok(out));
             }
         }
     }
@@ -204,8 +210,10 @@ impl<S: Source> Log<S> {
 /// Shown at the end, as other failures are.
 const LOST: &str = "the log was rotated faster than it was read, lines of it are gone (see containerLogMaxFiles)";
 
-fn failure(error: &io::Error) -> Vec<u8> {
-    format!("failed to read log file: {error}").into()
+/// On a line of its own, whatever was given before it.
+fn failure(error: &io::Error, in_line: bool) -> Vec<u8> {
+    let end = if in_line { "\n" } else { "" };
+    format!("{end}failed to read log file: {error}").into()
 }
 
 fn say_malformed(reading: &Reading) {

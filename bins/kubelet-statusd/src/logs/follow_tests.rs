@@ -323,6 +323,20 @@ async fn who_falls_behind_is_told() {
 }
 
 #[tokio::test]
+async fn a_failure_stands_on_a_line_of_its_own() {
+    let place = Place::new();
+    let mut writer = place.writer();
+    say(&mut writer, "whole");
+    writer.write_all(b"2026-01-02T03:04:05Z stdout P half\n").unwrap();
+    let mut client = Client::start(&place, RULES, None);
+    client.until("half").await;
+    place.rotate(0, 2);
+    rotations(&place, 1..4, 10, 2);
+    say(&mut place.writer(), "current");
+    assert_eq!(client.rest().await, format!("whole\nhalf\nfailed to read log file: {LOST}"));
+}
+
+#[tokio::test]
 async fn a_log_that_goes_with_its_container_is_no_gap() {
     let place = Place::new();
     let mut writer = place.writer();
