@@ -88,9 +88,10 @@ pub struct SubPath {
 /// Of the plugins whose volumes lie directly below the pod's directory, by name.
 pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
     let content = content::Plugin::ALL.into_iter().map(Root::Content);
-    let others = [Root::EmptyDir, Root::Csi, Root::Local];
+    let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Nfs];
     others.into_iter().chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
-        let allowed = "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume or nfs";
+        let allowed =
+            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume or nfs";
         validate::bad("plugin", name, allowed)
     })
 }
@@ -267,6 +268,7 @@ mod tests {
         assert!(plugin("kubernetes.io/secret").is_ok());
         assert_eq!(plugin("kubernetes.io/csi").unwrap(), Root::Csi);
         assert_eq!(plugin("kubernetes.io/local-volume").unwrap(), Root::Local);
+        assert_eq!(plugin("kubernetes.io/nfs").unwrap(), Root::Nfs);
         for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path"] {
             assert!(plugin(bad).is_err(), "{bad}");
         }

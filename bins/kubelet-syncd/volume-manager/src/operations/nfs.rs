@@ -26,9 +26,9 @@ pub async fn request(
     options: Vec<String>,
     read_only: bool,
 ) -> Result<api::SetUpNfsRequest, Failure> {
-    let addresses = addresses(server).await.map_err(|why| {
-        Failure::new(Phase::SetUp, format!("mount failed: Failed to resolve server {server}: {why}"))
-    })?;
+    let addresses = addresses(server)
+        .await
+        .map_err(|why| Failure::new(Phase::SetUp, format!("mount failed: Failed to resolve server {server}: {why}")))?;
     let addresses = addresses.into_iter().map(|address| address.to_string()).collect();
     let (server, path) = (server.to_owned(), path.to_owned());
     Ok(api::SetUpNfsRequest { pod_uid, volume, server, addresses, path, options, read_only })

@@ -22,7 +22,10 @@ pub struct Unresolved {
 
 /// A volume that is this manager's: a claim, or an inline volume of a CSI driver or an NFS server.
 pub fn is_managed(volume: &Volume) -> bool {
-    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some() || volume.nfs.is_some()
+    volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
+        || volume.csi.is_some()
+        || volume.nfs.is_some()
 }
 
 /// Finds out what a volume of a pod is.

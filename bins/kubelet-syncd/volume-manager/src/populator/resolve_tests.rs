@@ -134,7 +134,10 @@ fn exports_of_an_nfs_server() {
     assert_eq!(spec.source, crate::spec::Source::Nfs { server: "s".into(), path: "/p".into() });
     assert!(!spec.read_only, "upstream goes by the claim's use");
     assert_eq!(spec.mount_options, ["vers=3", "nolock"]);
-    assert_eq!((spec.plugin().as_str(), spec.unique_name("u").0.as_str()), ("kubernetes.io/nfs", "kubernetes.io/nfs/u-pv"));
+    assert_eq!(
+        (spec.plugin().as_str(), spec.unique_name("u").0.as_str()),
+        ("kubernetes.io/nfs", "kubernetes.io/nfs/u-pv")
+    );
     let inline = volume(json!({"nfs": {"server": "fd00::1", "path": "/p", "readOnly": true}}));
     let spec = inline_nfs(&inline, inline.nfs.as_ref().unwrap());
     assert!(spec.read_only && spec.claim.is_none());

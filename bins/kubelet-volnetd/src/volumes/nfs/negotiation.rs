@@ -123,6 +123,9 @@ mod tests {
         assert_eq!(words(Errno::TIMEDOUT), "Connection timed out for s:/p on /t");
         assert_eq!(words(Errno::CONNREFUSED), "Connection refused for s:/p on /t");
         assert_eq!(words(Errno::NODEV), "unknown filesystem type 'nfs'");
-        assert_eq!(super::words(Errno::INVAL, "NFS: x", "s:/p", "/t"), "an incorrect mount option was specified: NFS: x");
+        assert_eq!(
+            super::words(Errno::INVAL, "NFS: x", "s:/p", "/t"),
+            "an incorrect mount option was specified: NFS: x"
+        );
     }
 }

@@ -80,10 +80,10 @@ const ATIME: MountAttrFlags = MountAttrFlags::MOUNT_ATTR__ATIME;
 fn rule(name: &str) -> Option<Rule> {
     const MAX: u32 = i32::MAX as u32;
     Some(match name {
-        "acl" | "noacl" | "ac" | "noac" | "cto" | "nocto" | "lock" | "nolock" | "rdirplus" | "nordirplus" | "resvport"
-        | "noresvport" | "sharecache" | "nosharecache" | "soft" | "softerr" | "softreval" | "nosoftreval" | "hard"
-        | "intr" | "nointr" | "posix" | "noposix" | "fsc" | "nofsc" | "trunkdiscovery" | "notrunkdiscovery" | "tcp"
-        | "udp" | "rdma" | "sync" | "async" | "dirsync" => Rule::Flag,
+        "acl" | "noacl" | "ac" | "noac" | "cto" | "nocto" | "lock" | "nolock" | "rdirplus" | "nordirplus"
+        | "resvport" | "noresvport" | "sharecache" | "nosharecache" | "soft" | "softerr" | "softreval"
+        | "nosoftreval" | "hard" | "intr" | "nointr" | "posix" | "noposix" | "fsc" | "nofsc" | "trunkdiscovery"
+        | "notrunkdiscovery" | "tcp" | "udp" | "rdma" | "sync" | "async" | "dirsync" => Rule::Flag,
         "acdirmax" | "acdirmin" | "acregmax" | "acregmin" | "actimeo" | "namlen" | "retrans" => Rule::Number(0, MAX),
         "bsize" | "rsize" | "wsize" | "timeo" => Rule::Number(1, MAX),
         "port" | "mountport" => Rule::Number(0, 65_535),
@@ -133,10 +133,8 @@ impl Options {
         let mut options = Options::default();
         let (mut version, mut minor, mut udp) = (None, None, false);
         for option in &written {
-            let bad = |why: &str| InvalidOption {
-                option: option.chars().take(MAX_BYTES).collect(),
-                why: why.to_owned(),
-            };
+            let bad =
+                |why: &str| InvalidOption { option: option.chars().take(MAX_BYTES).collect(), why: why.to_owned() };
             if option.len() > MAX_BYTES || option.chars().any(char::is_control) {
                 return Err(bad("too long, or with characters that no option has"));
             }

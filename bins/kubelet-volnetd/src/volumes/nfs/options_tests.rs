@@ -46,7 +46,10 @@ fn what_the_kernel_gets() {
     for (text, wanted) in [
         ("", &[][..]),
         ("hard,nolock,noac", &["hard", "nolock", "noac"]),
-        ("rsize=1048576,wsize=1048576,timeo=600,retrans=2", &["rsize=1048576", "wsize=1048576", "timeo=600", "retrans=2"]),
+        (
+            "rsize=1048576,wsize=1048576,timeo=600,retrans=2",
+            &["rsize=1048576", "wsize=1048576", "timeo=600", "retrans=2"],
+        ),
         ("timeo=1,timeo=2", &["timeo=2"]),
         ("sec=krb5p:sys,nconnect=16", &["sec=krb5p:sys", "nconnect=16"]),
         ("proto=tcp6,port=2050", &["proto=tcp6", "port=2050"]),
