@@ -246,4 +246,38 @@ mod tests {
         forget(&mut all, |_, _| false);
         assert!(all.is_empty());
     }
+
+    /// A folder whose server is away costs one worker, and the others' figures come all the same.
+    #[tokio::test]
+    async fn a_folder_that_is_not_answered_for_is_not_asked_for_again() {
+        use bulkhead_ipc::common::{FileSystemFigures, WalkReply};
+        use bulkhead_worker::{Message, WorkerPool};
+        use prost::Message as _;
+
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (held, asked) = (Mutex::new(held), Arc::new(Mutex::new(0)));
+        let counted = asked.clone();
+        let pool = WorkerPool::here(move |request| {
+            if String::from_utf8_lossy(&request.bytes).contains("/away") {
+                *counted.lock().unwrap() += 1;
+                let _ = held.lock().unwrap().recv();
+            }
+            let figures = FileSystemFigures { capacity_bytes: 7, ..FileSystemFigures::default() };
+            Message::of(WalkReply { file_system: Some(figures), ..WalkReply::default() }.encode_to_vec())
+        });
+        let link = Link::open("test", bulkhead_types::Process::Syncd, std::path::Path::new("/nowhere"));
+        let volumes = PersistentVolumes::new(link, Walker::new(pool), Some(Duration::from_secs(60)));
+        let of = |pod: &str, folder: &str| VolumeUsage { folder: folder.into(), ..told(pod, "v", None) };
+        let away = volumes.measure(of("p", "/away")).unwrap();
+        assert!(volumes.measure(of("p", "/away")).is_none());
+        volumes.measure(of("q", "/there")).unwrap().await.unwrap();
+        assert_eq!(volumes.of("q")[0].fs.as_ref().unwrap().capacity_bytes, Some(7));
+        assert!(volumes.of("p").is_empty());
+        release.send(()).unwrap();
+        away.await.unwrap();
+        assert_eq!((volumes.of("p").len(), *asked.lock().unwrap()), (1, 1), "what comes late is noted late");
+        release.send(()).unwrap();
+        volumes.measure(of("p", "/away")).unwrap().await.unwrap();
+        assert_eq!(*asked.lock().unwrap(), 2, "and asked for again once it was answered for");
+    }
 }

@@ -281,7 +281,7 @@ impl VolumeVerbs for End {
 
     fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply> {
         let api::SetUpNfsRequest { volume, server, addresses, path, options, read_only, .. } = request;
-        self.0.say(&format!("SetUpNfs {volume} {server}:{path} {addresses:?} {options:?} {read_only}"));
+        self.0.say(format!("SetUpNfs {volume} {server}:{path} {addresses:?} {options:?} {read_only}"));
         async { Ok(api::SetUpVolumeReply { host_path: "/nfs".into() }) }.boxed()
     }
 
