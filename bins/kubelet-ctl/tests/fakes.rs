@@ -183,6 +183,9 @@ impl Volumes for Fake {
     async fn set_up_content(&self, _: Request<volnetd::SetUpContentRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }
+    async fn set_up_nfs(&self, _: Request<volnetd::SetUpNfsRequest>) -> Answer<volnetd::SetUpVolumeReply> {
+        not_faked()
+    }
     async fn set_up_local(&self, _: Request<volnetd::SetUpLocalRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }

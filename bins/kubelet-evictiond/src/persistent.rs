@@ -1,7 +1,7 @@
 //! What persistent volumes and those of CSI drivers hold. This process enters none of them: kubelet-syncd asks their drivers, and
 //! names the folders of the others, whose file systems kubelet-walker's workers look at.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,9 +11,11 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::evictiond::{FsStats, VolumeStats};
 use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::{VolumeUsage, VolumeUsagesRequest};
+use futures_util::future::join_all;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
+use tokio::task::JoinHandle;
 
 use crate::disk::Cache;
 use crate::stats::{self, Moment};
@@ -21,6 +23,8 @@ use crate::walker::Walker;
 
 /// Drivers have 10 s each, some at a time.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// For folders whose file systems are looked at; figures that come later are in the next answer.
+const FOLDERS: Duration = Duration::from_secs(10);
 /// More volumes than a node can have; the rest of a longer list is cut.
 const MAX_VOLUMES: usize = 20_000;
 
@@ -35,6 +39,8 @@ pub struct PersistentVolumes {
     /// `None`: statistics of volumes are off.
     renewed: Option<Arc<Cache<(), ()>>>,
     figures: Arc<Mutex<Figures>>,
+    /// Folders that are being looked at.
+    asked: Arc<Mutex<HashSet<String>>>,
 }
 
 impl PersistentVolumes {
@@ -45,6 +51,7 @@ impl PersistentVolumes {
             walker,
             renewed: period.map(|period| Arc::new(Cache::keeping(period))),
             figures: Arc::default(),
+            asked: Arc::default(),
         }
     }
 
@@ -76,27 +83,46 @@ impl PersistentVolumes {
         let mut client = StorageClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut stream =
             client.volume_usages(CallContext::new().request(VolumeUsagesRequest {}, DEADLINE)).await?.into_inner();
-        let mut there = BTreeMap::new();
+        let (mut there, mut measured) = (BTreeMap::new(), Vec::new());
         while let Some(told) = stream.message().await? {
             if there.len() == MAX_VOLUMES {
                 tracing::warn!(MAX_VOLUMES, "the list of volumes' usage is cut");
                 break;
             }
-            let fs = match told.folder.as_str() {
-                "" => figures(&told, &Moment::now().text),
-                folder => {
-                    let measured = self.walker.file_system(folder.to_owned()).await;
-                    measured.map(|fs| stats::whole(fs, &Moment::now().text))
-                }
-            };
-            // Each as it comes: who is slow holds up no other.
-            note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
-            there.insert((told.pod_uid, told.volume), ());
+            there.insert((told.pod_uid.clone(), told.volume.clone()), ());
+            if told.folder.is_empty() {
+                let fs = figures(&told, &Moment::now().text);
+                // Each as it comes: who is slow holds up no other.
+                note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
+            } else {
+                measured.extend(self.measure(told));
+            }
         }
+        let _ = tokio::time::timeout(FOLDERS, join_all(measured)).await;
         forget(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), |pod, volume| {
             there.contains_key(&(pod.to_owned(), volume.to_owned()))
         });
         Ok(())
+    }
+}
+
+impl PersistentVolumes {
+    /// Has the folder looked at, by a task of its own: what comes late is noted late. A folder that has not been answered for,
+    /// because its server is away, is not asked for again: each question takes a worker.
+    fn measure(&self, told: VolumeUsage) -> Option<JoinHandle<()>> {
+        let lock = |asked: &Mutex<HashSet<String>>, act: fn(&mut HashSet<String>, String) -> bool, folder| {
+            act(&mut asked.lock().unwrap_or_else(PoisonError::into_inner), folder)
+        };
+        if !lock(&self.asked, HashSet::insert, told.folder.clone()) {
+            return None;
+        }
+        let this = self.clone();
+        Some(tokio::spawn(async move {
+            let fs = this.walker.file_system(told.folder.clone()).await;
+            let fs = fs.map(|fs| stats::whole(fs, &Moment::now().text));
+            note(&mut this.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
+            lock(&this.asked, |asked, folder| asked.remove(&folder), told.folder);
+        }))
     }
 }
 
@@ -219,5 +245,39 @@ mod tests {
         assert_eq!(all["p"].len(), 1);
         forget(&mut all, |_, _| false);
         assert!(all.is_empty());
+    }
+
+    /// A folder whose server is away costs one worker, and the others' figures come all the same.
+    #[tokio::test]
+    async fn a_folder_that_is_not_answered_for_is_not_asked_for_again() {
+        use bulkhead_ipc::common::{FileSystemFigures, WalkReply};
+        use bulkhead_worker::{Message, WorkerPool};
+        use prost::Message as _;
+
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (held, asked) = (Mutex::new(held), Arc::new(Mutex::new(0)));
+        let counted = asked.clone();
+        let pool = WorkerPool::here(move |request| {
+            if String::from_utf8_lossy(&request.bytes).contains("/away") {
+                *counted.lock().unwrap() += 1;
+                let _ = held.lock().unwrap().recv();
+            }
+            let figures = FileSystemFigures { capacity_bytes: 7, ..FileSystemFigures::default() };
+            Message::of(WalkReply { file_system: Some(figures), ..WalkReply::default() }.encode_to_vec())
+        });
+        let link = Link::open("test", bulkhead_types::Process::Syncd, std::path::Path::new("/nowhere"));
+        let volumes = PersistentVolumes::new(link, Walker::new(pool), Some(Duration::from_secs(60)));
+        let of = |pod: &str, folder: &str| VolumeUsage { folder: folder.into(), ..told(pod, "v", None) };
+        let away = volumes.measure(of("p", "/away")).unwrap();
+        assert!(volumes.measure(of("p", "/away")).is_none());
+        volumes.measure(of("q", "/there")).unwrap().await.unwrap();
+        assert_eq!(volumes.of("q")[0].fs.as_ref().unwrap().capacity_bytes, Some(7));
+        assert!(volumes.of("p").is_empty());
+        release.send(()).unwrap();
+        away.await.unwrap();
+        assert_eq!((volumes.of("p").len(), *asked.lock().unwrap()), (1, 1), "what comes late is noted late");
+        release.send(()).unwrap();
+        volumes.measure(of("p", "/away")).unwrap().await.unwrap();
+        assert_eq!(*asked.lock().unwrap(), 2, "and asked for again once it was answered for");
     }
 }

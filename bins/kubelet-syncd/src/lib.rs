@@ -12,7 +12,7 @@
 //! | [`kubelet_model`] | what a pod, a node and the objects that a pod names are, and how they are read |
 //! | [`kubelet_edges`] | what lies outside the process: connections to pods, volnetd, the runtime |
 //! | [`kubelet_pleg`] | what the runtime has, from its events and a slow audit |
-//! | [`kubelet_volume_manager`] | claims and volumes of CSI drivers: which pods want, which are there, what is done about the difference |
+//! | [`kubelet_volume_manager`] | claims and volumes of CSI drivers and NFS servers: which pods want, which are there, what is done about the difference |
 //! | [`kubelet_images`] | whether an image is there and how it gets there |
 //! | [`kubelet_probes`] | what is asked of a running container and run in it: probes, lifecycle hooks |
 //! | [`kubelet_runtime`] | one pod at the container runtime: its size, what to do with its sandbox and containers, its status |
@@ -66,7 +66,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Volumes of the kinds nfs, iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
+//! Volumes of the kinds iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
 //! resource managers and devices.
 
 pub mod admission;

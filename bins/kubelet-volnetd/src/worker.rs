@@ -28,6 +28,7 @@ use crate::volumes::csi::{Prepared, stage};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::local::{self, Local};
+use crate::volumes::nfs::{self, Nfs};
 use crate::volumes::sub_path::{self, SubPath};
 use crate::volumes::teardown::{self, Kept, Outcome, Scope};
 use crate::volumes::{VolumeError, ownership, pod_dir};
@@ -73,6 +74,11 @@ pub enum Task {
         pod: PodUid,
         local: Local,
         again: bool,
+        may_mount: bool,
+    },
+    SetUpNfs {
+        pod: PodUid,
+        nfs: Nfs,
         may_mount: bool,
     },
     TearDownPod {
@@ -149,6 +155,7 @@ impl Task {
             Task::PrepareSubPath { pod, wanted } => format!("PrepareSubPath of volume {} of pod {pod}", wanted.volume),
             Task::CheckHostPath { pod, path, .. } => format!("CheckHostPath of {} of pod {pod}", path.display()),
             Task::SetUpLocal { pod, local, .. } => format!("SetUpLocal of volume {} of pod {pod}", local.volume),
+            Task::SetUpNfs { pod, nfs, .. } => format!("SetUpNfs of volume {} of pod {pod}", nfs.volume),
             Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
             Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
@@ -172,6 +179,7 @@ impl Task {
             Task::CommitPublish { giving: Some(_), .. } | Task::SetUpLocal { may_mount: true, .. } => {
                 ownership::PATIENCE.saturating_add(Duration::from_secs(10))
             }
+            Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
             _ => Duration::from_secs(15),
         }
     }
@@ -273,6 +281,7 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
         Task::SetUpLocal { pod, local, again, may_mount } => {
             Done::Volume(local::set_up(settings, &pod, &local, again, may_mount)?)
         }
+        Task::SetUpNfs { pod, nfs, may_mount } => Done::Volume(nfs::set_up(settings, &pod, &nfs, may_mount)?),
         Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),
         Task::PrepareStage { staged, data, may_make } => {
             let make = if may_make { stage::prepare } else { stage::look };

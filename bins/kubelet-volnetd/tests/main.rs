@@ -8,6 +8,7 @@ mod csi;
 mod csi_crashes;
 mod life;
 mod local;
+mod nfs;
 mod plugins;
 mod process;
 mod rotation;

@@ -16,6 +16,7 @@
 //! | [`memfd`] | sealed memory files |
 //! | [`fence`] | Landlock |
 //! | [`fork`] | a child of this program that shares one descriptor with it |
+//! | [`fs_context`] | a mount by parameters, with what the kernel says of them |
 //! | [`seccomp`] | system call filters |
 //! | [`open`] | the three rules for opening files |
 //! | [`tree`] | walking and removing a directory tree that others may be changing |
@@ -37,6 +38,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod fence;
 pub mod fork;
+pub mod fs_context;
 pub mod heap;
 pub mod inotify;
 pub mod listen_fds;

@@ -6,6 +6,7 @@ mod eviction;
 mod life;
 mod memory;
 mod metadata;
+mod nfs;
 mod node;
 mod numbers;
 mod resize;
@@ -24,17 +25,21 @@ use bulkhead_testkit::{Cluster, machine};
 
 use node::{World, config, kubeconfig, manifests, wanted};
 
-#[test]
-fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
+/// Whether this machine can run another one; else why the test is skipped.
+fn lack() -> Option<Lack> {
     let say = |text: &str| eprintln!("{text}");
-    let lack = if !machine::is_root() {
+    if !machine::is_root() {
         Some(Lack::Root)
     } else if cfg!(not(target_arch = "x86_64")) {
         Some(Lack::Architecture)
     } else {
         (!vm::ensure_installed(&say)).then_some(Lack::Program("qemu, mmdebstrap or Debian's cloud kernel"))
-    };
-    if let Some(lack) = lack {
+    }
+}
+
+#[test]
+fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
+    if let Some(lack) = lack() {
         return skip_this_test(lack);
     }
     // Two machines at once would be too slow for their own watchdogs.

@@ -66,13 +66,13 @@ pub fn kubeconfig(cluster: &Cluster) -> Result<Value> {
     Ok(content)
 }
 
-const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
+pub const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
 /// Takes 52 MiB when it is told to, and gives them back.
 const TAKES: &str = "trap 'exit 0' TERM; trap take USR1\n\
                      take() { dd if=/dev/zero of=/dev/shm/taken bs=64k count=832; echo $? > /dev/shm/done; rm /dev/shm/taken; }\n\
                      while :; do sleep 1000 & wait $!; done";
 
-fn pod(name: &str, command: &str, resources: &Value) -> Value {
+pub fn pod(name: &str, command: &str, resources: &Value) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -131,7 +131,7 @@ pub fn glutton() -> Value {
     bound(pod("glutton", "held=$(head -c 16000000 /dev/zero | tr '\\0' x); while :; do sleep 1000; done", &json!({})))
 }
 
-fn bound(mut pod: Value) -> Value {
+pub fn bound(mut pod: Value) -> Value {
     pod["spec"]["nodeName"] = json!(NAME);
     pod["spec"]["automountServiceAccountToken"] = json!(false);
     pod

@@ -135,6 +135,7 @@ verbs! {
     check_host_path(VolumesClient, CheckHostPathRequest) -> SetUpVolumeReply, QUICK;
     set_up_content(VolumesClient, SetUpContentRequest) -> SetUpVolumeReply, QUICK;
     set_up_local(VolumesClient, SetUpLocalRequest) -> SetUpVolumeReply, GIVES;
+    set_up_nfs(VolumesClient, SetUpNfsRequest) -> SetUpVolumeReply, SLOW;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
     write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;

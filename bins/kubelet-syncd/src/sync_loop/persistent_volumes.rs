@@ -84,11 +84,13 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
     let root = match volume.root {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
+        Root::Nfs => VolumeRoot::Plugin("kubernetes.io/nfs"),
     };
     MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
-        managed: !volume.read_only,
+        // Upstream has no export relabelled.
+        managed: !volume.read_only && volume.root != Root::Nfs,
         root,
         folder: Some(volume.spec_name),
     }

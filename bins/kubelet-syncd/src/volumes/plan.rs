@@ -34,7 +34,7 @@ pub enum VolumeKind {
     Content(Content),
     /// The runtime mounts it.
     Image,
-    /// The volume manager finds out what it is, and mounts it: a claim, or an inline volume of a CSI driver.
+    /// The volume manager finds out what it is, and mounts it: a claim, or an inline volume of a CSI driver or an NFS server.
     Managed {
         kind: &'static str,
     },
@@ -259,6 +259,8 @@ mod tests {
         assert_eq!((image.name(), image.root()), ("image", VolumeRoot::Image));
         let claim = one(serde_json::json!({"persistentVolumeClaim": {"claimName": "c"}}), none);
         assert_eq!(claim, VolumeKind::Managed { kind: "persistentVolumeClaim" });
+        let nfs = one(serde_json::json!({"nfs": {"server": "s", "path": "/p"}}), serde_json::json!({}));
+        assert_eq!(nfs, VolumeKind::Managed { kind: "nfs" });
     }
 
     #[test]

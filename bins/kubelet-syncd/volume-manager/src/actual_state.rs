@@ -148,6 +148,13 @@ impl ActualState {
         self.volumes.get(volume)?.pods.get(pod)
     }
 
+    /// A pod has ended: those of its volumes that no driver takes back go with its folder.
+    pub fn forget_folders(&mut self, pod: &PodUid) {
+        for volume in self.volumes.values_mut().filter(|volume| volume.device.is_none()) {
+            volume.pods.remove(pod);
+        }
+    }
+
     /// Another pod of this node has a volume that only one may have.
     pub fn is_used_by_another(&self, volume: &UniqueName, pod: &PodUid) -> bool {
         self.volumes.get(volume).is_some_and(|volume| volume.pods.iter().any(|(other, _)| other != pod))

@@ -145,6 +145,10 @@ impl VolumeVerbs for NodeVerbs {
         async move { self.volnetd.set_up_local(&for_pod(&request.pod_uid), request).await }.boxed()
     }
 
+    fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        async move { self.volnetd.set_up_nfs(&for_pod(&request.pod_uid), request).await }.boxed()
+    }
+
     fn check_host_path(&self, request: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
         async move { self.volnetd.check_host_path(&for_pod(&request.pod_uid), request).await }.boxed()
     }

@@ -39,6 +39,8 @@ pub enum Root {
     Csi,
     /// A folder of the host, bound into the pod's.
     Local,
+    /// An export of an NFS server.
+    Nfs,
 }
 
 /// A volume that is there for a pod.
@@ -132,6 +134,10 @@ impl VolumeManager {
             return;
         }
         let before = world.desired.pods.remove(uid);
+        if before.is_none() {
+            // A static pod comes again under the same uid: what it had went with its folder.
+            world.actual.forget_folders(uid);
+        }
         let mut wanted = DesiredPod {
             pod: pod.clone(),
             prepared: before.as_ref().is_some_and(|before| before.prepared),
@@ -239,6 +245,7 @@ impl VolumeManager {
                 root: match volume.spec.source {
                     Source::Csi(_) => Root::Csi,
                     Source::Local { .. } | Source::HostPath { .. } => Root::Local,
+                    Source::Nfs { .. } => Root::Nfs,
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,
@@ -292,6 +299,7 @@ impl VolumeManager {
     pub fn end(&self, uid: &PodUid) {
         let mut world = self.context.world();
         world.desired.pods.remove(uid);
+        world.actual.forget_folders(uid);
         world.ended.insert(uid.clone());
         drop(world);
         self.context.touch();
@@ -304,6 +312,7 @@ impl VolumeManager {
         let gone: BTreeSet<PodUid> = published.filter(|uid| !keep(uid)).collect();
         for uid in gone {
             world.desired.pods.remove(&uid);
+            world.actual.forget_folders(&uid);
             world.ended.insert(uid);
         }
         drop(world);

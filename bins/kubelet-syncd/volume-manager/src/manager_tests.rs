@@ -279,6 +279,12 @@ impl VolumeVerbs for End {
         async { Ok(api::SetUpVolumeReply { host_path: "/local".into() }) }.boxed()
     }
 
+    fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        let api::SetUpNfsRequest { volume, server, addresses, path, options, read_only, .. } = request;
+        self.0.say(format!("SetUpNfs {volume} {server}:{path} {addresses:?} {options:?} {read_only}"));
+        async { Ok(api::SetUpVolumeReply { host_path: "/nfs".into() }) }.boxed()
+    }
+
     fn check_host_path(&self, _: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
         async { Ok(api::SetUpVolumeReply { host_path: "/host".into() }) }.boxed()
     }
@@ -561,4 +567,29 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log()[3..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+}
+
+/// An inline export: mounted without a word of the API server, and again when the same static pod comes again.
+#[tokio::test(start_paused = true)]
+async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
+    let outside = Outside::new();
+    outside.node.send_replace(None);
+    let manager = outside.manager();
+    let pod = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "a"}, "spec": {
+        "containers": [{"name": "c", "volumeMounts": [{"name": "data", "mountPath": "/d"}]}],
+        "volumes": [{"name": "data", "nfs": {"server": "10.0.0.1", "path": "/p", "readOnly": true}}]}});
+    let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).unwrap());
+    for life in 1..=2 {
+        manager.want(&uid("a"), &pod).await;
+        manager.folders_ready(&uid("a"));
+        let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+        let (path, root) = (found["data"].host_path.clone(), found["data"].root.clone());
+        assert_eq!((path, root, found["data"].read_only), (PathBuf::from("/nfs"), Root::Nfs, true));
+        assert_eq!(outside.log(), vec!["SetUpNfs data 10.0.0.1:/p [\"10.0.0.1\"] [] true"; life]);
+        assert_eq!(manager.statistics().all().collect::<Vec<_>>().await[0].folder, "/nfs");
+        manager.end(&uid("a"));
+        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        assert!(manager.counts().1.values().all(|count| *count == 0));
+    }
+    assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
 }

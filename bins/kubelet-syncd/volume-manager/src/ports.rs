@@ -63,6 +63,7 @@ pub trait VolumeVerbs: Send + Sync + Debug {
     fn list_staged(&self) -> Reply<'_, Vec<api::StagedVolume>>;
     fn list_published(&self) -> Reply<'_, Vec<api::PublishedVolume>>;
     fn set_up_local(&self, request: api::SetUpLocalRequest) -> Reply<'_, api::SetUpVolumeReply>;
+    fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply>;
     fn check_host_path(&self, request: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply>;
 }
 

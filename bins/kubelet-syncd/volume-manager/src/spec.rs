@@ -61,6 +61,11 @@ pub enum Source {
         path: String,
         fs_type: String,
     },
+    /// An export of an NFS server, by an inline volume or a PersistentVolume.
+    Nfs {
+        server: String,
+        path: String,
+    },
     /// PersistentVolume `hostPath`; `kind` as the API writes it.
     HostPath {
         path: String,
@@ -105,7 +110,7 @@ impl VolumeSpec {
     pub fn csi(&self) -> Option<&CsiSource> {
         match &self.source {
             Source::Csi(source) => Some(source),
-            Source::Local { .. } | Source::HostPath { .. } => None,
+            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } => None,
         }
     }
 
@@ -115,6 +120,7 @@ impl VolumeSpec {
             Source::Csi(source) => format!("kubernetes.io/csi:{}", source.driver),
             Source::Local { .. } => "kubernetes.io/local-volume".to_owned(),
             Source::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
+            Source::Nfs { .. } => "kubernetes.io/nfs".to_owned(),
         }
     }
 
@@ -125,6 +131,7 @@ impl VolumeSpec {
             Source::Csi(source) => crate::names::unique(&source.driver, &source.handle),
             Source::Local { .. } => format!("kubernetes.io/local-volume/{}", self.name),
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
+            Source::Nfs { .. } => format!("kubernetes.io/nfs/{pod_uid}-{}", self.name),
         })
     }
 }

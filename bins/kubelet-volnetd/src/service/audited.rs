@@ -55,6 +55,7 @@ subjects! {
     TearDownPodRequest: |r| &r.pod_uid, if r.volumes_only { "volumes alone".into() } else { String::new() };
     PruneRequest: |r| "", format!("all but {} pods", r.known_pod_uids.len());
     SetUpLocalRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.path);
+    SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
     EndStageRequest: |r| "", device(r.device.as_ref());
@@ -164,6 +165,7 @@ impl Volumes for Audited {
         prepare_pod(PreparePodRequest) -> PreparePodReply = "PreparePod";
         set_up_empty_dir(SetUpEmptyDirRequest) -> SetUpVolumeReply = "SetUpEmptyDir";
         set_up_local(SetUpLocalRequest) -> SetUpVolumeReply = "SetUpLocal";
+        set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply = "SetUpNfs";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";
         set_up_content(SetUpContentRequest) -> SetUpVolumeReply = "SetUpContent";
         prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply = "PrepareSubPath";

@@ -6,6 +6,7 @@ mod audited;
 mod cgroups;
 mod csi;
 mod files;
+mod nfs;
 pub mod status;
 mod volumes;
 mod watches;

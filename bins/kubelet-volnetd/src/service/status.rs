@@ -25,6 +25,7 @@ use crate::volumes::VolumeError;
 use crate::volumes::content::{PutContentError, WriteError};
 use crate::volumes::csi::CsiError;
 use crate::volumes::host_path::HostPathError;
+use crate::volumes::nfs::{NfsError, NfsReason};
 use crate::volumes::ownership::OwnershipError;
 use crate::volumes::sub_path::SubPathError;
 
@@ -99,6 +100,9 @@ fn code_of_volume(error: &VolumeError) -> Code {
             code_of_io(source)
         }
         VolumeError::Local(error) => code_of_io(&error.source),
+        // The server, or the volume's options: nothing is wrong with this node.
+        VolumeError::Nfs(NfsError { why: NfsReason::Option(_), .. }) => Code::InvalidArgument,
+        VolumeError::Nfs(_) => Code::Aborted,
         VolumeError::Csi(error) => code_of_csi(error),
         VolumeError::Journal(JournalError::Write { source, .. }) => code_of_io(source),
         VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,

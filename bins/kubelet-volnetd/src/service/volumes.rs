@@ -78,6 +78,11 @@ impl Volumes for Verbs {
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
     }
 
+    async fn set_up_nfs(&self, request: Request<SetUpNfsRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        let path = super::nfs::set_up(self, request.into_inner()).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+    }
+
     async fn prepare_sub_path(
         &self,
         request: Request<PrepareSubPathRequest>,

@@ -131,9 +131,12 @@ pub fn drop_contradicted(node: &Node) {
             Intent::TearDown | Intent::Publish { .. } => true,
             Intent::Mount { plugin, volume } => {
                 let path = volume_path(node, pod, plugin, volume);
+                // What is mounted is not looked at: it may never answer.
+                if mounts.contains_key(&path) {
+                    return plugin == LOCAL;
+                }
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
                 open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok()
-                    && (plugin == LOCAL || !mounts.contains_key(&path))
             }
         }
     });

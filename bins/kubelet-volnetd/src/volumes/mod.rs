@@ -6,6 +6,7 @@ pub mod empty_dir;
 pub mod host_path;
 pub mod list;
 pub mod local;
+pub mod nfs;
 pub mod ownership;
 pub mod sub_path;
 pub mod teardown;
@@ -26,6 +27,9 @@ pub const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
 
 /// Folders of the host that PersistentVolumes name.
 pub const LOCAL: &str = "kubernetes.io/local-volume";
+
+/// Exports of NFS servers.
+pub const NFS: &str = "kubernetes.io/nfs";
 
 /// Volumes that are the host's own.
 pub const HOST_PATH: &str = "kubernetes.io/host-path";
@@ -57,6 +61,8 @@ pub enum VolumeError {
     HostPath(#[from] host_path::HostPathError),
     #[error(transparent)]
     Local(#[from] local::LocalError),
+    #[error(transparent)]
+    Nfs(#[from] nfs::NfsError),
     #[error(transparent)]
     Csi(Box<csi::CsiError>),
     #[error("failed to read the mounts")]
@@ -117,7 +123,7 @@ pub fn volume_root(
     if in_memory && !bulkhead_sys::mount::is_tmpfs(root.as_fd()).map_err(VolumeError::Mounts)? {
         return Err(not_set_up());
     }
-    if plugin == LOCAL {
+    if plugin == LOCAL || plugin == NFS {
         let mount = bulkhead_sys::tree::mount_id;
         let ids = mount(root.as_fd()).and_then(|root| Ok((root, mount(pod_dir)?)));
         let (root_id, pod_id) = ids.map_err(|errno| VolumeError::Mounts(errno.into()))?;

@@ -10,7 +10,8 @@
 //! What a CSI driver has published is its own: it is named as left, and neither it nor the binds of its subPaths are unmounted
 //! or removed, while the pod's other volumes go.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount;
@@ -22,7 +23,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::csi::paths as csi;
-use super::{EMPTY_DIR, VolumeError, content, sub_path};
+use super::{EMPTY_DIR, NFS, VolumeError, content, nfs, sub_path};
 use crate::node::Settings;
 
 /// Entries of one of our own directories; a pod cannot add to them.
@@ -77,6 +78,7 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
 
     let base = settings.paths.pod(pod);
     let specs: Vec<String> = kept.iter().map(|kept| kept.spec.clone()).collect();
+    let served = nfs_below(&base)?;
     for point in mount_points_below(&base)? {
         if is_drivers(point.strip_prefix(&base).unwrap_or(&point), &specs) {
             // Published after we were told what is, or by nobody that we know of.
@@ -85,7 +87,17 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
             }
             continue;
         }
+        if served.contains(&point) {
+            // Neither mount nor folder goes while the server is away.
+            let _ = on_parent(&dir, &base, &point, nfs::wait_for_server);
+        }
+        let started = std::time::Instant::now();
         unmount(&dir, &base, &point, &mut outcome);
+        if served.contains(&point) && point.starts_with(settings.paths.volumes(pod)) {
+            let worked = outcome.unmounted.last().is_some_and(|last| *last == point.display().to_string());
+            let seconds = started.elapsed().as_secs_f64();
+            outcome.volumes.push(Unmounted { plugin: NFS.to_owned(), seconds, worked });
+        }
     }
     if !outcome.left.is_empty() {
         return Ok(outcome);
@@ -139,15 +151,33 @@ pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     Ok(points)
 }
 
+/// Those of them that an NFS server serves, and binds of parts of them.
+fn nfs_below(base: &Path) -> Result<BTreeSet<PathBuf>, VolumeError> {
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let below = mounts.filter(|m| nfs::is_nfs(m.fs_type) && m.mount_point.starts_with(base));
+    Ok(below.map(|m| m.mount_point.into_owned()).collect())
+}
+
 /// Unmounts one point through its parent directory, opened below the pod's.
 pub fn unmount_beneath(dir: &OwnedFd, base: &Path, point: &Path) -> Result<(), String> {
+    on_parent(dir, base, point, |parent, name| mount::unmount(parent, name).map_err(|e| chain(&e)))?
+}
+
+/// Does something by the point's name in its parent directory, which is opened below the pod's.
+fn on_parent<T>(
+    dir: &OwnedFd,
+    base: &Path,
+    point: &Path,
+    act: impl FnOnce(BorrowedFd<'_>, &str) -> T,
+) -> Result<T, String> {
     let relative = point.strip_prefix(base).map_err(|e| e.to_string())?;
     let name = relative.file_name().and_then(|n| n.to_str()).ok_or("its name is not valid UTF-8")?;
     let parent = match relative.parent().filter(|p| !p.as_os_str().is_empty()) {
         Some(parent) => open::dir_beneath(dir.as_fd(), parent).map_err(|e| chain(&e))?,
         None => dir.try_clone().map_err(|e| e.to_string())?,
     };
-    mount::unmount(parent.as_fd(), name).map_err(|e| chain(&e))
+    Ok(act(parent.as_fd(), name))
 }
 
 fn unmount(dir: &OwnedFd, base: &Path, point: &Path, outcome: &mut Outcome) {

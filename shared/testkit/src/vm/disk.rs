@@ -43,8 +43,21 @@ impl Disk {
     /// # Errors
     /// Debian cannot be fetched, a program is missing, or the disk does not fit on this one.
     pub fn make(folder: &Path, more: &[(&str, &Path)], files: &[(&str, &str)]) -> Result<Self> {
+        Disk::with_packages(folder, &[], more, files)
+    }
+
+    /// The same with more of Debian's packages. What they would have started at a boot is not.
+    ///
+    /// # Errors
+    /// As [`Disk::make`].
+    pub fn with_packages(
+        folder: &Path,
+        packages: &[&str],
+        more: &[(&str, &Path)],
+        files: &[(&str, &str)],
+    ) -> Result<Self> {
         let root = folder.join("root");
-        let debian = debian()?;
+        let debian = debian(packages)?;
         machine::run("cp", &["-a", "--reflink=auto", text(&debian)?, text(&root)?])?;
         for left_out in LEFT_OUT {
             let _ = std::fs::remove_dir_all(root.join(left_out));
@@ -88,6 +101,11 @@ impl Disk {
         }
         for program in ["usr/bin/agent", "usr/bin/http"] {
             std::fs::set_permissions(root.join(program), std::fs::Permissions::from_mode(0o755))?;
+        }
+        if !packages.is_empty() {
+            for wanted in ["multi-user.target.wants", "sockets.target.wants", "remote-fs.target.wants"] {
+                let _ = std::fs::remove_dir_all(root.join("etc/systemd/system").join(wanted));
+            }
         }
         let wants = root.join("etc/systemd/system/multi-user.target.wants");
         std::fs::create_dir_all(&wants)?;
@@ -155,12 +173,13 @@ const MASKED: [&str; 8] = [
 ];
 
 /// Debian as mmdebstrap unpacks it, kept between runs beside the build.
-fn debian() -> Result<PathBuf> {
-    let kept = build::target_dir().join("vm-debian");
+fn debian(packages: &[&str]) -> Result<PathBuf> {
+    let name = [&["vm-debian"], packages].concat().join("-");
+    let kept = build::target_dir().join(&name);
     if !kept.join("usr/bin/containerd").exists() {
         // Into a folder of this process first: a run that is cut off leaves no half of a Debian.
-        let made = build::target_dir().join(format!("vm-debian.{}", std::process::id()));
-        let include = format!("--include={PACKAGES}");
+        let made = build::target_dir().join(format!("{name}.{}", std::process::id()));
+        let include = format!("--include={}", [&[PACKAGES], packages].concat().join(","));
         machine::run("mmdebstrap", &["--variant=minbase", &include, "bookworm", text(&made)?])?;
         match std::fs::rename(&made, &kept) {
             Ok(()) => {}

@@ -6,6 +6,7 @@
 pub mod driver_facts;
 pub mod expand;
 pub mod mount;
+pub mod nfs;
 pub mod secrets;
 pub mod unmount;
 

@@ -10,7 +10,7 @@ use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, nfs, secrets};
 use crate::actual_state::{ActualVolume, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -70,6 +70,19 @@ impl Mount<'_> {
                 self.mounted(reply.host_path);
                 Ok(())
             }
+            Source::Nfs { server, path } => {
+                if self.spec.block {
+                    return Err(Failure::new(Phase::NewMounter, "no block volume plugin matched: kubernetes.io/nfs"));
+                }
+                let (pod, volume) = (self.uid.to_string(), self.spec.name.clone());
+                let (options, read_only) = (self.spec.mount_options.clone(), self.spec.read_only);
+                let request = nfs::request(pod, volume, server, path, options, read_only).await?;
+                self.one_of_its_pods()?;
+                let reply = self.context.ports.verbs.set_up_nfs(request).await;
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                self.mounted(reply.host_path);
+                Ok(())
+            }
             Source::HostPath { path, kind } => {
                 let kind = api::HostPathType::from_str_name(&host_path_type(kind));
                 let Some(kind) = kind else {
@@ -102,6 +115,10 @@ impl Mount<'_> {
     }
 
     fn check_node(&self) -> Result<(), Failure> {
+        // An inline volume may be anywhere, and a node on its own has no Node.
+        if self.spec.node_affinity.is_none() {
+            return Ok(());
+        }
         let node = self.context.ports.reader.node().borrow().clone();
         let Some(node) = node else {
             let why = "the API server has not yet said what it has of our Node".to_owned();

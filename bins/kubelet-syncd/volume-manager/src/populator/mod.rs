@@ -20,9 +20,12 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver.
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver or an NFS server.
 pub fn is_managed(volume: &Volume) -> bool {
-    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
+    volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
+        || volume.csi.is_some()
+        || volume.nfs.is_some()
 }
 
 /// Finds out what a volume of a pod is.
@@ -38,6 +41,9 @@ pub async fn populate(
     let refused = |text| Unresolved { text, away: false };
     if volume.csi.is_some() {
         return resolve::inline(pod, volume).map_err(refused);
+    }
+    if let Some(nfs) = &volume.nfs {
+        return Ok(resolve::inline_nfs(volume, nfs));
     }
     let Some(claim_name) = resolve::claim_name(pod, volume) else {
         return Err(refused(format!("volume {} is of no kind that is known here", volume.name)));

@@ -2,7 +2,7 @@
 
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
-    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+    NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
@@ -208,6 +208,10 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
         let fs_type = local.fs_type.clone().unwrap_or_default();
         return Ok(Source::Local { path: local.path.clone(), fs_type });
     }
+    if let Some(nfs) = &spec.nfs {
+        // As upstream: read-only is what the claim's use says, and not nfs.readOnly of the PersistentVolume.
+        return Ok(Source::Nfs { server: nfs.server.clone(), path: nfs.path.clone() });
+    }
     if let Some(host) = &spec.host_path {
         return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
     }
@@ -217,7 +221,6 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
 /// The API's name of a kind that is not there.
 fn kind(v: &PersistentVolumeSpec) -> &'static str {
     let kinds = [
-        (v.nfs.is_some(), "nfs"),
         (v.iscsi.is_some(), "iscsi"),
         (v.fc.is_some(), "fc"),
         (v.flex_volume.is_some(), "flexVolume"),
@@ -245,20 +248,31 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let secret = csi.node_publish_secret_ref.as_ref().map(|r| ObjectRef { namespace, name: r.name.clone() });
-    Ok(VolumeSpec {
+    let source = Source::Csi(CsiSource {
+        driver: csi.driver.clone(),
+        handle: names::ephemeral_handle(uid, &volume.name),
+        fs_type: csi.fs_type.clone().unwrap_or_default(),
+        attributes: csi.volume_attributes.clone().unwrap_or_default(),
+        stage_secret: None,
+        publish_secret: secret,
+        expand_secret: None,
+        ephemeral: true,
+    });
+    Ok(inline_of(volume, source, csi.read_only))
+}
+
+/// What an inline volume of an NFS server is.
+pub fn inline_nfs(volume: &Volume, nfs: &NFSVolumeSource) -> VolumeSpec {
+    let source = Source::Nfs { server: nfs.server.clone(), path: nfs.path.clone() };
+    inline_of(volume, source, nfs.read_only)
+}
+
+fn inline_of(volume: &Volume, source: Source, read_only: Option<bool>) -> VolumeSpec {
+    VolumeSpec {
         name: volume.name.clone(),
-        source: Source::Csi(CsiSource {
-            driver: csi.driver.clone(),
-            handle: names::ephemeral_handle(uid, &volume.name),
-            fs_type: csi.fs_type.clone().unwrap_or_default(),
-            attributes: csi.volume_attributes.clone().unwrap_or_default(),
-            stage_secret: None,
-            publish_secret: secret,
-            expand_secret: None,
-            ephemeral: true,
-        }),
+        source,
         block: false,
-        read_only: csi.read_only == Some(true),
+        read_only: read_only == Some(true),
         access_modes: Vec::new(),
         mount_options: Vec::new(),
         node_affinity: None,
@@ -266,7 +280,7 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
         capacity: 0,
         capacity_text: String::new(),
         gid: None,
-    })
+    }
 }
 
 #[cfg(test)]

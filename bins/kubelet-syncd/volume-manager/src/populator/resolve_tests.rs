@@ -110,16 +110,38 @@ fn modes_and_uses() {
 
 #[test]
 fn kinds_that_are_not_there_are_named() {
-    let nfs = persistent_volume(|v| {
+    let cephfs = persistent_volume(|v| {
         v["spec"]["csi"] = json!(null);
-        v["spec"]["nfs"] = json!({"server": "s", "path": "/p"});
+        v["spec"]["cephfs"] = json!({"monitors": ["m"]});
     });
     let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
     let used = Use { mounted: true, device: false };
     assert_eq!(
-        persistent(&named, used, &claim(|_| {}), &nfs).unwrap_err(),
-        "failed to get Plugin from volumeSpec for volume \"pv\" err=volumes of kind nfs are not supported by this node yet"
+        persistent(&named, used, &claim(|_| {}), &cephfs).unwrap_err(),
+        "failed to get Plugin from volumeSpec for volume \"pv\" err=volumes of kind cephfs are not supported by this node yet"
     );
+}
+
+#[test]
+fn exports_of_an_nfs_server() {
+    let nfs = persistent_volume(|v| {
+        v["spec"]["csi"] = json!(null);
+        v["spec"]["nfs"] = json!({"server": "s", "path": "/p", "readOnly": true});
+        v["spec"]["mountOptions"] = json!(["vers=3", "nolock"]);
+    });
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+    let spec = persistent(&named, Use { mounted: true, device: false }, &claim(|_| {}), &nfs).unwrap();
+    assert_eq!(spec.source, crate::spec::Source::Nfs { server: "s".into(), path: "/p".into() });
+    assert!(!spec.read_only, "upstream goes by the claim's use");
+    assert_eq!(spec.mount_options, ["vers=3", "nolock"]);
+    assert_eq!(
+        (spec.plugin().as_str(), spec.unique_name("u").0.as_str()),
+        ("kubernetes.io/nfs", "kubernetes.io/nfs/u-pv")
+    );
+    let inline = volume(json!({"nfs": {"server": "fd00::1", "path": "/p", "readOnly": true}}));
+    let spec = inline_nfs(&inline, inline.nfs.as_ref().unwrap());
+    assert!(spec.read_only && spec.claim.is_none());
+    assert_eq!(spec.unique_name("u").0, "kubernetes.io/nfs/u-data");
 }
 
 #[test]

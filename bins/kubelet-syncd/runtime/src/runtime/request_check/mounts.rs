@@ -137,6 +137,7 @@ fn whole(known: &RequestContext<'_>, volume: &Volume, path: &str) -> (bool, Stri
         (volume.secret.is_some(), "secret"),
         (volume.projected.is_some(), "projected"),
         (volume.downward_api.is_some(), "downward-api"),
+        (volume.nfs.is_some(), "nfs"),
     ];
     match kinds.into_iter().find(|(is, _)| *is) {
         Some((_, kind)) => {
@@ -171,5 +172,6 @@ fn is_read_only(volume: &Volume) -> bool {
         || volume.image.is_some();
     let claimed = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
     let inline = volume.csi.as_ref().and_then(|csi| csi.read_only) == Some(true);
-    made_here || claimed || inline
+    let export = volume.nfs.as_ref().and_then(|nfs| nfs.read_only) == Some(true);
+    made_here || claimed || inline || export
 }
