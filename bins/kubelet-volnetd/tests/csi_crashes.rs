@@ -30,7 +30,7 @@ fn end(epoch: u64, block: bool) -> EndPublishRequest {
 }
 
 fn unstage(epoch: u64, block: bool) -> EndStageRequest {
-    EndStageRequest { device: Some(device(block)), guard: guard(epoch) }
+    EndStageRequest { device: Some(device(block)), guard: guard(epoch), folder: String::new() }
 }
 
 async fn again(program: &mut Program, remote: &Remote) -> (CsiClient<Channel>, u64) {

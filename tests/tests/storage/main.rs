@@ -5,6 +5,7 @@ mod drain;
 mod life;
 mod registration;
 mod restarts;
+mod take_over;
 mod volume_faults;
 
 /// The driver of our own.

@@ -57,7 +57,7 @@ subjects! {
     SetUpLocalRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.path);
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
-    EndStageRequest: |r| "", device(r.device.as_ref());
+    EndStageRequest: |r| "", format!("{}{}", device(r.device.as_ref()), r.folder);
     PreparePublishRequest: |r| &r.pod_uid, device(r.data.as_ref().and_then(|data| data.device.as_ref()));
     CommitPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());
     EndPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());
