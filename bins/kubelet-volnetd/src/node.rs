@@ -18,6 +18,7 @@ use crate::cgroups::PodsTree;
 use crate::guard::Guard;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
+use crate::volumes::csi::boot;
 
 /// What the operator decided, reduced to what concerns this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,9 +143,10 @@ impl Node {
         let state = open::create_dirs_beneath(root.as_fd(), &private, 0o700)?;
         lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
         let folder = |name| open::create_dirs_beneath(state.as_fd(), name, 0o700);
-        let journal = Journal::open(folder("intents")?, folder("intents-kept")?)?;
+        let journal = Journal::open_with(folder("intents")?, folder("intents-kept")?, || boot::forget(state.as_fd()))?;
         let audit = AuditLog::open(folder("audit")?, metrics.audit_dropped.clone())?;
-        let staging = Journal::open(folder("staging-intents")?, folder("intents-kept")?)?;
+        let staging =
+            Journal::open_with(folder("staging-intents")?, folder("intents-kept")?, || boot::forget(state.as_fd()))?;
         let cgroups = PodsTree::new(
             Hierarchies::detect()?,
             settings.cgroup_driver,

@@ -889,3 +889,26 @@ async fn what_is_staged_of_nobody_knows_what_is_taken_back_by_its_folder() {
     assert!(staged(&mut clients.csi).await.is_empty());
     assert!(!clients.base().join("volumeDevices/pv").exists() && !Path::new(&staging).exists());
 }
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_file_that_was_cut_off_at_any_byte_is_written_again_or_taken_back_by_its_path() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let file = clients.folder().join("vol_data.json");
+    let unknown = CsiDevice { spec_name: "pv".into(), ..Default::default() };
+    clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    // Without the last newline all is said.
+    for cut in 0..whole.len() - 1 {
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        let listed = published(&mut clients.csi).await;
+        assert!(!listed[0].problem.is_empty() && listed[0].uncertain, "{cut}: {listed:?}");
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), whole, "{cut}");
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap();
+        assert!(published(&mut clients.csi).await.is_empty() && !clients.folder().exists(), "{cut}");
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    }
+    std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    assert_eq!(published(&mut clients.csi).await[0].problem, "");
+}

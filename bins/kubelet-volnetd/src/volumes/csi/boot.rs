@@ -3,9 +3,12 @@
 //! So it is where the journal was damaged.
 
 use std::io::Read as _;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use bulkhead_sys::open;
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
 
 use super::super::VolumeError;
 use super::list;
@@ -37,6 +40,17 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
         );
     }
     journal::replace(node.state(), Path::new(FILE), &now, 0o600).map_err(list_error(FILE))
+}
+
+/// Nothing is certain at the next [`look`], in whichever process that is. On return that is on the disk.
+///
+/// # Errors
+/// The file cannot be removed.
+pub fn forget(state: BorrowedFd<'_>) -> std::io::Result<()> {
+    match rustix::fs::unlinkat(state, FILE, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(rustix::fs::fsync(state)?),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {

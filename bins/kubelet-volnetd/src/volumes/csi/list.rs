@@ -190,10 +190,12 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
     Ok(volumes)
 }
 
-/// A folder without a file and without anything where the driver would be: no volume, or no more.
+/// A folder without a file and without anything where the driver would be: no volume, or no more. One whose file cannot be read is
+/// a volume: upstream's kubelet, killed while it writes the file, leaves it so.
 fn is_bare(base: &OwnedFd, shown: &Path, folder: &Path, target: &Path) -> bool {
     matches!(way::handle(base.as_fd(), shown, folder), Ok(Some((_, FileType::Directory))))
         && is_missing(base, shown, target)
+        && is_missing(base, shown, &folder.join(data::NAME))
 }
 
 /// Whether nothing is where a driver would be.
