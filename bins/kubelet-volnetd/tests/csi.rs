@@ -912,3 +912,66 @@ async fn a_file_that_was_cut_off_at_any_byte_is_written_again_or_taken_back_by_i
     std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
     assert_eq!(published(&mut clients.csi).await[0].problem, "");
 }
+
+/// Folders within folders, as deep as given.
+fn make_deep(folder: &Path, levels: usize) {
+    use rustix::fs::{Mode, OFlags};
+    let mut here = std::os::fd::OwnedFd::from(std::fs::File::open(folder).unwrap());
+    for _ in 0..levels {
+        rustix::fs::mkdirat(&here, "d", Mode::from_raw_mode(0o755)).unwrap();
+        here = rustix::fs::openat(&here, "d", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    }
+    rustix::fs::openat(&here, "leaf", OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))
+        .unwrap();
+}
+
+/// Deeper than any path is long, and than a stack may be.
+#[tokio::test(flavor = "current_thread")]
+async fn deep_trees_are_removed_where_they_are_ours_and_kept_where_they_are_a_drivers() {
+    const DEEP: usize = 6000;
+    let Some(mut clients) = Clients::new().await else { return };
+    // In a volume: its group reaches as far as it reaches, and what is deeper does not matter.
+    let target = clients.published().await;
+    make_deep(&target, DEEP);
+    let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
+    clients.csi.commit_publish(commit).await.unwrap();
+    assert_eq!(std::fs::metadata(target.join("d/d/d")).unwrap().gid(), 2000);
+    assert!(!clients.tear_down().await.done && target.join("d/d/d").exists(), "the driver has it");
+    unmount(&target);
+
+    // Below a volume's mount point, where a driver wrote that had nothing mounted: content, which nobody removes.
+    make_deep(&target, DEEP);
+    let end = to_end(&clients.world, "p", device(false));
+    let refused = clients.csi.end_publish(end.clone()).await.unwrap_err();
+    assert!(refused.message().contains("is not empty, and nothing is removed"), "{refused:?}");
+    // Nor where nobody knows whose it is.
+    let file = clients.folder().join("vol_data.json");
+    let content = std::fs::read(&file).unwrap();
+    std::fs::write(&file, "{").unwrap();
+    let unknown = CsiDevice { spec_name: "pv".into(), ..Default::default() };
+    let refused = clients.csi.end_publish(to_end(&clients.world, "p", unknown)).await.unwrap_err();
+    assert!(refused.message().contains("is not empty, and nothing is removed"), "{refused:?}");
+    assert!(file.exists() && target.join("d/d/d").exists());
+    assert!(!clients.tear_down().await.done && target.join("d/d/d").exists());
+    std::fs::write(&file, content).unwrap();
+    // A folder of no volume: the pod's folder waits for whoever made it.
+    let stray = clients.folder().with_file_name("stray");
+    std::fs::create_dir(&stray).unwrap();
+    make_deep(&stray, DEEP);
+    let torn = clients.tear_down().await;
+    assert!(!torn.done && stray.join("d/d/d").exists(), "{torn:?}");
+    for folder in [&target, &stray] {
+        std::process::Command::new("rm").arg("-rf").arg(folder.join("d")).status().unwrap();
+    }
+    clients.csi.end_publish(end).await.unwrap();
+
+    // Where a block volume was staged, a driver may leave what it kept of it: that goes, as upstream's does.
+    let staging = clients.csi.prepare_stage(to_stage(device(true))).await.unwrap().into_inner().staging_path;
+    make_deep(Path::new(&staging), DEEP);
+    clients.csi.commit_stage(device(true)).await.unwrap();
+    let unstage = to_unstage(&clients.world, device(true));
+    clients.csi.begin_unstage(unstage.clone()).await.unwrap();
+    clients.csi.end_stage(unstage).await.unwrap();
+    assert!(!Path::new(&staging).exists());
+    assert!(clients.tear_down().await.done, "nothing is left of it");
+}

@@ -3,19 +3,15 @@
 //! So it is where the journal was damaged.
 
 use std::io::Read as _;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use bulkhead_sys::open;
-use rustix::fs::AtFlags;
-use rustix::io::Errno;
 
 use super::super::VolumeError;
 use super::list;
 use crate::journal;
-use crate::node::Node;
+use crate::node::{BOOT, Node};
 
-const FILE: &str = "boot-id";
 const OF_THE_KERNEL: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Makes everything uncertain where it has to be. To be called before anybody is served.
@@ -39,22 +35,11 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
             "volumes of CSI drivers are uncertain: another boot, another kubelet's node, or a damaged journal"
         );
     }
-    journal::replace(node.state(), Path::new(FILE), &now, 0o600).map_err(list_error(FILE))
-}
-
-/// Nothing is certain at the next [`look`], in whichever process that is. On return that is on the disk.
-///
-/// # Errors
-/// The file cannot be removed.
-pub fn forget(state: BorrowedFd<'_>) -> std::io::Result<()> {
-    match rustix::fs::unlinkat(state, FILE, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(rustix::fs::fsync(state)?),
-        Err(errno) => Err(errno.into()),
-    }
+    journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(list_error(FILE))
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {
-    let file = std::fs::File::from(open::regular_beneath(node.state(), FILE).ok()?);
+    let file = std::fs::File::from(open::regular_beneath(node.state(), BOOT).ok()?);
     let mut text = Vec::new();
     file.take(256).read_to_end(&mut text).ok()?;
     Some(text)
