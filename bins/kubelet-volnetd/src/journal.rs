@@ -124,6 +124,15 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
     /// Reads what an earlier process left. A file of which something is not understood is moved to `kept`, and what was
     /// understood stands in a file of this version again; of a write that was cut off nothing stays.
     pub fn open(dir: OwnedFd, kept: OwnedFd) -> Result<Self, JournalError> {
+        Self::open_with(dir, kept, || Ok(()))
+    }
+
+    /// The same; `before_keeping` is done before the first file is moved, because no later start will see that it was damaged.
+    pub fn open_with(
+        dir: OwnedFd,
+        kept: OwnedFd,
+        before_keeping: impl Fn() -> io::Result<()>,
+    ) -> Result<Self, JournalError> {
         let mut journal = Journal { dir, intents: Mutex::default(), was_damaged: false };
         let dir = &journal.dir;
         let (mut intents, mut was_damaged) = (BTreeMap::new(), false);
@@ -137,6 +146,9 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
             let key = K::parse(&name);
             let (list, whole) = key.as_ref().and_then(|_| read(dir, &entry.name)).unwrap_or_default();
             if !whole {
+                if !was_damaged {
+                    before_keeping().map_err(|source| JournalError::Write { of: name, source })?;
+                }
                 was_damaged = true;
                 keep(dir, &kept, &entry.name);
                 if let Some(key) = key.as_ref().filter(|_| !list.is_empty()) {
@@ -350,6 +362,29 @@ mod tests {
             let journal = open();
             assert!(journal.of(&key) == [intent.clone()] && !journal.was_damaged(), "{cut}");
         }
+    }
+
+    /// Whoever opens it next finds no damage: that there was one is written down first, and where it cannot be, nothing is moved.
+    #[test]
+    fn damage_is_told_before_it_is_moved_away() {
+        let [dir, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let folder = |dir: &tempfile::TempDir| bulkhead_sys::open::base_dir(dir.path()).unwrap();
+        std::fs::write(dir.path().join("u1"), "{").unwrap();
+        let refused =
+            Journal::<PodUid, Intent>::open_with(folder(&dir), folder(&kept), || Err(io::Error::other("no room")));
+        assert!(refused.is_err() && dir.path().join("u1").exists());
+        let told = std::cell::Cell::new(0);
+        let open = || {
+            Journal::<PodUid, Intent>::open_with(folder(&dir), folder(&kept), || {
+                assert!(dir.path().join("u1").exists());
+                told.set(told.get() + 1);
+                Ok(())
+            })
+        };
+        open().unwrap();
+        assert_eq!((told.get(), dir.path().join("u1").exists()), (1, false));
+        open().unwrap();
+        assert_eq!(told.get(), 1);
     }
 
     #[test]

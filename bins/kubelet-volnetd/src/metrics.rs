@@ -63,30 +63,6 @@ impl Metrics {
             "Records of privileged acts that were not kept: the disk was full or too slow.",
         )?;
         registry.register(Box::new(audit_dropped.clone()))?;
-        // What was mounted is known from the journal: nothing is ever put together again from what the system shows.
-        for (name, help) in [
-            (
-                "reconstruct_volume_operations_total",
-                "[ALPHA] The number of volumes that were attempted to be reconstructed from the operating system during \
-                 kubelet startup. This includes both successful and failed reconstruction.",
-            ),
-            (
-                "reconstruct_volume_operations_errors_total",
-                "[ALPHA] The number of volumes that failed reconstruction from the operating system during kubelet startup.",
-            ),
-            (
-                "force_cleaned_failed_volume_operations_total",
-                "[ALPHA] The number of volumes that were force cleaned after their reconstruction failed during kubelet \
-                 startup. This includes both successful and failed cleanups.",
-            ),
-            (
-                "force_cleaned_failed_volume_operation_errors_total",
-                "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet \
-                 startup.",
-            ),
-        ] {
-            registry.register(Box::new(IntCounter::new(name, help)?))?;
-        }
         registry.register(Box::new(storage.clone()))?;
         registry.register(Box::new(cgroups.clone()))?;
         registry.register(Box::new(cleaned.clone()))?;

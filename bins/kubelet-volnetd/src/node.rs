@@ -12,6 +12,8 @@ use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
 use bulkhead_worker::WorkerPool;
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
 
 use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
@@ -82,6 +84,17 @@ pub enum NodeError {
     Cgroups(#[from] CgroupError),
 }
 
+/// The file with the id of the boot in which this process was last ready.
+pub const BOOT: &str = "boot-id";
+
+/// Nothing that was found is certain at the next start, in whichever process that is. On return that is on the disk.
+fn forget_boot(state: &OwnedFd) -> std::io::Result<()> {
+    match rustix::fs::unlinkat(state, BOOT, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(rustix::fs::fsync(state)?),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Shared by all verbs.
 #[derive(Debug)]
 pub struct Node {
@@ -142,9 +155,9 @@ impl Node {
         let state = open::create_dirs_beneath(root.as_fd(), &private, 0o700)?;
         lock_for_life(&state).map_err(|()| NodeError::Locked(settings.paths.root_dir.clone()))?;
         let folder = |name| open::create_dirs_beneath(state.as_fd(), name, 0o700);
-        let journal = Journal::open(folder("intents")?, folder("intents-kept")?)?;
+        let journal = Journal::open_with(folder("intents")?, folder("intents-kept")?, || forget_boot(&state))?;
         let audit = AuditLog::open(folder("audit")?, metrics.audit_dropped.clone())?;
-        let staging = Journal::open(folder("staging-intents")?, folder("intents-kept")?)?;
+        let staging = Journal::open_with(folder("staging-intents")?, folder("intents-kept")?, || forget_boot(&state))?;
         let cgroups = PodsTree::new(
             Hierarchies::detect()?,
             settings.cgroup_driver,

@@ -22,7 +22,7 @@ use crate::node::Settings;
 use crate::settings;
 use crate::volumes::content::{self, FilePath, Plugin, PutContentError};
 use crate::volumes::csi::data::VolData;
-use crate::volumes::csi::paths::{Published, Staged};
+use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::{self, Giving};
 use crate::volumes::csi::{Prepared, stage};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
@@ -102,6 +102,10 @@ pub enum Task {
     EndStage {
         staged: Staged,
     },
+    /// The same of what nobody knows the volume of.
+    EndNameless {
+        nameless: Nameless,
+    },
     PreparePublish {
         published: Published,
         data: VolData,
@@ -161,6 +165,7 @@ impl Task {
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
             Task::BeginUnstage { staged } => format!("BeginUnstage of {}", staged.what()),
             Task::EndStage { staged } => format!("EndStage of {}", staged.what()),
+            Task::EndNameless { nameless } => format!("EndStage of {}", nameless.what()),
             Task::PreparePublish { published, .. } => format!("PreparePublish of {}", published.what()),
             Task::CommitPublish { published, .. } => format!("CommitPublish of {}", published.what()),
             Task::BeginUnpublish { published } => format!("BeginUnpublish of {}", published.what()),
@@ -297,6 +302,10 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
         }
         Task::EndStage { staged } => {
             stage::end(settings, &staged)?;
+            Done::Nothing
+        }
+        Task::EndNameless { nameless } => {
+            stage::end_nameless(settings, &nameless)?;
             Done::Nothing
         }
         Task::PreparePublish { published, data, may_make } => {

@@ -55,7 +55,7 @@ fn to_end(world: &World, pod: &str, device: CsiDevice) -> EndPublishRequest {
 }
 
 fn to_unstage(world: &World, device: CsiDevice) -> EndStageRequest {
-    EndStageRequest { device: Some(device), guard: world.guard(1) }
+    EndStageRequest { device: Some(device), guard: world.guard(1), folder: String::new() }
 }
 
 pub async fn staged(csi: &mut CsiClient<Channel>) -> Vec<StagedVolume> {
@@ -775,4 +775,203 @@ async fn what_others_left_is_listed_as_it_is() {
     let mut stream = clients.volumes.list_volumes(ListVolumesRequest::default()).await.unwrap().into_inner();
     while stream.message().await.unwrap().is_some() {}
     assert!(clients.world.node.journal.of(&pod).iter().all(|intent| !matches!(intent, Intent::Publish { .. })));
+}
+
+/// Volumes of which nobody knows what they are: unreadable, cut off, missing or another volume's `vol_data.json`.
+#[tokio::test(flavor = "current_thread")]
+async fn what_nobody_knows_is_taken_back_by_its_path() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let folder = clients.folder();
+    let unknown = CsiDevice { spec_name: "pv".into(), ..Default::default() };
+    for (content, problem) in [
+        (Some("{\"driverName\":\"dri"), "it is no JSON object"),
+        (Some(""), "it is empty"),
+        (Some("{\"driverName\":\"\",\"volumeHandle\":\"\"}\n"), "names no driver"),
+        (
+            Some("{\"driverName\":\"driver.example\",\"specVolID\":\"other\",\"volumeHandle\":\"v\"}\n"),
+            "is of the volume other",
+        ),
+        (None, "there is no"),
+    ] {
+        let target = clients.published().await;
+        clients.csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+        // As long as it can be read its driver is to be asked.
+        let refused = clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap_err();
+        assert!(
+            refused.code() == Code::FailedPrecondition && refused.message().contains("has to be asked"),
+            "{refused:?}"
+        );
+        std::fs::write(target.join("data"), "precious").unwrap();
+        mount_tmpfs(&target);
+        let file = folder.join("vol_data.json");
+        match content {
+            Some(content) => std::fs::write(&file, content).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        let listed = published(&mut clients.csi).await;
+        let data = listed[0].data.clone().unwrap();
+        assert!(listed[0].problem.contains(problem) && listed[0].mounted, "{content:?}: {listed:?}");
+        assert_eq!(data.device.unwrap(), unknown, "no driver is to be asked for another volume");
+        assert!(!clients.tear_down().await.done, "nothing is taken back by the way");
+        // What a process has in use stays.
+        let held = std::fs::File::open(target.join(".")).unwrap();
+        let refused = clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap_err();
+        assert!(refused.message().contains("failed to unmount"), "{refused:?}");
+        drop(held);
+        clients.csi.begin_unpublish(to_end(&clients.world, "p", unknown.clone())).await.unwrap();
+        clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap();
+        assert!(published(&mut clients.csi).await.is_empty() && !folder.exists());
+    }
+    // A volume that is not there is gone, and so is that of a pod that is not.
+    clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap();
+    clients.csi.end_publish(to_end(&clients.world, "none", unknown)).await.unwrap();
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_staged_of_nobody_knows_what_is_taken_back_by_its_folder() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let staging = clients.csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    let staging = PathBuf::from(staging);
+    mount_tmpfs(&staging);
+    clients.csi.commit_stage(device(false)).await.unwrap();
+    let folder = staging.parent().unwrap().to_owned();
+    let hash = folder.file_name().unwrap().to_str().unwrap().to_owned();
+    let nameless = |driver: &str, folder: &str| EndStageRequest {
+        device: Some(CsiDevice { driver: driver.into(), ..Default::default() }),
+        guard: clients.world.guard(1),
+        folder: folder.into(),
+    };
+    let (by_folder, strange) =
+        (nameless(DRIVER, &hash), ["..", "../x", "0000", "A"].map(|name| nameless(DRIVER, name)));
+    let (of_no_driver, unguarded) = (nameless("..", &hash), EndStageRequest { guard: None, ..by_folder.clone() });
+    for request in strange.into_iter().chain([of_no_driver]) {
+        let refused = clients.csi.end_stage(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    }
+    assert_eq!(clients.csi.end_stage(unguarded).await.unwrap_err().code(), Code::FailedPrecondition);
+    let refused = clients.csi.end_stage(by_folder.clone()).await.unwrap_err();
+    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("has to be asked"), "{refused:?}");
+    assert!(folder.join("vol_data.json").exists());
+
+    // A file of another volume: neither that one's driver is asked, nor is its folder touched.
+    std::fs::write(folder.join("vol_data.json"), "{\"driverName\":\"driver.example\",\"volumeHandle\":\"another\"}\n")
+        .unwrap();
+    let listed = staged(&mut clients.csi).await;
+    assert!(listed[0].problem.contains("another name") && listed[0].folder == hash, "{listed:?}");
+    assert_eq!(listed[0].device.clone().unwrap(), CsiDevice { driver: DRIVER.into(), ..Default::default() });
+    clients.csi.end_stage(by_folder.clone()).await.unwrap();
+    assert!(staged(&mut clients.csi).await.is_empty() && !folder.exists());
+    assert!(clients.world.node.staging.all().is_empty());
+    clients.csi.end_stage(by_folder).await.unwrap();
+
+    // A block volume: its folders have its name.
+    let by_name = EndStageRequest {
+        device: Some(CsiDevice { block: true, spec_name: "pv".into(), ..Default::default() }),
+        guard: clients.world.guard(1),
+        folder: String::new(),
+    };
+    let staging = clients.csi.prepare_stage(to_stage(device(true))).await.unwrap().into_inner().staging_path;
+    mount_tmpfs(Path::new(&staging));
+    clients.csi.commit_stage(device(true)).await.unwrap();
+    assert_eq!(clients.csi.end_stage(by_name.clone()).await.unwrap_err().code(), Code::FailedPrecondition);
+    std::fs::write(clients.base().join("volumeDevices/pv/data/vol_data.json"), "{").unwrap();
+    // Not as long as a pod has it.
+    let published = clients.base().join("volumeDevices/publish/pv/p");
+    std::fs::create_dir_all(published.parent().unwrap()).unwrap();
+    std::fs::write(&published, "").unwrap();
+    let refused = clients.csi.end_stage(by_name.clone()).await.unwrap_err();
+    assert!(refused.message().contains("still published to pod p"), "{refused:?}");
+    let of_pod = CsiDevice { block: true, spec_name: "pv".into(), ..Default::default() };
+    bind(Path::new("/dev/null"), &published);
+    clients.csi.begin_unpublish(to_end(&clients.world, "p", of_pod.clone())).await.unwrap();
+    clients.csi.end_publish(to_end(&clients.world, "p", of_pod)).await.unwrap();
+    clients.csi.end_stage(by_name).await.unwrap();
+    assert!(staged(&mut clients.csi).await.is_empty());
+    assert!(!clients.base().join("volumeDevices/pv").exists() && !Path::new(&staging).exists());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_file_that_was_cut_off_at_any_byte_is_written_again_or_taken_back_by_its_path() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let file = clients.folder().join("vol_data.json");
+    let unknown = CsiDevice { spec_name: "pv".into(), ..Default::default() };
+    clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    // Without the last newline all is said.
+    for cut in 0..whole.len() - 1 {
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        let listed = published(&mut clients.csi).await;
+        assert!(!listed[0].problem.is_empty() && listed[0].uncertain, "{cut}: {listed:?}");
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), whole, "{cut}");
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        clients.csi.end_publish(to_end(&clients.world, "p", unknown.clone())).await.unwrap();
+        assert!(published(&mut clients.csi).await.is_empty() && !clients.folder().exists(), "{cut}");
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    }
+    std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    assert_eq!(published(&mut clients.csi).await[0].problem, "");
+}
+
+/// Folders within folders, as deep as given.
+fn make_deep(folder: &Path, levels: usize) {
+    use rustix::fs::{Mode, OFlags};
+    let mut here = std::os::fd::OwnedFd::from(std::fs::File::open(folder).unwrap());
+    for _ in 0..levels {
+        rustix::fs::mkdirat(&here, "d", Mode::from_raw_mode(0o755)).unwrap();
+        here = rustix::fs::openat(&here, "d", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    }
+    rustix::fs::openat(&here, "leaf", OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))
+        .unwrap();
+}
+
+/// Deeper than any path is long, and than a stack may be.
+#[tokio::test(flavor = "current_thread")]
+async fn deep_trees_are_removed_where_they_are_ours_and_kept_where_they_are_a_drivers() {
+    const DEEP: usize = 6000;
+    let Some(mut clients) = Clients::new().await else { return };
+    // In a volume: its group reaches as far as it reaches, and what is deeper does not matter.
+    let target = clients.published().await;
+    make_deep(&target, DEEP);
+    let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
+    clients.csi.commit_publish(commit).await.unwrap();
+    assert_eq!(std::fs::metadata(target.join("d/d/d")).unwrap().gid(), 2000);
+    assert!(!clients.tear_down().await.done && target.join("d/d/d").exists(), "the driver has it");
+    unmount(&target);
+
+    // Below a volume's mount point, where a driver wrote that had nothing mounted: content, which nobody removes.
+    make_deep(&target, DEEP);
+    let end = to_end(&clients.world, "p", device(false));
+    let refused = clients.csi.end_publish(end.clone()).await.unwrap_err();
+    assert!(refused.message().contains("is not empty, and nothing is removed"), "{refused:?}");
+    // Nor where nobody knows whose it is.
+    let file = clients.folder().join("vol_data.json");
+    let content = std::fs::read(&file).unwrap();
+    std::fs::write(&file, "{").unwrap();
+    let unknown = CsiDevice { spec_name: "pv".into(), ..Default::default() };
+    let refused = clients.csi.end_publish(to_end(&clients.world, "p", unknown)).await.unwrap_err();
+    assert!(refused.message().contains("is not empty, and nothing is removed"), "{refused:?}");
+    assert!(file.exists() && target.join("d/d/d").exists());
+    assert!(!clients.tear_down().await.done && target.join("d/d/d").exists());
+    std::fs::write(&file, content).unwrap();
+    // A folder of no volume: the pod's folder waits for whoever made it.
+    let stray = clients.folder().with_file_name("stray");
+    std::fs::create_dir(&stray).unwrap();
+    make_deep(&stray, DEEP);
+    let torn = clients.tear_down().await;
+    assert!(!torn.done && stray.join("d/d/d").exists(), "{torn:?}");
+    for folder in [&target, &stray] {
+        std::process::Command::new("rm").arg("-rf").arg(folder.join("d")).status().unwrap();
+    }
+    clients.csi.end_publish(end).await.unwrap();
+
+    // Where a block volume was staged, a driver may leave what it kept of it: that goes, as upstream's does.
+    let staging = clients.csi.prepare_stage(to_stage(device(true))).await.unwrap().into_inner().staging_path;
+    make_deep(Path::new(&staging), DEEP);
+    clients.csi.commit_stage(device(true)).await.unwrap();
+    let unstage = to_unstage(&clients.world, device(true));
+    clients.csi.begin_unstage(unstage.clone()).await.unwrap();
+    clients.csi.end_stage(unstage).await.unwrap();
+    assert!(!Path::new(&staging).exists());
+    assert!(clients.tear_down().await.done, "nothing is left of it");
 }

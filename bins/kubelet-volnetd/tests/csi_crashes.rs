@@ -30,7 +30,7 @@ fn end(epoch: u64, block: bool) -> EndPublishRequest {
 }
 
 fn unstage(epoch: u64, block: bool) -> EndStageRequest {
-    EndStageRequest { device: Some(device(block)), guard: guard(epoch) }
+    EndStageRequest { device: Some(device(block)), guard: guard(epoch), folder: String::new() }
 }
 
 async fn again(program: &mut Program, remote: &Remote) -> (CsiClient<Channel>, u64) {
@@ -101,6 +101,50 @@ async fn killed_between_any_two_steps_what_is_unsure_is_uncertain() {
     csi.commit_publish(to_commit("p", device(false))).await.unwrap();
     let (mut csi, _) = again(&mut program, &remote).await;
     assert!(staged(&mut csi).await[0].uncertain && !published(&mut csi).await[0].uncertain, "of the same boot");
+    program.stop().await;
+}
+
+/// The journal of a pod is cut off at each of its bytes: nothing is taken for certain, and a process that dies before it has told
+/// that to anybody leaves it so.
+#[tokio::test(flavor = "current_thread")]
+async fn a_journal_that_was_cut_off_at_any_byte_makes_everything_uncertain() {
+    let Some(mut program) = Program::new("csi-cut") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    ready(&remote).await;
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    for pod in ["p", "q"] {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
+    }
+    let mut csi = CsiClient::new(remote.channel(SYNCD).await);
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    mount_tmpfs(Path::new(&staging));
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    mount_tmpfs(Path::new(&target));
+    // Of this pod the driver is asked when the journal is cut off.
+    csi.prepare_publish(to_publish("q", device(false))).await.unwrap();
+    let state = remote.dir.join("root/bulkhead/volnetd");
+    let (file, kept) = (state.join("intents/q"), state.join("intents-kept"));
+    let whole = std::fs::read(&file).unwrap();
+    for cut in 0..whole.len() {
+        csi.commit_stage(device(false)).await.unwrap();
+        csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+        let listed = published(&mut csi).await;
+        assert!(!listed[0].uncertain && listed[1].uncertain, "{cut}: {listed:?}");
+        program.kill();
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        if cut % 8 == 0 {
+            // As a process leaves it that ends after it has moved the file away.
+            std::fs::rename(&file, kept.join("q")).unwrap();
+            std::fs::remove_file(state.join("boot-id")).unwrap();
+        }
+        program.start_again();
+        ready(&remote).await;
+        csi = CsiClient::new(remote.channel(SYNCD).await);
+        let listed = published(&mut csi).await;
+        assert!(listed.len() == 2 && listed.iter().all(|volume| volume.uncertain), "{cut}: {listed:?}");
+        assert!(staged(&mut csi).await[0].uncertain, "{cut}");
+        assert!(!file.exists() || std::fs::read(&file).unwrap() == whole, "{cut}: what is uncertain is noted again");
+    }
     program.stop().await;
 }
 

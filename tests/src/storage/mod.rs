@@ -11,4 +11,4 @@ pub mod scene;
 pub mod tree;
 
 pub use recorded::Names;
-pub use scene::{NODE, Scene};
+pub use scene::{Kubelet, NODE, Scene};

@@ -1,6 +1,6 @@
 //! A node that has joined a cluster, and its pods with volumes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::{DriverBuilder, objects};
@@ -14,6 +14,16 @@ use crate::joined::{is_ready, is_true};
 pub const NODE: &str = "node-a";
 /// Another kubelet to be asked the same: upstream's, to see whether the tests expect of a node what it does.
 const KUBELET: &str = "BULKHEAD_STORAGE_KUBELET";
+
+/// Folder of a lab with the other kubelet.
+const ANOTHER: &str = "another";
+
+/// Who is a node's kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kubelet {
+    Ours,
+    Upstreams,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -45,6 +55,38 @@ impl Scene {
         };
         cluster.wait_for("nodes", "", NODE, "it is ready", |node| is_true(node, "Ready"))?;
         Ok(Self { node, cluster, lab })
+    }
+
+    /// A node whose kubelet is upstream's; `None` where `KUBEBUILDER_ASSETS` has none. [`Scene::hand_over`] puts ours in its place.
+    ///
+    /// # Errors
+    /// As [`Scene::start`].
+    pub fn start_upstreams(lab: Lab, cluster: Cluster) -> Result<Option<Self>> {
+        let Some(kubelet) = upstreams_kubelet() else { return Ok(None) };
+        let builder = lab.node(NODE).joins(&cluster)?;
+        let node = another(&lab, builder, &kubelet)?;
+        cluster.wait_for("nodes", "", NODE, "it is ready", |node| is_true(node, "Ready"))?;
+        Ok(Some(Self { node, cluster, lab }))
+    }
+
+    /// The kubelet ends as on SIGTERM, `meanwhile` happens, and another one takes the node over: ours or, as
+    /// [`Scene::start_upstreams`] has left it, upstream's.
+    ///
+    /// # Errors
+    /// One of them does not end, or does not start.
+    pub fn hand_over(&mut self, to: Kubelet, meanwhile: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        self.node.stop()?;
+        meanwhile(self)?;
+        let upstreams = self.lab.folder().join(ANOTHER);
+        self.node.set_programs(match to {
+            Kubelet::Ours => None,
+            Kubelet::Upstreams => Some(&upstreams),
+        });
+        self.node.launch()?;
+        match to {
+            Kubelet::Ours => self.node.wait_healthy(),
+            Kubelet::Upstreams => Ok(()),
+        }
     }
 
     /// Whether the node is that of the project, of which more is asked than of upstream's kubelet.
@@ -255,9 +297,14 @@ pub fn unique_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
+/// Upstream's kubelet, beside the control plane's programs.
+fn upstreams_kubelet() -> Option<PathBuf> {
+    cluster::programs().map(|folder| folder.join("kubelet")).filter(|kubelet| kubelet.is_file())
+}
+
 /// A node whose kubelet is that program.
 fn another(lab: &Lab, builder: NodeBuilder, kubelet: &Path) -> Result<Node> {
-    let folder = lab.folder().join("another");
+    let folder = lab.folder().join(ANOTHER);
     std::fs::create_dir_all(&folder)?;
     // Under the name by which the lab knows a node's processes.
     std::os::unix::fs::symlink(kubelet, folder.join("kubelet"))?;

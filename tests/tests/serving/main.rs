@@ -16,3 +16,4 @@ mod streams;
 mod streams_websocket;
 mod traces;
 mod views;
+mod volume_panels;

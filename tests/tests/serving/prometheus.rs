@@ -79,14 +79,14 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// A Prometheus in the lab's network; it ends with this value.
-struct Prometheus {
+pub(super) struct Prometheus {
     process: Child,
     api: Https,
     log: PathBuf,
 }
 
 impl Prometheus {
-    fn start(lab: &Lab, token: &str) -> Result<Self> {
+    pub(super) fn start(lab: &Lab, token: &str) -> Result<Self> {
         let folder = lab.folder().join("prometheus");
         std::fs::create_dir_all(&folder)?;
         let (config, cluster, token_file) =
@@ -127,13 +127,13 @@ impl Prometheus {
     }
 
     /// The series that an expression has now.
-    fn query(&self, expression: &str) -> Result<Vec<Value>> {
+    pub(super) fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let escaped: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
         Ok(self.ask(&format!("/api/v1/query?query={escaped}"))?["result"].as_array().cloned().unwrap_or_default())
     }
 
     /// Every target has answered its last scrape.
-    fn targets_are_up(&self) -> Result<()> {
+    pub(super) fn targets_are_up(&self) -> Result<()> {
         let targets = self.ask("/api/v1/targets?state=active")?;
         let all = targets["activeTargets"].as_array().context("no list")?;
         ensure!(all.len() == PATHS.len(), "{targets}");
@@ -144,7 +144,7 @@ impl Prometheus {
     }
 
     /// Nothing that it was given was refused, by its own counters.
-    fn took_everything(&self) -> Result<()> {
+    pub(super) fn took_everything(&self) -> Result<()> {
         let text = String::from_utf8(self.api.get("/metrics")?.body.to_vec())?;
         let refused: Vec<&str> = text
             .lines()
@@ -203,7 +203,7 @@ fn cluster_state() -> Value {
 }
 
 /// A service account that may read the node's metrics, by the role that is installed with the product.
-fn scraper(cluster: &Cluster) -> Result<String> {
+pub(super) fn scraper(cluster: &Cluster) -> Result<String> {
     cluster.create(&json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "prometheus", "namespace": "default"}}))?;
     match cluster.server() {

@@ -1,10 +1,15 @@
 //! Persistent volumes and their drivers: one test binary of the files below, each of which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod boots;
+mod chaos;
 mod drain;
 mod life;
 mod registration;
 mod restarts;
+mod take_over;
+mod two_nodes;
+mod unknown_volumes;
 mod volume_faults;
 
 /// The driver of our own.

@@ -31,7 +31,8 @@ pub struct Published {
     pub target_path: String,
     /// The node has it for one pod of the cluster.
     pub single_pod: bool,
-    /// Of a volume whose `vol_data.json` cannot be read: no driver can be asked to take it back.
+    /// Of a volume whose `vol_data.json` cannot be read or is another one's: no driver can be asked, and it is taken back by its
+    /// path.
     pub unreadable: bool,
 }
 
@@ -53,9 +54,45 @@ pub struct ActualVolume {
 }
 
 impl ActualVolume {
+    /// What is staged, and nobody knows which volume it is: the name of its folder, or a block volume's name.
+    pub fn nameless(&self) -> Option<Nameless<'_>> {
+        let device = self.device.as_ref().filter(|device| device.volume_handle.is_empty())?;
+        if self.staged == Presence::No {
+            return None;
+        }
+        if device.block {
+            return Some(Nameless::Block(&device.spec_name));
+        }
+        let folder = self.staging_path.rsplit('/').nth(1).unwrap_or_default();
+        Some(Nameless::FileSystem { driver: &device.driver, folder })
+    }
+
     /// Nothing of it is known to be on this node.
     pub fn is_gone(&self) -> bool {
         self.pods.is_empty() && self.staged == Presence::No
+    }
+}
+
+/// See [`ActualVolume::nameless`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nameless<'a> {
+    /// `folder` is the SHA-256 of the handle.
+    FileSystem {
+        driver: &'a str,
+        folder: &'a str,
+    },
+    Block(&'a str),
+}
+
+impl Nameless<'_> {
+    /// Whether it is the volume that is known by this name.
+    pub fn is(self, driver: &str, handle: &str, block: bool, spec_name: &str) -> bool {
+        match self {
+            Nameless::FileSystem { driver: its, folder } => {
+                !block && its == driver && folder == crate::names::folder(handle)
+            }
+            Nameless::Block(name) => block && name == spec_name,
+        }
     }
 }
 
@@ -77,6 +114,11 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
     }
 }
 
+/// The name of a pod's volume of which nobody knows more than where it is.
+fn by_path(pod: &str, device: &api::CsiDevice) -> UniqueName {
+    UniqueName(format!("kubernetes.io/csi/{pod}-{}", device.spec_name))
+}
+
 impl ActualState {
     /// Rebuilt of both lists. `single_pod` and what else was known of volumes that are still there is kept.
     pub fn rebuilt(
@@ -89,6 +131,7 @@ impl ActualState {
         let presence = |mounted: bool, uncertain: bool, problem: &str| {
             if mounted && !uncertain && problem.is_empty() { Presence::Yes } else { Presence::Uncertain }
         };
+        let (staged, nameless): (Vec<_>, Vec<_>) = staged.into_iter().partition(|found| found.problem.is_empty());
         for found in staged {
             let Some(device) = found.device else { continue };
             let name = name_of(&device, None);
@@ -101,7 +144,12 @@ impl ActualState {
         for found in published {
             let Some(data) = found.data else { continue };
             let (Some(device), Ok(uid)) = (data.device.clone(), PodUid::parse(&found.pod_uid)) else { continue };
-            let name = name_of(&device, Some((&found.pod_uid, &data)));
+            let is_known = found.problem.is_empty();
+            let name = if is_known {
+                name_of(&device, Some((&found.pod_uid, &data)))
+            } else {
+                by_path(&found.pod_uid, &device)
+            };
             let known = Published {
                 presence: presence(found.mounted, found.uncertain, &found.problem),
                 host_path: String::new(),
@@ -117,6 +165,9 @@ impl ActualState {
             }
             volume.pods.insert(uid, known);
         }
+        for found in nameless {
+            rebuilt.add_nameless(found);
+        }
         for (name, before) in &self.volumes {
             if before.device.is_none() {
                 // Taken back with the pod's folder; it is set up again where it is wanted.
@@ -131,8 +182,54 @@ impl ActualState {
         rebuilt
     }
 
+    /// Of a volume that is published to a pod the handle is known, and so the folder's name says which one it is. Any other one
+    /// is known by its folder.
+    fn add_nameless(&mut self, found: api::StagedVolume) {
+        let Some(device) = found.device else { return };
+        let is_it = |volume: &ActualVolume| {
+            let known = volume.device.as_ref().filter(|known| !known.volume_handle.is_empty() && !known.block);
+            let folder = Nameless::FileSystem { driver: &device.driver, folder: &found.folder };
+            known.is_some_and(|known| folder.is(&known.driver, &known.volume_handle, device.block, ""))
+        };
+        if let Some(volume) = self.volumes.values_mut().find(|volume| is_it(volume)) {
+            (volume.staged, volume.staging_path) = (Presence::Uncertain, found.staging_path);
+            return;
+        }
+        let folder = match (device.block, found.folder.is_empty()) {
+            (true, _) => format!("volumeDevices/{}", device.spec_name),
+            (false, false) => format!("{}/{}", device.driver, found.folder),
+            (false, true) => {
+                // Of no form that any kubelet of today makes: whose it is, is for an operator to say.
+                tracing::warn!(path = found.staging_path, "a folder of no volume is left alone: {}", found.problem);
+                return;
+            }
+        };
+        let volume = self.entry(&UniqueName(format!("kubernetes.io/csi/{folder}")), device);
+        (volume.staged, volume.staging_path) = (Presence::Uncertain, found.staging_path);
+    }
+
+    /// kubelet-volnetd has written what volume it is: what stood for it while nobody knew that is no more.
+    pub fn is_named(&mut self, name: &UniqueName, device: &api::CsiDevice, pod: Option<&PodUid>) {
+        for (other, volume) in &mut self.volumes {
+            if other == name {
+                continue;
+            }
+            if let Some(pod) = pod
+                && volume.pods.get(pod).is_some_and(|it| it.unreadable && it.spec_name == device.spec_name)
+            {
+                volume.pods.remove(pod);
+            }
+            let is_it =
+                |it: Nameless<'_>| it.is(&device.driver, &device.volume_handle, device.block, &device.spec_name);
+            if pod.is_none() && volume.nameless().is_some_and(is_it) {
+                volume.staged = Presence::No;
+            }
+        }
+    }
+
     fn entry(&mut self, name: &UniqueName, device: api::CsiDevice) -> &mut ActualVolume {
-        let plugin = format!("kubernetes.io/csi:{}", device.driver);
+        let driver = Some(device.driver.as_str()).filter(|driver| !driver.is_empty());
+        let plugin = driver.map_or("kubernetes.io/csi".to_owned(), |driver| format!("kubernetes.io/csi:{driver}"));
         self.volumes.entry(name.clone()).or_insert_with(|| ActualVolume {
             device: Some(device),
             plugin,

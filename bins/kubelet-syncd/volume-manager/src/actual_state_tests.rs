@@ -51,14 +51,58 @@ fn what_is_found_after_a_start() {
     assert_eq!(staged("e"), Presence::No);
 }
 
+/// As kubelet-volnetd lists what it cannot read: by the folder alone.
+fn unknown(pod: &str, spec: &str, block: bool) -> api::PublishedVolume {
+    let device = api::CsiDevice { block, spec_name: spec.into(), ..api::CsiDevice::default() };
+    api::PublishedVolume {
+        data: Some(api::CsiVolumeData { device: Some(device), ..api::CsiVolumeData::default() }),
+        problem: "not JSON".into(),
+        ..published(pod, "x", true, false)
+    }
+}
+
+fn unknown_staging(folder: &str) -> api::StagedVolume {
+    api::StagedVolume {
+        device: Some(api::CsiDevice { driver: "d".into(), ..api::CsiDevice::default() }),
+        staging_path: format!("/s/d/{folder}/globalmount"),
+        folder: folder.into(),
+        problem: "not JSON".into(),
+        ..staged("x", true, false)
+    }
+}
+
 #[test]
-fn an_unreadable_volume_is_there_and_no_driver_is_asked() {
-    let mut broken = published("p", "a", true, false);
-    broken.problem = "not JSON".into();
-    let found = ActualState::default().rebuilt(1, Vec::new(), vec![broken]);
-    let pod = PodUid::parse("p").unwrap();
-    let there = found.published(&name("a"), &pod).unwrap();
-    assert!(there.unreadable && there.presence == Presence::Uncertain);
+fn unreadable_volumes_are_there_each_by_its_folder() {
+    let all = vec![unknown("p", "one", false), unknown("p", "two", false), unknown("q", "one", true)];
+    let found = ActualState::default().rebuilt(1, Vec::new(), all);
+    let pods = |name: &str| found.volumes[&UniqueName(format!("kubernetes.io/csi/{name}"))].pods.clone();
+    for (name, pod) in [("p-one", "p"), ("p-two", "p"), ("q-one", "q")] {
+        let there = &pods(name)[&PodUid::parse(pod).unwrap()];
+        assert!(there.unreadable && there.presence == Presence::Uncertain, "{name}");
+    }
+    // What a pod wants is known as soon as its file is written.
+    let mut found = found;
+    let device = api::CsiDevice { spec_name: "one".into(), ..device("a", false) };
+    found.is_named(&name("a"), &device, Some(&PodUid::parse("p").unwrap()));
+    let left: Vec<&str> =
+        found.volumes.iter().filter(|(_, volume)| !volume.pods.is_empty()).map(|(name, _)| name.0.as_str()).collect();
+    assert_eq!(left, ["kubernetes.io/csi/p-two", "kubernetes.io/csi/q-one"]);
+}
+
+#[test]
+fn what_is_staged_and_unreadable_is_known_by_its_pod_or_by_its_folder() {
+    let (of_a, of_b) = (crate::names::folder("a"), crate::names::folder("b"));
+    let staged = vec![unknown_staging(&of_a), unknown_staging(&of_b), unknown_staging("")];
+    let mut found = ActualState::default().rebuilt(1, staged, vec![published("p", "a", true, false)]);
+    let a = &found.volumes[&name("a")];
+    assert_eq!((a.staged, a.staging_path.as_str()), (Presence::Uncertain, &*format!("/s/d/{of_a}/globalmount")));
+    let by_folder = UniqueName(format!("kubernetes.io/csi/d/{of_b}"));
+    assert_eq!(found.volumes[&by_folder].nameless(), Some(Nameless::FileSystem { driver: "d", folder: &of_b }));
+    assert_eq!(found.volumes.len(), 2, "a folder of no volume is left alone: {found:?}");
+    found.is_named(&name("b"), &device("b", true), None);
+    assert_eq!(found.volumes[&by_folder].staged, Presence::Uncertain, "a block volume has another folder");
+    found.is_named(&name("b"), &device("b", false), None);
+    assert!(found.volumes[&by_folder].is_gone());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -421,6 +422,7 @@ impl VolumeManager {
                 let verbs = &self.context.ports.verbs;
                 match futures_util::future::try_join(verbs.list_staged(), verbs.list_published()).await {
                     Ok((staged, published)) => {
+                        self.tell_found(&published);
                         let mut world = self.context.world();
                         tracing::info!(
                             staged = staged.len(),
@@ -450,6 +452,20 @@ impl VolumeManager {
             if epoch.changed().await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Counts what was found of pods, and names what nobody knows.
+    fn tell_found(&self, published: &[api::PublishedVolume]) {
+        let unknown = published.iter().filter(|found| !found.problem.is_empty());
+        self.context.ports.metrics.reconstructed(published.len(), unknown.clone().count());
+        for found in unknown {
+            tracing::warn!(
+                pod_uid = found.pod_uid,
+                path = found.target_path,
+                "Could not construct volume information: {}",
+                found.problem
+            );
         }
     }
 
@@ -550,7 +566,12 @@ async fn operate(context: Arc<Context>, action: Action) {
         }
         Action::Unmount { volume, pod } => {
             let operation = if block { Operation::Unmap } else { Operation::Unmount };
-            (operation, unmount::unmount(&context, volume, pod).await)
+            let unknown = context.world().actual.published(volume, pod).is_some_and(|published| published.unreadable);
+            let result = unmount::unmount(&context, volume, pod).await;
+            if unknown && !result.as_ref().is_err_and(|failure| failure.away) {
+                context.ports.metrics.force_cleaned(result.is_ok());
+            }
+            (operation, result)
         }
         Action::Expand { volume, pod } => (Operation::Expand, expand(&context, volume, pod).await),
         Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),

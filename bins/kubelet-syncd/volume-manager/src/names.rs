@@ -23,6 +23,11 @@ pub fn ephemeral_handle(pod_uid: &str, volume: &str) -> String {
     format!("csi-{}", hex_digest(&[pod_uid, volume]))
 }
 
+/// The folder in which a volume with a file system is staged, below its driver's.
+pub fn folder(handle: &str) -> String {
+    hex_digest(&[handle])
+}
+
 /// As `Node.status.volumesInUse` and `volumesAttached` name it.
 pub fn unique(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")

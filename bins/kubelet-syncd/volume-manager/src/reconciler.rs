@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
-use crate::actual_state::{ActualState, Presence};
+use crate::actual_state::{ActualState, ActualVolume, Nameless, Presence};
 use crate::back_off::BackOffs;
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::spec::UniqueName;
@@ -139,9 +139,29 @@ impl Plan<'_> {
         !spec.read_only && spec.claim.is_some() && spec.csi().is_some() && known > 0 && spec.capacity > known
     }
 
+    /// Of what nobody knows the volume of: whether a pod wants it, which makes it known, or has it as a block device.
+    fn is_wanted(&self, volume: &ActualVolume) -> bool {
+        let Some(it) = volume.nameless() else { return false };
+        let desired = self.look.desired.pods.values().flat_map(|pod| pod.volumes.values());
+        let mut wanted = desired.filter_map(|wanted| Some((wanted.spec.csi()?, &wanted.spec)));
+        if wanted.any(|(source, spec)| it.is(&source.driver, &source.handle, spec.block, &spec.name)) {
+            return true;
+        }
+        let has_pods = self.look.actual.volumes.values().filter(|other| !other.pods.is_empty());
+        let devices = has_pods.filter_map(|other| other.device.as_ref());
+        let mut blocks = devices.filter(|device| device.block);
+        matches!(it, Nameless::Block(name) if blocks.any(|device| device.spec_name == name))
+    }
+
     fn unstage(&mut self) {
+        let mut published = self.look.actual.volumes.values().flat_map(|volume| volume.pods.values());
+        let somebodys_is_unknown = published.any(|published| published.unreadable);
         for (name, volume) in &self.look.actual.volumes {
-            if !volume.pods.is_empty() || self.look.desired.wants(name) {
+            if !volume.pods.is_empty() || self.look.desired.wants(name) || self.is_wanted(volume) {
+                continue;
+            }
+            // A pod may have it: nobody knows what that pod's is, nor which pod's this is.
+            if somebodys_is_unknown && volume.device.as_ref().is_some_and(|device| device.spec_name.is_empty()) {
                 continue;
             }
             if volume.staged == Presence::No {

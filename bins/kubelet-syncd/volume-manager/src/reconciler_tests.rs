@@ -259,3 +259,38 @@ proptest! {
         }
     }
 }
+
+/// What nobody knows the volume of goes when no pod wants it, and while no pod may have it.
+#[test]
+fn unknown_volumes_are_taken_back_once_nobody_can_have_them() {
+    let folder = crate::names::folder("a");
+    let by_folder = UniqueName(format!("kubernetes.io/csi/d/{folder}"));
+    let nameless = ActualVolume {
+        device: Some(api::CsiDevice { driver: "d".into(), ..api::CsiDevice::default() }),
+        staging_path: format!("/s/d/{folder}/globalmount"),
+        ..found(Presence::Uncertain, &[])
+    };
+    let unstage = || Action::Unstage { volume: by_folder.clone() };
+    let mut world = World::new();
+    world.actual.volumes.insert(by_folder.clone(), nameless);
+    assert_eq!(world.plan().0, [unstage()]);
+    world.want("p", "a", false);
+    let (actions, _) = world.plan();
+    assert!(!actions.contains(&unstage()), "a pod wants it: {actions:?}");
+    world.desired.pods.clear();
+    // The volume that some pod has and nobody knows may be this one; a readable one that no pod is known to have, too.
+    let mut unknown = found(Presence::No, &[("q", Presence::Uncertain)]);
+    unknown.pods.values_mut().for_each(|published| published.unreadable = true);
+    world.actual.volumes.insert(UniqueName("kubernetes.io/csi/q-pv".into()), unknown);
+    world.actual.volumes.insert(unique("b"), found(Presence::Yes, &[]));
+    let known = api::CsiDevice { spec_name: "pv-c".into(), ..api::CsiDevice::default() };
+    let seen = ActualVolume { device: Some(known), ..found(Presence::Yes, &[]) };
+    world.actual.volumes.insert(unique("c"), seen);
+    assert_eq!(world.plan().0, [Action::Unstage { volume: unique("c") }]);
+    world.ended.insert(uid("q"));
+    let (actions, _) = world.plan();
+    let unmount = Action::Unmount { volume: UniqueName("kubernetes.io/csi/q-pv".into()), pod: uid("q") };
+    assert!(actions.contains(&unmount), "{actions:?}");
+    world.actual.volumes.remove(&UniqueName("kubernetes.io/csi/q-pv".into()));
+    assert_eq!(world.plan().0.len(), 3);
+}

@@ -11,6 +11,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bulkhead_types::VolumeName;
 use tonic::Status;
 
 use super::{on_the_pool, to_its_end, unexpected};
@@ -18,7 +19,7 @@ use crate::journal::{Intent, StagedKey, StagingIntent};
 use crate::node::{Node, PodLock};
 use crate::volumes::VolumeError;
 use crate::volumes::csi::data::VolData;
-use crate::volumes::csi::paths::{Published, Staged};
+use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::Giving;
 use crate::volumes::csi::{CsiError, Prepared};
 use crate::worker::{self, Done, Task};
@@ -32,7 +33,10 @@ enum Noted {
 
 impl Noted {
     fn of_staged(staged: &Staged) -> Self {
-        let folder = staged.data_folder();
+        Self::of_folder(staged.data_folder())
+    }
+
+    fn of_folder(folder: PathBuf) -> Self {
         Noted::Staged(StagedKey::of(&folder), StagingIntent::Stage { folder })
     }
 
@@ -77,6 +81,14 @@ pub type Locks = Vec<PodLock>;
 /// Another verb works on it.
 pub async fn lock_staged(node: &Arc<Node>, staged: &Staged) -> Result<Locks, Status> {
     Ok(vec![node.lock_staged(StagedKey::of(&staged.data_folder()), &staged.what()).await?])
+}
+
+/// The same of what nobody knows the volume of.
+///
+/// # Errors
+/// Another verb works on it.
+pub async fn lock_nameless(node: &Arc<Node>, nameless: &Nameless) -> Result<Locks, Status> {
+    Ok(vec![node.lock_staged(StagedKey::of(&nameless.data_folder()), &nameless.what()).await?])
 }
 
 /// Locks the pod, and of a block volume, whose folders pods share, the volume.
@@ -196,22 +208,22 @@ async fn take_back(node: Arc<Node>, locks: Locks, noted: Noted, task: Task, ends
 }
 
 /// Refuses a block volume that a driver may be publishing to a pod: nothing on the disk shows that.
-fn may_end(node: &Node, staged: &Staged) -> Result<(), Status> {
-    let Some(spec) = &staged.block else { return Ok(()) };
+fn may_end(node: &Node, spec: Option<&VolumeName>, what: impl FnOnce() -> String) -> Result<(), Status> {
+    let Some(spec) = spec else { return Ok(()) };
     let intent = Intent::Publish { spec: spec.clone(), block: true };
     let pods = node.journal.all().into_iter().filter(|(_, intents)| intents.contains(&intent));
     let pods: Vec<String> = pods.map(|(pod, _)| format!("pod {pod}")).collect();
     if pods.is_empty() {
         return Ok(());
     }
-    Err(VolumeError::from(CsiError::StillPublished { what: staged.what(), pods: pods.join(", ") }).into())
+    Err(VolumeError::from(CsiError::StillPublished { what: what(), pods: pods.join(", ") }).into())
 }
 
 /// # Errors
 /// A pod has it; UNAVAILABLE where no worker answers.
 pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
     to_its_end(async move {
-        may_end(&node, &staged)?;
+        may_end(&node, staged.block.as_ref(), || staged.what())?;
         let noted = Noted::of_staged(&staged);
         worker::call(&node.workers, &Task::BeginUnstage { staged }, None, Arc::new(locks)).await?;
         noted.begin(&node).await
@@ -222,9 +234,19 @@ pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Res
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn end_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
-    may_end(&node, &staged)?;
+    may_end(&node, staged.block.as_ref(), || staged.what())?;
     let noted = Noted::of_staged(&staged);
     take_back(node, locks, noted, Task::EndStage { staged }, true).await
+}
+
+/// By its path: what is mounted there is unmounted.
+///
+/// # Errors
+/// The verb's own, or UNAVAILABLE where no worker answers.
+pub async fn end_nameless(node: Arc<Node>, locks: Locks, nameless: Nameless) -> Result<(), Status> {
+    may_end(&node, nameless.block(), || nameless.what())?;
+    let noted = Noted::of_folder(nameless.data_folder());
+    take_back(node, locks, noted, Task::EndNameless { nameless }, true).await
 }
 
 /// # Errors

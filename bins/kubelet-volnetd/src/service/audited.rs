@@ -58,7 +58,7 @@ subjects! {
     SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
-    EndStageRequest: |r| "", device(r.device.as_ref());
+    EndStageRequest: |r| "", format!("{}{}", device(r.device.as_ref()), r.folder);
     PreparePublishRequest: |r| &r.pod_uid, device(r.data.as_ref().and_then(|data| data.device.as_ref()));
     CommitPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());
     EndPublishRequest: |r| &r.pod_uid, device(r.device.as_ref());

@@ -9,13 +9,21 @@ use crate::operations::csi as operations;
 use crate::validate;
 use crate::volumes::csi::data::VolData;
 use crate::volumes::csi::list;
-use crate::volumes::csi::paths::{Published, Staged};
+use crate::volumes::csi::paths;
+use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::Giving;
 use crate::volumes::empty_dir::Group;
 
 /// Of a request to take a volume back; where `vol_data.json` cannot be read nobody knows whose it is.
 fn to_take_back(request: &EndPublishRequest) -> Result<Published, Status> {
     Ok(Published::from_wire(&request.pod_uid, request.device.as_ref(), true)?)
+}
+
+/// Whether the volume is not known: it is named by its folder, or, a block volume, by its name alone.
+fn is_nameless(request: &EndStageRequest) -> bool {
+    let device = request.device.as_ref();
+    let is_block = device.is_some_and(|one| one.block && one.driver.is_empty() && one.volume_handle.is_empty());
+    !request.folder.is_empty() || is_block
 }
 
 #[tonic::async_trait]
@@ -50,6 +58,13 @@ impl Csi for Verbs {
 
     async fn end_stage(&self, request: Request<EndStageRequest>) -> Result<Response<EndStageReply>, Status> {
         let request = request.into_inner();
+        if is_nameless(&request) {
+            let nameless = Nameless::from_wire(request.device.as_ref(), &request.folder)?;
+            self.guard(request.guard.as_ref())?;
+            let locks = operations::lock_nameless(&self.node, &nameless).await?;
+            operations::end_nameless(self.node.clone(), locks, nameless).await?;
+            return Ok(Response::new(EndStageReply {}));
+        }
         let staged = Staged::from_wire(request.device.as_ref())?;
         self.guard(request.guard.as_ref())?;
         let locks = operations::lock_staged(&self.node, &staged).await?;
@@ -110,6 +125,9 @@ impl Csi for Verbs {
         let volumes = self.run(None, list::staged).await?;
         let states = volumes.into_iter().map(|volume| {
             let spec = volume.block.clone().unwrap_or_default();
+            // A volume of a folder of another form is shown and not taken back.
+            let folder = volume.folder.file_name().and_then(|name| name.to_str()).filter(|name| paths::is_hash(name));
+            let folder = folder.filter(|_| volume.block.is_none()).unwrap_or_default().to_owned();
             let known = volume.data.as_ref().and_then(|data| data.to_wire(volume.block.is_some(), &spec).device);
             let device = known.unwrap_or_else(|| wire::CsiDevice {
                 driver: volume.driver,
@@ -124,6 +142,7 @@ impl Csi for Verbs {
                 uncertain: volume.uncertain,
                 selinux_mount_context: volume.data.map(|data| data.selinux_mount_context()).unwrap_or_default(),
                 problem: volume.problem,
+                folder,
             })
         });
         Ok(Response::new(Box::pin(tokio_stream::iter(states))))

@@ -113,9 +113,10 @@ fn code_of_volume(error: &VolumeError) -> Code {
 /// again could cure.
 fn code_of_csi(error: &CsiError) -> Code {
     match error {
-        CsiError::StillMounted { .. } | CsiError::StillPublished { .. } | CsiError::Another { .. } => {
-            Code::FailedPrecondition
-        }
+        CsiError::StillMounted { .. }
+        | CsiError::StillPublished { .. }
+        | CsiError::Another { .. }
+        | CsiError::Readable { .. } => Code::FailedPrecondition,
         CsiError::NotPrepared { .. } | CsiError::NoTarget { .. } => Code::NotFound,
         CsiError::Open { source, .. } => code_in_our_tree(source),
         CsiError::Io { source, .. } => code_of_io(source),

@@ -121,6 +121,12 @@ impl Node {
         Ok(all)
     }
 
+    /// From its next start on it runs the programs of this folder; `None`: those of all nodes. So another kubelet takes a node
+    /// over with all that is on it.
+    pub fn set_programs(&mut self, folder: Option<&Path>) {
+        self.programs = folder.map(Path::to_owned);
+    }
+
     // === Starting and stopping ===
 
     /// Starts `kubelet` and does not wait.

@@ -5,7 +5,8 @@
 //! In its state folder lie `calls.jsonl` (a line when a call comes, a line when it is answered), `faults.json` (see
 //! [`faults`]; read anew at each call) and `images/`, the content of block volumes.
 //!
-//! Of a volume's attributes it knows `size` (bytes, of the tmpfs or the image) and `files` (so many empty files are in it).
+//! Of a volume's attributes it knows `size` (bytes, of the tmpfs or the image), `inodes` (so many it has room for) and `files` (so many
+//! empty files are in it).
 
 mod faults;
 mod identity;

@@ -47,7 +47,10 @@ impl Staged<'_> {
 
     /// A new file system on `point`, with the files that the volume is to have.
     fn mount_new(&self, point: &Path) -> Result<(), Status> {
-        let options = format!("size={},mode=0755", self.size());
+        let mut options = format!("size={},mode=0755", self.size());
+        if let Some(inodes) = self.attributes.get("inodes").and_then(|count| count.parse::<u32>().ok()) {
+            options.push_str(&format!(",nr_inodes={inodes}"));
+        }
         mount(Some(self.volume), point, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
             .map_err(|error| failed("mounting", point, error))?;
         for number in 0..self.attributes.get("files").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0) {

@@ -248,6 +248,11 @@ impl Mount<'_> {
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
         });
         volume.attachable = Some(self.attachable);
+        let is_unknown = |device: &api::CsiDevice| device.volume_handle.is_empty() || device.spec_name.is_empty();
+        if volume.device.as_ref().is_some_and(is_unknown) {
+            // It was found, and its file does not say as much, or cannot be read.
+            (volume.device, volume.plugin) = (Some(self.device(source)), self.spec.plugin());
+        }
         write(volume)
     }
 
@@ -269,6 +274,7 @@ impl Mount<'_> {
             volume.staged = Presence::Uncertain;
             volume.staging_path.clone_from(&path);
         });
+        self.context.world().actual.is_named(self.volume, &self.device(source), None);
         if can.stage {
             let group = self.fs_group();
             let mut request = requests::stage(&self.spec, source, can, group, path.clone(), context.clone());
@@ -291,7 +297,8 @@ impl Mount<'_> {
         }
         let verbs = &self.context.ports.verbs;
         let Ok(guard) = verbs.guard("end_stage") else { return };
-        let request = api::EndStageRequest { device: Some(self.device(source)), guard: Some(guard) };
+        let request =
+            api::EndStageRequest { device: Some(self.device(source)), guard: Some(guard), folder: String::new() };
         match verbs.end_stage(request).await {
             Ok(_) => self.note(source, |volume| {
                 volume.staged = Presence::No;
@@ -339,6 +346,7 @@ impl Mount<'_> {
             }),
         };
         let prepared = ports.verbs.prepare_publish(request).await.map_err(|error| Failure::verb(phase, &error))?;
+        self.context.world().actual.is_named(self.volume, &self.device(source), Some(self.uid));
         let target_path = prepared.target_path;
         let mounted_before = before.published == Presence::Yes;
         if !mounted_before {

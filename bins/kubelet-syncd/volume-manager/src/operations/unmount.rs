@@ -5,7 +5,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 
 use super::{Failure, Phase};
-use crate::actual_state::Presence;
+use crate::actual_state::{ActualVolume, Nameless, Presence};
 use crate::context::Context;
 use crate::spec::UniqueName;
 
@@ -27,16 +27,16 @@ pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Resu
         let guard = Some(verbs.guard(verb)?);
         Ok(api::EndPublishRequest { pod_uid: uid.to_string(), device: Some(device.clone()), guard })
     };
+    let _place = context.place(&device.driver).await;
+    let begin = request("begin_unpublish").map_err(failed)?;
+    verbs.begin_unpublish(begin).await.map_err(failed)?;
+    note(context, name, |volume| {
+        if let Some(published) = volume.pods.get_mut(uid) {
+            published.presence = Presence::Uncertain;
+            published.host_path.clear();
+        }
+    });
     if !published.unreadable {
-        let _place = context.place(&device.driver).await;
-        let begin = request("begin_unpublish").map_err(failed)?;
-        verbs.begin_unpublish(begin).await.map_err(failed)?;
-        note(context, name, |volume| {
-            if let Some(published) = volume.pods.get_mut(uid) {
-                published.presence = Presence::Uncertain;
-                published.host_path.clear();
-            }
-        });
         let call = v1::NodeUnpublishVolumeRequest {
             volume_id: device.volume_handle.clone(),
             target_path: published.target_path,
@@ -59,6 +59,24 @@ pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Resu
     Ok(())
 }
 
+/// Takes back by its path what nobody knows the volume of (upstream cleanupMounts).
+async fn unstage_nameless(context: &Context, name: &UniqueName, volume: &ActualVolume) -> Result<(), Failure> {
+    let phase = Phase::UnmountDevice;
+    let folder = match volume.nameless() {
+        Some(Nameless::FileSystem { folder, .. }) => folder.to_owned(),
+        Some(Nameless::Block(_)) => String::new(),
+        None => return Ok(()),
+    };
+    let verbs = &context.ports.verbs;
+    let failed = |error| Failure::verb(phase, &error);
+    let guard = Some(verbs.guard("end_stage").map_err(failed)?);
+    let request = api::EndStageRequest { device: volume.device.clone(), guard, folder };
+    verbs.end_stage(request).await.map_err(failed)?;
+    context.world().actual.volumes.remove(name);
+    tracing::info!(volume = %name, "cleaned up a volume that could not be reconstructed");
+    Ok(())
+}
+
 /// Takes a volume that no pod has any more from the node.
 ///
 /// # Errors
@@ -70,11 +88,16 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
         world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.staging_path.clone())))
     };
     let Some((device, staging_target_path)) = known else { return Ok(()) };
+    if device.volume_handle.is_empty() {
+        let volume = context.world().actual.volumes.get(name).cloned();
+        let Some(volume) = volume else { return Ok(()) };
+        return unstage_nameless(context, name, &volume).await;
+    }
     let verbs = &context.ports.verbs;
     let failed = |error| Failure::verb(phase, &error);
     let request = |verb| {
         let guard = Some(verbs.guard(verb)?);
-        Ok(api::EndStageRequest { device: Some(device.clone()), guard })
+        Ok(api::EndStageRequest { device: Some(device.clone()), guard, folder: String::new() })
     };
     let _place = context.place(&device.driver).await;
     let what = "attacher.UnmountDevice failed to create newCsiDriverClient";
@@ -94,7 +117,7 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
     Ok(())
 }
 
-fn note(context: &Context, name: &UniqueName, write: impl FnOnce(&mut crate::actual_state::ActualVolume)) {
+fn note(context: &Context, name: &UniqueName, write: impl FnOnce(&mut ActualVolume)) {
     if let Some(volume) = context.world().actual.volumes.get_mut(name) {
         write(volume);
     }

@@ -10,9 +10,8 @@ use bulkhead_sys::open;
 use super::super::VolumeError;
 use super::list;
 use crate::journal;
-use crate::node::Node;
+use crate::node::{BOOT, Node};
 
-const FILE: &str = "boot-id";
 const OF_THE_KERNEL: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Makes everything uncertain where it has to be. To be called before anybody is served.
@@ -36,11 +35,11 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
             "volumes of CSI drivers are uncertain: another boot, another kubelet's node, or a damaged journal"
         );
     }
-    journal::replace(node.state(), Path::new(FILE), &now, 0o600).map_err(list_error(FILE))
+    journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(list_error(FILE))
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {
-    let file = std::fs::File::from(open::regular_beneath(node.state(), FILE).ok()?);
+    let file = std::fs::File::from(open::regular_beneath(node.state(), BOOT).ok()?);
     let mut text = Vec::new();
     file.take(256).read_to_end(&mut text).ok()?;
     Some(text)

@@ -116,6 +116,11 @@ impl VolData {
         Some(device)
     }
 
+    /// The volume's name; files of volumes with a file system that are staged have none.
+    pub fn spec(&self) -> Option<&str> {
+        self.0.get(SPEC).map(String::as_str)
+    }
+
     /// For an answer; `spec` is the folder's name.
     pub fn to_wire(&self, block: bool, spec: &str) -> wire::CsiVolumeData {
         wire::CsiVolumeData {

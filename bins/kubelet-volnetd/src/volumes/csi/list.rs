@@ -28,8 +28,9 @@ const MAX_ENTRIES: usize = 100_000;
 pub struct StagedVolume {
     /// Of a block volume.
     pub block: Option<String>,
-    /// As the folder's name tells, where the file cannot be read.
+    /// As the folder's name tells.
     pub driver: String,
+    /// Of a file that can be read and belongs there.
     pub data: Option<VolData>,
     /// Below `plugins/kubernetes.io/csi`; holds the file.
     pub folder: PathBuf,
@@ -107,7 +108,7 @@ fn read(dir: &OwnedFd, shown: &Path, folder: &Path, mounts: &way::Mounts) -> Fou
 }
 
 /// Whether the file belongs into the folder; else why not.
-fn belongs(data: &VolData, driver: &str, hash: Option<&str>) -> String {
+pub fn belongs(data: &VolData, driver: &str, hash: Option<&str>) -> String {
     match data.device() {
         None => "vol_data.json names no driver or no volume".to_owned(),
         Some(device) if hash.is_some() && device.driver.as_str() != driver => {
@@ -117,6 +118,25 @@ fn belongs(data: &VolData, driver: &str, hash: Option<&str>) -> String {
             "vol_data.json is of a volume whose folder has another name".to_owned()
         }
         Some(_) => String::new(),
+    }
+}
+
+/// The same of a file of a volume that is published, or of a block volume: it names the volume as the folder does.
+pub fn belongs_to_spec(data: &VolData, spec: &str) -> String {
+    let problem = belongs(data, "", None);
+    match data.spec() {
+        Some(named) if problem.is_empty() && named != spec => format!("vol_data.json is of the volume {named}"),
+        _ => problem,
+    }
+}
+
+impl Found {
+    /// What is in the file counts only where it belongs there: nobody is to ask a driver for another volume.
+    fn judged(self, belongs: impl FnOnce(&VolData) -> String) -> Self {
+        match self.data.as_ref().map(belongs) {
+            Some(problem) if !problem.is_empty() => Found { data: None, problem },
+            _ => self,
+        }
     }
 }
 
@@ -139,13 +159,12 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
         for hash in names(&base, &shown, Path::new(&driver)).unwrap_or_default() {
             let folder = Path::new(&driver).join(&hash);
             let target = folder.join("globalmount");
-            let Found { data, mut problem } = read(&base, &shown, &folder, &mounts);
+            let found = read(&base, &shown, &folder, &mounts);
             let mounted = mounts.at_or_below(&shown.join(&folder)).is_some();
-            match &data {
-                Some(data) => problem = belongs(data, &driver, Some(&hash)),
-                None if !mounted && is_bare(&base, &shown, &folder, &target) => continue,
-                None => {}
+            if found.data.is_none() && !mounted && is_bare(&base, &shown, &folder, &target) {
+                continue;
             }
+            let Found { data, problem } = found.judged(|data| belongs(data, &driver, Some(&hash)));
             let uncertain = is_uncertain(&folder) || (!mounted && is_missing(&base, &shown, &target));
             let target = shown.join(target);
             let driver = driver.clone();
@@ -155,10 +174,8 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
     for spec in specs(&base, &shown)? {
         let folder = Path::new(paths::BLOCK).join(&spec).join("data");
         let target = Path::new(paths::BLOCK).join("staging").join(&spec);
-        let Found { data, mut problem } = read(&base, &shown, &folder, &mounts);
-        if let Some(data) = &data {
-            problem = belongs(data, "", None);
-        }
+        let found = read(&base, &shown, &folder, &mounts);
+        let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
         volumes.push(StagedVolume {
             driver: String::new(),
             data,
@@ -173,10 +190,12 @@ pub fn staged(node: &Node) -> Result<Vec<StagedVolume>, VolumeError> {
     Ok(volumes)
 }
 
-/// A folder without a file and without anything where the driver would be: no volume, or no more.
+/// A folder without a file and without anything where the driver would be: no volume, or no more. One whose file cannot be read is
+/// a volume: upstream's kubelet, killed while it writes the file, leaves it so.
 fn is_bare(base: &OwnedFd, shown: &Path, folder: &Path, target: &Path) -> bool {
     matches!(way::handle(base.as_fd(), shown, folder), Ok(Some((_, FileType::Directory))))
         && is_missing(base, shown, target)
+        && is_missing(base, shown, &folder.join(data::NAME))
 }
 
 /// Whether nothing is where a driver would be.
@@ -234,13 +253,12 @@ fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) 
     let mut volumes = Vec::new();
     for spec in names(dir, &shown, &plugin).unwrap_or_default() {
         let (folder, target) = (paths::pod_folder(&spec), paths::pod_mount(&spec));
-        let Found { data, mut problem } = read(dir, &shown, &folder, mounts);
+        let found = read(dir, &shown, &folder, mounts);
         let mounted = mounts.at_or_below(&shown.join(&folder)).is_some();
-        match &data {
-            Some(data) => problem = belongs(data, "", None),
-            None if !mounted && is_bare(dir, &shown, &folder, &target) => continue,
-            None => {}
+        if found.data.is_none() && !mounted && is_bare(dir, &shown, &folder, &target) {
+            continue;
         }
+        let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
         volumes.push(PublishedVolume {
             pod: pod.clone(),
             block: false,
@@ -309,13 +327,11 @@ fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, Volu
     let mut volumes = Vec::new();
     for ((pod, spec), parts) in found {
         let folder = Path::new(paths::BLOCK).join(&spec).join("data");
-        let Found { data, mut problem } = match &base {
+        let found = match &base {
             Some(base) => read(base, &shown, &folder, &mounts),
             None => Found { data: None, problem: format!("there is no {}", shown.display()) },
         };
-        if let Some(data) = &data {
-            problem = belongs(data, "", None);
-        }
+        let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
         let target = shown.join(paths::publish(&spec)).join(pod.as_str());
         volumes.push(PublishedVolume {
             mounted: mounts.at(&shown.join(paths::map(&spec)).join(pod.as_str())) || mounts.at(&target),

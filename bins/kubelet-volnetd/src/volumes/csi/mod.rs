@@ -46,6 +46,8 @@ pub enum CsiError {
     MountInTheWay { path: PathBuf },
     #[error("{path} belongs to volume {handle} of driver {driver}, which has to go first")]
     Another { path: PathBuf, driver: String, handle: String },
+    #[error("{path} says that it is volume {handle} of driver {driver}, which has to be asked to take it back")]
+    Readable { path: PathBuf, driver: String, handle: String },
     #[error("{what} is not prepared here")]
     NotPrepared { what: String },
     #[error("the driver has put nothing at {path}")]

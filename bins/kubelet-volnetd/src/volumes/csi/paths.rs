@@ -133,6 +133,72 @@ pub struct Staged {
     pub block: Option<VolumeName>,
 }
 
+/// What is staged, and of which `vol_data.json` does not say whose it is: known by its folder alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Nameless {
+    /// `hash` names the folder below the driver's.
+    FileSystem {
+        driver: Driver,
+        hash: String,
+    },
+    Block(VolumeName),
+}
+
+impl Nameless {
+    /// # Errors
+    /// A name that is none.
+    pub fn from_wire(wire: Option<&wire::CsiDevice>, folder: &str) -> Result<Self, InvalidRequest> {
+        let wire = wire.ok_or(InvalidRequest::Missing { field: "device" })?;
+        if !wire.volume_handle.is_empty() {
+            return Err(bad("volume_handle", &wire.volume_handle, "empty where a folder is named"));
+        }
+        if wire.block {
+            return Ok(Nameless::Block(validate::volume(&wire.spec_name)?));
+        }
+        if !is_hash(folder) {
+            return Err(bad("folder", folder, "64 hexadecimal digits"));
+        }
+        Ok(Nameless::FileSystem { driver: Driver::parse(&wire.driver)?, hash: folder.to_owned() })
+    }
+
+    /// Of a block volume.
+    pub fn block(&self) -> Option<&VolumeName> {
+        match self {
+            Nameless::FileSystem { .. } => None,
+            Nameless::Block(spec) => Some(spec),
+        }
+    }
+
+    /// As [`Staged::data_folder`].
+    pub fn data_folder(&self) -> PathBuf {
+        match self {
+            Nameless::FileSystem { driver, hash } => Path::new(driver.as_str()).join(hash),
+            Nameless::Block(spec) => block_data(spec),
+        }
+    }
+
+    /// As [`Staged::target`].
+    pub fn target(&self) -> PathBuf {
+        match self {
+            Nameless::FileSystem { .. } => self.data_folder().join(GLOBAL),
+            Nameless::Block(spec) => staging(spec),
+        }
+    }
+
+    /// In words.
+    pub fn what(&self) -> String {
+        match self {
+            Nameless::FileSystem { driver, hash } => format!("the volume in the folder {hash} of driver {driver}"),
+            Nameless::Block(spec) => format!("the block volume {spec} of an unknown driver"),
+        }
+    }
+}
+
+/// Whether it is the name of a folder as [`Handle::hash`] makes them.
+pub fn is_hash(name: &str) -> bool {
+    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
 /// What is published to one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {

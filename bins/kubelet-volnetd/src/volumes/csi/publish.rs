@@ -14,7 +14,7 @@ use super::super::ownership::{self, Access};
 use super::super::{VolumeError, pod_dir, sub_path, teardown};
 use super::data::{self, VolData};
 use super::paths::{self, Published};
-use super::{CsiError, Prepared, block, stage, way};
+use super::{CsiError, Prepared, block, list, stage, way};
 use crate::node::Settings;
 
 /// What Commit does to the files of a volume.
@@ -246,6 +246,30 @@ pub fn begin_end(settings: &Settings, published: &Published) -> Result<(), Volum
     Ok(())
 }
 
+/// Unmounts what the driver has put there, by its path: nobody knows the volume, and so no driver can be asked to.
+fn end_mounts(settings: &Settings, published: &Published) -> Result<(), VolumeError> {
+    let Some(pod) = pod_if_there(settings, published)? else { return Ok(()) };
+    if let Some(folder) = data_folder(settings, &pod, published)?
+        && let Ok(Some(data)) = VolData::read(folder.as_fd())
+        && let Some(device) = data.device()
+        && list::belongs_to_spec(&data, published.spec.as_str()).is_empty()
+    {
+        return Err(CsiError::Readable {
+            path: shown_data(settings, published).join(data::NAME),
+            driver: device.driver.to_string(),
+            handle: paths::shortened(device.handle.as_str()),
+        }
+        .into());
+    }
+    if published.block {
+        let Some(base) = stage::base(settings)? else { return Ok(()) };
+        return stage::unmount_all(&base, &paths::base(&settings.paths), &paths::target(&settings.paths, published));
+    }
+    let shown = settings.paths.pod(&published.pod);
+    let folder = shown.join(paths::pod_folder(published.spec.as_str()));
+    stage::unmount_all(&pod, &shown, &folder)
+}
+
 /// Takes the target, the file and their folder away; what is not there is gone.
 ///
 /// # Errors
@@ -253,6 +277,9 @@ pub fn begin_end(settings: &Settings, published: &Published) -> Result<(), Volum
 pub fn end(settings: &Settings, published: &Published) -> Result<(), VolumeError> {
     for (base, path) in ways(settings, published) {
         way::is_clear(&base, path.parent().unwrap_or(&path))?;
+    }
+    if published.device.is_none() {
+        end_mounts(settings, published)?;
     }
     let pods = settings.paths.pods();
     let target = paths::target(&settings.paths, published);

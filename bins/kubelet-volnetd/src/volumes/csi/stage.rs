@@ -5,11 +5,13 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::{open, tree};
+use bulkhead_types::VolumeName;
 use rustix::fs::FileType;
 
-use super::super::VolumeError;
+use super::super::{VolumeError, teardown};
 use super::data::{self, VolData};
-use super::paths::{self, Staged};
+use super::list::belongs;
+use super::paths::{self, Nameless, Staged};
 use super::{CsiError, Prepared, way};
 use crate::node::Settings;
 
@@ -42,7 +44,16 @@ fn is_clear(settings: &Settings, staged: &Staged) -> Result<way::Mounts, VolumeE
     Ok(mounts)
 }
 
-/// Whether the file says that another volume has the folder. One that cannot be read says nothing, and is written anew.
+/// Whether the file says that another volume has the folder. One that cannot be read says nothing, and is written anew; so does one
+/// of a volume whose folder has another name.
+fn is_anothers(folder: &OwnedFd, shown: &Path, staged: &Staged) -> Result<(), CsiError> {
+    match staged.block {
+        Some(_) => is_another(folder, shown, &staged.device),
+        None => Ok(()),
+    }
+}
+
+/// Whether the file says that it is of another volume than `wanted`. One that cannot be read says nothing.
 pub fn is_another(folder: &OwnedFd, shown: &Path, wanted: &super::paths::Device) -> Result<(), CsiError> {
     match VolData::read(folder.as_fd()) {
         Ok(Some(there)) => match there.device() {
@@ -66,7 +77,7 @@ pub fn look(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prep
     let shown = paths::base(&settings.paths);
     let Some(base) = base(settings)? else { return Ok(Prepared::Needed) };
     let Some(folder) = way::folder(base.as_fd(), &shown, &staged.data_folder())? else { return Ok(Prepared::Needed) };
-    is_another(&folder, &shown.join(staged.data_folder()), &staged.device)?;
+    is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
     let target = shown.join(staged.target());
     // What is mounted there is a driver's, and need not be looked at.
     let is_there = mounts.at(&target) || is_folder(&base, &shown, &staged.target())?;
@@ -94,7 +105,7 @@ pub fn prepare(settings: &Settings, staged: &Staged, data: &VolData) -> Result<P
     let made = (|| {
         let folder = way::make(base.as_fd(), &shown, &staged.data_folder())?;
         let path = shown.join(staged.data_folder());
-        is_another(&folder, &path, &staged.device)?;
+        is_anothers(&folder, &path, staged)?;
         let target = shown.join(staged.target());
         if !mounts.at(&target) && !is_folder(&base, &shown, &staged.target())? {
             way::make(base.as_fd(), &shown, &staged.target())?;
@@ -143,7 +154,7 @@ pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     let not_prepared = || CsiError::NotPrepared { what: staged.what() };
     let base = base(settings)?.ok_or_else(not_prepared)?;
     let folder = way::folder(base.as_fd(), &shown, &staged.data_folder())?.ok_or_else(not_prepared)?;
-    is_another(&folder, &shown.join(staged.data_folder()), &staged.device)?;
+    is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
     if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
         return Err(not_prepared().into());
     }
@@ -176,15 +187,21 @@ pub fn pods_of_block(base: &OwnedFd, shown: &Path, spec: &str) -> Result<Vec<Str
 /// # Errors
 /// [`CsiError::StillPublished`].
 pub fn may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
-    let Some(spec) = &staged.block else { return Ok(()) };
+    match &staged.block {
+        Some(spec) => is_published_to_none(settings, spec.as_str(), || staged.what()),
+        None => Ok(()),
+    }
+}
+
+fn is_published_to_none(settings: &Settings, spec: &str, what: impl FnOnce() -> String) -> Result<(), VolumeError> {
     let shown = paths::base(&settings.paths);
     let Some(base) = base(settings)? else { return Ok(()) };
-    let pods = pods_of_block(&base, &shown, spec.as_str())?;
+    let pods = pods_of_block(&base, &shown, spec)?;
     if pods.is_empty() {
         return Ok(());
     }
     let pods = pods.iter().map(|pod| format!("pod {pod}")).collect::<Vec<_>>().join(", ");
-    Err(CsiError::StillPublished { what: staged.what(), pods }.into())
+    Err(CsiError::StillPublished { what: what(), pods }.into())
 }
 
 /// Takes the folders and the file away, the file last; what is not there is gone.
@@ -199,29 +216,91 @@ pub fn end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     way::is_unmounted(&shown, &all.each_ref().map(PathBuf::as_path))?;
     may_end(settings, staged)?;
     let Some(base) = base(settings)? else { return Ok(()) };
-    let open = way::folder(base.as_fd(), &shown, &folder)?;
-    if let Some(open) = &open {
-        is_another(open, &shown.join(&folder), &staged.device)?;
+    if let Some(open) = way::folder(base.as_fd(), &shown, &folder)? {
+        is_anothers(&open, &shown.join(&folder), staged)?;
     }
-    if let Some(spec) = &staged.block {
+    remove(&base, &shown, (&folder, &target), staged.block.as_ref())
+}
+
+/// Takes away what nobody knows the volume of, by its path: what is mounted, innermost first, folders and file.
+///
+/// # Errors
+/// The file says whose it is; a process holds what is mounted; a pod has the block volume.
+pub fn end_nameless(settings: &Settings, nameless: &Nameless) -> Result<(), VolumeError> {
+    let shown = paths::base(&settings.paths);
+    let (folder, target) = (nameless.data_folder(), nameless.target());
+    way::is_clear(&shown, &shown.join(&folder))?;
+    way::is_clear(&shown, &shown.join(&target))?;
+    if let Some(spec) = nameless.block() {
+        is_published_to_none(settings, spec.as_str(), || nameless.what())?;
+    }
+    let Some(base) = base(settings)? else { return Ok(()) };
+    if let Some(open) = way::folder(base.as_fd(), &shown, &folder)?
+        && let Ok(Some(data)) = VolData::read(open.as_fd())
+        && let Some(device) = data.device()
+    {
+        let problem = match nameless {
+            Nameless::FileSystem { driver, hash } => belongs(&data, driver.as_str(), Some(hash)),
+            Nameless::Block(_) => belongs(&data, "", None),
+        };
+        if problem.is_empty() {
+            return Err(CsiError::Readable {
+                path: shown.join(&folder).join(data::NAME),
+                driver: device.driver.to_string(),
+                handle: paths::shortened(device.handle.as_str()),
+            }
+            .into());
+        }
+    }
+    unmount_all(&base, &shown, &shown.join(&folder))?;
+    unmount_all(&base, &shown, &shown.join(&target))?;
+    remove(&base, &shown, (&folder, &target), nameless.block())
+}
+
+/// Unmounts what is mounted at a path and below, innermost first. `shown` is the path of the open folder above it.
+///
+/// # Errors
+/// A process holds one of them.
+pub fn unmount_all(dir: &OwnedFd, shown: &Path, path: &Path) -> Result<(), VolumeError> {
+    let mut points = teardown::mount_points_below(path)?;
+    if way::Mounts::below(shown)?.at(path) {
+        points.push(path.to_owned());
+    }
+    for point in points {
+        teardown::unmount_beneath(dir, shown, &point).map_err(|why| CsiError::Io {
+            doing: "unmount",
+            path: point,
+            source: std::io::Error::other(why),
+        })?;
+    }
+    Ok(())
+}
+
+/// `folder`: of the file; `target`: what the driver was told.
+fn remove(
+    base: &OwnedFd,
+    shown: &Path,
+    (folder, target): (&Path, &Path),
+    block: Option<&VolumeName>,
+) -> Result<(), VolumeError> {
+    if let Some(spec) = block {
         // As upstream: a driver may have left there what it kept of the volume.
-        remove_tree(&base, &shown, &target)?;
-        way::remove_one(base.as_fd(), &shown, &paths::publish(spec.as_str()))?;
-        way::remove_one(base.as_fd(), &shown, &paths::map(spec.as_str()))?;
+        remove_tree(base, shown, target)?;
+        way::remove_one(base.as_fd(), shown, &paths::publish(spec.as_str()))?;
+        way::remove_one(base.as_fd(), shown, &paths::map(spec.as_str()))?;
     } else {
-        way::remove_one(base.as_fd(), &shown, &target)?;
+        way::remove_one(base.as_fd(), shown, target)?;
     }
-    if let Some(open) = &open {
+    if let Some(open) = way::folder(base.as_fd(), shown, folder)? {
         data::remove(open.as_fd()).map_err(|source| CsiError::Io {
             doing: "remove",
-            path: shown.join(&folder).join(data::NAME),
+            path: shown.join(folder).join(data::NAME),
             source,
         })?;
     }
-    drop(open);
-    way::remove_one(base.as_fd(), &shown, &folder)?;
-    if let (Some(_), Some(parent)) = (&staged.block, folder.parent()) {
-        way::remove_one(base.as_fd(), &shown, parent)?;
+    way::remove_one(base.as_fd(), shown, folder)?;
+    if let (Some(_), Some(parent)) = (block, folder.parent()) {
+        way::remove_one(base.as_fd(), shown, parent)?;
     }
     Ok(())
 }
