@@ -91,5 +91,6 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         managed: !volume.read_only,
         root,
         folder: Some(volume.spec_name),
+        gid: volume.gid,
     }
 }
