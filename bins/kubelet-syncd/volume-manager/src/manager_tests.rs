@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kubelet_edges::csi::CsiError;
 use kubelet_edges::volnetd::VolnetdError;
-use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
+use kubelet_model::events::{EventSink, NodeEvent, ObjectEvent, PodEvent};
 use kubelet_model::objects::{ObjectError, Token, TokenWanted};
 use serde_json::json;
 use tonic::Status;
@@ -22,6 +22,9 @@ use super::*;
 use crate::csi::policy::Capabilities;
 use crate::metrics::OperationMetrics;
 use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
+
+#[path = "manager_expand_tests.rs"]
+mod expansion;
 
 /// What a call of the driver does.
 #[derive(Debug, Clone)]
@@ -45,6 +48,18 @@ struct Outside {
     node: watch::Sender<Option<Arc<Node>>>,
     registered: watch::Sender<u64>,
     republish: bool,
+    growth: Mutex<Growth>,
+}
+
+/// Of the claim and its volume, where a test is about their sizes.
+#[derive(Debug, Clone, Default)]
+struct Growth {
+    /// The PersistentVolume's; empty: it says nothing.
+    volume: &'static str,
+    /// Parts of the claim's status beside its phase.
+    status: serde_json::Map<String, serde_json::Value>,
+    requests: &'static str,
+    expands: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,6 +86,7 @@ impl Outside {
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
             registered: watch::Sender::new(0),
             republish,
+            growth: Mutex::default(),
         })
     }
 
@@ -127,11 +143,23 @@ impl EventSink for End {
     }
 
     fn emit_node(&self, _: NodeEvent) {}
+
+    fn emit_object(&self, event: ObjectEvent) {
+        let ObjectEvent { object, reason, message, .. } = event;
+        lock(&self.0.events).push(format!("{} {}: {reason} {message}", object.kind, object.name));
+    }
 }
 
 impl ClaimWriter for End {
     fn write(&self, status: ClaimStatus) -> futures_util::future::BoxFuture<'_, Result<(), String>> {
-        self.0.say(format!("claim {} {} {}", status.capacity, status.resize_status, status.resize_done));
+        let ClaimStatus { capacity, resize_status, resize_done, resize_error, .. } = status;
+        self.0.say(format!("claim [{capacity}] [{resize_status}] {resize_done} [{resize_error}]"));
+        let claim = &mut lock(&self.0.growth).status;
+        if !capacity.is_empty() {
+            claim.insert("capacity".into(), json!({"storage": capacity}));
+        }
+        let statuses = if resize_status.is_empty() { json!({}) } else { json!({"storage": resize_status}) };
+        claim.insert("allocatedResourceStatuses".into(), statuses);
         async { Ok(()) }.boxed()
     }
 }
@@ -145,7 +173,8 @@ impl Drivers for End {
     fn capabilities<'a>(&'a self, _: &'a str) -> Answer<'a, Capabilities> {
         async {
             self.0.called("NodeGetCapabilities").await?;
-            Ok(Capabilities { stage: true, ..Capabilities::default() })
+            let expand = lock(&self.0.growth).expands;
+            Ok(Capabilities { stage: true, expand, ..Capabilities::default() })
         }
         .boxed()
     }
@@ -168,8 +197,10 @@ impl Drivers for End {
         self.0.called("NodeUnpublishVolume").boxed()
     }
 
-    fn expand<'a>(&'a self, _: &'a str, _: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
-        async { Ok(0) }.boxed()
+    fn expand<'a>(&'a self, _: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
+        assert_eq!((request.volume_path.as_str(), request.staging_target_path.as_str()), ("/target", "/staging/h"));
+        self.0.say(format!("to {}", request.capacity_range.unwrap().required_bytes));
+        async { self.0.called("NodeExpandVolume").await.map(|()| 0) }.boxed()
     }
 
     fn stats<'a>(
@@ -286,14 +317,24 @@ impl VolumeVerbs for End {
 
 impl ClusterReader for End {
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Arc<PersistentVolumeClaim>> {
-        let claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
-            "spec": {"volumeName": "pv"}, "status": {"phase": if name == "unbound" { "Pending" } else { "Bound" }}});
+        let growth = lock(&self.0.growth).clone();
+        let mut status = growth.status;
+        status.insert("phase".into(), json!(if name == "unbound" { "Pending" } else { "Bound" }));
+        let mut claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
+            "spec": {"volumeName": "pv"}, "status": status});
+        if !growth.requests.is_empty() {
+            claim["spec"]["resources"] = json!({"requests": {"storage": growth.requests}});
+        }
         async move { Ok(Arc::new(serde_json::from_value(claim).unwrap())) }.boxed()
     }
 
     fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
-        let volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
+        let mut volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
+        let size = lock(&self.0.growth).volume;
+        if !size.is_empty() {
+            volume["spec"]["capacity"] = json!({"storage": size});
+        }
         async move { Ok(Arc::new(serde_json::from_value(volume).unwrap())) }.boxed()
     }
 

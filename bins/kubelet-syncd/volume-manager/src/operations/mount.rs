@@ -10,8 +10,9 @@ use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
+use super::expand::{Expand, Moment};
 use super::{Failure, Phase, secrets};
-use crate::actual_state::{ActualVolume, Presence, Published};
+use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
@@ -229,6 +230,8 @@ impl Mount<'_> {
             attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
+            expansion: Expansion::Possible,
+            expansion_failed: false,
         });
         volume.attachable = Some(self.attachable);
         write(volume)
@@ -326,6 +329,7 @@ impl Mount<'_> {
         let mounted_before = before.published == Presence::Yes;
         if !mounted_before {
             self.note_published(source, Presence::Uncertain, String::new(), &target_path);
+            self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
         let mount_group = self.fs_group();
         let publication = Publication { staging_path, target_path, publish_context, mount_group, extra_context };
@@ -337,11 +341,24 @@ impl Mount<'_> {
             }
             return Err(Failure::call(phase, &error, "mounter.SetUpAt failed to get CSI client"));
         }
+        if !mounted_before {
+            self.expand().await?;
+        }
         let modes = (!source.ephemeral).then_some(self.spec.access_modes.as_slice());
         let gives = !self.spec.block
             && !can.mount_group
             && gives_to_fs_group(&facts.fs_group_policy, self.spec.read_only, &source.fs_type, modes);
         self.commit_publish(source, mount_group.filter(|_| gives)).await
+    }
+
+    /// A volume that has become larger than its claim says, before the pod has it. What fails is uncertain, and mounted again.
+    async fn expand(&self) -> Result<(), Failure> {
+        if self.spec.claim.as_ref().is_none_or(|claim| claim.capacity >= self.spec.capacity) {
+            return Ok(());
+        }
+        let (pod, spec) = (self.pod.clone(), self.spec.clone());
+        let Mount { context, volume, uid, .. } = *self;
+        Expand { context, volume, uid, pod, spec, moment: Moment::Mount }.run().await
     }
 
     fn note_published(&self, source: &CsiSource, presence: Presence, host_path: String, target_path: &str) {
@@ -417,6 +434,8 @@ impl Mount<'_> {
             attachable: Some(false),
             pods: std::collections::BTreeMap::new(),
             claim_size: 0,
+            expansion: Expansion::Possible,
+            expansion_failed: false,
         });
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         let published = Published {
