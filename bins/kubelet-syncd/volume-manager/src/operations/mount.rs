@@ -116,7 +116,8 @@ impl Mount<'_> {
     /// A volume of ReadWriteOncePod is one pod's.
     fn one_of_its_pods(&self) -> Result<(), Failure> {
         if self.spec.is_single_pod() && self.context.world().actual.is_used_by_another(self.volume, self.uid) {
-            return Err(Failure::new(Phase::SetUp, IN_USE));
+            let phase = if self.spec.block { Phase::Device } else { Phase::SetUp };
+            return Err(Failure::new(phase, IN_USE));
         }
         Ok(())
     }
@@ -162,8 +163,6 @@ impl Mount<'_> {
             return self.commit_publish(source, None).await;
         }
         let facts = self.facts(&source.driver)?;
-        let lifecycle = facts.check_lifecycle(&source.driver, source.ephemeral);
-        lifecycle.map_err(|why| Failure::new(Phase::NewMounter, why))?;
         self.one_of_its_pods()?;
         let context = self.publish_context(source).await?;
         let _place = self.context.place(&source.driver).await;
@@ -175,6 +174,11 @@ impl Mount<'_> {
         };
         let can = self.context.ports.drivers.capabilities(&source.driver).await;
         let can = can.map_err(|error| Failure::call(phase, &error, what))?;
+        // Before the stage, which upstream makes in vain.
+        facts.check_lifecycle(&source.driver, source.ephemeral).map_err(|why| {
+            let text = format!("kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: {why}");
+            Failure::new(Phase::SetUp, text)
+        })?;
         // A block volume has a folder to be staged in, whether or not its driver stages.
         let stages = !source.ephemeral && (can.stage || self.spec.block);
         let staging_path = match (stages, before.staged) {
@@ -208,7 +212,7 @@ impl Mount<'_> {
         match status.attach_error.and_then(|error| error.message) {
             Some(message) if !status.attached => Err(Failure::new(Phase::WaitForAttach, message)),
             _ if !status.attached => {
-                let text = format!("volume attachment {id} of volume {handle} is not attached");
+                let text = format!("volume {handle} is not attached for volume attachment {id}");
                 Err(Failure::new(Phase::WaitForAttach, text))
             }
             _ => Ok(status.attachment_metadata.unwrap_or_default()),
