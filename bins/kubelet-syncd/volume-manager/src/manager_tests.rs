@@ -260,11 +260,17 @@ impl VolumeVerbs for End {
 
     fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
         self.0.say("CommitPublish");
+        // As a volume of many files.
+        let takes = Duration::from_secs(if request.fs_group == Some(100) { 100 } else { 0 });
         let key = (request.pod_uid, handle(request.device.as_ref()));
         if let Some(published) = lock(&self.0.published).get_mut(&key) {
             published.1 = true;
         }
-        async { Ok(api::CommitPublishReply { host_path: "/target".into() }) }.boxed()
+        async move {
+            tokio::time::sleep(takes).await;
+            Ok(api::CommitPublishReply { host_path: "/target".into() })
+        }
+        .boxed()
     }
 
     fn begin_unpublish(&self, _: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
@@ -354,7 +360,8 @@ impl ClusterReader for End {
     }
 
     fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError> {
-        let driver = json!({"metadata": {"name": name}, "spec": {"requiresRepublish": self.0.republish}});
+        let driver = json!({"metadata": {"name": name},
+            "spec": {"requiresRepublish": self.0.republish, "fsGroupPolicy": "File"}});
         Ok(Some(Arc::new(serde_json::from_value(driver).unwrap())))
     }
 
@@ -602,4 +609,19 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log()[3..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_takes_long_is_said() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    let mut pod = (*pod_of("a", "c")).clone();
+    pod.spec.as_mut().unwrap().security_context = Some(serde_json::from_value(json!({"fsGroup": 100})).unwrap());
+    manager.want(&uid("a"), &Arc::new(pod)).await;
+    manager.folders_ready(&uid("a"));
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    // After 30 s and 90 s of 100.
+    let says = "VolumePermissionChangeInProgress Setting volume ownership for a/volumes/kubernetes.io~csi/pv/mount is taking longer \
+                than expected, consider using OnRootMismatch - https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods";
+    assert_eq!(outside.events(), [says, says]);
 }

@@ -7,6 +7,7 @@ pub mod driver_facts;
 pub mod expand;
 pub mod mount;
 pub mod secrets;
+pub mod slow_group;
 pub mod unmount;
 
 use kubelet_edges::csi::{CsiError, Outcome};

@@ -11,7 +11,7 @@ use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, secrets, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -66,7 +66,13 @@ impl Mount<'_> {
                     return Err(Failure::new(Phase::SetUp, why));
                 }
                 self.one_of_its_pods()?;
-                let reply = self.context.ports.verbs.set_up_local(request).await;
+                let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
+                let gives = request.fs_group.is_some();
+                let work = self.context.ports.verbs.set_up_local(request);
+                let reply = match gives {
+                    true => slow_group::said(self.context, &self.pod, &folder, work).await,
+                    false => work.await,
+                };
                 let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
                 self.mounted(reply.host_path);
                 Ok(())
@@ -406,7 +412,14 @@ impl Mount<'_> {
             fs_group_on_root_mismatch: self.on_root_mismatch(),
             read_only: self.spec.read_only,
         };
-        let committed = self.context.ports.verbs.commit_publish(request).await;
+        let work = self.context.ports.verbs.commit_publish(request);
+        let committed = match fs_group {
+            Some(_) => {
+                let folder = format!("{}/volumes/kubernetes.io~csi/{}/mount", self.uid, self.spec.name);
+                slow_group::said(self.context, &self.pod, &folder, work).await
+            }
+            None => work.await,
+        };
         let committed = committed.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
         if self.spec.block && !self.remount {
             self.say_mapped(&committed.host_path);
