@@ -1,7 +1,6 @@
 //! A pod with claims of the hostpath driver, beside the recording of upstream's kubelet; and the node's part of an attachment.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::hostpath::{self, Hostpath};
@@ -18,8 +17,6 @@ use crate::DRIVER;
 
 const POD: &str = "csi-pod";
 const CLAIMS: &str = "persistentvolumeclaims";
-/// Between the event that a volume is attached and the call of the driver. The aim is 100 ms; other tests run beside this one.
-const SOON: Duration = Duration::from_millis(500);
 
 /// A node with the hostpath driver, registered; nothing (said) where there are no programs.
 fn with_hostpath() -> Result<Option<(Scene, Hostpath)>> {
@@ -330,13 +327,8 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     ensure!(driver.calls_of("NodeStageVolume", "disk")?.is_empty(), "it is not attached");
     let metadata = json!({"device": "7"});
     scene.attach(name, &["disk"], &metadata)?;
-    // The Node was patched last, and the server has said so.
-    let told = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let call = driver.wait_call("NodeStageVolume", "disk", |_| true)?;
     ensure!(call.request["publish_context"] == metadata, "{}", call.request);
-    let after = call.began - told;
-    eprintln!("NodeStageVolume began {:.0} ms after the volume was attached", after * 1000.0);
-    ensure!(!Scene::is_ours() || after < SOON.as_secs_f64(), "NodeStageVolume began after {after:.3} s");
     scene.wait_ready("attached")?;
 
     // As long as it may be mounted it is in use; then it is not.

@@ -3,6 +3,7 @@
 
 mod boots;
 mod chaos;
+mod claims;
 mod drain;
 mod life;
 mod registration;

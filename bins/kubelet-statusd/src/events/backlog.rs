@@ -8,7 +8,7 @@ use std::time::Duration;
 use bulkhead_daemon::StateDir;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_ipc::common::Cursor;
-use bulkhead_ipc::syncd::Event;
+use bulkhead_ipc::syncd::{Event, EventObject};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -54,6 +54,32 @@ struct KeptEvent {
     field_path: String,
     #[serde(default, skip_serializing_if = "HashMap::is_empty")]
     annotations: HashMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    object: Option<KeptObject>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct KeptObject {
+    kind: String,
+    namespace: String,
+    name: String,
+    uid: String,
+    resource_version: String,
+}
+
+impl From<EventObject> for KeptObject {
+    fn from(object: EventObject) -> Self {
+        let EventObject { kind, namespace, name, uid, resource_version } = object;
+        KeptObject { kind, namespace, name, uid, resource_version }
+    }
+}
+
+impl From<KeptObject> for EventObject {
+    fn from(object: KeptObject) -> Self {
+        let KeptObject { kind, namespace, name, uid, resource_version } = object;
+        EventObject { kind, namespace, name, uid, resource_version }
+    }
 }
 
 impl KeptEvent {
@@ -73,6 +99,7 @@ impl KeptEvent {
             pod_name: event.pod_name,
             field_path: event.field_path,
             annotations: event.annotations,
+            object: event.object.map(KeptObject::from),
         })
     }
 
@@ -90,6 +117,7 @@ impl KeptEvent {
             annotations: self.annotations,
             // Counted when the file was read.
             dropped: 0,
+            object: self.object.map(EventObject::from),
         }
     }
 }
@@ -260,6 +288,7 @@ mod tests {
             field_path: "spec.containers{main}".into(),
             annotations: [("starved_resource".to_owned(), "memory".to_owned())].into(),
             dropped: 0,
+            object: (seq % 2 == 0).then(|| EventObject { kind: "PersistentVolume".into(), ..EventObject::default() }),
         }
     }
 

@@ -26,7 +26,20 @@ pub use send::Sender;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Involved {
     Node,
-    Pod { namespace: String, name: String, uid: String, field_path: String },
+    Pod {
+        namespace: String,
+        name: String,
+        uid: String,
+        field_path: String,
+    },
+    /// Another object of the core API; one without a namespace has an empty one.
+    Object {
+        kind: String,
+        namespace: String,
+        name: String,
+        uid: String,
+        resource_version: String,
+    },
 }
 
 /// An event to record.

@@ -38,6 +38,9 @@ impl Occurrence {
             Involved::Pod { namespace, name, uid, field_path } => {
                 namespace.len() + name.len() + uid.len() + field_path.len()
             }
+            Involved::Object { kind, namespace, name, uid, resource_version } => {
+                kind.len() + namespace.len() + name.len() + uid.len() + resource_version.len()
+            }
         };
         let annotations: usize = self.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
         size_of::<Self>() + involved + self.kind.len() + self.reason.len() + self.message.len() + annotations
@@ -50,15 +53,21 @@ impl Occurrence {
         let time: Timestamp = event.time.parse().ok()?;
         let nanos = time.as_nanosecond();
         let unique = nanos - nanos.rem_euclid(1000) + i128::from(cursor.seq % 1000);
-        let involved = if event.pod_uid.is_empty() {
-            Involved::Node
-        } else {
-            Involved::Pod {
+        let involved = match &event.object {
+            Some(object) => Involved::Object {
+                kind: object.kind.clone(),
+                namespace: object.namespace.clone(),
+                name: object.name.clone(),
+                uid: object.uid.clone(),
+                resource_version: object.resource_version.clone(),
+            },
+            None if event.pod_uid.is_empty() => Involved::Node,
+            None => Involved::Pod {
                 namespace: event.namespace.clone(),
                 name: event.pod_name.clone(),
                 uid: event.pod_uid.clone(),
                 field_path: event.field_path.clone(),
-            }
+            },
         };
         Some(Occurrence {
             involved,
@@ -95,7 +104,10 @@ impl EventObject {
     pub fn new(occurrence: &Occurrence, node: &str, version: Option<&str>) -> Self {
         let (object, namespace) = match &occurrence.involved {
             Involved::Node => (node, DEFAULT_NAMESPACE),
-            Involved::Pod { namespace, name, .. } => (name.as_str(), namespace.as_str()),
+            Involved::Object { namespace, name, .. } if namespace.is_empty() => (name.as_str(), DEFAULT_NAMESPACE),
+            Involved::Pod { namespace, name, .. } | Involved::Object { namespace, name, .. } => {
+                (name.as_str(), namespace.as_str())
+            }
         };
         EventObject {
             namespace: namespace.to_owned(),
@@ -170,6 +182,15 @@ fn reference(involved: &Involved, node: &str, version: Option<&str>) -> Value {
             }
             reference
         }
+        Involved::Object { kind, namespace, name, uid, resource_version } => {
+            let mut reference = json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": uid});
+            for (field, text) in [("namespace", namespace), ("resourceVersion", resource_version)] {
+                if !text.is_empty() {
+                    reference[field] = json!(text);
+                }
+            }
+            reference
+        }
     }
 }
 
@@ -192,6 +213,7 @@ mod tests {
             field_path: "spec.containers{one}".into(),
             annotations: [("starved_resource".to_owned(), "memory".to_owned())].into(),
             dropped: 0,
+            object: None,
         }
     }
 
@@ -219,6 +241,32 @@ mod tests {
         assert_eq!(object.namespace, "default");
         assert!(object.name.starts_with("node-a."));
         assert_eq!(object.involved, json!({"kind": "Node", "name": "node-a", "apiVersion": "v1"}));
+    }
+
+    #[test]
+    fn claims_and_volumes_have_events_of_their_own() {
+        let about = |kind: &str, namespace: &str| {
+            let object = syncd::EventObject {
+                kind: kind.into(),
+                namespace: namespace.into(),
+                name: "x".into(),
+                uid: "u".into(),
+                resource_version: "7".into(),
+            };
+            let event = syncd::Event { object: Some(object), pod_uid: String::new(), ..event() };
+            let object = EventObject::new(&Occurrence::of(&event).unwrap(), "node-a", None);
+            (object.namespace, object.involved)
+        };
+        assert_eq!(
+            about("PersistentVolumeClaim", "ns"),
+            (
+                "ns".to_owned(),
+                json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "ns", "name": "x", "uid": "u",
+                    "resourceVersion": "7"})
+            )
+        );
+        let (namespace, involved) = about("PersistentVolume", "");
+        assert_eq!((namespace.as_str(), involved.get("namespace")), ("default", None));
     }
 
     #[test]

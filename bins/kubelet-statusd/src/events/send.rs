@@ -91,7 +91,7 @@ impl Sender {
 
     async fn deal_with(&self, run: &mut Run, occurrence: &Occurrence) {
         let version = match &occurrence.involved {
-            Involved::Node => None,
+            Involved::Node | Involved::Object { .. } => None,
             Involved::Pod { uid, .. } => self.queue.pod_version(uid),
         };
         match run.correlator.judge(EventObject::new(occurrence, &self.node, version.as_deref())) {

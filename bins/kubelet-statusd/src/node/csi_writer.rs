@@ -14,6 +14,7 @@ use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::storage_write::Write;
 use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDrivers, WatchWritesRequest};
 use bulkhead_types::BackOff;
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::cadence::jittered;
@@ -261,7 +262,7 @@ async fn write_claim(
         Err(error) if error.is_not_found() => return Ok(Err(error.to_string())),
         Err(error) => return Err(error),
     };
-    let patch = match csi_claims::patch(&claim, wanted) {
+    let patch = match csi_claims::patch(&claim, wanted, Timestamp::now()) {
         Ok(Some(patch)) => patch,
         Ok(None) => return Ok(Ok(())),
         Err(why) => return Ok(Err(why)),

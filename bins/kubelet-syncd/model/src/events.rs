@@ -1,4 +1,4 @@
-//! Events about pods and the node, as these modules produce them; who records them is the core's business.
+//! Events about pods, the node and claims, as these modules produce them; who records them is the core's business.
 
 use std::borrow::Cow;
 
@@ -63,8 +63,32 @@ pub struct NodeEvent {
     pub message: String,
 }
 
+/// What an event is about that is neither a pod nor the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvolvedObject {
+    /// Of the core API (`PersistentVolumeClaim`).
+    pub kind: &'static str,
+    /// Empty where the kind has none.
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+}
+
+/// One event about such an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectEvent {
+    pub object: InvolvedObject,
+    pub kind: EventType,
+    /// Upstream's reason.
+    pub reason: &'static str,
+    pub message: String,
+}
+
 /// Takes events; never blocks and never fails (a bounded queue behind it may drop and count).
 pub trait EventSink: Send + Sync {
     fn emit(&self, event: PodEvent);
     fn emit_node(&self, event: NodeEvent);
+    /// Most have nothing to say of other objects, and do not hear of them.
+    fn emit_object(&self, _event: ObjectEvent) {}
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bulkhead_ipc::syncd::Event;
+use bulkhead_ipc::syncd::{Event, EventObject};
 
 use crate::hub::{EventRing, PodHub};
-use kubelet_model::events::{EventSink, EventType, NodeEvent, PodEvent};
+use kubelet_model::events::{EventSink, EventType, InvolvedObject, NodeEvent, ObjectEvent, PodEvent};
 
 /// The sink that everything about pods reports to.
 #[derive(Debug, Clone)]
@@ -39,6 +39,7 @@ impl Reporter {
             field_path: event.field_path,
             annotations,
             dropped: 0,
+            object: None,
         });
         self.hub.event(&uid, kept);
     }
@@ -59,6 +60,22 @@ impl EventSink for Reporter {
             r#type: event.kind.as_str().to_owned(),
             reason: event.reason.to_owned(),
             message: event.message,
+            ..Event::default()
+        });
+    }
+    fn emit_object(&self, event: ObjectEvent) {
+        let InvolvedObject { kind, namespace, name, uid, resource_version } = event.object;
+        match event.kind {
+            EventType::Normal => tracing::info!(kind, namespace, name, reason = event.reason, "{}", event.message),
+            EventType::Warning => tracing::warn!(kind, namespace, name, reason = event.reason, "{}", event.message),
+        }
+        let kind = kind.to_owned();
+        self.ring.push(Event {
+            time: jiff::Timestamp::now().to_string(),
+            r#type: event.kind.as_str().to_owned(),
+            reason: event.reason.to_owned(),
+            message: event.message,
+            object: Some(EventObject { kind, namespace, name, uid, resource_version }),
             ..Event::default()
         });
     }

@@ -93,5 +93,6 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         managed: !volume.read_only && volume.root != Root::Nfs,
         root,
         folder: Some(volume.spec_name),
+        gid: volume.gid,
     }
 }

@@ -253,7 +253,7 @@ pub fn mounted(outcomes: &Outcomes) -> MountedVolumes {
         let host_path = PathBuf::from(&outcome.as_ref().ok()?.host_path);
         let read_only = matches!(plan.kind, VolumeKind::Content(_) | VolumeKind::Image);
         let managed = !matches!(plan.kind, VolumeKind::HostPath { .. } | VolumeKind::Image);
-        let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root(), folder: None };
+        let volume = MountedVolume { host_path, read_only, managed, root: plan.kind.root(), folder: None, gid: None };
         Some((plan.name.to_string(), volume))
     });
     ready.collect()

@@ -19,6 +19,18 @@ pub enum Presence {
     Yes,
 }
 
+/// Whether a volume that is larger than its claim says is expanded while its pod runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Expansion {
+    /// At once.
+    #[default]
+    Possible,
+    /// The claim's status did not allow it: it is looked at again with the next sync of a pod.
+    NextSync,
+    /// The driver does not do it while the volume is in use (upstream volumeInUseErrorForExpansion).
+    NextMount,
+}
+
 /// A volume of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
@@ -51,6 +63,9 @@ pub struct ActualVolume {
     pub pods: BTreeMap<PodUid, Published>,
     /// Bytes that the claim has, as far as its status said so.
     pub claim_size: i64,
+    pub expansion: Expansion,
+    /// The driver has refused one for good, and none has succeeded since.
+    pub expansion_failed: bool,
 }
 
 impl ActualVolume {
@@ -175,6 +190,7 @@ impl ActualState {
             }
             let Some(now) = rebuilt.volumes.get_mut(name) else { continue };
             (now.attachable, now.claim_size) = (before.attachable, before.claim_size);
+            (now.expansion, now.expansion_failed) = (before.expansion, before.expansion_failed);
             for (pod, published) in &mut now.pods {
                 published.single_pod = before.pods.get(pod).is_some_and(|before| before.single_pod);
             }
@@ -238,6 +254,8 @@ impl ActualState {
             attachable: None,
             pods: BTreeMap::new(),
             claim_size: 0,
+            expansion: Expansion::Possible,
+            expansion_failed: false,
         })
     }
 

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Pod;
-use kubelet_model::events::{EventSink, EventType, PodEvent};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kubelet_model::events::{EventSink, EventType, InvolvedObject, ObjectEvent, PodEvent};
 use kubelet_model::pod::spec::PodIdentity;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
@@ -94,6 +95,30 @@ impl Context {
             places.entry(driver.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PLACES))).clone()
         };
         semaphore.acquire_owned().await.ok()
+    }
+
+    /// About another object than a pod.
+    pub fn event_of(
+        &self,
+        object_kind: &'static str,
+        object: &ObjectMeta,
+        kind: EventType,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        self.ports.events.emit_object(ObjectEvent {
+            object: InvolvedObject {
+                kind: object_kind,
+                namespace: text(&object.namespace),
+                name: text(&object.name),
+                uid: text(&object.uid),
+                resource_version: text(&object.resource_version),
+            },
+            kind,
+            reason,
+            message: message.into(),
+        });
     }
 
     pub fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {

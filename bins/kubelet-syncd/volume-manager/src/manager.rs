@@ -14,12 +14,12 @@ use kubelet_model::events::EventType;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::actual_state::Presence;
+use crate::actual_state::{Expansion, Presence};
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
-use crate::operations::expand::Expand;
+use crate::operations::expand::{Expand, Moment};
 use crate::operations::mount::Mount;
 use crate::operations::{Failure, unmount};
 use crate::populator::resolve::Use;
@@ -178,6 +178,9 @@ impl VolumeManager {
                 actual.attachable = Some(volume.attachable);
                 if actual.claim_size == 0 {
                     actual.claim_size = volume.spec.claim.as_ref().map_or(0, |claim| claim.capacity);
+                }
+                if actual.expansion == Expansion::NextSync {
+                    actual.expansion = Expansion::Possible;
                 }
                 if let Some(published) = actual.pods.get_mut(uid) {
                     published.single_pod = single_pod;
@@ -603,7 +606,7 @@ async fn expand(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<
         pod.and_then(|pod| Some((pod.pod.clone(), pod.volumes.get(volume)?.spec.clone())))
     };
     let Some((pod, spec)) = found else { return Ok(()) };
-    Expand { context, volume, uid, pod, spec }.run().await
+    Expand { context, volume, uid, pod, spec, moment: Moment::Online }.run().await
 }
 
 fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Failure>) {
@@ -629,7 +632,11 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     match (action, wanted) {
         (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
         (Action::Mount { .. }, Some((pod, _))) => {
-            context.event(&pod, EventType::Warning, "FailedMount", message);
+            let reason = failure.phase.reason(block);
+            context.event(&pod, EventType::Warning, reason, message);
+        }
+        (Action::Expand { .. }, Some((pod, _))) => {
+            context.event(&pod, EventType::Warning, "VolumeResizeFailed", message);
         }
         (_, _) => tracing::warn!(volume = %volume, "{message}"),
     }

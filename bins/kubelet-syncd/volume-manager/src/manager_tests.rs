@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kubelet_edges::csi::CsiError;
 use kubelet_edges::volnetd::VolnetdError;
-use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
+use kubelet_model::events::{EventSink, NodeEvent, ObjectEvent, PodEvent};
 use kubelet_model::objects::{ObjectError, Token, TokenWanted};
 use serde_json::json;
 use tonic::Status;
@@ -22,6 +22,9 @@ use super::*;
 use crate::csi::policy::Capabilities;
 use crate::metrics::OperationMetrics;
 use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
+
+#[path = "manager_expand_tests.rs"]
+mod expansion;
 
 /// What a call of the driver does.
 #[derive(Debug, Clone)]
@@ -45,6 +48,18 @@ struct Outside {
     node: watch::Sender<Option<Arc<Node>>>,
     registered: watch::Sender<u64>,
     republish: bool,
+    growth: Mutex<Growth>,
+}
+
+/// Of the claim and its volume, where a test is about their sizes.
+#[derive(Debug, Clone, Default)]
+struct Growth {
+    /// The PersistentVolume's; empty: it says nothing.
+    volume: &'static str,
+    /// Parts of the claim's status beside its phase.
+    status: serde_json::Map<String, serde_json::Value>,
+    requests: &'static str,
+    expands: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,6 +86,7 @@ impl Outside {
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
             registered: watch::Sender::new(0),
             republish,
+            growth: Mutex::default(),
         })
     }
 
@@ -127,11 +143,23 @@ impl EventSink for End {
     }
 
     fn emit_node(&self, _: NodeEvent) {}
+
+    fn emit_object(&self, event: ObjectEvent) {
+        let ObjectEvent { object, reason, message, .. } = event;
+        lock(&self.0.events).push(format!("{} {}: {reason} {message}", object.kind, object.name));
+    }
 }
 
 impl ClaimWriter for End {
     fn write(&self, status: ClaimStatus) -> futures_util::future::BoxFuture<'_, Result<(), String>> {
-        self.0.say(format!("claim {} {} {}", status.capacity, status.resize_status, status.resize_done));
+        let ClaimStatus { capacity, resize_status, resize_done, resize_error, .. } = status;
+        self.0.say(format!("claim [{capacity}] [{resize_status}] {resize_done} [{resize_error}]"));
+        let claim = &mut lock(&self.0.growth).status;
+        if !capacity.is_empty() {
+            claim.insert("capacity".into(), json!({"storage": capacity}));
+        }
+        let statuses = if resize_status.is_empty() { json!({}) } else { json!({"storage": resize_status}) };
+        claim.insert("allocatedResourceStatuses".into(), statuses);
         async { Ok(()) }.boxed()
     }
 }
@@ -145,7 +173,8 @@ impl Drivers for End {
     fn capabilities<'a>(&'a self, _: &'a str) -> Answer<'a, Capabilities> {
         async {
             self.0.called("NodeGetCapabilities").await?;
-            Ok(Capabilities { stage: true, ..Capabilities::default() })
+            let expand = lock(&self.0.growth).expands;
+            Ok(Capabilities { stage: true, expand, ..Capabilities::default() })
         }
         .boxed()
     }
@@ -168,8 +197,10 @@ impl Drivers for End {
         self.0.called("NodeUnpublishVolume").boxed()
     }
 
-    fn expand<'a>(&'a self, _: &'a str, _: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
-        async { Ok(0) }.boxed()
+    fn expand<'a>(&'a self, _: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
+        assert_eq!((request.volume_path.as_str(), request.staging_target_path.as_str()), ("/target", "/staging/h"));
+        self.0.say(format!("to {}", request.capacity_range.unwrap().required_bytes));
+        async { self.0.called("NodeExpandVolume").await.map(|()| 0) }.boxed()
     }
 
     fn stats<'a>(
@@ -229,11 +260,17 @@ impl VolumeVerbs for End {
 
     fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
         self.0.say("CommitPublish");
+        // As a volume of many files.
+        let takes = Duration::from_secs(if request.fs_group == Some(100) { 100 } else { 0 });
         let key = (request.pod_uid, handle(request.device.as_ref()));
         if let Some(published) = lock(&self.0.published).get_mut(&key) {
             published.1 = true;
         }
-        async { Ok(api::CommitPublishReply { host_path: "/target".into() }) }.boxed()
+        async move {
+            tokio::time::sleep(takes).await;
+            Ok(api::CommitPublishReply { host_path: "/target".into() })
+        }
+        .boxed()
     }
 
     fn begin_unpublish(&self, _: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
@@ -292,14 +329,24 @@ impl VolumeVerbs for End {
 
 impl ClusterReader for End {
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Arc<PersistentVolumeClaim>> {
-        let claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
-            "spec": {"volumeName": "pv"}, "status": {"phase": if name == "unbound" { "Pending" } else { "Bound" }}});
+        let growth = lock(&self.0.growth).clone();
+        let mut status = growth.status;
+        status.insert("phase".into(), json!(if name == "unbound" { "Pending" } else { "Bound" }));
+        let mut claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
+            "spec": {"volumeName": "pv"}, "status": status});
+        if !growth.requests.is_empty() {
+            claim["spec"]["resources"] = json!({"requests": {"storage": growth.requests}});
+        }
         async move { Ok(Arc::new(serde_json::from_value(claim).unwrap())) }.boxed()
     }
 
     fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
-        let volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
+        let mut volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
+        let size = lock(&self.0.growth).volume;
+        if !size.is_empty() {
+            volume["spec"]["capacity"] = json!({"storage": size});
+        }
         async move { Ok(Arc::new(serde_json::from_value(volume).unwrap())) }.boxed()
     }
 
@@ -319,7 +366,8 @@ impl ClusterReader for End {
     }
 
     fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError> {
-        let driver = json!({"metadata": {"name": name}, "spec": {"requiresRepublish": self.0.republish}});
+        let driver = json!({"metadata": {"name": name},
+            "spec": {"requiresRepublish": self.0.republish, "fsGroupPolicy": "File"}});
         Ok(Some(Arc::new(serde_json::from_value(driver).unwrap())))
     }
 
@@ -592,4 +640,19 @@ async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
         assert!(manager.counts().1.values().all(|count| *count == 0));
     }
     assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_takes_long_is_said() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    let mut pod = (*pod_of("a", "c")).clone();
+    pod.spec.as_mut().unwrap().security_context = Some(serde_json::from_value(json!({"fsGroup": 100})).unwrap());
+    manager.want(&uid("a"), &Arc::new(pod)).await;
+    manager.folders_ready(&uid("a"));
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    // After 30 s and 90 s of 100.
+    let says = "VolumePermissionChangeInProgress Setting volume ownership for a/volumes/kubernetes.io~csi/pv/mount is taking longer \
+                than expected, consider using OnRootMismatch - https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods";
+    assert_eq!(outside.events(), [says, says]);
 }

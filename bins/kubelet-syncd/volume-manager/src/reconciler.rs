@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
-use crate::actual_state::{ActualState, ActualVolume, Nameless, Presence};
+use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
 use crate::back_off::BackOffs;
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::spec::UniqueName;
@@ -134,9 +134,10 @@ impl Plan<'_> {
 
     /// A volume that a pod has only to read is not looked at.
     fn grows(&self, name: &UniqueName, volume: &DesiredVolume) -> bool {
-        let known = self.look.actual.volumes.get(name).map_or(0, |actual| actual.claim_size);
-        let spec = &volume.spec;
-        !spec.read_only && spec.claim.is_some() && spec.csi().is_some() && known > 0 && spec.capacity > known
+        let Some(actual) = self.look.actual.volumes.get(name) else { return false };
+        let (known, spec) = (actual.claim_size, &volume.spec);
+        let possible = actual.expansion == Expansion::Possible && spec.claim.is_some() && spec.csi().is_some();
+        possible && !spec.read_only && known > 0 && spec.capacity > known
     }
 
     /// Of what nobody knows the volume of: whether a pod wants it, which makes it known, or has it as a block device.

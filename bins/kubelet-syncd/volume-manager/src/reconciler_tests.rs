@@ -62,6 +62,8 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         attachable: Some(true),
         pods: pods.iter().map(|(pod, presence)| (uid(pod), published(*presence))).collect(),
         claim_size: 0,
+        expansion: Expansion::Possible,
+        expansion_failed: false,
     }
 }
 

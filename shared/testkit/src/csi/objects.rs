@@ -36,7 +36,7 @@ pub fn claim(name: &str, class: &str, size: &str, spec: &Value) -> Value {
 /// An object was refused.
 pub fn create_bound(cluster: &Cluster, name: &str, driver: &str, spec: &Value) -> Result<()> {
     let mut own = json!({"volumeName": name});
-    for field in ["accessModes", "volumeMode"] {
+    for field in ["accessModes", "storageClassName", "volumeMode"] {
         if !spec[field].is_null() {
             own[field] = spec[field].clone();
         }

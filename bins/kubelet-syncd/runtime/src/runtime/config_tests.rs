@@ -67,6 +67,7 @@ fn try_container(
         managed: true,
         root: VolumeRoot::Plugin("kubernetes.io/x"),
         folder: None,
+        gid: None,
     };
     let host = MountedVolume {
         host_path: "/host".into(),
@@ -74,6 +75,7 @@ fn try_container(
         managed: false,
         root: VolumeRoot::HostPath,
         folder: None,
+        gid: None,
     };
     let volumes = BTreeMap::from([
         ("v".to_owned(), volume("empty-dir", false)),
@@ -526,4 +528,37 @@ fn parts_of_volumes_and_volumes_that_are_read_only() {
     ];
     assert_eq!(config.mounts, expected);
     assert_eq!(config.envs, [v1::KeyValue { key: "A".into(), value: b"one".to_vec() }]);
+}
+
+#[test]
+fn groups_of_volumes() {
+    let volume = |gid| MountedVolume {
+        host_path: "/v".into(),
+        read_only: false,
+        managed: true,
+        root: VolumeRoot::Plugin("kubernetes.io/csi"),
+        folder: None,
+        gid,
+    };
+    let gids = [Some(9), None, Some(7), Some(9), Some(4)];
+    let volumes = gids.iter().enumerate().map(|(index, gid)| (index.to_string(), volume(*gid))).collect();
+    let none = || serde_json::json!({});
+    let pod = |groups| pod(serde_json::json!({"securityContext": groups}), none());
+    // fsGroup is no reason to leave it out, as upstream.
+    assert_eq!(volume_groups(&pod(serde_json::json!({"fsGroup": 9, "supplementalGroups": [4]})), &volumes), [7, 9]);
+    assert_eq!(volume_groups(&pod(none()), &volumes), [4, 7, 9]);
+
+    let own = pod(serde_json::json!({"fsGroup": 2, "supplementalGroups": [3]}));
+    let runtime = PodRuntime { volume_groups: vec![7, 9], ..PodRuntime::default() };
+    let runtime: &'static PodRuntime = Box::leak(Box::new(runtime));
+    let groups = |pod| {
+        let config = try_container(pod, 0, |instance| instance.runtime = runtime).unwrap();
+        config.linux.unwrap().security_context.unwrap().supplemental_groups
+    };
+    // Where they stand tells the container's from the sandbox's, as upstream.
+    assert_eq!(groups(&own), [2, 3, 7, 9]);
+    assert_eq!(groups(&pod(none())), [7, 9]);
+    let (identity, host) = (PodIdentity::of(&own).unwrap(), ResolvConf::default());
+    let plan = sandbox_plan(&own, &identity, 0, "/kubepods/podX", &host, &facts(), runtime.clone()).unwrap();
+    assert_eq!(plan.config.linux.unwrap().security_context.unwrap().supplemental_groups, [2, 7, 9, 3]);
 }

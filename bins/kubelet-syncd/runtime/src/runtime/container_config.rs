@@ -1,6 +1,6 @@
 //! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
@@ -80,10 +80,21 @@ pub struct MountedVolume {
     pub root: VolumeRoot,
     /// A PersistentVolume's or inline volume's name, which its folder has; of other volumes it is their name in the pod.
     pub folder: Option<String>,
+    /// Group that its PersistentVolume gives to the pod's processes (annotation `pv.beta.kubernetes.io/gid`).
+    pub gid: Option<i64>,
 }
 
 /// Ready volumes by name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
+
+/// The groups of volumes (annotation `pv.beta.kubernetes.io/gid` of their PersistentVolumes) that the pod's spec does not list
+/// anyway (upstream GetExtraSupplementalGroupsForPod, in no order there).
+pub fn volume_groups(pod: &Pod, volumes: &MountedVolumes) -> Vec<i64> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let own = context.and_then(|context| context.supplemental_groups.as_deref()).unwrap_or(&[]);
+    let groups: BTreeSet<i64> = volumes.values().filter_map(|volume| volume.gid).collect();
+    groups.into_iter().filter(|group| !own.contains(group)).collect()
+}
 
 /// What was prepared for one instance of a container.
 #[derive(Debug, Clone, Copy)]
@@ -180,7 +191,11 @@ fn security_context(
     instance: &Instance<'_>,
     facts: &NodeFacts,
 ) -> Result<v1::LinuxContainerSecurityContext, SecurityError> {
-    container_security_context(pod, container, instance.image_user, instance.target, instance.runtime.users, facts)
+    let (runtime, image_user) = (instance.runtime, instance.image_user);
+    let mut context = container_security_context(pod, container, image_user, instance.target, runtime.users, facts)?;
+    // After the pod's own, in contrast to the sandbox's.
+    context.supplemental_groups.extend(&runtime.volume_groups);
+    Ok(context)
 }
 
 /// Block volumes (upstream `pkg/kubelet/kubelet_pods.go`, makeBlockVolumes).

@@ -33,6 +33,7 @@ fn volume(root: VolumeRoot) -> MountedVolume {
         managed: false,
         root,
         folder: None,
+        gid: None,
     }
 }
 

@@ -17,6 +17,8 @@ pub struct PodRuntime {
     pub features: HandlerFeatures,
     /// None: the pod has the node's users.
     pub users: Option<IdBlock>,
+    /// Groups that the pod's volumes give to its processes, sorted; see [`super::container_config::volume_groups`].
+    pub volume_groups: Vec<i64>,
 }
 
 /// Why a pod cannot be run as it asks. The texts are upstream's.
@@ -69,7 +71,7 @@ impl PodRuntime {
             (true, false) if handler.is_empty() => return Err(PodRuntimeError::NoUserNamespaces),
             (true, false) => return Err(PodRuntimeError::HandlerWithoutUserNamespaces(handler)),
         };
-        Ok(PodRuntime { handler, features, users })
+        Ok(PodRuntime { handler, features, users, volume_groups: Vec::new() })
     }
 }
 

@@ -64,7 +64,7 @@ pub fn sandbox_plan(
         annotations: sandbox_annotations(pod),
         linux: Some(v1::LinuxPodSandboxConfig {
             cgroup_parent: cgroup_parent.to_owned(),
-            security_context: Some(sandbox_security_context(pod, runtime.users, &[])?),
+            security_context: Some(sandbox_security_context(pod, runtime.users, &runtime.volume_groups)?),
             sysctls: sandbox_sysctls(pod),
             overhead: Some(overhead_resources(pod, facts)),
             resources: Some(sandbox_resources(pod, facts)),

@@ -456,6 +456,7 @@ async fn parts_of_volumes() {
         managed: true,
         root: VolumeRoot::Plugin("kubernetes.io/empty-dir"),
         folder: None,
+        gid: None,
     };
     w.volumes = BTreeMap::from([("v".to_owned(), volume)]);
     let mut pod = named(serde_json::json!({"env": [{"name": "A", "value": "x"}], "volumeMounts": [

@@ -1,38 +1,104 @@
-//! NodeExpandVolume: a volume that has become larger than its claim says, after its mount or while its pod runs (upstream
-//! `pkg/volume/util/operationexecutor/node_expander.go`).
+//! NodeExpandVolume: a volume that has become larger than its claim says, while it is mounted (after the driver has published it,
+//! before the pod has it) or while its pod runs (upstream `pkg/volume/util/operationexecutor/node_expander.go`,
+//! `operation_generator.go` expandVolumeDuringMount and nodeExpandVolume, `pkg/volume/csi/expander.go`).
 
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kubelet_edges::csi::{CsiError, Outcome};
 use kubelet_model::events::EventType;
 use tonic::Code;
 
 use super::{Failure, Phase, secrets};
+use crate::actual_state::{ActualVolume, Expansion};
 use crate::context::Context;
+use crate::csi::policy::Capabilities;
 use crate::csi::requests;
-use crate::spec::{UniqueName, VolumeSpec};
+use crate::spec::{CsiSource, UniqueName, VolumeSpec};
 
-const INFEASIBLE: &str = "NodeResizeInfeasible";
+const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
+const INFEASIBLE: &str = "NodeResizeInfeasible";
 
-/// What a claim's status says of its expansion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    /// The claim has its size.
-    Nothing,
-    /// It could not be done, and nobody has asked for another size since.
-    Hopeless,
-    Expand,
+/// A size as the API writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Size {
+    pub bytes: i64,
+    pub text: String,
 }
 
-/// Pure.
-pub fn next(claim_bytes: i64, resize_status: &str, wanted_bytes: i64) -> Next {
-    match resize_status {
-        "" if claim_bytes >= wanted_bytes => Next::Nothing,
-        INFEASIBLE => Next::Hopeless,
-        _ => Next::Expand,
+impl Size {
+    fn of(text: &str) -> Self {
+        let bytes = Quantity::parse(text).map_or(0, Quantity::value);
+        Size { bytes, text: text.to_owned() }
+    }
+}
+
+/// What a claim says of its expansion.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClaimSays {
+    /// status.capacity.
+    pub has: i64,
+    /// status.allocatedResources: set by resizers that can recover from a failed expansion.
+    pub allocated: Option<Size>,
+    /// status.allocatedResourceStatuses.
+    pub status: String,
+    /// spec.resources.requests.
+    pub wanted: i64,
+}
+
+impl ClaimSays {
+    fn of(claim: &PersistentVolumeClaim) -> Self {
+        let status = claim.status.clone().unwrap_or_default();
+        let storage = |amounts: Option<&std::collections::BTreeMap<String, _>>| {
+            let quantity: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
+                amounts.and_then(|amounts| amounts.get("storage"));
+            quantity.map(|quantity| Size::of(&quantity.0))
+        };
+        let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+        ClaimSays {
+            has: storage(status.capacity.as_ref()).unwrap_or_default().bytes,
+            allocated: storage(status.allocated_resources.as_ref()),
+            status: status.allocated_resource_statuses.and_then(|all| all.get("storage").cloned()).unwrap_or_default(),
+            wanted: storage(requests).unwrap_or_default().bytes,
+        }
+    }
+}
+
+/// What of the claim's status is written on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// The size in the end: a resizer that knows nothing of `allocatedResources`.
+    Capacity,
+    /// Progress, failures and the size.
+    All,
+    /// Nothing: another node has done its part already.
+    Nothing,
+}
+
+/// What is done now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// The controller has its turn, or it could not be done and nobody has asked anew.
+    NotNow,
+    Expand {
+        to: Size,
+        writes: Writes,
+    },
+}
+
+/// Pure. `volume`: the PersistentVolume's size.
+pub fn next(claim: &ClaimSays, volume: &Size) -> Next {
+    if claim.status.is_empty() && claim.allocated.is_none() {
+        return Next::Expand { to: volume.clone(), writes: Writes::Capacity };
+    }
+    let to = claim.allocated.clone().unwrap_or_else(|| volume.clone());
+    match claim.status.as_str() {
+        "" if claim.has >= to.bytes => Next::Expand { to, writes: Writes::Nothing },
+        PENDING | IN_PROGRESS => Next::Expand { to, writes: Writes::All },
+        _ => Next::NotNow,
     }
 }
 
@@ -41,14 +107,12 @@ fn is_infeasible(code: Option<Code>) -> bool {
     matches!(code, Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
 }
 
-fn resize_status(claim: &PersistentVolumeClaim) -> String {
-    let statuses = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
-    statuses.and_then(|all| all.get("storage").cloned()).unwrap_or_default()
-}
-
-fn size(claim: &PersistentVolumeClaim) -> i64 {
-    let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref()?.get("storage"));
-    capacity.and_then(|quantity| Quantity::parse(&quantity.0).ok()).map_or(0, Quantity::value)
+/// When it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// The driver has published the volume, and the pod does not have it yet. Whoever mounts has one of the driver's places.
+    Mount,
+    Online,
 }
 
 /// One expansion.
@@ -59,95 +123,182 @@ pub struct Expand<'a> {
     pub uid: &'a PodUid,
     pub pod: Arc<Pod>,
     pub spec: Arc<VolumeSpec>,
+    pub moment: Moment,
 }
 
 impl Expand<'_> {
+    fn phase(&self) -> Phase {
+        match self.moment {
+            Moment::Mount => Phase::ExpandOnMount,
+            Moment::Online => Phase::Expand,
+        }
+    }
+
     /// Asks the driver, and wants the claim's status written.
     ///
     /// # Errors
-    /// It is tried again.
+    /// It is tried again; a mount with it.
     pub async fn run(&self) -> Result<(), Failure> {
-        let phase = Phase::Expand;
         let (Some(source), Some(known)) = (self.spec.csi(), &self.spec.claim) else { return Ok(()) };
-        let ports = &self.context.ports;
-        let claim = ports.reader.claim(&known.namespace, &known.name).await;
-        let claim = claim.map_err(|error| Failure::object(phase, format!("failed to fetch PVC: {error}"), &error))?;
+        let claim = self.context.ports.reader.claim(&known.namespace, &known.name).await;
+        let claim = claim.map_err(|error| {
+            let text = format!("mountVolume.NodeExpandVolume get PVC failed : {error}");
+            Failure::object(self.phase(), text, &error)
+        })?;
         if claim.metadata.uid.as_deref() != Some(known.uid.as_str()) {
             return Ok(());
         }
-        match next(size(&claim), &resize_status(&claim), self.spec.capacity) {
-            Next::Expand => {}
-            Next::Nothing | Next::Hopeless => {
-                self.has(self.spec.capacity);
-                return Ok(());
-            }
-        }
-        let can = ports.drivers.capabilities(&source.driver).await;
-        let what = "Expander.NodeExpand failed to get CSI client";
-        let can = can.map_err(|error| Failure::call(phase, &error, what))?;
-        if can.expand {
-            let (path, staging_path) = {
-                let world = self.context.world();
-                let volume = world.actual.volumes.get(self.volume);
-                let staging = volume.map(|volume| volume.staging_path.clone()).unwrap_or_default();
-                let target = volume.and_then(|volume| volume.pods.get(self.uid)).map(|p| p.target_path.clone());
-                (target.unwrap_or_default(), staging)
-            };
-            let reference = source.expand_secret.as_ref();
-            let secret = secrets::secret(&*ports.reader, reference, "NodeExpandSecretRef", phase).await?;
-            self.write("", IN_PROGRESS, false).await?;
-            let staging_path = if can.stage { staging_path } else { String::new() };
-            let mut request = requests::expand(&self.spec, source, can, path, staging_path, self.spec.capacity);
-            request.secrets = secret;
-            let _place = self.context.place(&source.driver).await;
-            if let Err(error) = ports.drivers.expand(&source.driver, request).await {
-                return self.failed(Failure::call(phase, &error, what)).await;
-            }
-        }
-        self.write(&self.spec.capacity_text, "", true).await?;
-        self.has(self.spec.capacity);
-        let name = &self.spec.name;
-        let message = format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {}", ports.node_name);
-        self.context.event(&self.pod, EventType::Normal, "FileSystemResizeSuccessful", message);
-        Ok(())
-    }
-
-    async fn failed(&self, failure: Failure) -> Result<(), Failure> {
-        let name = &self.spec.name;
-        let message = format!("MountVolume.NodeExpandVolume failed for volume {name:?} : {}", failure.text);
-        self.context.event(&self.pod, EventType::Warning, "VolumeResizeFailed", message);
-        if is_infeasible(failure.code) {
-            self.write("", INFEASIBLE, false).await?;
-            self.has(self.spec.capacity);
+        let says = ClaimSays::of(&claim);
+        let volume = Size { bytes: self.spec.capacity, text: self.spec.capacity_text.clone() };
+        if self.moment == Moment::Mount && says.has >= volume.bytes {
+            self.note(|known| known.claim_size = volume.bytes);
             return Ok(());
         }
+        if self.spec.read_only {
+            self.say(
+                &claim,
+                EventType::Warning,
+                "FileSystemResizeFailed",
+                "failed for volume",
+                "requested read-only file system",
+            );
+            self.note(|known| known.claim_size = volume.bytes);
+            return Ok(());
+        }
+        match next(&says, &volume) {
+            Next::NotNow => {
+                tracing::debug!(volume = %self.volume, status = says.status, "NodeExpandVolume is not allowed to proceed");
+                self.note(|known| known.expansion = Expansion::NextSync);
+                Ok(())
+            }
+            Next::Expand { to, writes } => self.expand(source, &claim, &says, to, writes).await,
+        }
+    }
+
+    async fn expand(
+        &self,
+        source: &CsiSource,
+        claim: &PersistentVolumeClaim,
+        says: &ClaimSays,
+        to: Size,
+        writes: Writes,
+    ) -> Result<(), Failure> {
+        let (phase, ports) = (self.phase(), &self.context.ports);
+        if writes == Writes::All {
+            self.write(ClaimStatus { resize_status: IN_PROGRESS.to_owned(), ..ClaimStatus::default() }).await?;
+        }
+        let can = ports.drivers.capabilities(&source.driver).await;
+        let can = can.map_err(|error| self.not_called(&error))?;
+        if !can.expand {
+            let failure = Failure::new(phase, "NodeExpand is not supported by the CSI driver");
+            if writes == Writes::Capacity {
+                // A resizer of old does not ask for the node's part of such a driver.
+                self.note(|known| known.claim_size = to.bytes);
+                return Ok(());
+            }
+            return self.failed(failure, says, &to, writes).await;
+        }
+        if let Err(error) = self.call(source, can, to.bytes).await? {
+            let failure = match error.outcome() {
+                Outcome::NotCalled => return Err(self.not_called(&error)),
+                Outcome::Uncertain | Outcome::Failed => {
+                    let colon = if is_infeasible(error.code()) { "" } else { ": " };
+                    Failure {
+                        text: format!("Expander.NodeExpand failed to expand the volume {colon}{error}"),
+                        ..Failure::call(phase, &error, "")
+                    }
+                }
+            };
+            return self.failed(failure, says, &to, writes).await;
+        }
+        self.note(|known| (known.claim_size, known.expansion_failed) = (to.bytes, false));
+        let node = ports.node_name.as_str();
+        self.say(claim, EventType::Normal, "FileSystemResizeSuccessful", "succeeded for volume", node);
+        if writes == Writes::Nothing {
+            return Ok(());
+        }
+        let status = ClaimStatus { capacity: to.text, resize_done: true, ..ClaimStatus::default() };
+        self.write(status).await.map_err(|failure| Failure {
+            text: format!("mountVolume.NodeExpandVolume update pvc status failed: {}", failure.text),
+            ..failure
+        })
+    }
+
+    /// The driver's answer; what could not be put together for it fails the operation.
+    async fn call(&self, source: &CsiSource, can: Capabilities, bytes: i64) -> Result<Result<(), CsiError>, Failure> {
+        let (path, staging_path) = {
+            let world = self.context.world();
+            let volume = world.actual.volumes.get(self.volume);
+            let staging = volume.map(|volume| volume.staging_path.clone()).unwrap_or_default();
+            let target = volume.and_then(|volume| volume.pods.get(self.uid)).map(|p| p.target_path.clone());
+            (target.unwrap_or_default(), staging)
+        };
+        let ports = &self.context.ports;
+        let reference = source.expand_secret.as_ref();
+        let secret = secrets::secret(&*ports.reader, reference, "NodeExpandSecretRef", self.phase()).await?;
+        let staging_path = if can.stage { staging_path } else { String::new() };
+        let mut request = requests::expand(&self.spec, source, can, path, staging_path, bytes);
+        request.secrets = secret;
+        let _place = match self.moment {
+            Moment::Online => self.context.place(&source.driver).await,
+            Moment::Mount => None,
+        };
+        Ok(ports.drivers.expand(&source.driver, request).await.map(|_| ()))
+    }
+
+    fn not_called(&self, error: &CsiError) -> Failure {
+        Failure { text: error.to_string(), ..Failure::call(self.phase(), error, "") }
+    }
+
+    /// What the driver refuses for good goes into the claim's status, and what is in use does not keep the pod from its volume.
+    async fn failed(&self, failure: Failure, says: &ClaimSays, to: &Size, writes: Writes) -> Result<(), Failure> {
+        let failed_before = self.note(|known| std::mem::replace(&mut known.expansion_failed, true)).unwrap_or_default();
+        if writes != Writes::Capacity && failure.outcome != Outcome::Uncertain {
+            // Somebody wants another size by now, and this one fails: the controller is to have its turn.
+            let overtaken = failed_before && says.wanted != to.bytes;
+            let hopeless = is_infeasible(failure.code) || overtaken;
+            if hopeless {
+                self.note(|known| known.expansion = Expansion::NextSync);
+            }
+            let status = ClaimStatus {
+                resize_status: if hopeless { INFEASIBLE } else { IN_PROGRESS }.to_owned(),
+                resize_error: format!("failed to expand pvc with {}", failure.text),
+                ..ClaimStatus::default()
+            };
+            if let Err(unwritten) = self.write(status).await {
+                let why = unwritten.text;
+                tracing::error!(volume = %self.volume, "MountVolume.NodeExpandVolume failed to mark node expansion as failed: {why}");
+            }
+        }
         if failure.code == Some(Code::FailedPrecondition) {
-            // It is in use: the next mount tries it again.
-            self.has(self.spec.capacity);
+            tracing::error!(volume = %self.volume, "MountVolume.NodeExpandVolume failed : {}", failure.text);
+            self.note(|known| known.expansion = Expansion::NextMount);
             return Ok(());
         }
         Err(failure)
     }
 
-    async fn write(&self, capacity: &str, resize_status: &str, resize_done: bool) -> Result<(), Failure> {
+    /// To the pod and to the claim.
+    fn say(&self, claim: &PersistentVolumeClaim, kind: EventType, reason: &'static str, what: &str, more: &str) {
+        let message = format!("MountVolume.NodeExpandVolume {what} {:?} {more}", self.spec.name);
+        self.context.event(&self.pod, kind, reason, message.clone());
+        self.context.event_of("PersistentVolumeClaim", &claim.metadata, kind, reason, message);
+    }
+
+    async fn write(&self, status: ClaimStatus) -> Result<(), Failure> {
         let Some(claim) = &self.spec.claim else { return Ok(()) };
         let status = ClaimStatus {
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),
             uid: claim.uid.clone(),
-            capacity: capacity.to_owned(),
-            resize_status: resize_status.to_owned(),
-            resize_done,
+            ..status
         };
         let written = self.context.ports.claims.write(status).await;
-        written.map_err(|why| Failure::new(Phase::Expand, format!("the claim's status could not be written: {why}")))
+        written.map_err(|why| Failure::new(self.phase(), why))
     }
 
-    /// As far as the node is concerned the claim has this size.
-    fn has(&self, bytes: i64) {
-        if let Some(volume) = self.context.world().actual.volumes.get_mut(self.volume) {
-            volume.claim_size = bytes;
-        }
+    fn note<T>(&self, write: impl FnOnce(&mut ActualVolume) -> T) -> Option<T> {
+        self.context.world().actual.volumes.get_mut(self.volume).map(write)
     }
 }
 
@@ -157,14 +308,26 @@ mod tests {
 
     #[test]
     fn what_a_claim_says() {
-        for (claim, status, wanted, expected) in [
-            (2, "", 2, Next::Nothing),
-            (1, "", 2, Next::Expand),
-            (1, "NodeResizePending", 2, Next::Expand),
-            (1, "NodeResizeInProgress", 2, Next::Expand),
-            (1, "NodeResizeInfeasible", 2, Next::Hopeless),
+        let size = |gib: i64| Size { bytes: gib << 30, text: format!("{gib}Gi") };
+        let expand = |to: i64, writes| Next::Expand { to: size(to), writes };
+        for (has, allocated, status, expected) in [
+            // A resizer of old, or the claim is large already.
+            (1, None, "", expand(2, Writes::Capacity)),
+            (2, None, "", expand(2, Writes::Capacity)),
+            (1, Some(2), "NodeResizePending", expand(2, Writes::All)),
+            (1, Some(2), "NodeResizeInProgress", expand(2, Writes::All)),
+            // Less was asked for after a failure.
+            (1, Some(3), "NodeResizePending", expand(3, Writes::All)),
+            (1, None, "NodeResizePending", expand(2, Writes::All)),
+            (2, Some(2), "", expand(2, Writes::Nothing)),
+            (1, Some(2), "", Next::NotNow),
+            (1, Some(2), "NodeResizeInfeasible", Next::NotNow),
+            (1, Some(2), "ControllerResizeInProgress", Next::NotNow),
+            (1, Some(2), "ControllerResizeInfeasible", Next::NotNow),
         ] {
-            assert_eq!(next(claim, status, wanted), expected, "{status}");
+            let status = status.to_owned();
+            let claim = ClaimSays { has: has << 30, allocated: allocated.map(size), status, wanted: 2 << 30 };
+            assert_eq!(next(&claim, &size(2)), expected, "{claim:?}");
         }
         assert!(is_infeasible(Some(Code::OutOfRange)) && !is_infeasible(Some(Code::Internal)) && !is_infeasible(None));
     }

@@ -8,6 +8,7 @@ pub mod expand;
 pub mod mount;
 pub mod nfs;
 pub mod secrets;
+pub mod slow_group;
 pub mod unmount;
 
 use kubelet_edges::csi::{CsiError, Outcome};
@@ -26,6 +27,8 @@ pub enum Phase {
     /// Publish.
     SetUp,
     Expand,
+    /// While it is mounted.
+    ExpandOnMount,
     TearDown,
     UnmountDevice,
 }
@@ -44,12 +47,21 @@ impl Phase {
             (Phase::Device, true) => "MapVolume.SetUpDevice failed",
             (Phase::SetUp, false) => "MountVolume.SetUp failed",
             (Phase::SetUp, true) => "MapVolume.MapPodDevice failed",
-            (Phase::Expand, _) => "MountVolume.NodeExpandVolume failed",
+            (Phase::Expand, _) => "NodeExpandVolume.NodeExpandVolume failed",
+            (Phase::ExpandOnMount, false) => "MountVolume.Setup failed while expanding volume",
+            (Phase::ExpandOnMount, true) => "MapVolume.MarkVolumeAsMounted failed while expanding volume",
             (Phase::TearDown, false) => "UnmountVolume.TearDown failed",
             (Phase::TearDown, true) => "UnmapVolume.UnmapBlockVolume failed",
             (Phase::UnmountDevice, false) => "UnmountDevice failed",
             (Phase::UnmountDevice, true) => "UnmapDevice failed",
         }
+    }
+}
+
+impl Phase {
+    /// Reason of the event on a mount that has failed. Upstream looks at the node's labels before it knows a map from a mount.
+    pub fn reason(self, block: bool) -> &'static str {
+        if block && self != Phase::NodeAffinity { "FailedMapVolume" } else { "FailedMount" }
     }
 }
 

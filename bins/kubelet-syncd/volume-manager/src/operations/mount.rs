@@ -10,8 +10,9 @@ use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
-use super::{Failure, Phase, nfs, secrets};
-use crate::actual_state::{ActualVolume, Presence, Published};
+use super::expand::{Expand, Moment};
+use super::{Failure, Phase, nfs, secrets, slow_group};
+use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
@@ -65,7 +66,13 @@ impl Mount<'_> {
                     return Err(Failure::new(Phase::SetUp, why));
                 }
                 self.one_of_its_pods()?;
-                let reply = self.context.ports.verbs.set_up_local(request).await;
+                let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
+                let gives = request.fs_group.is_some();
+                let work = self.context.ports.verbs.set_up_local(request);
+                let reply = match gives {
+                    true => slow_group::said(self.context, &self.pod, &folder, work).await,
+                    false => work.await,
+                };
                 let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
                 self.mounted(reply.host_path);
                 Ok(())
@@ -132,7 +139,8 @@ impl Mount<'_> {
     /// A volume of ReadWriteOncePod is one pod's.
     fn one_of_its_pods(&self) -> Result<(), Failure> {
         if self.spec.is_single_pod() && self.context.world().actual.is_used_by_another(self.volume, self.uid) {
-            return Err(Failure::new(Phase::SetUp, IN_USE));
+            let phase = if self.spec.block { Phase::Device } else { Phase::SetUp };
+            return Err(Failure::new(phase, IN_USE));
         }
         Ok(())
     }
@@ -178,8 +186,6 @@ impl Mount<'_> {
             return self.commit_publish(source, None).await;
         }
         let facts = self.facts(&source.driver)?;
-        let lifecycle = facts.check_lifecycle(&source.driver, source.ephemeral);
-        lifecycle.map_err(|why| Failure::new(Phase::NewMounter, why))?;
         self.one_of_its_pods()?;
         let context = self.publish_context(source).await?;
         let _place = self.context.place(&source.driver).await;
@@ -191,6 +197,11 @@ impl Mount<'_> {
         };
         let can = self.context.ports.drivers.capabilities(&source.driver).await;
         let can = can.map_err(|error| Failure::call(phase, &error, what))?;
+        // Before the stage, which upstream makes in vain.
+        facts.check_lifecycle(&source.driver, source.ephemeral).map_err(|why| {
+            let text = format!("kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: {why}");
+            Failure::new(Phase::SetUp, text)
+        })?;
         // A block volume has a folder to be staged in, whether or not its driver stages.
         let stages = !source.ephemeral && (can.stage || self.spec.block);
         let staging_path = match (stages, before.staged) {
@@ -224,7 +235,7 @@ impl Mount<'_> {
         match status.attach_error.and_then(|error| error.message) {
             Some(message) if !status.attached => Err(Failure::new(Phase::WaitForAttach, message)),
             _ if !status.attached => {
-                let text = format!("volume attachment {id} of volume {handle} is not attached");
+                let text = format!("volume {handle} is not attached for volume attachment {id}");
                 Err(Failure::new(Phase::WaitForAttach, text))
             }
             _ => Ok(status.attachment_metadata.unwrap_or_default()),
@@ -246,6 +257,8 @@ impl Mount<'_> {
             attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
+            expansion: Expansion::Possible,
+            expansion_failed: false,
         });
         volume.attachable = Some(self.attachable);
         let is_unknown = |device: &api::CsiDevice| device.volume_handle.is_empty() || device.spec_name.is_empty();
@@ -351,6 +364,7 @@ impl Mount<'_> {
         let mounted_before = before.published == Presence::Yes;
         if !mounted_before {
             self.note_published(source, Presence::Uncertain, String::new(), &target_path);
+            self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
         let mount_group = self.fs_group();
         let publication = Publication { staging_path, target_path, publish_context, mount_group, extra_context };
@@ -362,11 +376,24 @@ impl Mount<'_> {
             }
             return Err(Failure::call(phase, &error, "mounter.SetUpAt failed to get CSI client"));
         }
+        if !mounted_before {
+            self.expand().await?;
+        }
         let modes = (!source.ephemeral).then_some(self.spec.access_modes.as_slice());
         let gives = !self.spec.block
             && !can.mount_group
             && gives_to_fs_group(&facts.fs_group_policy, self.spec.read_only, &source.fs_type, modes);
         self.commit_publish(source, mount_group.filter(|_| gives)).await
+    }
+
+    /// A volume that has become larger than its claim says, before the pod has it. What fails is uncertain, and mounted again.
+    async fn expand(&self) -> Result<(), Failure> {
+        if self.spec.claim.as_ref().is_none_or(|claim| claim.capacity >= self.spec.capacity) {
+            return Ok(());
+        }
+        let (pod, spec) = (self.pod.clone(), self.spec.clone());
+        let Mount { context, volume, uid, .. } = *self;
+        Expand { context, volume, uid, pod, spec, moment: Moment::Mount }.run().await
     }
 
     fn note_published(&self, source: &CsiSource, presence: Presence, host_path: String, target_path: &str) {
@@ -410,7 +437,14 @@ impl Mount<'_> {
             fs_group_on_root_mismatch: self.on_root_mismatch(),
             read_only: self.spec.read_only,
         };
-        let committed = self.context.ports.verbs.commit_publish(request).await;
+        let work = self.context.ports.verbs.commit_publish(request);
+        let committed = match fs_group {
+            Some(_) => {
+                let folder = format!("{}/volumes/kubernetes.io~csi/{}/mount", self.uid, self.spec.name);
+                slow_group::said(self.context, &self.pod, &folder, work).await
+            }
+            None => work.await,
+        };
         let committed = committed.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
         if self.spec.block && !self.remount {
             self.say_mapped(&committed.host_path);
@@ -442,6 +476,8 @@ impl Mount<'_> {
             attachable: Some(false),
             pods: std::collections::BTreeMap::new(),
             claim_size: 0,
+            expansion: Expansion::Possible,
+            expansion_failed: false,
         });
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         let published = Published {

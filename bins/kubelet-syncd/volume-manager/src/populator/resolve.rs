@@ -165,7 +165,8 @@ pub fn persistent(
             .and_then(|all| all.get("storage"))
             .map(|q| q.0.clone())
             .unwrap_or_default(),
-        gid: gid.filter(|gid| *gid >= 0),
+        // What is no group for a pod's spec is none here; 0 by way of a cut-off number would be root's.
+        gid: gid.filter(|gid| (0..=i64::from(i32::MAX)).contains(gid)),
     })
 }
 

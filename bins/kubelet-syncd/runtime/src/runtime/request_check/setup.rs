@@ -69,7 +69,7 @@ impl Setup {
         let own = pod.spec.as_ref().unwrap().host_users == Some(false);
         let features = HandlerFeatures { recursive_read_only_mounts: true, user_namespaces: own };
         let users = own.then_some(IdBlock { first: 131_072, length: 65_536 });
-        let runtime = PodRuntime { handler: String::new(), features, users };
+        let runtime = PodRuntime { features, users, volume_groups: vec![5005], ..PodRuntime::default() };
         let image_user = ImageUser { uid: Some(0), username: String::new() };
         Setup { pod, facts, runtime, image_user, name: "main".to_owned(), target: None }
     }
@@ -137,6 +137,7 @@ impl Setup {
                 managed: true,
                 root: VolumeRoot::Plugin("kubernetes.io/x"),
                 folder: None,
+                gid: None,
             })
         };
         let host = |path: &str| MountedVolume {
@@ -145,6 +146,7 @@ impl Setup {
             managed: false,
             root: VolumeRoot::HostPath,
             folder: None,
+            gid: None,
         };
         volumes
             .filter_map(|v| Some((v.name.clone(), place(v).or_else(|| Some(host(&v.host_path.as_ref()?.path)))?)))

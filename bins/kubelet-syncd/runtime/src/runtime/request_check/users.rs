@@ -57,6 +57,7 @@ fn groups(known: &RequestContext<'_>, asked: &[i64], policy: i32) -> Checked {
     let pod = known.context();
     let mut allowed = pod.supplemental_groups.unwrap_or_default();
     allowed.extend(pod.fs_group);
+    allowed.extend(&known.runtime.volume_groups);
     let more = asked.iter().find(|group| !allowed.contains(group));
     must(more.is_none(), "supplemental_groups", more, format!("{allowed:?}"))?;
     let strict = pod.supplemental_groups_policy.as_deref() == Some("Strict");

@@ -1,0 +1,232 @@
+//! Volumes that have become larger than their claims say.
+
+use super::*;
+
+/// As a resizer leaves it that can recover from failures.
+fn pending(to: &str) -> serde_json::Map<String, serde_json::Value> {
+    let status = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": to},
+        "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
+    status.as_object().unwrap().clone()
+}
+
+fn grow(outside: &Outside, volume: &'static str, status: serde_json::Map<String, serde_json::Value>) {
+    *lock(&outside.growth) = Growth { volume, status, requests: volume, expands: true };
+}
+
+fn since(outside: &Outside, call: &str) -> Vec<String> {
+    let log = outside.log();
+    let from = log.iter().rposition(|line| line == call).map_or(0, |at| at + 1);
+    log[from..].to_vec()
+}
+
+const EXPANDED: [&str; 4] =
+    ["claim [] [NodeResizeInProgress] false []", "NodeGetCapabilities", "to 2147483648", "NodeExpandVolume"];
+const DONE: &str = "claim [2Gi] [] true []";
+const SUCCESS: &str = "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"pv\" n";
+
+/// The pod's event and the claim's.
+fn both(event: &str) -> [String; 2] {
+    [event.to_owned(), format!("PersistentVolumeClaim c: {event}")]
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_the_pod_has_it() {
+    let outside = Outside::new();
+    grow(&outside, "2Gi", pending("2Gi"));
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    let mut expected = EXPANDED.to_vec();
+    expected.extend([DONE, "CommitPublish"]);
+    assert_eq!(since(&outside, "NodePublishVolume"), expected);
+    assert_eq!(outside.events(), both(SUCCESS));
+    // Nothing is left to do.
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(LONG).await;
+    assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_pod_runs() {
+    let outside = Outside::new();
+    grow(&outside, "1Gi", pending("1Gi"));
+    lock(&outside.growth).status.remove("allocatedResourceStatuses");
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    grow(&outside, "2Gi", pending("2Gi"));
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(LONG).await;
+    let mut expected = EXPANDED.to_vec();
+    expected.push(DONE);
+    assert_eq!(since(&outside, "CommitPublish"), expected);
+    assert_eq!(outside.events(), both(SUCCESS));
+}
+
+/// What a failure leaves: the calls of one try, the claim's last status, the events.
+struct Case {
+    status: Status,
+    claim: &'static str,
+    online: &'static [&'static str],
+    /// Nothing: the pod has its volume in the end without another word.
+    offline: &'static [&'static str],
+    tries: usize,
+}
+
+fn cases() -> [Case; 4] {
+    [
+        Case {
+            status: Status::out_of_range("too large"),
+            claim: "claim [] [NodeResizeInfeasible] false [failed to expand pvc with Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large]",
+            online: &[
+                "VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large",
+            ],
+            offline: &[
+                "FailedMount MountVolume.Setup failed while expanding volume for volume \"pv\" : Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large",
+            ],
+            tries: 1,
+        },
+        Case {
+            status: Status::failed_precondition("in use"),
+            claim: "claim [] [NodeResizeInProgress] false [failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = FailedPrecondition desc = in use]",
+            online: &[],
+            offline: &[],
+            tries: 1,
+        },
+        Case {
+            status: Status::internal("broken"),
+            claim: "claim [] [NodeResizeInProgress] false [failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = broken]",
+            online: &[
+                "VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = broken",
+            ],
+            offline: &[
+                "FailedMount MountVolume.Setup failed while expanding volume for volume \"pv\" : Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = broken",
+            ],
+            tries: 2,
+        },
+        Case {
+            // It may have worked: nothing is said of it.
+            status: Status::aborted("again"),
+            claim: "",
+            online: &[
+                "VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : Expander.NodeExpand failed to expand the volume : rpc error: code = Aborted desc = again",
+            ],
+            offline: &[
+                "FailedMount MountVolume.Setup failed while expanding volume for volume \"pv\" : Expander.NodeExpand failed to expand the volume : rpc error: code = Aborted desc = again",
+            ],
+            tries: 2,
+        },
+    ]
+}
+
+fn errors(outside: &Outside) -> Vec<String> {
+    outside.log().into_iter().filter(|line| line.starts_with("claim") && !line.ends_with("[]")).collect()
+}
+
+fn expansions(outside: &Outside) -> usize {
+    outside.log().iter().filter(|line| *line == "NodeExpandVolume").count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_while_it_is_mounted() {
+    for case in cases() {
+        let outside = Outside::new();
+        grow(&outside, "2Gi", pending("2Gi"));
+        outside.will("NodeExpandVolume", Does::Fail(case.status.clone()));
+        let manager = outside.manager();
+        mount_pod(&manager, "a").await;
+        assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
+        assert_eq!(errors(&outside).concat(), case.claim);
+        let mut expected: Vec<String> = case.offline.iter().map(ToString::to_string).collect();
+        if case.tries == 2 {
+            expected.extend(both(SUCCESS));
+        }
+        assert_eq!(outside.events(), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_while_the_pod_runs() {
+    for case in cases() {
+        let outside = Outside::new();
+        grow(&outside, "1Gi", pending("1Gi"));
+        lock(&outside.growth).status.remove("allocatedResourceStatuses");
+        let manager = outside.manager();
+        mount_pod(&manager, "a").await;
+        grow(&outside, "2Gi", pending("2Gi"));
+        outside.will("NodeExpandVolume", Does::Fail(case.status.clone()));
+        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        tokio::time::sleep(LONG).await;
+        assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
+        assert_eq!(errors(&outside).concat(), case.claim);
+        let mut expected: Vec<String> = case.online.iter().map(ToString::to_string).collect();
+        if case.tries == 2 {
+            expected.extend(both(SUCCESS));
+        }
+        assert_eq!(outside.events(), expected);
+        // What is infeasible is tried again when the controller says so; what is in use, with the next mount.
+        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        tokio::time::sleep(LONG).await;
+        assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
+        lock(&outside.growth).status.clone_from(&pending("2Gi"));
+        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        tokio::time::sleep(LONG).await;
+        let again = case.status.code() == tonic::Code::OutOfRange;
+        assert_eq!(expansions(&outside), case.tries + usize::from(again), "{:?}", case.status);
+    }
+}
+
+/// What somebody has asked less of meanwhile, and fails again, is the controller's.
+#[tokio::test(start_paused = true)]
+async fn a_size_that_nobody_wants_any_more() {
+    let outside = Outside::new();
+    grow(&outside, "3Gi", pending("3Gi"));
+    lock(&outside.growth).requests = "2Gi";
+    outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
+    outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    let error = "[failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = broken]";
+    assert_eq!(
+        errors(&outside),
+        [
+            format!("claim [] [NodeResizeInProgress] false {error}"),
+            format!("claim [] [NodeResizeInfeasible] false {error}")
+        ]
+    );
+}
+
+/// A resizer that knows nothing of allocatedResources.
+#[tokio::test(start_paused = true)]
+async fn resizers_of_old() {
+    let outside = Outside::new();
+    let old = || json!({"capacity": {"storage": "1Gi"}}).as_object().unwrap().clone();
+    grow(&outside, "2Gi", old());
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    let expected = ["NodeGetCapabilities", "to 2147483648", "NodeExpandVolume", DONE, "CommitPublish"];
+    assert_eq!(since(&outside, "NodePublishVolume"), expected);
+    // A driver that has no part in it.
+    let outside = Outside::new();
+    grow(&outside, "2Gi", old());
+    lock(&outside.growth).expands = false;
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    assert_eq!(since(&outside, "NodePublishVolume"), ["NodeGetCapabilities", "CommitPublish"]);
+    assert!(outside.events().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_only_reads_has_it_as_it_is() {
+    let outside = Outside::new();
+    grow(&outside, "2Gi", pending("2Gi"));
+    let manager = outside.manager();
+    let mut pod = (*pod_of("a", "c")).clone();
+    pod.spec.as_mut().unwrap().volumes.as_mut().unwrap()[0].persistent_volume_claim.as_mut().unwrap().read_only =
+        Some(true);
+    manager.want(&uid("a"), &Arc::new(pod)).await;
+    manager.folders_ready(&uid("a"));
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(since(&outside, "NodePublishVolume"), ["CommitPublish"]);
+    let says =
+        "FileSystemResizeFailed MountVolume.NodeExpandVolume failed for volume \"pv\" requested read-only file system";
+    assert_eq!(outside.events(), both(says));
+}
