@@ -88,14 +88,38 @@ impl StorageWrites {
             }
             state.drivers_wish
         });
+        self.driver_answered(&name, wish).await
+    }
+
+    async fn driver_answered(&self, name: &str, wish: u64) -> Result<(), WriteRefused> {
         self.answered(|state| {
             let answer = &state.drivers_answer;
-            (answer.sequence >= wish).then(|| match answer.refused.get(&name) {
+            (answer.sequence >= wish).then(|| match answer.refused.get(name) {
                 Some(why) => Err(WriteRefused(why.clone())),
                 None => Ok(()),
             })
         })
         .await
+    }
+
+    /// What a driver that the node has says of it by now; `Ok` once the API server has it.
+    ///
+    /// # Errors
+    /// The node has it no more, or the writer refuses it.
+    pub async fn update_driver(&self, entry: CsiDriverEntry) -> Result<(), WriteRefused> {
+        let name = entry.name.clone();
+        let wish = self.change(|state| {
+            let known = state.drivers.get_mut(&name)?;
+            if *known != entry {
+                *known = entry;
+                state.wish_drivers();
+            }
+            Some(state.drivers_wish)
+        });
+        let Some(wish) = wish else {
+            return Err(WriteRefused(format!("driver {name} is not registered any more")));
+        };
+        self.driver_answered(&name, wish).await
     }
 
     /// The node has this driver no more. Nobody waits for that.

@@ -1,10 +1,14 @@
 //! Persistent volumes and their drivers: one test binary of the files below, each of which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod attach_limits;
+mod credentials;
 mod drain;
 mod life;
+mod migration;
 mod registration;
 mod restarts;
+mod standalone;
 mod volume_faults;
 
 /// The driver of our own.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kubelet_model::events::EventType;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -17,6 +18,7 @@ use crate::actual_state::Presence;
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
+use crate::names;
 use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::Expand;
 use crate::operations::mount::Mount;
@@ -83,6 +85,8 @@ pub struct VolumeManager {
     context: Arc<Context>,
     in_use: watch::Sender<InUse>,
     statistics: Statistics,
+    /// By driver, how often a pod was refused because the node can have no more of its volumes.
+    limits_reached: watch::Sender<BTreeMap<String, u64>>,
 }
 
 impl VolumeManager {
@@ -90,7 +94,12 @@ impl VolumeManager {
     pub fn start(ports: Ports) -> Arc<Self> {
         let context = Arc::new(Context::new(ports));
         let statistics = Statistics::new(context.clone());
-        let manager = Arc::new(VolumeManager { context, in_use: watch::Sender::default(), statistics });
+        let manager = Arc::new(VolumeManager {
+            context,
+            in_use: watch::Sender::default(),
+            statistics,
+            limits_reached: watch::Sender::default(),
+        });
         tokio::spawn(manager.clone().follow_node());
         tokio::spawn(manager.clone().follow_drivers());
         tokio::spawn(manager.clone().follow_volnetd());
@@ -106,6 +115,42 @@ impl VolumeManager {
     /// The Node's `volumesInUse`, and each change of it.
     pub fn in_use(&self) -> watch::Receiver<InUse> {
         self.in_use.subscribe()
+    }
+
+    /// By driver, how often a pod was refused because the node can have no more of its volumes, and each change of it.
+    pub fn limits_reached(&self) -> watch::Receiver<BTreeMap<String, u64>> {
+        self.limits_reached.subscribe()
+    }
+
+    /// The driver of a volume of the pod that will not be attached, because the node has as many of its volumes as it can (upstream
+    /// `VerifyExhaustedResource`). To be asked once the pod has waited in vain. Only drivers count that are asked for their limit
+    /// from time to time: the pod is refused, and with another limit the scheduler sends no more here.
+    pub async fn limit_reached(&self, uid: &PodUid) -> Option<String> {
+        let unattached: Vec<(String, String)> = {
+            let world = self.context.world();
+            let volumes = world.desired.pods.get(uid).into_iter().flat_map(|pod| &pod.volumes);
+            let unattached =
+                volumes.filter(|(unique, volume)| volume.attachable && !reconciler::is_attached(&world.node, unique));
+            let of_driver = unattached.filter_map(|(_, volume)| volume.spec.csi());
+            of_driver.map(|source| (source.driver.clone(), source.handle.clone())).collect()
+        };
+        let ports = &self.context.ports;
+        for (driver, handle) in unattached {
+            let object = ports.reader.driver(&driver).ok().flatten();
+            if DriverFacts::of(object.as_deref()).allocatable_period.is_none() {
+                continue;
+            }
+            let name = names::attachment(&handle, &driver, &ports.node_name);
+            match ports.reader.attachment(&name).await {
+                Ok(attachment) if is_exhausted(&attachment) => {
+                    self.limits_reached.send_modify(|all| *all.entry(driver.clone()).or_default() += 1);
+                    return Some(driver);
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(attachment = name, "Failed to get volume attachment: {error}"),
+            }
+        }
+        None
     }
 
     /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
@@ -513,6 +558,12 @@ fn node_volumes(node: &Node) -> NodeVolumes {
     }
 }
 
+/// What the driver's controller part has answered: RESOURCE_EXHAUSTED.
+fn is_exhausted(attachment: &VolumeAttachment) -> bool {
+    let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
+    error.and_then(|error| error.error_code) == Some(tonic::Code::ResourceExhausted as i32)
+}
+
 fn key(action: &Action) -> (&UniqueName, Option<&PodUid>) {
     match action {
         Action::Mount { volume, pod } | Action::Unmount { volume, pod } | Action::Expand { volume, pod } => {
@@ -527,13 +578,14 @@ async fn operate(context: Arc<Context>, action: Action) {
     let began = Instant::now();
     let (volume, pod) = key(&action);
     let (volume, pod) = (volume.clone(), pod.cloned());
-    let (plugin, block) = {
+    let (plugin, block, migrated) = {
         let world = context.world();
         let actual = world.actual.volumes.get(&volume);
         let desired = pod.as_ref().and_then(|pod| world.desired.volume(pod, &volume));
         let plugin = actual.map(|v| v.plugin.clone()).or_else(|| desired.map(|v| v.spec.plugin()));
         let of_device = actual.and_then(|v| v.device.as_ref()).is_some_and(|device| device.block);
-        (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block))
+        let migrated = desired.and_then(|v| v.spec.csi()).is_some_and(|source| source.migrated);
+        (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block), migrated)
     };
     let (operation, result) = match &action {
         Action::Mount { volume, pod } => {
@@ -547,7 +599,7 @@ async fn operate(context: Arc<Context>, action: Action) {
         Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),
         Action::Forget { .. } => return,
     };
-    context.ports.metrics.observe(&plugin, operation, result.is_ok(), began.elapsed());
+    context.ports.metrics.observe(&plugin, operation, result.is_ok(), migrated, began.elapsed());
     finish(&context, &action, block, result);
     context.touch();
 }
