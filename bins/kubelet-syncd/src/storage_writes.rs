@@ -352,4 +352,23 @@ mod tests {
         writes.acknowledge(&AcknowledgeRequest { sequence, error, r#final: true, ..Default::default() });
         assert_eq!(gone.await, Err(WriteRefused("claim is gone".into())));
     }
+
+    #[tokio::test]
+    async fn a_driver_that_has_gone_does_not_come_back_by_what_it_said_late() {
+        let writes = StorageWrites::default();
+        let more = |count| CsiDriverEntry { allocatable_count: count, ..entry("d", "n") };
+        let late = writes.update_driver(more(7)).await;
+        assert_eq!(late, Err(WriteRefused("driver d is not registered any more".into())));
+        assert!(writes.after(0).is_none());
+        assert!(writes.add_driver(more(5)).now_or_never().is_none());
+        let mut update = Box::pin(writes.update_driver(more(7)));
+        assert!(update.as_mut().now_or_never().is_none());
+        let (sequence, _, all) = drivers(&writes, 0).unwrap();
+        assert_eq!(all.drivers, [more(7)]);
+        acknowledge(&writes, sequence, &[]);
+        assert_eq!(update.await, Ok(()));
+        assert_eq!(writes.update_driver(more(7)).now_or_never(), Some(Ok(())), "it is written already");
+        writes.remove_driver("d");
+        assert!(writes.update_driver(more(8)).await.is_err());
+    }
 }

@@ -242,4 +242,19 @@ mod tests {
         assert_eq!(plan.drivers.unwrap().len(), 2);
         assert_eq!(plan.node_ids, Some(Some("{\"d\":\"node-a\",\"e\":\"node-a\"}".into())));
     }
+
+    /// No scheduler sees the node without a driver because its limit is another one.
+    #[test]
+    fn a_limit_is_changed_where_it_stands() {
+        let there = csi_node(json!([{"name": "d", "nodeID": "node-a", "allocatable": {"count": 5}}]));
+        let of = |count| CsiDriverEntry { allocatable_count: count, ..driver("d", &[]) };
+        let known = node(json!({}), json!({NODE_IDS: "{\"d\":\"node-a\"}"}));
+        for (count, expected) in [(7, Some(7)), (0, None)] {
+            let plan = plan(&wanted(&[of(count)], true), &NONE, &known, &there);
+            assert_eq!(plan.without, None);
+            let allocatable = plan.drivers.unwrap().remove(0).allocatable;
+            assert_eq!(allocatable.and_then(|allocatable| allocatable.count), expected);
+        }
+        assert_eq!(plan(&wanted(&[of(5)], true), &NONE, &known, &there), Plan::default());
+    }
 }

@@ -9,16 +9,15 @@ use std::time::Duration;
 use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kubelet_model::events::EventType;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::actual_state::Presence;
+use crate::attach_limit;
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
-use crate::names;
 use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::Expand;
 use crate::operations::mount::Mount;
@@ -122,35 +121,12 @@ impl VolumeManager {
         self.limits_reached.subscribe()
     }
 
-    /// The driver of a volume of the pod that will not be attached, because the node has as many of its volumes as it can (upstream
-    /// `VerifyExhaustedResource`). To be asked once the pod has waited in vain. Only drivers count that are asked for their limit
-    /// from time to time: the pod is refused, and with another limit the scheduler sends no more here.
+    /// The driver of a volume of the pod that will not be attached, because the node has as many of its volumes as it can. To be
+    /// asked once the pod has waited in vain.
     pub async fn limit_reached(&self, uid: &PodUid) -> Option<String> {
-        let unattached: Vec<(String, String)> = {
-            let world = self.context.world();
-            let volumes = world.desired.pods.get(uid).into_iter().flat_map(|pod| &pod.volumes);
-            let unattached =
-                volumes.filter(|(unique, volume)| volume.attachable && !reconciler::is_attached(&world.node, unique));
-            let of_driver = unattached.filter_map(|(_, volume)| volume.spec.csi());
-            of_driver.map(|source| (source.driver.clone(), source.handle.clone())).collect()
-        };
-        let ports = &self.context.ports;
-        for (driver, handle) in unattached {
-            let object = ports.reader.driver(&driver).ok().flatten();
-            if DriverFacts::of(object.as_deref()).allocatable_period.is_none() {
-                continue;
-            }
-            let name = names::attachment(&handle, &driver, &ports.node_name);
-            match ports.reader.attachment(&name).await {
-                Ok(attachment) if is_exhausted(&attachment) => {
-                    self.limits_reached.send_modify(|all| *all.entry(driver.clone()).or_default() += 1);
-                    return Some(driver);
-                }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(attachment = name, "Failed to get volume attachment: {error}"),
-            }
-        }
-        None
+        let driver = attach_limit::exhausted(&self.context, uid).await?;
+        self.limits_reached.send_modify(|all| *all.entry(driver.clone()).or_default() += 1);
+        Some(driver)
     }
 
     /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
@@ -556,12 +532,6 @@ fn node_volumes(node: &Node) -> NodeVolumes {
         in_use: status.iter().flat_map(|s| s.volumes_in_use.iter().flatten().cloned()).collect(),
         attached: status.iter().flat_map(|s| s.volumes_attached.iter().flatten().map(|v| v.name.clone())).collect(),
     }
-}
-
-/// What the driver's controller part has answered: RESOURCE_EXHAUSTED.
-fn is_exhausted(attachment: &VolumeAttachment) -> bool {
-    let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
-    error.and_then(|error| error.error_code) == Some(tonic::Code::ResourceExhausted as i32)
 }
 
 fn key(action: &Action) -> (&UniqueName, Option<&PodUid>) {
