@@ -123,6 +123,15 @@ fn drivers_get_secrets_and_tokens_and_nobody_else_does() -> Result<()> {
     ensure!(wait_secrets(&context, "NodeExpandVolume", "disk", |_| true)? == json!({"password": values[2]}));
     scene.wait_event("reads", "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded")?;
 
+    // Whoever has no token any more asks for a new one, and the driver gets that.
+    if Scene::is_ours() {
+        scene.node.kill_daemon("kubelet-syncd")?;
+        context.wait_call("NodePublishVolume", "disk", |call| {
+            let told = tokens(&call.request["volume_context"][TOKENS]).unwrap_or_default();
+            call.is_ok() && told["vault"]["token"].as_str().is_some_and(|new| new != token)
+        })?;
+    }
+
     // On no disk, in no log, in no record.
     let hidden = hidden["vault"]["token"].as_str().unwrap_or_default().to_owned();
     let texts: Vec<String> = values.iter().map(|value| (*value).to_owned()).chain([token, hidden]).collect();
@@ -140,7 +149,7 @@ fn drivers_get_secrets_and_tokens_and_nobody_else_does() -> Result<()> {
     scene.delete("reads")?;
     scene.wait_no_traces()?;
     drop((context, secrets));
-    scene.finish()
+    scene.finish_after_deaths()
 }
 
 #[test]
