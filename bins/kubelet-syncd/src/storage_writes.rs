@@ -88,14 +88,38 @@ impl StorageWrites {
             }
             state.drivers_wish
         });
+        self.driver_answered(&name, wish).await
+    }
+
+    async fn driver_answered(&self, name: &str, wish: u64) -> Result<(), WriteRefused> {
         self.answered(|state| {
             let answer = &state.drivers_answer;
-            (answer.sequence >= wish).then(|| match answer.refused.get(&name) {
+            (answer.sequence >= wish).then(|| match answer.refused.get(name) {
                 Some(why) => Err(WriteRefused(why.clone())),
                 None => Ok(()),
             })
         })
         .await
+    }
+
+    /// What a driver that the node has says of it by now; `Ok` once the API server has it.
+    ///
+    /// # Errors
+    /// The node has it no more, or the writer refuses it.
+    pub async fn update_driver(&self, entry: CsiDriverEntry) -> Result<(), WriteRefused> {
+        let name = entry.name.clone();
+        let wish = self.change(|state| {
+            let known = state.drivers.get_mut(&name)?;
+            if *known != entry {
+                *known = entry;
+                state.wish_drivers();
+            }
+            Some(state.drivers_wish)
+        });
+        let Some(wish) = wish else {
+            return Err(WriteRefused(format!("driver {name} is not registered any more")));
+        };
+        self.driver_answered(&name, wish).await
     }
 
     /// The node has this driver no more. Nobody waits for that.
@@ -327,5 +351,24 @@ mod tests {
         let error = "claim is gone".to_owned();
         writes.acknowledge(&AcknowledgeRequest { sequence, error, r#final: true, ..Default::default() });
         assert_eq!(gone.await, Err(WriteRefused("claim is gone".into())));
+    }
+
+    #[tokio::test]
+    async fn a_driver_that_has_gone_does_not_come_back_by_what_it_said_late() {
+        let writes = StorageWrites::default();
+        let more = |count| CsiDriverEntry { allocatable_count: count, ..entry("d", "n") };
+        let late = writes.update_driver(more(7)).await;
+        assert_eq!(late, Err(WriteRefused("driver d is not registered any more".into())));
+        assert!(writes.after(0).is_none());
+        assert!(writes.add_driver(more(5)).now_or_never().is_none());
+        let mut update = Box::pin(writes.update_driver(more(7)));
+        assert!(update.as_mut().now_or_never().is_none());
+        let (sequence, _, all) = drivers(&writes, 0).unwrap();
+        assert_eq!(all.drivers, [more(7)]);
+        acknowledge(&writes, sequence, &[]);
+        assert_eq!(update.await, Ok(()));
+        assert_eq!(writes.update_driver(more(7)).now_or_never(), Some(Ok(())), "it is written already");
+        writes.remove_driver("d");
+        assert!(writes.update_driver(more(8)).await.is_err());
     }
 }

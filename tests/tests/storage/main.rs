@@ -1,13 +1,17 @@
 //! Persistent volumes and their drivers: one test binary of the files below, each of which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod attach_limits;
 mod boots;
 mod chaos;
 mod claims;
+mod credentials;
 mod drain;
 mod life;
+mod migration;
 mod registration;
 mod restarts;
+mod standalone;
 mod take_over;
 mod two_nodes;
 mod unknown_volumes;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::{Driver, Fault};
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{LONG, eventually, mounts};
+use bulkhead_testkit::{LONG, NodeBuilder, eventually, mounts};
 use bulkhead_tests::lab;
-use bulkhead_tests::storage::Scene;
 use bulkhead_tests::storage::recorded::sha256;
-use serde_json::Value;
+use bulkhead_tests::storage::{NODE, Scene};
+use serde_json::{Value, json};
 
 use crate::DRIVER;
 
@@ -26,9 +26,18 @@ struct World {
 }
 
 fn world() -> Result<Option<World>> {
+    world_with(|node| node)
+}
+
+/// Pods are looked at, and volumes measured, every few seconds.
+fn hasty_world() -> Result<Option<World>> {
+    world_with(|node| node.config("syncFrequency", json!("4s")).config("volumeStatsAggPeriod", json!("2s")))
+}
+
+fn world_with(configure: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Result<Option<World>> {
     let Some(lab) = lab()? else { return Ok(None) };
     let cluster = lab.cluster()?;
-    let scene = Scene::start(lab, cluster)?;
+    let scene = Scene::start_with(lab, cluster, configure)?;
     let bad = scene.driver(DRIVER, BAD, &Value::Null)?.start()?;
     let good = scene.driver(DRIVER, GOOD, &Value::Null)?.start()?;
     bad.wait_registered()?;
@@ -57,6 +66,49 @@ impl World {
         let object = self.scene.cluster.get("pods", "default", pod)?;
         ensure!(object["status"]["phase"] == "Pending", "{}", object["status"]);
         Ok(())
+    }
+
+    /// A pod with a volume that is there.
+    fn running(&self, names: &[&str]) -> Result<()> {
+        names.iter().try_for_each(|name| self.victim(name).map(drop))?;
+        names.iter().try_for_each(|name| self.scene.wait_ready(name).map(drop))
+    }
+
+    /// Since it became ready nothing has happened to the pod.
+    fn runs_on(&self, pod: &str) -> Result<()> {
+        let object = self.scene.cluster.get("pods", "default", pod)?;
+        let status = &object["status"];
+        ensure!(status["phase"] == "Running" && status["containerStatuses"][0]["restartCount"] == 0, "{status}");
+        Ok(())
+    }
+
+    /// Bytes that a pod's volume of the same name has, as the node's statistics say; `None`: they say nothing.
+    fn capacity(&self, name: &str) -> Result<Option<u64>> {
+        let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary");
+        let summary: Value = serde_json::from_str(&self.scene.cluster.kubectl(&["get", "--raw", &path])?)?;
+        let of = |all: &Value, key: &str| {
+            all.as_array().and_then(|all| all.iter().find(|one| one.pointer(key) == Some(&json!(name)))).cloned()
+        };
+        let volume = of(&summary["pods"], "/podRef/name").and_then(|pod| of(&pod["volume"], "/name"));
+        Ok(volume.and_then(|volume| volume["capacityBytes"].as_u64()))
+    }
+
+    fn wait_measured(&self, name: &str) -> Result<()> {
+        eventually(&format!("{name} is measured"), LONG, || {
+            ensure!(self.capacity(name)? > Some(0));
+            Ok(())
+        })
+    }
+
+    /// The claim's volume becomes larger.
+    fn grow(&self, name: &str) -> Result<()> {
+        let size = json!({"spec": {"capacity": {"storage": "32Mi"}}});
+        self.scene.cluster.patch("persistentvolumes", "", name, &size).map(drop)
+    }
+
+    fn wait_grown(&self, name: &str) -> Result<()> {
+        let grown = |claim: &Value| claim["status"]["capacity"]["storage"] == "32Mi";
+        self.scene.cluster.wait_for("persistentvolumeclaims", "default", name, "it has grown", grown).map(drop)
     }
 
     /// Whether something of the pod's volume is mounted for the pod.
@@ -333,5 +385,122 @@ fn a_driver_that_is_deleted_while_its_volumes_are_mounted_is_waited_for() -> Res
     world.scene.wait_ready("new")?;
     world.scene.cluster.wait_gone("pods", "default", "left")?;
     world.scene.delete("new")?;
+    world.finish()
+}
+
+#[test]
+fn a_driver_that_does_not_say_how_much_room_there_is_hides_that_volume_alone() -> Result<()> {
+    let Some(mut world) = hasty_world()? else { return Ok(()) };
+    if !Scene::is_ours() || world.scene.cluster.is_stand_in() {
+        // Upstream's kubelet measures all volumes of a pod one after the other; the stand-in asks no node.
+        return Ok(());
+    }
+    let silent = ["stat-fails", "stat-hangs", "stat-lies", "stat-big"];
+    world.bad.faults(&[
+        Fault::fails("NodeGetVolumeStats", "INTERNAL", "no such array").of_volume(silent[0]),
+        Fault::hangs("NodeGetVolumeStats").of_volume(silent[1]),
+        Fault::lies("NodeGetVolumeStats").of_volume(silent[2]),
+        Fault::answers_big("NodeGetVolumeStats").of_volume(silent[3]),
+        Fault::answers_late("NodeGetVolumeStats", Duration::from_secs(4)).of_volume("stat-late"),
+    ])?;
+    world.running(&silent)?;
+    world.running(&["stat-late", "stat-well"])?;
+    // The same driver's other volumes, too.
+    world.wait_measured("stat-well")?;
+    world.wait_measured("stat-late")?;
+    world.others_notice_nothing("beside")?;
+    for name in silent {
+        world.bad.wait_call("NodeGetVolumeStats", name, |_| true)?;
+    }
+    holds_for("nothing is said of what is not known", WHILE, || {
+        silent.iter().try_for_each(|name| {
+            let told = world.capacity(name)?;
+            ensure!(told.is_none(), "{name}: {told:?}");
+            world.runs_on(name)
+        })
+    })?;
+    // What hangs is not asked a second time.
+    ensure!(world.bad.calls_of("NodeGetVolumeStats", silent[1])?.len() == 1);
+    world.bad.heal()?;
+    silent.iter().try_for_each(|name| world.wait_measured(name))?;
+
+    world.bad.faults(&[Fault::dies("NodeGetVolumeStats")])?;
+    world.bad.wait_dead()?;
+    world.others_notice_nothing("after")?;
+    world.runs_on("stat-well")?;
+    world.bad.heal()?;
+    world.bad.again()?;
+    let before = world.bad.calls_of("NodeGetVolumeStats", "stat-well")?.len();
+    eventually("it is asked again", LONG, || {
+        ensure!(world.bad.calls_of("NodeGetVolumeStats", "stat-well")?.len() > before);
+        Ok(())
+    })?;
+    for name in silent.iter().chain(&["stat-late", "stat-well"]) {
+        world.scene.delete(name)?;
+    }
+    world.finish()
+}
+
+#[test]
+fn an_expansion_that_goes_wrong_is_told_and_tried_again_while_the_pod_runs() -> Result<()> {
+    let Some(mut world) = hasty_world()? else { return Ok(()) };
+    let names = ["grow-fails", "grow-never", "grow-late", "grow-hangs", "grow-half"];
+    let call = "NodeExpandVolume";
+    world.bad.faults(&[
+        Fault::fails(call, "INTERNAL", "no such array").of_volume(names[0]),
+        Fault::fails(call, "OUT_OF_RANGE", "too large").of_volume(names[1]),
+        Fault::answers_late(call, Duration::from_secs(4)).of_volume(names[2]),
+        Fault::hangs(call).of_volume(names[3]),
+        Fault::fails_after_work(call, "ABORTED", "try again").of_volume(names[4]),
+    ])?;
+    world.running(&names)?;
+    names.iter().try_for_each(|name| world.grow(name))?;
+    let failed = |volume: &str, error: &str| {
+        format!(
+            "VolumeResizeFailed MountVolume.NodeExpandVolume failed for volume \"{volume}\" : rpc error: code = {error}"
+        )
+    };
+    let scene = &world.scene;
+    scene.wait_event(names[0], &failed(names[0], "Internal desc = no such array"))?;
+    scene.wait_event(names[1], &failed(names[1], "OutOfRange desc = too large"))?;
+    scene.wait_event(names[4], &failed(names[4], "Aborted desc = try again"))?;
+    world.wait_grown(names[2])?;
+    ensure!(world.bad.calls_of(call, names[2])?.len() == 1, "it was waited for");
+    world.bad.wait_call(call, names[3], |_| true)?;
+    world.others_notice_nothing("beside")?;
+    // With a growing pause between.
+    eventually("it is asked again", LONG, || {
+        ensure!(world.bad.calls_of(call, names[0])?.len() >= 3);
+        Ok(())
+    })?;
+    let starts: Vec<f64> = world.bad.calls_of(call, names[0])?.iter().map(|call| call.began).collect();
+    ensure!(starts[1] - starts[0] >= 0.45 && starts[2] - starts[1] >= 0.95, "{starts:?}");
+    // What can never be is said in the claim, and not tried again.
+    let hopeless = |claim: &Value| claim["status"]["allocatedResourceStatuses"]["storage"] == "NodeResizeInfeasible";
+    scene.cluster.wait_for("persistentvolumeclaims", "default", names[1], "it cannot be", hopeless)?;
+    let asked = world.bad.calls_of(call, names[1])?.len();
+    holds_for("it is not asked again, and pods run on", WHILE, || {
+        ensure!(world.bad.calls_of(call, names[1])?.len() == asked);
+        names.iter().try_for_each(|name| world.runs_on(name))
+    })?;
+    world.bad.heal()?;
+    for name in [names[0], names[3], names[4]] {
+        world.wait_grown(name)?;
+    }
+
+    // A driver that dies in the call is asked when it is back.
+    world.running(&["grow-dies"])?;
+    world.bad.faults(&[Fault::dies(call)])?;
+    world.grow("grow-dies")?;
+    world.bad.wait_dead()?;
+    world.scene.wait_event("grow-dies", &failed("grow-dies", "Unavailable desc = "))?;
+    world.others_notice_nothing("after")?;
+    world.bad.heal()?;
+    world.bad.again()?;
+    world.wait_grown("grow-dies")?;
+    for name in names.iter().chain(&["grow-dies"]) {
+        world.runs_on(name)?;
+        world.scene.delete(name)?;
+    }
     world.finish()
 }

@@ -22,7 +22,8 @@ pub struct Plan {
     pub labels: BTreeMap<String, String>,
     /// `spec.drivers` of the CSINode, where it is to change.
     pub drivers: Option<Vec<CSINodeDriver>>,
-    /// Before that, where an entry that stands is to be another: the list without it. The API server takes no other way.
+    /// Before that, where an entry that stands is to have another node's name or topology: the list without it. The API server takes no
+    /// other way.
     pub without: Option<Vec<CSINodeDriver>>,
     /// By name: why a driver is not written.
     pub refused: BTreeMap<String, String>,
@@ -95,7 +96,10 @@ pub fn plan(wanted: &CsiDrivers, rejected: &BTreeMap<String, String>, node: &Nod
         match drivers.iter_mut().find(|there| there.name == driver.name) {
             Some(there) if is_same(there, &new) => {}
             Some(there) => {
-                changed.push(new.name.clone());
+                // The count alone may be changed where it stands: no scheduler is to see the node without the driver meanwhile.
+                if !is_same_but_for_the_count(there, &new) {
+                    changed.push(new.name.clone());
+                }
                 *there = new;
             }
             None => drivers.push(new),
@@ -132,9 +136,13 @@ fn entry(driver: &CsiDriverEntry) -> CSINodeDriver {
 
 /// Lists that are empty are absent in answers.
 fn is_same(there: &CSINodeDriver, new: &CSINodeDriver) -> bool {
-    let keys = |driver: &CSINodeDriver| driver.topology_keys.clone().unwrap_or_default();
     let count = |driver: &CSINodeDriver| driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
-    there.node_id == new.node_id && keys(there) == keys(new) && count(there) == count(new)
+    is_same_but_for_the_count(there, new) && count(there) == count(new)
+}
+
+fn is_same_but_for_the_count(there: &CSINodeDriver, new: &CSINodeDriver) -> bool {
+    let keys = |driver: &CSINodeDriver| driver.topology_keys.clone().unwrap_or_default();
+    there.node_id == new.node_id && keys(there) == keys(new)
 }
 
 #[cfg(test)]
@@ -233,5 +241,20 @@ mod tests {
         assert_eq!(plan.without.unwrap().iter().map(|driver| driver.name.as_str()).collect::<Vec<_>>(), ["e"]);
         assert_eq!(plan.drivers.unwrap().len(), 2);
         assert_eq!(plan.node_ids, Some(Some("{\"d\":\"node-a\",\"e\":\"node-a\"}".into())));
+    }
+
+    /// No scheduler sees the node without a driver because its limit is another one.
+    #[test]
+    fn a_limit_is_changed_where_it_stands() {
+        let there = csi_node(json!([{"name": "d", "nodeID": "node-a", "allocatable": {"count": 5}}]));
+        let of = |count| CsiDriverEntry { allocatable_count: count, ..driver("d", &[]) };
+        let known = node(json!({}), json!({NODE_IDS: "{\"d\":\"node-a\"}"}));
+        for (count, expected) in [(7, Some(7)), (0, None)] {
+            let plan = plan(&wanted(&[of(count)], true), &NONE, &known, &there);
+            assert_eq!(plan.without, None);
+            let allocatable = plan.drivers.unwrap().remove(0).allocatable;
+            assert_eq!(allocatable.and_then(|allocatable| allocatable.count), expected);
+        }
+        assert_eq!(plan(&wanted(&[of(5)], true), &NONE, &known, &there), Plan::default());
     }
 }

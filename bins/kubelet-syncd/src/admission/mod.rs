@@ -55,7 +55,7 @@ pub struct Settings {
 
 /// Label of `kubelet_admission_rejections_total`: the reasons that upstream lists, and two for all others.
 pub fn metric_label(reason: &str) -> &str {
-    const KNOWN: [&str; 18] = [
+    const KNOWN: [&str; 19] = [
         "AppArmor",
         "PodOSSelectorNodeLabelDoesNotMatch",
         "PodOSNotSupported",
@@ -74,6 +74,7 @@ pub fn metric_label(reason: &str) -> &str {
         "Evicted",
         "SysctlForbidden",
         "NodeShutdown",
+        "VolumeAttachmentLimitExceeded",
     ];
     if KNOWN.contains(&reason) {
         reason

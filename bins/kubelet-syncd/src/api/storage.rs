@@ -2,7 +2,7 @@
 //! CSIDrivers.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
 use bulkhead_apiclient::{ApiClient, Lane};
@@ -18,41 +18,47 @@ use kubelet_model::objects::{ObjectError, Objects, Token, TokenWanted};
 use kubelet_volume_manager::ports::{ClusterReader, Read};
 
 /// Drivers by name; None until they were listed.
-type Known = Arc<Mutex<Option<BTreeMap<String, Arc<CSIDriver>>>>>;
+pub type Known = Option<BTreeMap<String, Arc<CSIDriver>>>;
 
 /// The API server as volumes need it; without one there is nothing to be had.
 #[derive(Debug)]
 pub struct StorageObjects {
     client: Option<ApiClient>,
     objects: Arc<dyn Objects>,
-    drivers: Known,
+    drivers: value::Sender<Known>,
 }
 
 impl StorageObjects {
     /// Starts the watch. Must be called within a tokio runtime.
     pub fn start(client: Option<ApiClient>, objects: Arc<dyn Objects>) -> Arc<Self> {
-        let drivers = Known::default();
+        let drivers = value::Sender::new(None);
         if let Some(client) = &client {
             let changes = watch::<CSIDriver>(client, Lane::Main, Scope::default());
             tokio::spawn(follow(changes, drivers.clone()));
         }
         Arc::new(StorageObjects { client, objects, drivers })
     }
+
+    /// The CSIDrivers, and each change of them.
+    pub fn drivers(&self) -> value::Receiver<Known> {
+        self.drivers.subscribe()
+    }
 }
 
-async fn follow(mut changes: BoxStream<'static, Change<CSIDriver>>, known: Known) {
+async fn follow(mut changes: BoxStream<'static, Change<CSIDriver>>, known: value::Sender<Known>) {
     let entry = |driver: CSIDriver| (driver.metadata.name.clone().unwrap_or_default(), Arc::new(driver));
     while let Some(change) = changes.next().await {
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         match change {
-            Change::Restarted(all) => *known = Some(all.into_iter().map(entry).collect()),
-            Change::Applied(driver) => {
+            Change::Restarted(all) => {
+                known.send_replace(Some(all.into_iter().map(entry).collect()));
+            }
+            Change::Applied(driver) => known.send_modify(|known| {
                 let (name, driver) = entry(driver);
                 known.get_or_insert_default().insert(name, driver);
-            }
-            Change::Deleted(driver) => {
+            }),
+            Change::Deleted(driver) => known.send_modify(|known| {
                 known.get_or_insert_default().remove(&entry(driver).0);
-            }
+            }),
             Change::Failed(error) => {
                 tracing::debug!("CSIDrivers could not be watched on the API server: {error}");
             }
@@ -99,7 +105,7 @@ impl ClusterReader for StorageObjects {
         if self.client.is_none() {
             return Ok(None);
         }
-        match &*self.drivers.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.drivers.borrow() {
             Some(drivers) => Ok(drivers.get(name).cloned()),
             None => Err(ObjectError::Away("CSIDrivers have not been read at least once".to_owned())),
         }

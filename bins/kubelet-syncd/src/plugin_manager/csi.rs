@@ -114,7 +114,7 @@ impl<C: CsiNode> CsiHandler<C> {
 }
 
 /// Asks a registered driver anew what it says of the node, and has that written (upstream `updateCSIDriver`): its limit may be
-/// another one by now.
+/// another one by now. One that goes meanwhile is not written again.
 ///
 /// # Errors
 /// In upstream's words. What was written before stays.
@@ -122,7 +122,7 @@ pub async fn refresh<C: CsiNode>(client: &C, writes: &StorageWrites, name: &str)
     let asked = client.node_get_info(name, v1::NodeGetInfoRequest {}).await;
     let node = asked.map_err(|error| format!("failed to get NodeGetInfo from driver {name:?}: {error}"))?;
     let entry = entry(name, node).map_err(|error| format!("failed to update driver {name:?}: {error}"))?;
-    writes.add_driver(entry).await.map_err(|error| format!("failed to update driver {name:?}: {error}"))
+    writes.update_driver(entry).await.map_err(|error| format!("failed to update driver {name:?}: {error}"))
 }
 
 /// The version by which a driver is registered. Pure.

@@ -11,10 +11,12 @@
 //! | [`table`] | nothing: what is known of each plugin, for others to see |
 //! | [`registration`] | nothing: the questions to a registration socket |
 //! | [`csi`] | which CSI drivers are registered, and as what |
+//! | [`allocatable`] | when a driver is asked anew for its limit |
 //! | [`attendant`] | when a plugin is asked again |
 //! | [`sockets`] | nothing: the sockets as kubelet-volnetd tells them |
 //! | [`metrics`] | nothing: what is counted |
 
+pub mod allocatable;
 pub mod attendant;
 pub mod csi;
 pub mod info;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use bulkhead_daemon::RunError;
 use bulkhead_ipc::client::Link;
 use kubelet_edges::csi::{BrokerDialer, CsiClient, Drivers};
+use kubelet_volume_manager::VolumeManager;
 
 use super::stages::Start;
+use crate::api::storage::StorageObjects;
+use crate::plugin_manager::allocatable::{self, Causes};
 use crate::plugin_manager::attendant::Attendant;
 use crate::plugin_manager::csi::CsiHandler;
 use crate::plugin_manager::metrics::{CallSeconds, PluginCounts};
@@ -37,4 +40,17 @@ pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), Ru
     let attendant = Arc::new(Attendant::new(dial, table.clone(), Box::new(handler), folder));
     tokio::spawn(plugin_manager::run(VolnetdSockets::new(link), attendant, table));
     Ok(())
+}
+
+/// Drivers are asked anew for their limits from here on, where their CSIDrivers say how often.
+pub(super) fn refresh(start: &Start, csi: &CsiClient, reader: &StorageObjects, volumes: &VolumeManager) {
+    if start.config.is_standalone() {
+        return;
+    }
+    let causes = Causes {
+        registered: csi.drivers().subscribe(),
+        objects: reader.drivers(),
+        limits_reached: volumes.limits_reached(),
+    };
+    tokio::spawn(allocatable::run(causes, csi.clone(), start.runtime_apis.storage.writes.clone()));
 }

@@ -305,14 +305,15 @@ impl Loops {
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
         let pressure = Arc::new(pressure);
         let reader = StorageObjects::start(server.client.clone(), server.objects.clone());
-        let volume_manager = volumes::begin(start, connections.csi.clone(), connections.volnetd.clone(), reader)?;
+        let volume_manager =
+            volumes::begin(start, connections.csi.clone(), connections.volnetd.clone(), reader.clone())?;
         let node = Arc::new(NodeContext {
             config: config.clone(),
             shared_facts: known.facts,
             allocatable_memory: machine.resources.allocatable_memory(),
             started: start.started,
             volnetd: connections.volnetd.clone(),
-            volume_manager,
+            volume_manager: volume_manager.clone(),
             objects: server.objects,
             mirror_pods: mirror_pods.clone(),
             pleg: followers.pleg.clone(),
@@ -363,6 +364,7 @@ impl Loops {
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
         plugins::begin(start, &connections.csi, link.clone())?;
+        plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);
         }

@@ -8,15 +8,21 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::view;
 use super::work::{PodSyncer, Step, Stop};
+use crate::admission;
 use crate::pod_workers::Retry;
 use crate::volumes::VolumeKind;
 use crate::volumes::set_up::{Outcomes, Ready};
 use kubelet_model::events::EventType;
 use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes, VolumeRoot};
+use kubelet_runtime::status::pod_status::TerminationReason;
 use kubelet_volume_manager::{Root, Waiting};
 
 /// A pod waits so long for its volumes, and for their end, before it is said (upstream podAttachAndMountTimeout).
 const PATIENCE: Duration = Duration::from_secs(123);
+
+/// Upstream's VolumeAttachmentLimitExceededReason.
+const LIMIT_EXCEEDED: &str = "VolumeAttachmentLimitExceeded";
+const LIMIT_REACHED: &str = "Node has reached its volume attachment limit, rejecting pod.";
 
 impl PodSyncer {
     /// Waits for those of the pod's volumes that the volume manager mounts. What came of them is put into `outcomes`.
@@ -32,7 +38,7 @@ impl PodSyncer {
         self.why(format!("waits for its volumes: {}", managed.join(", ")));
         let found = match self.wait(self.node.volume_manager.mounted(&self.uid, PATIENCE)).await? {
             Ok(found) => found,
-            Err(waiting) => return Err(self.volumes_missing(pod, waiting)),
+            Err(waiting) => return Err(self.volumes_missing(pod, waiting).await?),
         };
         for (plan, outcome) in outcomes.iter_mut() {
             if let Some(volume) = found.get(plan.name.as_str()) {
@@ -44,21 +50,35 @@ impl PodSyncer {
         Ok(found.into_iter().map(|(name, volume)| (name, mounted(volume))).collect::<BTreeMap<_, _>>())
     }
 
-    fn volumes_missing(&self, pod: &Pod, waiting: Waiting) -> Stop {
+    async fn volumes_missing(&self, pod: &Pod, waiting: Waiting) -> Step<Stop> {
         let Waiting { text, away, errors, .. } = waiting;
         let why = if errors.is_empty() { text.clone() } else { errors.join("; ") };
         self.why(format!("waits for its volumes: {why}"));
         if away {
-            return Stop::Retry(Retry::PeerAway);
+            return Ok(Stop::Retry(Retry::PeerAway));
+        }
+        if self.wait(self.node.volume_manager.limit_reached(&self.uid)).await?.is_some() {
+            self.reject(pod, LIMIT_EXCEEDED, format!("{LIMIT_REACHED} {text}"));
+            return Ok(Stop::Rejected);
         }
         let message = format!("Unable to attach or mount volumes: {text}");
         let Some(retry) = self.node.pods.volumes_failed(&self.uid, std::slice::from_ref(&message)) else {
-            return Stop::Cancelled;
+            return Ok(Stop::Cancelled);
         };
         if retry.say {
             self.event(pod, EventType::Warning, "FailedMount", message);
         }
-        Stop::Retry(Retry::Failed { back_off: Some(retry.wait) })
+        Ok(Stop::Retry(Retry::Failed { back_off: Some(retry.wait) }))
+    }
+
+    /// The pod that has begun may not go on (upstream `rejectPod` of SyncPod).
+    fn reject(&self, pod: &Pod, reason: &'static str, message: String) {
+        self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
+        let status = format!("Pod was rejected: {message}");
+        let termination = TerminationReason { reason: reason.to_owned(), message: status, disruption: None };
+        if self.node.pods.terminate_pod(&self.uid, termination) {
+            self.event(pod, EventType::Warning, reason, message);
+        }
     }
 
     /// The pod's containers have ended: drivers take its volumes back, before its folder goes.

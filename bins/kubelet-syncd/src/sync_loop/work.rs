@@ -46,6 +46,8 @@ pub(super) enum Stop {
     /// Something newer waits.
     Cancelled,
     Retry(Retry),
+    /// The pod may not go on, and its records say why.
+    Rejected,
 }
 
 pub(super) type Step<T> = Result<T, Stop>;
@@ -101,6 +103,7 @@ pub async fn run(
             Ok(outcome) => outcome,
             Err(Stop::Cancelled) => Outcome::Cancelled,
             Err(Stop::Retry(retry)) => Outcome::Failed(retry),
+            Err(Stop::Rejected) => Outcome::Terminal,
         }
     })
     .instrument(span)
@@ -245,7 +248,14 @@ impl PodSyncer {
             self.event(pod, EventType::Warning, "NetworkNotReady", message);
             return Err(Stop::Retry(Retry::NetworkNotReady));
         }
-        let prepared = stages::during(Named::Prepare, self.prepare(pod)).await?;
+        let prepared = match stages::during(Named::Prepare, self.prepare(pod)).await {
+            Err(Stop::Rejected) => {
+                let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+                view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
+                return Ok(Outcome::Terminal);
+            }
+            prepared => prepared?,
+        };
         self.node.prober.add_pod(&self.uid, pod);
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told

@@ -264,23 +264,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named() {
+    fn what_a_csi_driver_serves_is_the_volume_managers() {
         for (kind, source) in [
             ("awsElasticBlockStore", serde_json::json!({"volumeID": "v"})),
             ("azureDisk", serde_json::json!({"diskName": "d", "diskURI": "u"})),
             ("azureFile", serde_json::json!({"secretName": "s", "shareName": "s"})),
-            ("cephfs", serde_json::json!({"monitors": ["m"]})),
             ("cinder", serde_json::json!({"volumeID": "v"})),
-            ("flocker", serde_json::json!({"datasetName": "d"})),
             ("gcePersistentDisk", serde_json::json!({"pdName": "p"})),
+            ("portworxVolume", serde_json::json!({"volumeID": "v"})),
+            ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
+        ] {
+            let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
+            assert_eq!(planned, VolumeKind::Managed { kind });
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        for (kind, source) in [
+            ("cephfs", serde_json::json!({"monitors": ["m"]})),
+            ("flocker", serde_json::json!({"datasetName": "d"})),
             ("glusterfs", serde_json::json!({"endpoints": "e", "path": "p"})),
             ("photonPersistentDisk", serde_json::json!({"pdID": "p"})),
-            ("portworxVolume", serde_json::json!({"volumeID": "v"})),
             ("quobyte", serde_json::json!({"registry": "r", "volume": "v"})),
             ("rbd", serde_json::json!({"monitors": ["m"], "image": "i"})),
             ("scaleIO", serde_json::json!({"gateway": "g", "system": "s", "secretRef": {"name": "n"}})),
             ("storageos", serde_json::json!({"volumeName": "v"})),
-            ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
         ] {
             let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
             let VolumeKind::Impossible { kind: named, why } = planned else { panic!("{kind}: {planned:?}") };

@@ -18,10 +18,12 @@
 //! | [`metrics`] | nothing: how long operations take |
 //! | [`context`] | nothing: both states behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
+//! | [`attach_limit`] | which pod waits for a volume that the node has no place for |
 //! | [`statistics`] | which drivers are asked for the room in which volumes |
 //! | [`manager`] | nothing: a task for each operation, and who waits for what |
 
 pub mod actual_state;
+pub mod attach_limit;
 pub mod back_off;
 pub mod context;
 pub mod csi;

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::actual_state::{Expansion, Presence};
+use crate::attach_limit;
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
@@ -86,6 +87,8 @@ pub struct VolumeManager {
     context: Arc<Context>,
     in_use: watch::Sender<InUse>,
     statistics: Statistics,
+    /// By driver, how often a pod was refused because the node can have no more of its volumes.
+    limits_reached: watch::Sender<BTreeMap<String, u64>>,
 }
 
 impl VolumeManager {
@@ -93,7 +96,12 @@ impl VolumeManager {
     pub fn start(ports: Ports) -> Arc<Self> {
         let context = Arc::new(Context::new(ports));
         let statistics = Statistics::new(context.clone());
-        let manager = Arc::new(VolumeManager { context, in_use: watch::Sender::default(), statistics });
+        let manager = Arc::new(VolumeManager {
+            context,
+            in_use: watch::Sender::default(),
+            statistics,
+            limits_reached: watch::Sender::default(),
+        });
         tokio::spawn(manager.clone().follow_node());
         tokio::spawn(manager.clone().follow_drivers());
         tokio::spawn(manager.clone().follow_volnetd());
@@ -109,6 +117,19 @@ impl VolumeManager {
     /// The Node's `volumesInUse`, and each change of it.
     pub fn in_use(&self) -> watch::Receiver<InUse> {
         self.in_use.subscribe()
+    }
+
+    /// By driver, how often a pod was refused because the node can have no more of its volumes, and each change of it.
+    pub fn limits_reached(&self) -> watch::Receiver<BTreeMap<String, u64>> {
+        self.limits_reached.subscribe()
+    }
+
+    /// The driver of a volume of the pod that will not be attached, because the node has as many of its volumes as it can. To be
+    /// asked once the pod has waited in vain.
+    pub async fn limit_reached(&self, uid: &PodUid) -> Option<String> {
+        let driver = attach_limit::exhausted(&self.context, uid).await?;
+        self.limits_reached.send_modify(|all| *all.entry(driver.clone()).or_default() += 1);
+        Some(driver)
     }
 
     /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
@@ -555,13 +576,14 @@ async fn operate(context: Arc<Context>, action: Action) {
     let began = Instant::now();
     let (volume, pod) = key(&action);
     let (volume, pod) = (volume.clone(), pod.cloned());
-    let (plugin, block) = {
+    let (plugin, block, migrated) = {
         let world = context.world();
         let actual = world.actual.volumes.get(&volume);
         let desired = pod.as_ref().and_then(|pod| world.desired.volume(pod, &volume));
         let plugin = actual.map(|v| v.plugin.clone()).or_else(|| desired.map(|v| v.spec.plugin()));
         let of_device = actual.and_then(|v| v.device.as_ref()).is_some_and(|device| device.block);
-        (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block))
+        let migrated = desired.and_then(|v| v.spec.csi()).is_some_and(|source| source.migrated);
+        (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block), migrated)
     };
     let (operation, result) = match &action {
         Action::Mount { volume, pod } => {
@@ -580,7 +602,7 @@ async fn operate(context: Arc<Context>, action: Action) {
         Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),
         Action::Forget { .. } => return,
     };
-    context.ports.metrics.observe(&plugin, operation, result.is_ok(), began.elapsed());
+    context.ports.metrics.observe(&plugin, operation, result.is_ok(), migrated, began.elapsed());
     finish(&context, &action, block, result);
     context.touch();
 }

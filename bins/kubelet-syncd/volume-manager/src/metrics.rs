@@ -106,9 +106,10 @@ impl OperationMetrics {
     }
 
     /// `plugin`: as upstream qualifies it (`kubernetes.io/csi:hostpath.csi.k8s.io`).
-    pub fn observe(&self, plugin: &str, operation: Operation, succeeded: bool, took: Duration) {
+    /// `migrated`: its kind is an in-tree one that the driver serves.
+    pub fn observe(&self, plugin: &str, operation: Operation, succeeded: bool, migrated: bool, took: Duration) {
         let status = if succeeded { "success" } else { "fail-unknown" };
-        let labels = [plugin, operation.name(), status, "false"];
+        let labels = [plugin, operation.name(), status, if migrated { "true" } else { "false" }];
         self.durations.with_label_values(&labels).observe(took.as_secs_f64());
     }
 

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-fn hex_digest(parts: &[&str]) -> String {
+/// SHA-256 of the parts one after the other, in hexadecimal digits.
+pub fn hex_digest(parts: &[&str]) -> String {
     let mut digest = Sha256::new();
     parts.iter().for_each(|part| digest.update(part.as_bytes()));
     digest.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {

@@ -28,6 +28,7 @@ fn wanted(handle: &str, attachable: bool) -> DesiredVolume {
         publish_secret: None,
         expand_secret: None,
         ephemeral: false,
+        migrated: false,
     };
     let spec = VolumeSpec {
         name: handle.into(),

@@ -50,6 +50,8 @@ pub struct CsiSource {
     pub expand_secret: Option<ObjectRef>,
     /// An inline volume of the pod: not attached, not staged.
     pub ephemeral: bool,
+    /// Of an in-tree kind that the driver serves.
+    pub migrated: bool,
 }
 
 /// What makes a volume.

@@ -254,6 +254,16 @@ impl Driver {
         self.faults(&[])
     }
 
+    /// From now on it says that the node can have so many of its volumes.
+    ///
+    /// # Errors
+    /// Its folder cannot be written.
+    pub fn max_volumes(&self, count: i64) -> Result<()> {
+        let draft = self.state.join("max-volumes.draft");
+        std::fs::write(&draft, count.to_string()).context("writing the number of volumes")?;
+        std::fs::rename(&draft, self.state.join("max-volumes")).context("moving the number of volumes into place")
+    }
+
     /// SIGKILL. Its sockets stay, and nobody answers there.
     pub fn kill(&mut self) {
         self.process.kill();
@@ -325,6 +335,18 @@ impl Driver {
         let mut calls = self.calls()?;
         calls.retain(|call| call.method == method && call.volume() == volume);
         Ok(calls)
+    }
+
+    /// The secrets that came with the calls of one method about one volume, oldest first, as objects of texts.
+    ///
+    /// # Errors
+    /// There is no such file yet.
+    pub fn secrets_of(&self, method: &str, volume: &str) -> Result<Vec<Value>> {
+        let path = self.state.join("secrets.jsonl");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let of = |line: &Value| line["call"] == method && line["volume"] == volume;
+        Ok(lines.filter(of).map(|line| line["secrets"].clone()).collect())
     }
 
     /// Waits until a volume's call that `wanted` accepts is there.

@@ -48,8 +48,18 @@ struct Driver {
     capabilities: Vec<i32>,
     topology: BTreeMap<String, String>,
     max_volumes: i64,
+    /// What is written here counts instead of `max_volumes`.
+    max_volumes_file: PathBuf,
     images: PathBuf,
     record: Record,
+}
+
+impl Driver {
+    /// How many volumes the node can have by now.
+    fn max_volumes(&self) -> i64 {
+        let told = std::fs::read_to_string(&self.max_volumes_file).ok();
+        told.and_then(|text| text.trim().parse().ok()).unwrap_or(self.max_volumes)
+    }
 }
 
 fn main() -> ExitCode {
@@ -97,6 +107,7 @@ async fn run(given: &ArgMatches) -> Result<()> {
         capabilities: many("capability").iter().map(|one| capability(one)).collect::<Result<_>>()?,
         topology: many("topology").iter().map(|one| pair(one)).collect::<Result<_>>()?,
         max_volumes: given.get_one::<i64>("max-volumes").copied().unwrap_or_default(),
+        max_volumes_file: state.join("max-volumes"),
         images,
         record: Record::new(&state)?,
         name: name.clone(),

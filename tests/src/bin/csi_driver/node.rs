@@ -29,6 +29,7 @@ impl csi::node_server::Node for Served {
             .keys("secrets", &asked.secrets)
             .map("volume_context", &asked.volume_context);
         let volume = asked.volume_id.clone();
+        self.0.record.secrets("NodeStageVolume", &asked.volume_id, &asked.secrets);
         self.call(NODE, "NodeStageVolume", &volume, fields.value(), move |driver, _| {
             volumes::stage(&Staged {
                 driver,
@@ -74,6 +75,7 @@ impl csi::node_server::Node for Served {
             .keys("secrets", &asked.secrets)
             .map("volume_context", &asked.volume_context);
         let volume = asked.volume_id.clone();
+        self.0.record.secrets("NodePublishVolume", &asked.volume_id, &asked.secrets);
         self.call(NODE, "NodePublishVolume", &volume, fields.value(), move |driver, course| {
             volumes::publish(
                 &Published {
@@ -142,6 +144,7 @@ impl csi::node_server::Node for Served {
             .capability(asked.volume_capability.as_ref())
             .keys("secrets", &asked.secrets);
         let volume = asked.volume_id.clone();
+        self.0.record.secrets("NodeExpandVolume", &asked.volume_id, &asked.secrets);
         self.call(NODE, "NodeExpandVolume", &volume, fields.value(), move |driver, _| {
             let bytes = asked.capacity_range.as_ref().map_or(0, |range| range.required_bytes);
             let block = is_block(asked.volume_capability.as_ref());
@@ -174,7 +177,7 @@ impl csi::node_server::Node for Served {
             }
             Ok(csi::NodeGetInfoResponse {
                 node_id: driver.node_id.clone(),
-                max_volumes_per_node: driver.max_volumes,
+                max_volumes_per_node: driver.max_volumes(),
                 accessible_topology: (!segments.is_empty()).then_some(csi::Topology { segments }),
             })
         })

@@ -19,6 +19,7 @@ use crate::faults::{self, screaming};
 #[derive(Debug)]
 pub(crate) struct Record {
     calls: File,
+    secrets: File,
     faults: PathBuf,
     next: AtomicU64,
 }
@@ -28,7 +29,10 @@ impl Record {
         let path = state.join("calls.jsonl");
         let calls = File::options().create(true).append(true).open(&path);
         let calls = calls.with_context(|| format!("opening {}", path.display()))?;
-        Ok(Self { calls, faults: state.join("faults.json"), next: AtomicU64::new(0) })
+        let path = state.join("secrets.jsonl");
+        let secrets = File::options().create(true).append(true).open(&path);
+        let secrets = secrets.with_context(|| format!("opening {}", path.display()))?;
+        Ok(Self { calls, secrets, faults: state.join("faults.json"), next: AtomicU64::new(0) })
     }
 
     /// A call has come; gives its number, which its answer is to name.
@@ -46,6 +50,12 @@ impl Record {
             Err(status) => (screaming(status.code()), status.message()),
         };
         self.write(&json!({"id": id, "t": now(), "code": code, "message": message}));
+    }
+
+    /// The secrets of a call, which its record names by their keys alone.
+    pub(crate) fn secrets(&self, method: &str, volume: &str, secrets: &BTreeMap<String, String>) {
+        let line = json!({"call": method, "volume": volume, "secrets": secrets});
+        let _ = (&self.secrets).write_all(format!("{line}\n").as_bytes());
     }
 
     pub(crate) fn faults(&self) -> &Path {

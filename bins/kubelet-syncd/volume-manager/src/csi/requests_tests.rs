@@ -27,6 +27,7 @@ fn volume(handle: &str, name: &str, block: bool, ephemeral: bool) -> VolumeSpec 
             publish_secret: None,
             expand_secret: None,
             ephemeral,
+            migrated: false,
         }),
         block,
         read_only: false,

@@ -1,6 +1,14 @@
 //! What a driver's CSIDriver object says, with upstream's defaults for what it does not say.
 
+use std::time::Duration;
+
 use k8s_openapi::api::storage::v1::CSIDriver;
+
+/// `spec.nodeAllocatableUpdatePeriodSeconds`: how often a driver is asked anew for its limit of volumes; `None`: not at all.
+pub fn allocatable_period(driver: &CSIDriver) -> Option<Duration> {
+    let seconds = u64::try_from(driver.spec.node_allocatable_update_period_seconds?).ok()?;
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
 
 /// See the fields of CSIDriver's spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +20,8 @@ pub struct DriverFacts {
     pub tokens_in_secrets: bool,
     /// Audience, and seconds for which the token is to be valid.
     pub token_requests: Vec<(String, Option<i64>)>,
+    /// In this period the driver is asked anew for its limit of volumes; `None`: it is not.
+    pub allocatable_period: Option<Duration>,
     /// `None`: there is no such object.
     pub lifecycle_modes: Option<Vec<String>>,
 }
@@ -29,6 +39,7 @@ impl DriverFacts {
             requires_republish: spec.and_then(|spec| spec.requires_republish).unwrap_or(false),
             tokens_in_secrets: spec.and_then(|spec| spec.service_account_token_in_secrets).unwrap_or(false),
             token_requests: requests.into_iter().map(|r| (r.audience, r.expiration_seconds)).collect(),
+            allocatable_period: driver.and_then(allocatable_period),
             lifecycle_modes: spec.map(|spec| {
                 let modes = spec.volume_lifecycle_modes.clone().unwrap_or_default();
                 if modes.is_empty() { vec!["Persistent".to_owned()] } else { modes }

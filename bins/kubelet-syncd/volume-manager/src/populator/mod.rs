@@ -1,6 +1,7 @@
 //! From a pod's volume to what it stands for (upstream `pkg/kubelet/volumemanager/populator`). [`resolve`] is pure; what it needs
 //! of the API server is asked for here, at each look anew: nodes may read claims and volumes by name, and not watch them.
 
+pub mod migration;
 pub mod node_affinity;
 pub mod resolve;
 
@@ -20,9 +21,11 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver or an NFS server.
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, or of an in-tree kind
+/// that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
-    volume.persistent_volume_claim.is_some()
+    migration::is_migrated(volume)
+        || volume.persistent_volume_claim.is_some()
         || volume.ephemeral.is_some()
         || volume.csi.is_some()
         || volume.nfs.is_some()
@@ -44,6 +47,9 @@ pub async fn populate(
     }
     if let Some(nfs) = &volume.nfs {
         return Ok(resolve::inline_nfs(volume, nfs));
+    }
+    if let Some(translated) = migration::inline(pod, volume) {
+        return translated.map_err(refused);
     }
     let Some(claim_name) = resolve::claim_name(pod, volume) else {
         return Err(refused(format!("volume {} is of no kind that is known here", volume.name)));

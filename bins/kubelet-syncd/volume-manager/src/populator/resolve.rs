@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
+use super::migration;
 use crate::names;
 use crate::spec::{Claim, CsiSource, ObjectRef, Source, VolumeSpec};
 
@@ -141,15 +142,22 @@ pub fn persistent(
         return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeDevices", volume.name));
     }
     let read_only = volume.persistent_volume_claim.as_ref().and_then(|source| source.read_only) == Some(true);
-    let source =
-        source_of(spec).map_err(|why| format!("failed to get Plugin from volumeSpec for volume {name:?} err={why}"))?;
+    let modes = || spec.access_modes.clone().unwrap_or_default();
+    let (source, access_modes) = match migration::persistent(persistent) {
+        Some(translated) => translated.map(|(source, modes)| (Source::Csi(source), modes))?,
+        None => {
+            let source = source_of(spec);
+            let text = |why| format!("failed to get Plugin from volumeSpec for volume {name:?} err={why}");
+            (source.map_err(text)?, modes())
+        }
+    };
     let gid = persistent.metadata.annotations.as_ref().and_then(|all| all.get(GID)?.parse::<i64>().ok());
     Ok(VolumeSpec {
         name,
         source,
         block: mode == "Block",
         read_only,
-        access_modes: spec.access_modes.clone().unwrap_or_default(),
+        access_modes,
         mount_options: mount_options(persistent, spec),
         node_affinity: spec.node_affinity.clone(),
         claim: Some(Claim {
@@ -203,6 +211,7 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
             publish_secret: secret(csi.node_publish_secret_ref.as_ref()),
             expand_secret: secret(csi.node_expand_secret_ref.as_ref()),
             ephemeral: false,
+            migrated: false,
         }));
     }
     if let Some(local) = &spec.local {
@@ -225,17 +234,10 @@ fn kind(v: &PersistentVolumeSpec) -> &'static str {
         (v.iscsi.is_some(), "iscsi"),
         (v.fc.is_some(), "fc"),
         (v.flex_volume.is_some(), "flexVolume"),
-        // Upstream hands these to a CSI driver, or has none of them any more.
-        (v.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
-        (v.azure_disk.is_some(), "azureDisk"),
-        (v.azure_file.is_some(), "azureFile"),
+        // Upstream has none of these any more.
         (v.cephfs.is_some(), "cephfs"),
-        (v.cinder.is_some(), "cinder"),
-        (v.gce_persistent_disk.is_some(), "gcePersistentDisk"),
         (v.glusterfs.is_some(), "glusterfs"),
-        (v.portworx_volume.is_some(), "portworxVolume"),
         (v.rbd.is_some(), "rbd"),
-        (v.vsphere_volume.is_some(), "vsphereVolume"),
     ];
     kinds.into_iter().find(|(there, _)| *there).map_or("unknown", |(_, name)| name)
 }
@@ -258,6 +260,7 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
         publish_secret: secret,
         expand_secret: None,
         ephemeral: true,
+        migrated: false,
     });
     Ok(inline_of(volume, source, csi.read_only))
 }
