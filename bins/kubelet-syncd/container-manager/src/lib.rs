@@ -17,6 +17,8 @@ pub mod checkpoint;
 pub mod cpu;
 pub mod manager;
 pub mod memory;
+#[cfg(test)]
+pub mod pods;
 pub mod request;
 pub mod topology;
 

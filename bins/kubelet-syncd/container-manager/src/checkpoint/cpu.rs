@@ -28,7 +28,8 @@ fn none_or_empty<T>(of: &Option<BTreeMap<String, T>>) -> bool {
 struct File<E, P> {
     #[serde(default)]
     policy_name: String,
-    #[serde(default, rename = "defaultCpuSet")]
+    // Go reads names in any case.
+    #[serde(default, rename = "defaultCpuSet", alias = "defaultCPUSet")]
     default_cpus: String,
     #[serde(default = "some", skip_serializing_if = "none_or_empty")]
     #[serde(bound(deserialize = "E: Deserialize<'de>", serialize = "E: Serialize"))]
@@ -120,25 +121,37 @@ pub fn read(
         let (configured, found) = (policy.to_owned(), file.policy_name);
         return Err(CheckpointError::CpuPolicy { configured, found });
     }
-    let bad = |_| CheckpointError::DefaultCpus(file.default_cpus.clone());
-    let default = CpuSet::parse(&file.default_cpus).map_err(bad)?;
+    let bad = |why| CheckpointError::DefaultCpus { cpus: file.default_cpus.clone(), why };
+    let default = cpus(&file.default_cpus).map_err(bad)?;
     let mut entries: Assignments<CpuSet> = Assignments::new();
     for (pod, containers) in file.entries.unwrap_or_default() {
         let own = entries.entry(pod.clone()).or_default();
-        for (container, cpus) in containers {
-            let (pod, name) = (pod.clone(), container.clone());
-            let parsed = CpuSet::parse(&cpus).map_err(|_| CheckpointError::Cpus { cpus, container: name, pod })?;
+        for (container, text) in containers {
+            let bad =
+                |why| CheckpointError::Cpus { cpus: text.clone(), container: container.clone(), pod: pod.clone(), why };
+            let parsed = cpus(&text).map_err(bad)?;
             own.insert(container, parsed);
         }
     }
     let pods = file.pod_entries.filter(|_| pod_level).unwrap_or_default().into_iter();
     let pods: Result<_, CheckpointError> = pods
         .map(|(uid, entry)| {
-            let bad = |_| CheckpointError::Json(format!("failed to parse cpuset: {:?}", entry.cpus));
-            Ok((uid, CpuSet::parse(&entry.cpus).map_err(bad)?))
+            let bad = |why| CheckpointError::Json(format!("failed to parse cpuset: {why}"));
+            Ok((uid, cpus(&entry.cpus).map_err(bad)?))
         })
         .collect();
     Ok(CpuState { default, entries, pods: pods? })
+}
+
+/// A list of CPUs, or why it is none as Go says it.
+fn cpus(text: &str) -> Result<CpuSet, String> {
+    CpuSet::parse(text).map_err(|error| {
+        let numbers = text.split(',').flat_map(|part| part.splitn(2, '-'));
+        match numbers.into_iter().find(|number| number.parse::<u32>().is_err()) {
+            Some(number) => format!("strconv.Atoi: parsing {number:?}: invalid syntax"),
+            None => error.to_string(),
+        }
+    })
 }
 
 /// The third or the second version.

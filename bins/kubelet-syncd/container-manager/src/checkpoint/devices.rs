@@ -45,6 +45,7 @@ struct File {
 mod by_node {
     use std::collections::BTreeMap;
 
+    use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     type Ids = Option<BTreeMap<i64, Vec<String>>>;
@@ -57,7 +58,9 @@ mod by_node {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Ids, D::Error> {
-        Deserialize::deserialize(from)
+        let Some(texts) = Option::<BTreeMap<String, Vec<String>>>::deserialize(from)? else { return Ok(None) };
+        let number = |node: String| node.parse().map_err(|_| D::Error::custom(format!("{node:?} is no NUMA node")));
+        texts.into_iter().map(|(node, ids)| Ok((number(node)?, ids))).collect::<Result<_, _>>().map(Some)
     }
 }
 

@@ -21,12 +21,10 @@ pub enum CheckpointError {
     CpuPolicy { configured: String, found: String },
     #[error("[memorymanager] configured policy {configured:?} differs from state checkpoint policy {found:?}")]
     MemoryPolicy { configured: String, found: String },
-    #[error("could not parse default cpu set {0:?}: must be a list of CPUs and ranges such as \"0,2-4\"")]
-    DefaultCpus(String),
-    #[error(
-        "could not parse cpuset {cpus:?} for container {container:?} in pod {pod:?}: must be a list of CPUs and ranges such as \"0,2-4\""
-    )]
-    Cpus { cpus: String, container: String, pod: String },
+    #[error("could not parse default cpu set {cpus:?}: {why}")]
+    DefaultCpus { cpus: String, why: String },
+    #[error("could not parse cpuset {cpus:?} for container {container:?} in pod {pod:?}: {why}")]
+    Cpus { cpus: String, container: String, pod: String, why: String },
     #[error("failed to migrate checkpoint from v1 to v2: containerID '{0}' not found in initial containers list")]
     UnknownContainer(String),
 }

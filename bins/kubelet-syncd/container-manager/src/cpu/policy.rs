@@ -244,6 +244,8 @@ impl StaticCpu {
     /// with it; those of a pod that has some as a whole come back with its last container.
     pub fn remove(&mut self, uid: &str, container: &str) {
         let Some(cpus) = self.state.take(uid, container) else { return };
+        // Not any more: a static pod may come again under its uid.
+        self.reusable.take_if(|(pod, _)| pod == uid);
         if self.gates.pod_level && self.state.pods.contains_key(uid) {
             if !self.state.entries.contains_key(uid) {
                 let cpus = self.state.pods.remove(uid).unwrap_or_default();
@@ -256,19 +258,30 @@ impl StaticCpu {
         self.state.default = self.state.default.union(&cpus.difference(&in_use));
     }
 
+    /// As upstream's tables of hints have it.
+    #[cfg(test)]
+    pub(super) fn forget_reservation(&mut self) {
+        self.reserved = CpuSet::default();
+    }
+
     fn hint_list(&self, available: &CpuSet, reusable: &CpuSet, wanted: usize) -> Vec<Hint> {
         let nodes = self.topology.groups(self.topology.all(), Level::Numa);
-        let numa = |cpu: u32| self.topology.info(cpu).map(|info| info.numa);
-        let in_mask =
-            |cpus: &CpuSet, mask: NumaMask| cpus.iter().filter(|c| numa(*c).is_some_and(|n| mask.has(n))).count();
+        // How many each node has, once and not for each of the masks.
+        let count = |cpus: &CpuSet| -> Vec<(u32, usize)> {
+            nodes.iter().map(|node| (*node, self.topology.within(cpus, Level::Numa, *node).len())).collect()
+        };
+        let in_mask = |counts: &[(u32, usize)], mask: NumaMask| -> usize {
+            counts.iter().filter(|(node, _)| mask.has(*node)).map(|(_, count)| count).sum()
+        };
+        let (all, free, kept) = (count(self.topology.all()), count(available), count(reusable));
         let (mut least, mut masks) = (nodes.len(), Vec::new());
         for mask in combinations_of(&nodes) {
-            if in_mask(self.topology.all(), mask) >= wanted {
+            if in_mask(&all, mask) >= wanted {
                 least = least.min(mask.count());
             }
             // What the pod's own containers leave must lie within the mask whole.
-            let kept = in_mask(reusable, mask) == reusable.len();
-            if kept && reusable.len() + in_mask(available, mask) >= wanted {
+            let whole = in_mask(&kept, mask) == reusable.len();
+            if whole && reusable.len() + in_mask(&free, mask) >= wanted {
                 masks.push(mask);
             }
         }

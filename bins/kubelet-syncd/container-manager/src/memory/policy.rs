@@ -165,6 +165,8 @@ impl StaticMemory {
 
     /// Takes a container's memory back; a pod's that has some as a whole with its last container.
     pub fn remove(&mut self, uid: &str, container: &str) {
+        // Not any more: a static pod may come again under its uid.
+        self.reusable.take_if(|(pod, _)| pod == uid);
         if self.gates.pod_level && self.state.pods.contains_key(uid) {
             self.state.take(uid, container);
             if !self.state.entries.contains_key(uid) {

@@ -36,6 +36,11 @@ pub fn dual_socket_smt() -> CpuTopology {
     of(&[(0, 0, 0, "0,2,4,6,8,10", 6), (1, 1, 0, "1,3,5,7,9,11", 6)])
 }
 
+/// The machine of upstream's table of hints.
+pub fn dual_socket_in_turn() -> CpuTopology {
+    of(&[(0, 0, 0, "0-2,6-8", 6), (1, 1, 0, "3-5,9-11", 6)])
+}
+
 pub fn dual_socket() -> CpuTopology {
     of(&[(0, 0, 0, "0-3", 0), (1, 1, 0, "4-7", 0)])
 }
@@ -134,7 +139,7 @@ pub fn tree(machine: &Machine) -> Tree {
             let own: CpuSet = core.threads.iter().copied().collect();
             for cpu in &core.threads {
                 let folder = format!("cpu/cpu{cpu}");
-                put(format!("{folder}/topology/core_id"), at.to_string());
+                put(format!("{folder}/topology/core_id"), (node.id as usize % 2 * node.cores.len() + at).to_string());
                 put(format!("{folder}/topology/physical_package_id"), core.socket.to_string());
                 if *cpu > 0 {
                     put(format!("{folder}/online"), "1".to_owned());
