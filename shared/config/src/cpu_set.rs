@@ -7,7 +7,7 @@ use std::fmt;
 const MAX_CPU: u32 = 65_535;
 
 /// A set of CPU numbers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct CpuSet(BTreeSet<u32>);
 
 /// Why a text is no list of CPUs.
@@ -52,8 +52,36 @@ impl CpuSet {
         self.0.is_subset(&other.0)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
         self.0.iter().copied()
+    }
+
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// What is in either.
+    #[must_use]
+    pub fn union(&self, other: &CpuSet) -> CpuSet {
+        CpuSet(self.0.union(&other.0).copied().collect())
+    }
+
+    /// What is in both.
+    #[must_use]
+    pub fn intersection(&self, other: &CpuSet) -> CpuSet {
+        CpuSet(self.0.intersection(&other.0).copied().collect())
+    }
+
+    /// What is in this one and not in the other.
+    #[must_use]
+    pub fn difference(&self, other: &CpuSet) -> CpuSet {
+        CpuSet(self.0.difference(&other.0).copied().collect())
+    }
+}
+
+impl FromIterator<u32> for CpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        CpuSet(cpus.into_iter().collect())
     }
 }
 
@@ -100,6 +128,17 @@ mod tests {
         fn round_trips(cpus in proptest::collection::btree_set(0_u32..300, 0..40)) {
             let set = CpuSet(cpus);
             prop_assert_eq!(CpuSet::parse(&set.to_string()), Ok(set));
+        }
+
+        #[test]
+        fn sets_are_split_and_joined(
+            one in proptest::collection::btree_set(0_u32..40, 0..20),
+            other in proptest::collection::btree_set(0_u32..40, 0..20),
+        ) {
+            let (one, other): (CpuSet, CpuSet) = (one.into_iter().collect(), other.into_iter().collect());
+            let (both, rest) = (one.intersection(&other), one.difference(&other));
+            prop_assert!(both.iter().all(|cpu| other.contains(cpu)) && !rest.iter().any(|cpu| other.contains(cpu)));
+            prop_assert_eq!(both.union(&rest), one);
         }
 
         #[test]

@@ -16,6 +16,7 @@ const CRATES: &[&str] = &[
     "kubelet-syncd/probes",
     "kubelet-syncd/runtime",
     "kubelet-syncd/volume-manager",
+    "kubelet-syncd/container-manager",
     "kubelet-volnetd",
     "kubelet-evictiond",
     "kubelet-statusd",

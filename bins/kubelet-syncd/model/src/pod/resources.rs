@@ -76,7 +76,7 @@ fn pod_level_amounts(list: Amounts) -> Amounts {
 }
 
 /// Requests or limits are set for the pod as a whole.
-fn has_pod_level(pod: &Pod) -> bool {
+pub fn has_pod_level(pod: &Pod) -> bool {
     let level = pod_level(pod);
     !pod_level_amounts(requests(level)).is_empty() || !pod_level_amounts(limits(level)).is_empty()
 }

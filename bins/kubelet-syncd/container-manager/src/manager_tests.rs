@@ -1,0 +1,419 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use bulkhead_types::Quantity;
+use proptest::prelude::*;
+
+use super::*;
+use crate::pods::{Container, pod, pod_with};
+use crate::request::Kind;
+use crate::topology::machines::{machine, set};
+
+const GIB: i64 = 1 << 30;
+
+fn settings(policy: &str, scope: &str, options: &[(&str, &str)]) -> Settings {
+    let memory = Amounts::from([("memory".to_owned(), Quantity::from_bytes(GIB))]);
+    Settings {
+        cpu_policy: "static".into(),
+        cpu_options: options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        cpu_reservation: Reservation { cpus: CpuSet::default(), amount: Some(Quantity::from_i64(1)) },
+        memory_policy: "Static".into(),
+        reserved_memory: vec![(0, memory.clone())],
+        memory_reservation: memory,
+        topology_policy: policy.into(),
+        topology_scope: scope.into(),
+        topology_options: BTreeMap::new(),
+        gates: Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: false },
+        root: "/var/lib/kubelet".into(),
+    }
+}
+
+fn start(settings: &Settings, machine: &Machine, found: &Found) -> Result<ContainerManager, StartError> {
+    ContainerManager::start(settings, machine, found, &BTreeMap::new())
+}
+
+fn files(manager: &ContainerManager) -> Found {
+    let mut found = Found::default();
+    for file in manager.state_to_write().unwrap() {
+        match file.name {
+            "cpu_manager_state" => found.cpu = Some(file.content),
+            _ => found.memory = Some(file.content),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_pod_is_aligned_or_refused() {
+    let machine = machine(2, 4, 0, 20);
+    let mut manager = start(&settings("single-numa-node", "container", &[]), &machine, &Found::default()).unwrap();
+    let given = manager.admit(&pod("a", &[("c", Kind::App, "4", "8Gi", "")]), &mut []).unwrap();
+    // Node 0 has 7 CPUs that are not reserved and node 1 has 8.
+    assert_eq!((given["c"].cpus.to_string(), given["c"].memory[0].nodes.clone()), ("1-2,9-10".to_owned(), vec![0]));
+    assert_eq!((manager.cpuset_of("a", "c"), manager.memory_nodes_of("a", "c")), (set("1-2,9-10"), "0".to_owned()));
+    assert_eq!(manager.cpuset_of("a", "other"), set("0,3-8,11-15"));
+    // 3 CPUs are free on node 0, 8 on node 1.
+    let nine = pod("b", &[("c", Kind::App, "9", "1Gi", "")]);
+    let refusal = manager.admit(&nine, &mut []).unwrap_err();
+    assert_eq!(refusal, Refusal::topology());
+    assert_eq!(refusal.message, "Resources cannot be allocated with Topology locality");
+    // Of two containers that fit by themselves the second is too much: nothing is given at all.
+    let before = files(&manager).cpu;
+    let both = pod("b", &[("c", Kind::App, "8", "1Gi", ""), ("d", Kind::App, "8", "1Gi", "")]);
+    assert!(manager.admit(&both, &mut []).is_err());
+    assert_eq!(files(&manager).cpu, before);
+    // Twelve CPUs on two nodes are no matter to best-effort.
+    let mut manager = start(&settings("best-effort", "pod", &[]), &machine, &Found::default()).unwrap();
+    assert_eq!(manager.admit(&nine, &mut []).unwrap()["c"].cpus.len(), 9);
+}
+
+/// In scope `pod` all containers are on the pod's node; in scope `container` each is on its own.
+#[test]
+fn scopes() {
+    let machine = machine(2, 4, 0, 20);
+    let two = pod("a", &[("c", Kind::App, "4", "1Gi", ""), ("d", Kind::App, "4", "1Gi", "")]);
+    let nodes = |scope: &str| {
+        let mut manager = start(&settings("restricted", scope, &[]), &machine, &Found::default()).unwrap();
+        let given = manager.admit(&two, &mut []).unwrap();
+        ["c", "d"].map(|name| given[name].memory[0].nodes.clone())
+    };
+    assert_eq!(nodes("container"), [vec![0], vec![1]]);
+    assert_eq!(nodes("pod"), [vec![1], vec![1]]);
+}
+
+/// A restart with the files goes on where it was; upstream's kubelet could read them in between.
+#[test]
+fn restarts() {
+    let machine = machine(2, 4, 0, 20);
+    let settings = settings("restricted", "container", &[("full-pcpus-only", "true")]);
+    let mut manager = start(&settings, &machine, &Found::default()).unwrap();
+    let whole = pod("a", &[("i", Kind::Init, "4", "2Gi", ""), ("c", Kind::App, "6", "2Gi", "1Gi")]);
+    let given = manager.admit(&whole, &mut []).unwrap();
+    let found = files(&manager);
+    for file in manager.state_to_write().unwrap() {
+        manager.written(file);
+    }
+    assert_eq!(manager.state_to_write(), Ok(Vec::new()));
+    let mut again = start(&settings, &machine, &found).unwrap();
+    assert_eq!(again.state_to_write(), Ok(Vec::new()));
+    assert_eq!(again.admit(&whole, &mut []).unwrap(), given);
+    assert_eq!(again.state_to_write(), Ok(Vec::new()));
+    // Each container is told once after that.
+    let running = |name: &str| Running { uid: "a".into(), name: name.into(), id: format!("{name}-id") };
+    let plan = again.plan(&[running("c")]);
+    assert_eq!(plan, [CpuUpdate { container: running("c"), cpus: given["c"].cpus.clone() }]);
+    again.updated(plan[0].clone());
+    assert_eq!(again.plan(&[running("c")]), []);
+    // The pod is gone, and others know.
+    again.remove_stale(&BTreeSet::new());
+    assert_eq!(again.cpuset_of("x", "y"), set("0-15"));
+    assert_eq!(again.plan(&[running("c")])[0].cpus, set("0-15"));
+}
+
+#[test]
+fn shared_cpus_follow() {
+    let machine = machine(1, 4, 0, 20);
+    let mut manager = start(&settings("none", "container", &[]), &machine, &Found::default()).unwrap();
+    let shared = Running { uid: "s".into(), name: "c".into(), id: "1".into() };
+    let burstable = pod("s", &[("c", Kind::App, "1/2", "1Gi", "")]);
+    let given = manager.admit(&burstable, &mut []).unwrap();
+    assert_eq!(given["c"], Allocation::default());
+    manager.created(&burstable, &shared, manager.cpuset_of("s", "c"));
+    assert_eq!(manager.plan(std::slice::from_ref(&shared)), []);
+    manager.admit(&pod("a", &[("c", Kind::App, "2", "1Gi", "")]), &mut []).unwrap();
+    let plan = manager.plan(std::slice::from_ref(&shared));
+    assert_eq!(plan[0].cpus, set("0,2-4,6-7"));
+    manager.updated(plan[0].clone());
+    manager.remove("a", "c");
+    assert_eq!(manager.plan(std::slice::from_ref(&shared))[0].cpus, set("0-7"));
+    manager.retain(&BTreeSet::new());
+    assert!(manager.applied.is_empty());
+}
+
+/// The memory of an init container that has ended is free once the next is made.
+#[test]
+fn ended_init_containers() {
+    let machine = machine(1, 4, 0, 20);
+    let mut manager = start(&settings("none", "container", &[]), &machine, &Found::default()).unwrap();
+    let pod = pod("a", &[("i", Kind::Init, "1", "6Gi", ""), ("c", Kind::App, "1", "2Gi", "")]);
+    manager.admit(&pod, &mut []).unwrap();
+    let given = |m: &ContainerManager| m.memory().unwrap().state.machine[&0].memory_map["memory"].reserved >> 30;
+    assert_eq!(given(&manager), 6);
+    let container = |name: &str| Running { uid: "a".into(), name: name.into(), id: name.into() };
+    manager.created(&pod, &container("i"), CpuSet::default());
+    assert_eq!(given(&manager), 6);
+    manager.created(&pod, &container("c"), CpuSet::default());
+    assert_eq!(given(&manager), 2);
+}
+
+#[test]
+fn quotas() {
+    let machine = machine(1, 4, 0, 20);
+    let mut settings = settings("none", "container", &[]);
+    let mixed = pod("a", &[("c", Kind::App, "2", "1Gi", ""), ("d", Kind::App, "500m", "1Gi", "")]);
+    let mut manager = start(&settings, &machine, &Found::default()).unwrap();
+    assert_eq!(manager.without_quota(&mixed), (BTreeSet::new(), false));
+    manager.admit(&mixed, &mut []).unwrap();
+    assert_eq!(manager.without_quota(&mixed), (BTreeSet::from(["c".to_owned()]), true));
+    // Of a pod with CPUs of its own, only if each of its containers has some for itself.
+    settings.gates.pod_level = true;
+    (settings.topology_policy, settings.topology_scope) = ("restricted".into(), "pod".into());
+    let mut manager = start(&settings, &machine, &Found::default()).unwrap();
+    let own = pod_with("a", ("4", "4Gi"), &[("c", Kind::App, "2", "1Gi", ""), ("d", Kind::App, "", "", "")]);
+    manager.admit(&own, &mut []).unwrap();
+    assert_eq!(manager.without_quota(&own), (BTreeSet::from(["c".to_owned()]), false));
+    let request = PodRequest::of(&own, settings.gates);
+    let isolation = ["c", "d", "x"].map(|name| manager.isolation(&request, name));
+    assert_eq!(isolation, [Isolation::Container, Isolation::Pod, Isolation::Host]);
+    let found = files(&manager);
+    assert!(String::from_utf8(found.cpu.clone().unwrap()).unwrap().contains("\"podEntries\":{\"a\":{\"cpuSet\":"));
+    assert!(start(&settings, &machine, &found).is_ok());
+}
+
+/// Upstream's words, after which its kubelet exits 1.
+#[test]
+fn starts_that_are_refused() {
+    let machine = machine(2, 4, 0, 20);
+    let refused = |change: &dyn Fn(&mut Settings), found: &Found| {
+        let mut settings = settings("restricted", "container", &[]);
+        change(&mut settings);
+        start(&settings, &machine, found).unwrap_err().to_string()
+    };
+    let cpu = |text: &str| Found { cpu: Some(text.as_bytes().to_vec()), memory: None };
+    let none = files(
+        &start(
+            &{
+                let mut settings = settings("none", "", &[]);
+                (settings.cpu_policy, settings.memory_policy) = ("none".into(), "None".into());
+                settings
+            },
+            &machine,
+            &Found::default(),
+        )
+        .unwrap(),
+    );
+    let table = [
+        (
+            refused(&|_| (), &Found { cpu: none.cpu.clone(), memory: None }),
+            "start cpu manager error: could not restore state from checkpoint: configured policy \"static\" differs from state checkpoint policy \"none\", please drain this node and delete the CPU manager checkpoint file \"/var/lib/kubelet/cpu_manager_state\" before restarting Kubelet",
+        ),
+        (
+            refused(&|_| (), &Found { cpu: None, memory: none.memory.clone() }),
+            "start memory manager error: could not restore state from checkpoint: [memorymanager] configured policy \"Static\" differs from state checkpoint policy \"None\", please drain this node and delete the memory manager checkpoint file \"/var/lib/kubelet/memory_manager_state\" before restarting Kubelet",
+        ),
+        (
+            refused(&|_| (), &cpu("")),
+            "start cpu manager error: could not restore state from checkpoint: unexpected end of JSON input, please drain this node and delete the CPU manager checkpoint file \"/var/lib/kubelet/cpu_manager_state\" before restarting Kubelet",
+        ),
+        (refused(&|s| s.cpu_policy = "dynamic".into(), &Found::default()), "unknown policy: \"dynamic\""),
+        (refused(&|s| s.memory_policy = "x".into(), &Found::default()), "unknown policy: \"x\""),
+        (
+            refused(&|s| s.memory_policy = "BestEffort".into(), &Found::default()),
+            "policy \"BestEffort\" is not available for platform \"linux\"",
+        ),
+        (
+            refused(
+                &|s| {
+                    s.cpu_policy = "none".into();
+                    s.cpu_options.insert("full-pcpus-only".into(), "true".into());
+                },
+                &Found::default(),
+            ),
+            "new none policy error: None policy: received unsupported options=map[full-pcpus-only:true]",
+        ),
+    ];
+    for (found, wanted) in table {
+        assert_eq!(found, wanted);
+    }
+    // Fewer CPUs than before.
+    let mut given = start(&settings("none", "", &[]), &machine, &Found::default()).unwrap();
+    given.admit(&pod("a", &[("c", Kind::App, "2", "1Gi", "")]), &mut []).unwrap();
+    let mut small = machine.clone();
+    small.nodes[1].cores.pop();
+    let error = start(&settings("none", "", &[]), &small, &files(&given)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "start cpu manager error: current set of available CPUs \"0-6,8-14\" doesn't match with CPUs in state \"0-15\""
+    );
+}
+
+/// One step of a node's life.
+#[derive(Debug, Clone)]
+enum Step {
+    Admit {
+        uid: u8,
+        containers: Vec<(Kind, u8, u8, u8)>,
+    },
+    End(u8),
+    /// A container after the other is made and started.
+    Run(u8),
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let kind = prop_oneof![2 => Just(Kind::App), 1 => Just(Kind::Init), 1 => Just(Kind::Sidecar)];
+    let container = (kind, 0..9_u8, 1..9_u8, 0..3_u8);
+    let step = prop_oneof![
+        6 => (0..12_u8, proptest::collection::vec(container, 1..4)).prop_map(|(uid, containers)| Step::Admit { uid, containers }),
+        4 => (0..12_u8).prop_map(Step::End),
+        2 => (0..12_u8).prop_map(Step::Run),
+        1 => Just(Step::Restart),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+fn build(uid: u8, containers: &[(Kind, u8, u8, u8)]) -> Pod {
+    let texts: Vec<(String, Kind, String, String, String)> = containers
+        .iter()
+        .enumerate()
+        .map(|(at, (kind, cpus, memory, huge))| {
+            let cpus = if *cpus == 0 { "500m".to_owned() } else { cpus.to_string() };
+            let huge = if *huge == 0 { String::new() } else { format!("{huge}Gi") };
+            (format!("c{at}"), *kind, cpus, format!("{memory}Gi"), huge)
+        })
+        .collect();
+    let containers: Vec<Container<'_>> =
+        texts.iter().map(|(n, kind, c, m, h)| (n.as_str(), *kind, c.as_str(), m.as_str(), h.as_str())).collect();
+    pod(&format!("pod-{uid}"), &containers)
+}
+
+/// No CPU is two pods', none of the reserved is anybody's, every CPU is somewhere; what is given of memory is what blocks say, and a
+/// node gives alone or with the same others.
+fn check(manager: &ContainerManager, machine: &Machine, alive: &BTreeMap<u8, Pod>) -> Result<(), TestCaseError> {
+    let cpu = manager.cpu().unwrap();
+    let mut seen = cpu.state.default.clone();
+    for (uid, containers) in &cpu.state.entries {
+        let own = containers.values().fold(CpuSet::default(), |sum, cpus| sum.union(cpus));
+        prop_assert!(seen.intersection(&own).is_empty(), "{uid} has {own} of others");
+        prop_assert!(own.is_subset(&cpu.allocatable()));
+        seen = seen.union(&own);
+    }
+    prop_assert_eq!(&seen, cpu.topology().all());
+    for pod in alive.values() {
+        let request = PodRequest::of(pod, manager.gates);
+        let longest: Vec<_> = request.containers.iter().filter(|c| c.kind != Kind::Init).collect();
+        for container in &request.containers {
+            let has = manager.allocation(&request.uid, &container.name).cpus;
+            prop_assert_eq!(has.len(), container.cpus as usize);
+            for other in longest.iter().filter(|other| other.name != container.name && container.kind != Kind::Init) {
+                let others = manager.allocation(&request.uid, &other.name).cpus;
+                prop_assert!(has.intersection(&others).is_empty());
+            }
+        }
+    }
+    let memory = &manager.memory().unwrap().state;
+    let blocks = || memory.entries.values().flat_map(|of| of.values()).flatten();
+    for kind in ["memory", "hugepages-1Gi"] {
+        let given: u64 = memory.machine.values().map(|node| node.memory_map[kind].reserved).sum();
+        prop_assert_eq!(given, blocks().filter(|block| block.kind == kind).map(|block| block.size).sum::<u64>());
+    }
+    for node in &machine.nodes {
+        let state = &memory.machine[&node.id];
+        let count = blocks().filter(|block| block.nodes.contains(&node.id)).count();
+        prop_assert_eq!(usize::try_from(state.number_of_assignments), Ok(count));
+        for block in blocks().filter(|block| block.nodes.contains(&node.id)) {
+            prop_assert!(block.nodes == state.cells || block.nodes.len() == 1 && state.cells.len() == 1);
+        }
+        for table in state.memory_map.values() {
+            prop_assert_eq!(table.free + table.reserved, table.allocatable);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    // Of about sixty steps each, half of them admissions: more than 10,000 in all.
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn a_nodes_life(
+        steps in steps(),
+        shape in prop_oneof![Just((1, 12, 0)), Just((2, 8, 2)), Just((4, 6, 3)), Just((8, 3, 0))],
+        policy in prop_oneof![Just("none"), Just("best-effort"), Just("restricted"), Just("single-numa-node")],
+        scope in prop_oneof![Just("container"), Just("pod")],
+        options in prop_oneof![
+            Just(&[][..]),
+            Just(&[("full-pcpus-only", "true")][..]),
+            Just(&[("distribute-cpus-across-numa", "true")][..]),
+            Just(&[("distribute-cpus-across-numa", "true"), ("full-pcpus-only", "true")][..]),
+            Just(&[("distribute-cpus-across-cores", "true")][..]),
+            Just(&[("prefer-align-cpus-by-uncorecache", "true")][..]),
+            Just(&[("strict-cpu-reservation", "true")][..]),
+        ],
+    ) {
+        let machine = machine(shape.0, shape.1, shape.2, 24);
+        let strict = options.first().is_some_and(|(name, _)| *name == "strict-cpu-reservation");
+        let settings = settings(policy, scope, options);
+        let mut manager = start(&settings, &machine, &Found::default()).unwrap();
+        let empty = files(&manager);
+        let mut alive: BTreeMap<u8, Pod> = BTreeMap::new();
+        let mut running: BTreeSet<u8> = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Admit { uid, .. } if alive.contains_key(&uid) => {
+                    // As after a restart: it has what it has.
+                    let before = manager.state_to_write();
+                    if running.contains(&uid) {
+                        continue;
+                    }
+                    let _ = manager.admit(&alive[&uid].clone(), &mut []);
+                    prop_assert_eq!(manager.state_to_write(), before);
+                }
+                Step::Admit { uid, containers } => {
+                    let pod = build(uid, &containers);
+                    let before = manager.state_to_write();
+                    match manager.admit(&pod, &mut []) {
+                        Err(_) => prop_assert_eq!(manager.state_to_write(), before),
+                        Ok(given) => {
+                            let topology = manager.cpu().unwrap().topology();
+                            let numa = |cpus: &CpuSet| topology.groups(cpus, crate::topology::Level::Numa);
+                            for allocation in given.values().filter(|_| policy == "single-numa-node") {
+                                // CPUs and memory of one container on one node.
+                                let cpus = numa(&allocation.cpus);
+                                prop_assert!(cpus.len() <= 1);
+                                for block in &allocation.memory {
+                                    prop_assert_eq!(block.nodes.len(), 1);
+                                    prop_assert!(cpus.is_empty() || cpus == block.nodes);
+                                }
+                            }
+                            if options.iter().any(|(name, _)| *name == "full-pcpus-only") {
+                                for allocation in given.values() {
+                                    let cores = topology.groups(&allocation.cpus, crate::topology::Level::Core);
+                                    prop_assert_eq!(cores.len() * 2, allocation.cpus.len());
+                                }
+                            }
+                            alive.insert(uid, pod);
+                        }
+                    }
+                }
+                Step::Run(uid) => {
+                    let Some(pod) = alive.get(&uid) else { continue };
+                    for container in PodRequest::of(pod, settings.gates).containers {
+                        let made = Running { uid: format!("pod-{uid}"), name: container.name.clone(), id: container.name };
+                        let cpus = manager.cpuset_of(&made.uid, &made.name);
+                        manager.created(pod, &made, cpus);
+                    }
+                    running.insert(uid);
+                }
+                Step::End(uid) => {
+                    alive.remove(&uid);
+                    running.remove(&uid);
+                    let active = alive.iter().flat_map(|(uid, pod)| {
+                        let names = PodRequest::of(pod, settings.gates).containers.into_iter().map(|c| c.name);
+                        names.map(|name| (format!("pod-{uid}"), name)).collect::<Vec<_>>()
+                    });
+                    manager.remove_stale(&active.collect());
+                }
+                Step::Restart => {
+                    manager = start(&settings, &machine, &files(&manager)).unwrap();
+                    manager.written.clear();
+                }
+            }
+            if !strict {
+                check(&manager, &machine, &alive)?;
+            }
+        }
+        manager.remove_stale(&BTreeSet::new());
+        let end = files(&manager);
+        prop_assert_eq!(end.cpu, empty.cpu);
+        prop_assert_eq!(end.memory, empty.memory);
+    }
+}
