@@ -35,7 +35,7 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
             "volumes of CSI drivers are uncertain: another boot, another kubelet's node, or a damaged journal"
         );
     }
-    journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(list_error(FILE))
+    journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(list_error(BOOT))
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {
