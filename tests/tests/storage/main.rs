@@ -4,6 +4,7 @@
 mod attach_limits;
 mod credentials;
 mod drain;
+mod health;
 mod life;
 mod migration;
 mod registration;
