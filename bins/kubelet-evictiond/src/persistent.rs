@@ -149,6 +149,7 @@ fn note(figures: &mut Figures, told: &VolumeUsage, fs: Option<FsStats>) {
         fs: Some(fs),
         claim_namespace: told.claim_namespace.clone(),
         claim_name: told.claim_name.clone(),
+        abnormal: told.abnormal,
     };
     let volumes = figures.entry(told.pod_uid.clone()).or_default();
     match volumes.iter_mut().find(|known| known.name == volume.name) {
@@ -170,6 +171,7 @@ pub struct VolumeGauges {
     volumes: PersistentVolumes,
     /// In the order of [`FAMILIES`].
     gauges: [GaugeVec; FAMILIES.len()],
+    health: GaugeVec,
 }
 
 type Figure = fn(&FsStats) -> Option<u64>;
@@ -185,6 +187,13 @@ const FAMILIES: [(&str, &str, Figure); 6] = [
     ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |fs| fs.inodes_used),
 ];
 
+/// Of volumes whose drivers say it alone.
+const HEALTH: (&str, &str) = (
+    "kubelet_volume_stats_health_status_abnormal",
+    "[ALPHA] Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is \
+     healthy",
+);
+
 impl VolumeGauges {
     /// # Errors
     /// Never: the names are in order.
@@ -193,13 +202,14 @@ impl VolumeGauges {
             GaugeVec::new(Opts::new(name, help), &["namespace", "persistentvolumeclaim"])
         };
         let [a, b, c, d, e, f] = FAMILIES.map(gauge);
-        Ok(VolumeGauges { volumes, gauges: [a?, b?, c?, d?, e?, f?] })
+        let health = GaugeVec::new(Opts::new(HEALTH.0, HEALTH.1), &["namespace", "persistentvolumeclaim"])?;
+        Ok(VolumeGauges { volumes, gauges: [a?, b?, c?, d?, e?, f?], health })
     }
 }
 
 impl Collector for VolumeGauges {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges.iter().flat_map(|gauge| gauge.desc()).collect()
+        self.gauges.iter().chain([&self.health]).flat_map(|gauge| gauge.desc()).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -213,7 +223,14 @@ impl Collector for VolumeGauges {
                 }
             }
         }
-        self.gauges.iter().flat_map(|gauge| gauge.collect()).collect()
+        self.health.reset();
+        for volume in figures.values().flatten().filter(|volume| !volume.claim_name.is_empty()) {
+            if let Some(abnormal) = volume.abnormal {
+                let labels = [volume.claim_namespace.as_str(), volume.claim_name.as_str()];
+                self.health.with_label_values(&labels).set(f64::from(u8::from(abnormal)));
+            }
+        }
+        self.gauges.iter().chain([&self.health]).flat_map(|gauge| gauge.collect()).collect()
     }
 }
 

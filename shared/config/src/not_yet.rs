@@ -46,6 +46,7 @@ const FIELDS: &[&str] = &[
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
+    "CSIVolumeHealth",
     "ComponentFlagz",
     "ComponentStatusz",
     "ContainerCheckpoint",

@@ -7,6 +7,7 @@ mod chaos;
 mod claims;
 mod credentials;
 mod drain;
+mod health;
 mod life;
 mod migration;
 mod registration;

@@ -14,7 +14,7 @@ const WHY: &str = "RegisterPlugin error -- plugin registration failed with err: 
 #[test]
 fn a_driver_is_told_why_it_is_not_registered_without_an_api_server() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let mut node = lab.node("alone").start()?;
+    let node = lab.node("alone").start()?;
     let driver = DriverBuilder::new(DRIVER, &node, "alone.test").start()?;
     eventually("the driver is told why, and more than once", LONG, || {
         let calls = driver.calls()?;

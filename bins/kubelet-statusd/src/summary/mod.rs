@@ -196,7 +196,8 @@ impl<'a> Pod<'a> {
         let volume = |volume: &'a stats::VolumeStats| {
             let (name, namespace) = (volume.claim_name.as_str(), volume.claim_namespace.as_str());
             let pvc_ref = (!name.is_empty()).then_some(ClaimRef { name, namespace });
-            Some(Volume { fs: Fs::of(volume.fs.as_ref()?), name: &volume.name, pvc_ref })
+            let health = volume.abnormal.map(|abnormal| Health { abnormal });
+            Some(Volume { fs: Fs::of(volume.fs.as_ref()?), name: &volume.name, pvc_ref, health })
         };
         let count = pod.process.as_ref().and_then(|process| process.process_count);
         Pod {
@@ -247,6 +248,14 @@ struct Volume<'a> {
     name: &'a str,
     #[serde(rename = "pvcRef", skip_serializing_if = "Option::is_none")]
     pvc_ref: Option<ClaimRef<'a>>,
+    #[serde(rename = "volumeHealthStats", skip_serializing_if = "Option::is_none")]
+    health: Option<Health>,
+}
+
+/// What a driver says of its volume's condition.
+#[derive(Debug, Serialize)]
+struct Health {
+    abnormal: bool,
 }
 
 #[derive(Debug, Serialize)]

@@ -111,6 +111,7 @@ fn pod() -> stats::PodStats {
                 fs: fs(),
                 claim_namespace: "default".into(),
                 claim_name: "data".into(),
+                abnormal: Some(true),
             },
         ],
         ephemeral_storage: fs(),
@@ -163,7 +164,7 @@ fn upstream() -> BTreeSet<String> {
     add(".pods[].", "podRef podRef.name podRef.namespace podRef.uid containers network volume ephemeral-storage");
     add(".pods[].", "process_stats process_stats.process_count");
     add(".pods[].containers[].", "name rootfs logs");
-    add(".pods[].volume[].", "name pvcRef pvcRef.name pvcRef.namespace");
+    add(".pods[].volume[].", "name pvcRef pvcRef.name pvcRef.namespace volumeHealthStats volumeHealthStats.abnormal");
     for at in [".node.network.", ".pods[].network."] {
         add(at, &format!("time interfaces {interface}"));
         add(&format!("{at}interfaces[]."), interface);

@@ -47,6 +47,10 @@ pub(super) fn begin(
     let counts = VolumeCounts::new(start.reporter.hub.clone())?.with_manager(manager.clone());
     registry.register(Box::new(counts))?;
     // It is set once, at the start.
-    let _ = start.runtime_apis.storage.statistics.set(manager.statistics());
+    let _ = start
+        .runtime_apis
+        .storage
+        .statistics
+        .set(manager.statistics().with_health(start.config.feature_gates().enabled("CSIVolumeHealth")));
     Ok(manager)
 }

@@ -107,5 +107,6 @@ fn usage(told: VolumeUsage) -> api::VolumeUsage {
         inodes: figures.inodes,
         inodes_used: figures.inodes_used,
         folder: told.folder,
+        abnormal: told.abnormal,
     }
 }

@@ -10,6 +10,8 @@ use bulkhead_csi::v1 as csi;
 use bulkhead_csi::v1::volume_usage::Unit;
 use bulkhead_types::PodUid;
 use futures_util::{Stream, StreamExt as _, stream};
+use kubelet_edges::csi::CsiError;
+use kubelet_model::events::EventType;
 
 use crate::actual_state::{Presence, Published};
 use crate::context::Context;
@@ -42,6 +44,8 @@ pub struct VolumeUsage {
     pub usage: Option<Usage>,
     /// A folder whose file system's figures are the volume's; empty for a driver's volume.
     pub folder: String,
+    /// Whether the driver calls it abnormal; `None`: it does not say, or nobody asked.
+    pub abnormal: Option<bool>,
 }
 
 /// One question.
@@ -58,6 +62,8 @@ struct Question {
 #[derive(Debug, Clone)]
 pub struct Statistics {
     context: Arc<Context>,
+    /// Gate CSIVolumeHealth: what drivers say of their volumes' condition is passed on.
+    health: bool,
     asked: Arc<Mutex<HashSet<(PodUid, UniqueName)>>>,
 }
 
@@ -72,7 +78,12 @@ impl Drop for Asked<'_> {
 
 impl Statistics {
     pub(crate) fn new(context: Arc<Context>) -> Self {
-        Statistics { context, asked: Arc::default() }
+        Statistics { context, health: false, asked: Arc::default() }
+    }
+
+    /// The same, which passes on what drivers say of the condition of their volumes, or does not.
+    pub fn with_health(self, health: bool) -> Self {
+        Statistics { health, ..self }
     }
 
     /// All volumes that are there, as their drivers answer: one that takes its time holds up none of the others.
@@ -112,6 +123,7 @@ impl Statistics {
                         claim: claim.clone(),
                         usage: None,
                         folder: folder.clone(),
+                        abnormal: None,
                     },
                     driver: driver.clone(),
                     handle: handle.clone(),
@@ -134,7 +146,8 @@ impl Statistics {
         let _asked = Asked(self, key);
         let drivers = &self.context.ports.drivers;
         let call = async {
-            if !drivers.capabilities(&driver).await?.stats {
+            let can = drivers.capabilities(&driver).await?;
+            if !can.stats {
                 return Ok(None);
             }
             let request = csi::NodeGetVolumeStatsRequest {
@@ -142,16 +155,34 @@ impl Statistics {
                 volume_path: path.to_string_lossy().into_owned(),
                 staging_target_path: String::new(),
             };
-            drivers.stats(&driver, request).await.map(Some)
+            let told = drivers.stats(&driver, request).await?;
+            let condition = told.volume_condition.filter(|_| self.health && can.condition);
+            Ok(Some((usage(&told.usage), condition)))
         };
         match tokio::time::timeout(PATIENCE, call).await {
-            Ok(Ok(told)) => answer.usage = told.map(|told| usage(&told.usage)),
-            Ok(Err(error)) => {
+            Ok(Ok(None)) => {}
+            Ok(Ok(Some((usage, condition)))) => {
+                answer.usage = Some(usage);
+                answer.abnormal = condition.as_ref().map(|condition| condition.abnormal);
+                if let Some(condition) = condition.filter(|condition| condition.abnormal) {
+                    self.say_abnormal(&answer, &condition.message);
+                }
+            }
+            Ok(Err::<_, CsiError>(error)) => {
                 tracing::debug!(driver, volume = answer.volume, %error, "no statistics of a volume");
             }
             Err(_) => tracing::debug!(driver, volume = answer.volume, "the driver tells no statistics in time"),
         }
         answer
+    }
+}
+
+impl Statistics {
+    fn say_abnormal(&self, answer: &VolumeUsage, message: &str) {
+        let pod = self.context.world().desired.pods.get(&answer.pod).map(|pod| pod.pod.clone());
+        let Some(pod) = pod else { return };
+        let message = format!("Volume {}: {message}", answer.volume);
+        self.context.event(&pod, EventType::Warning, "VolumeConditionAbnormal", message);
     }
 }
 

@@ -264,6 +264,18 @@ impl Driver {
         std::fs::rename(&draft, self.state.join("max-volumes")).context("moving the number of volumes into place")
     }
 
+    /// From now on these volumes are abnormal, for these reasons, and no others.
+    ///
+    /// # Errors
+    /// Its folder cannot be written.
+    pub fn abnormal(&self, volumes: &[(&str, &str)]) -> Result<()> {
+        let all: std::collections::BTreeMap<_, _> = volumes.iter().copied().collect();
+        let draft = self.state.join("abnormal.json.draft");
+        std::fs::write(&draft, json!(all).to_string()).context("writing what is wrong with volumes")?;
+        std::fs::rename(&draft, self.state.join("abnormal.json"))
+            .context("moving what is wrong with volumes into place")
+    }
+
     /// SIGKILL. Its sockets stay, and nobody answers there.
     pub fn kill(&mut self) {
         self.process.kill();

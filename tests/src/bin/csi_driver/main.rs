@@ -50,11 +50,19 @@ struct Driver {
     max_volumes: i64,
     /// What is written here counts instead of `max_volumes`.
     max_volumes_file: PathBuf,
+    /// An object: volumes that are abnormal, and why.
+    abnormal_file: PathBuf,
     images: PathBuf,
     record: Record,
 }
 
 impl Driver {
+    /// What is wrong with a volume.
+    fn abnormal(&self, volume: &str) -> Option<String> {
+        let told: serde_json::Value = serde_json::from_slice(&std::fs::read(&self.abnormal_file).ok()?).ok()?;
+        told[volume].as_str().map(str::to_owned)
+    }
+
     /// How many volumes the node can have by now.
     fn max_volumes(&self) -> i64 {
         let told = std::fs::read_to_string(&self.max_volumes_file).ok();
@@ -108,6 +116,7 @@ async fn run(given: &ArgMatches) -> Result<()> {
         topology: many("topology").iter().map(|one| pair(one)).collect::<Result<_>>()?,
         max_volumes: given.get_one::<i64>("max-volumes").copied().unwrap_or_default(),
         max_volumes_file: state.join("max-volumes"),
+        abnormal_file: state.join("abnormal.json"),
         images,
         record: Record::new(&state)?,
         name: name.clone(),

@@ -121,11 +121,13 @@ impl csi::node_server::Node for Served {
             .text("volume_path", &asked.volume_path)
             .text("staging_target_path", &asked.staging_target_path);
         let volume = asked.volume_id.clone();
-        self.call(NODE, "NodeGetVolumeStats", &volume, fields.value(), move |_, course| {
-            let message = if matches!(course, Course::Big) { "x".repeat(BIG) } else { String::new() };
+        self.call(NODE, "NodeGetVolumeStats", &volume, fields.value(), move |driver, course| {
+            let why = driver.abnormal(&asked.volume_id);
+            let abnormal = why.is_some();
+            let message = if matches!(course, Course::Big) { "x".repeat(BIG) } else { why.unwrap_or_default() };
             Ok(csi::NodeGetVolumeStatsResponse {
                 usage: volumes::usage(asked.volume_path.as_ref())?,
-                volume_condition: Some(csi::VolumeCondition { abnormal: false, message }),
+                volume_condition: Some(csi::VolumeCondition { abnormal, message }),
             })
         })
         .await
