@@ -89,6 +89,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
+    ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "kubelet-model"]),
     (
         "kubelet-syncd",
         &[

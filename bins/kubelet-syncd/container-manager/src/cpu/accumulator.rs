@@ -158,7 +158,7 @@ impl<'a> Accumulator<'a> {
             cores.flat_map(|core| self.free_in(Level::Core, *core).iter().collect::<Vec<_>>()).collect();
         cpus.sort_unstable();
         // An odd number of threads: the last core gives but one.
-        if self.needed % 2 != 0 && per_core > 1 && cpus.len() > self.needed {
+        if !self.needed.is_multiple_of(2) && per_core > 1 && cpus.len() > self.needed {
             cpus.pop();
         }
         if cpus.len() == self.needed {
@@ -214,7 +214,8 @@ pub fn take_packed(
             free.take_caches();
         }
         // Threads that are to be spread are not taken by whole cores.
-        if !free.satisfied() && !(at == 2 && order == Order::Spread) {
+        let passed_over = at == 2 && order == Order::Spread;
+        if !free.satisfied() && !passed_over {
             step(&mut free);
         }
     }

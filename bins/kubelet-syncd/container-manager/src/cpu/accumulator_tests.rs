@@ -53,7 +53,9 @@ const SPREAD: &[Case] = &[
 ];
 
 /// And with groups of one or two threads.
-const DISTRIBUTED: &[(fn() -> CpuTopology, &str, usize, usize, &str)] = &[
+type Grouped = (fn() -> CpuTopology, &'static str, usize, usize, &'static str);
+
+const DISTRIBUTED: &[Grouped] = &[
     (dual_socket_smt, "0-11", 8, 1, "0,6,2,8,1,7,3,9"),
     (dual_socket_four_nodes, "0-79", 64, 1, "0-7,10-17,20-27,30-37,40-47,50-57,60-67,70-77"),
     (dual_socket_four_nodes, "0-79", 48, 1, "0-7,10-17,20-27,40-47,50-57,60-67"),

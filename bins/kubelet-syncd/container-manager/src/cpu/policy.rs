@@ -128,9 +128,13 @@ impl StaticCpu {
     /// # Errors
     /// It does not fit the machine, the reservation, or itself.
     pub fn restore(&mut self, state: CpuState) -> Result<(), CpuManagerError> {
-        if state.default.is_empty() {
+        if state.default.is_empty() && state.entries.is_empty() {
             // A file that nobody has written anything to.
-            return if state.entries.is_empty() { Ok(()) } else { Err(CpuManagerError::EmptyDefault) };
+            return Ok(());
+        }
+        // Where reserved CPUs are nobody's, all others may have been given. Upstream gives them too, and refuses to start after that.
+        if state.default.is_empty() && !self.options.strict_reservation {
+            return Err(CpuManagerError::EmptyDefault);
         }
         let default = || state.default.clone();
         let both = self.reserved.intersection(&state.default);
@@ -226,7 +230,7 @@ impl StaticCpu {
         if !self.options.full_pcpus_only {
             return Ok(());
         }
-        if wanted % per_core != 0 {
+        if !wanted.is_multiple_of(per_core) {
             return refuse(format!(
                 "SMT Alignment Error: requested {wanted} cpus not multiple cpus per core = {per_core}"
             ));

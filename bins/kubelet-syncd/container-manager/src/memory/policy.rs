@@ -55,6 +55,9 @@ pub enum MemoryManagerError {
     Violation,
 }
 
+/// Bytes by set of nodes and kind of memory.
+type Reusable = BTreeMap<(NumaMask, String), u64>;
+
 /// The policy and its state.
 #[derive(Debug, Clone)]
 pub struct StaticMemory {
@@ -63,7 +66,7 @@ pub struct StaticMemory {
     gates: Gates,
     pub state: MemoryState,
     /// What init containers of the pod that is being taken in had of each set of nodes, which those after them may have.
-    reusable: Option<(String, BTreeMap<(NumaMask, String), u64>)>,
+    reusable: Option<(String, Reusable)>,
 }
 
 /// Upstream's name of huge pages of a size: `hugepages-2Mi`.

@@ -22,7 +22,7 @@ pub enum SysfsError {
 }
 
 /// Entries of `cpu` whose number follows the name, of a folder's files.
-fn numbered<'a>(tree: &'a Tree, folder: &str, name: &str) -> Vec<u32> {
+fn numbered(tree: &Tree, folder: &str, name: &str) -> Vec<u32> {
     let prefix = format!("{folder}/{name}");
     let below = tree.range(prefix.clone()..).map_while(|(path, _)| path.strip_prefix(&prefix));
     let mut found: Vec<u32> = below.filter_map(|rest| rest.split('/').next()?.parse().ok()).collect();
