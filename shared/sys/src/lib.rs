@@ -16,6 +16,7 @@
 //! | [`memfd`] | sealed memory files |
 //! | [`fence`] | Landlock |
 //! | [`fork`] | a child of this program that shares one descriptor with it |
+//! | [`fs_context`] | a mount by parameters, with what the kernel says of them |
 //! | [`seccomp`] | system call filters |
 //! | [`open`] | the three rules for opening files |
 //! | [`tree`] | walking and removing a directory tree that others may be changing |
@@ -29,6 +30,7 @@
 //! | [`program`] | pages of this program that are not being used |
 //! | [`systemd`] | the three requests of the systemd cgroup driver |
 //! | [`vsock`] | sockets between a virtual machine and its host |
+//! | [`xfs`] | growth of an xfs that is mounted |
 #![allow(unsafe_code)]
 
 pub mod async_fd;
@@ -37,6 +39,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod fence;
 pub mod fork;
+pub mod fs_context;
 pub mod heap;
 pub mod inotify;
 pub mod listen_fds;
@@ -57,6 +60,7 @@ pub mod spawn;
 pub mod systemd;
 pub mod tree;
 pub mod vsock;
+pub mod xfs;
 
 /// Capability names, as the kernel's.
 pub use caps::Capability;

@@ -139,7 +139,7 @@ pub fn bind_read_only(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<
     place(&tree, target).map_err(step("bind", "attaching the mount"))
 }
 
-fn place(mount: &OwnedFd, target: BorrowedFd<'_>) -> rustix::io::Result<()> {
+pub(crate) fn place(mount: &OwnedFd, target: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", target, "", flags)
 }

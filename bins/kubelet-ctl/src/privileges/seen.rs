@@ -109,6 +109,10 @@ pub(super) async fn look(instance: &Instance) -> Node {
     if !iptables.is_empty() {
         processes.push(process(Program::Iptables, iptables, None, None));
     }
+    let disks = helper(Program::Disks);
+    if !disks.is_empty() {
+        processes.push(process(Program::Disks, disks, None, None));
+    }
     let above = if by_launcher { processes.first().and_then(|launcher| launcher.kernel.clone()) } else { None };
     let granted = above.or_else(|| PrivilegeReport::of(1).ok()).map(|report| report.bounding);
     Node { context: Context { config, granted, by_launcher }, processes }

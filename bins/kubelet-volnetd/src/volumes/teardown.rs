@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::csi::paths as csi;
+use super::disk::map;
 use super::{EMPTY_DIR, VolumeError, content, sub_path};
 use crate::node::Settings;
 
@@ -87,6 +88,7 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
         }
         unmount(&dir, &base, &point, &mut outcome);
     }
+    outcome.left.extend(map::unmap_all(settings, pod, &dir));
     if !outcome.left.is_empty() {
         return Ok(outcome);
     }
