@@ -3,6 +3,7 @@
 
 mod drain;
 mod life;
+mod local_devices;
 mod registration;
 mod restarts;
 mod volume_faults;

@@ -599,7 +599,8 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     match (action, wanted) {
         (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
         (Action::Mount { .. }, Some((pod, _))) => {
-            context.event(&pod, EventType::Warning, "FailedMount", message);
+            let reason = if failure.mismatch { "FailedMountOnFilesystemMismatch" } else { "FailedMount" };
+            context.event(&pod, EventType::Warning, reason, message);
         }
         (_, _) => tracing::warn!(volume = %volume, "{message}"),
     }

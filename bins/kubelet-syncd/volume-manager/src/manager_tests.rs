@@ -276,11 +276,11 @@ impl VolumeVerbs for End {
     }
 
     fn set_up_local(&self, _: api::SetUpLocalRequest) -> Reply<'_, api::SetUpVolumeReply> {
-        async { Ok(api::SetUpVolumeReply { host_path: "/local".into() }) }.boxed()
+        async { Ok(api::SetUpVolumeReply { host_path: "/local".into(), ..Default::default() }) }.boxed()
     }
 
     fn check_host_path(&self, _: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
-        async { Ok(api::SetUpVolumeReply { host_path: "/host".into() }) }.boxed()
+        async { Ok(api::SetUpVolumeReply { host_path: "/host".into(), ..Default::default() }) }.boxed()
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::actual_state::{ActualState, Presence};
 use crate::back_off::BackOffs;
 use crate::desired_state::{DesiredState, DesiredVolume};
-use crate::spec::UniqueName;
+use crate::spec::{Source, UniqueName};
 
 /// What the Node's status lists, as the watch of it shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -136,7 +136,8 @@ impl Plan<'_> {
     fn grows(&self, name: &UniqueName, volume: &DesiredVolume) -> bool {
         let known = self.look.actual.volumes.get(name).map_or(0, |actual| actual.claim_size);
         let spec = &volume.spec;
-        !spec.read_only && spec.claim.is_some() && spec.csi().is_some() && known > 0 && spec.capacity > known
+        let can = matches!(spec.source, Source::Csi(_) | Source::Local { .. });
+        !spec.read_only && spec.claim.is_some() && can && known > 0 && spec.capacity > known
     }
 
     fn unstage(&mut self) {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bulkhead_ipc::common::disk_request::Act;
+use bulkhead_ipc::helper::AskError;
 use bulkhead_types::{PodUid, VolumeName};
 use tonic::{Code, Status};
 
@@ -44,15 +45,22 @@ pub struct Ready {
 
 /// What is done once a node failed: kubelet-syncd says so in upstream's words.
 const DEVICE: &[u8] = b"MountDevice";
+/// The same, of a device that holds something else than was asked for.
+const MISMATCH: &[u8] = b"FilesystemMismatch";
 
 fn of_device(status: &Status) -> Status {
-    Status::with_details(status.code(), status.message(), DEVICE.into())
+    detailed(status, DEVICE)
+}
+
+fn detailed(status: &Status, details: &'static [u8]) -> Status {
+    Status::with_details(status.code(), status.message(), details.into())
 }
 
 fn refused(error: &DisksError) -> Status {
     let code = match error {
+        // Nobody ever will answer.
+        DisksError::Ask(AskError::NoHelper) | DisksError::Failed(_) => Code::Aborted,
         DisksError::Ask(_) => Code::Unavailable,
-        DisksError::Failed(_) => Code::Aborted,
     };
     of_device(&Status::new(code, bulkhead_types::chain(error)))
 }
@@ -139,8 +147,9 @@ async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device) -> Resul
     let act = if wanted.grow { Act::PrepareAndGrow } else { Act::Prepare };
     let found = ask(act).await.map_err(|error| refused(&error))?;
     let (fs_type, options, of) = (wanted.fs_type, wanted.options.clone(), device.clone());
+    let details = if found.is_empty() || found == fs_type.name() { DEVICE } else { MISMATCH };
     let task = Task::MountDevice { volume: volume.clone(), device: of, fs_type, options, found };
-    worker::call(&node.workers, &task, None, ()).await.map_err(|status| of_device(&status))?;
+    worker::call(&node.workers, &task, None, ()).await.map_err(|status| detailed(&status, details))?;
     tracing::info!(%volume, device = %device.path.display(), "MountDevice succeeded");
     if wanted.grow && !wanted.options.read_only && wanted.fs_type == FsType::Xfs {
         let task = Task::GrowXfs { volume, device: device.clone() };

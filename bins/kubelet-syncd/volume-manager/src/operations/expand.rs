@@ -4,15 +4,16 @@
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ClaimStatus;
+use bulkhead_ipc::volnetd::SetUpLocalRequest;
 use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kubelet_model::events::EventType;
 use tonic::Code;
 
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, local, secrets};
 use crate::context::Context;
 use crate::csi::requests;
-use crate::spec::{UniqueName, VolumeSpec};
+use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
@@ -68,7 +69,7 @@ impl Expand<'_> {
     /// It is tried again.
     pub async fn run(&self) -> Result<(), Failure> {
         let phase = Phase::Expand;
-        let (Some(source), Some(known)) = (self.spec.csi(), &self.spec.claim) else { return Ok(()) };
+        let Some(known) = &self.spec.claim else { return Ok(()) };
         let ports = &self.context.ports;
         let claim = ports.reader.claim(&known.namespace, &known.name).await;
         let claim = claim.map_err(|error| Failure::object(phase, format!("failed to fetch PVC: {error}"), &error))?;
@@ -82,6 +83,25 @@ impl Expand<'_> {
                 return Ok(());
             }
         }
+        let done = match &self.spec.source {
+            Source::Csi(source) => self.csi(source).await?,
+            Source::Local { path, fs_type } => self.local(path, fs_type).await?,
+            Source::HostPath { .. } => return Ok(()),
+        };
+        if !done {
+            return Ok(());
+        }
+        self.write(&self.spec.capacity_text, "", true).await?;
+        self.has(self.spec.capacity);
+        let name = &self.spec.name;
+        let message = format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {}", ports.node_name);
+        self.context.event(&self.pod, EventType::Normal, "FileSystemResizeSuccessful", message);
+        Ok(())
+    }
+
+    /// Whether it has its size now.
+    async fn csi(&self, source: &CsiSource) -> Result<bool, Failure> {
+        let (phase, ports) = (Phase::Expand, &self.context.ports);
         let can = ports.drivers.capabilities(&source.driver).await;
         let what = "Expander.NodeExpand failed to get CSI client";
         let can = can.map_err(|error| Failure::call(phase, &error, what))?;
@@ -101,15 +121,24 @@ impl Expand<'_> {
             request.secrets = secret;
             let _place = self.context.place(&source.driver).await;
             if let Err(error) = ports.drivers.expand(&source.driver, request).await {
-                return self.failed(Failure::call(phase, &error, what)).await;
+                return self.failed(Failure::call(phase, &error, what)).await.map(|()| false);
             }
         }
-        self.write(&self.spec.capacity_text, "", true).await?;
-        self.has(self.spec.capacity);
-        let name = &self.spec.name;
-        let message = format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {}", ports.node_name);
-        self.context.event(&self.pod, EventType::Normal, "FileSystemResizeSuccessful", message);
-        Ok(())
+        Ok(true)
+    }
+
+    /// A folder is as large as it is, and so is a device that is no file system's.
+    async fn local(&self, path: &str, fs_type: &str) -> Result<bool, Failure> {
+        self.write("", IN_PROGRESS, false).await?;
+        let request = local::request(self.uid, &self.spec, path, fs_type);
+        if self.spec.block {
+            return Ok(true);
+        }
+        let request = SetUpLocalRequest { grow: true, ..request };
+        match self.context.ports.verbs.set_up_local(request).await {
+            Ok(_) => Ok(true),
+            Err(error) => self.failed(Failure::verb(Phase::Expand, &error)).await.map(|()| false),
+        }
     }
 
     async fn failed(&self, failure: Failure) -> Result<(), Failure> {

@@ -10,7 +10,7 @@ use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, local, secrets};
 use crate::actual_state::{ActualVolume, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -50,23 +50,21 @@ impl Mount<'_> {
         self.check_node()?;
         match &self.spec.source {
             Source::Csi(source) => self.csi(source).await,
-            Source::Local { path, .. } => {
-                let group = self.fs_group();
-                let request = api::SetUpLocalRequest {
-                    pod_uid: self.uid.to_string(),
-                    volume: self.spec.name.clone(),
-                    path: path.clone(),
-                    read_only: self.spec.read_only,
-                    fs_group: group.filter(|_| !self.spec.read_only),
-                    fs_group_on_root_mismatch: self.on_root_mismatch(),
-                };
-                if self.spec.block {
-                    let why = "local volumes with volumeMode Block are not supported by this node yet";
-                    return Err(Failure::new(Phase::SetUp, why));
-                }
+            Source::Local { path, fs_type } => {
+                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let mut request = local::request(self.uid, &self.spec, path, fs_type);
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
                 self.one_of_its_pods()?;
                 let reply = self.context.ports.verbs.set_up_local(request).await;
-                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                let reply = reply.map_err(|error| local::failure(&error))?;
+                if let (Some(wanted), Some(other)) = (group, reply.other_group) {
+                    let message = local::other_group(wanted, &self.spec.name, other);
+                    self.context.event(&self.pod, EventType::Warning, "AlreadyMountedVolume", message);
+                }
+                if self.spec.block {
+                    let (global, map) = local::maps(self.uid, &self.spec.name, &reply.host_path);
+                    self.say_mapped_at(&global, &map);
+                }
                 self.mounted(reply.host_path);
                 Ok(())
             }
@@ -91,8 +89,7 @@ impl Mount<'_> {
                     volume: self.spec.name.clone(),
                     path: path.clone(),
                     read_only: self.spec.read_only,
-                    fs_group: None,
-                    fs_group_on_root_mismatch: false,
+                    ..Default::default()
                 };
                 let reply = verbs.set_up_local(request).await.map_err(failed)?;
                 self.mounted(reply.host_path);
@@ -400,7 +397,11 @@ impl Mount<'_> {
         let global = staging.strip_suffix(&format!("/staging/{}", self.spec.name));
         let global = global.map_or_else(String::new, |root| format!("{root}/{}/dev", self.spec.name));
         let map = host_path.rsplit_once('/').map_or(host_path, |(folder, _)| folder);
-        for (what, path) in [("globalMapPath", global.as_str()), ("volumeMapPath", map)] {
+        self.say_mapped_at(&global, map);
+    }
+
+    fn say_mapped_at(&self, global: &str, map: &str) {
+        for (what, path) in [("globalMapPath", global), ("volumeMapPath", map)] {
             let message = format!("MapVolume.MapPodDevice succeeded for volume {:?} {what} {path:?}", self.spec.name);
             self.context.event(&self.pod, EventType::Normal, "SuccessfulMountVolume", message);
         }
@@ -416,7 +417,7 @@ impl Mount<'_> {
             staging_path: String::new(),
             attachable: Some(false),
             pods: std::collections::BTreeMap::new(),
-            claim_size: 0,
+            claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
         });
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         let published = Published {
