@@ -8,7 +8,7 @@ use std::time::Duration;
 use bulkhead_helper::{Ended, Program};
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest};
+use bulkhead_ipc::common::{DiskReply, DiskRequest};
 
 use crate::device;
 use crate::programs::{self, Checked};

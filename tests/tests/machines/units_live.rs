@@ -318,9 +318,12 @@ fn stopped_is_stopped(machine: &Machine) -> Result<()> {
 }
 
 fn nothing_runs(machine: &Machine) -> Result<()> {
-    for service in
-        SERVICES.into_iter().chain(["kubelet-walker.service", "kubelet-journal.service", "kubelet-iptables.service", "kubelet-disks.service"])
-    {
+    for service in SERVICES.into_iter().chain([
+        "kubelet-walker.service",
+        "kubelet-journal.service",
+        "kubelet-iptables.service",
+        "kubelet-disks.service",
+    ]) {
         let unit = machine.unit(service)?;
         ensure!(unit.active == "inactive" && unit.main_pid == 0, "{service}: {unit:?}");
     }

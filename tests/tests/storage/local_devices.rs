@@ -52,7 +52,8 @@ fn local(scene: &Scene, name: &str, path: &str, mode: &str) -> Result<()> {
                 "uid": claim["metadata"]["uid"]},
             "local": {"path": path},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}}}))?;
-    let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"]}});
+    let status =
+        json!({"status": {"phase": "Bound", "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"]}});
     cluster.patch_status(CLAIMS, "default", name, &status)?;
     cluster.patch_status("persistentvolumes", "", name, &json!({"status": {"phase": "Bound"}})).map(drop)
 }
@@ -101,7 +102,10 @@ fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     scene.pod("second", &["data"])?;
     scene.wait_ready("second")?;
     let alive = global(&scene, "data").join("alive");
-    ensure!(points(&scene).iter().filter(|point| point.starts_with("plugins/kubernetes.io/local-volume/mounts")).count() == 1);
+    ensure!(
+        points(&scene).iter().filter(|point| point.starts_with("plugins/kubernetes.io/local-volume/mounts")).count()
+            == 1
+    );
     let events = scene.events("first")?;
     let mapped = |what: &str| events.iter().any(|one| one.starts_with("SuccessfulMountVolume") && one.contains(what));
     ensure!(mapped("plugins/kubernetes.io~local-volume/volumeDevices/raw") && mapped("volumeMapPath"), "{events:#?}");
@@ -157,7 +161,10 @@ fn what_does_not_fit_is_said_in_the_pods_events() -> Result<()> {
     scene.pod("c", &["raw"])?;
     eventually("the pod waits with upstream's words", LONG, || {
         let events = scene.events("c")?;
-        ensure!(events.iter().any(|one| one.contains("has volumeMode Block, but is specified in volumeMounts")), "{events:#?}");
+        ensure!(
+            events.iter().any(|one| one.contains("has volumeMode Block, but is specified in volumeMounts")),
+            "{events:#?}"
+        );
         Ok(())
     })?;
     for pod in ["a", "b", "c"] {

@@ -101,8 +101,8 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
                 };
             }
             Found::Device(device) => {
-                let held = node.lock_staged(key(&volume), &what).await?;
-                mount_once(&node, &wanted, &device).await?;
+                let held = Arc::new(node.lock_staged(key(&volume), &what).await?);
+                mount_once(&node, &wanted, &device, &held).await?;
                 local.path = global::point(&node.settings, &volume);
                 Some(held)
             }
@@ -129,7 +129,7 @@ async fn other_group(node: &Arc<Node>, pod: &PodUid, local: &Local) -> Result<Op
 }
 
 /// The device is mounted at its place, and fills it where that is wanted. The volume's lock is held.
-async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device) -> Result<(), Status> {
+async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device, held: &Arc<PodLock>) -> Result<(), Status> {
     let (volume, of) = (wanted.local.volume.clone(), device.clone());
     let there = on_the_pool(node, move |node| global::mounted(&node.settings, &volume, &of)).await;
     let there = there.map_err(|status| of_device(&status))?;
@@ -149,7 +149,8 @@ async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device) -> Resul
     let (fs_type, options, of) = (wanted.fs_type, wanted.options.clone(), device.clone());
     let details = if found.is_empty() || found == fs_type.name() { DEVICE } else { MISMATCH };
     let task = Task::MountDevice { volume: volume.clone(), device: of, fs_type, options, found };
-    worker::call(&node.workers, &task, None, ()).await.map_err(|status| detailed(&status, details))?;
+    // A worker that does not answer keeps the volume's lock.
+    worker::call(&node.workers, &task, None, held.clone()).await.map_err(|status| detailed(&status, details))?;
     tracing::info!(%volume, device = %device.path.display(), "MountDevice succeeded");
     if wanted.grow && !wanted.options.read_only && wanted.fs_type == FsType::Xfs {
         let task = Task::GrowXfs { volume, device: device.clone() };
