@@ -253,3 +253,26 @@ async fn without_anybody_to_ask_nothing_is_done() {
     assert!(refused.message().contains("kubelet-disks cannot be asked"), "{refused:?}");
     assert!(world.mounts(&world.dir.join("root/plugins")).is_empty());
 }
+
+/// Needs mkfs.xfs too.
+#[tokio::test(flavor = "current_thread")]
+async fn an_xfs_fills_its_device_while_it_is_mounted() {
+    if !["/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs"].iter().any(|program| Path::new(program).exists()) {
+        eprintln!("left out: it takes xfsprogs");
+        return;
+    }
+    let Some((world, mut volumes)) = with_disks(&["p"]).await else { return };
+    let disk = Loop::new(&world.dir, "disk", 320 * MIB);
+    let xfs = SetUpLocalRequest { fs_type: "xfs".into(), ..request("p", &disk.device) };
+    let path = volumes.set_up_local(xfs.clone()).await.unwrap().into_inner().host_path;
+    let before = size(Path::new(&path));
+    std::fs::write(Path::new(&path).join("f"), "data").unwrap();
+    disk.resize(640 * MIB);
+    let grown = SetUpLocalRequest { grow: true, ..xfs };
+    for _ in 0..2 {
+        volumes.set_up_local(grown.clone()).await.unwrap();
+        assert!(size(Path::new(&path)) > before + 300 * MIB, "{before} {}", size(Path::new(&path)));
+    }
+    assert_eq!(std::fs::read_to_string(Path::new(&path).join("f")).unwrap(), "data");
+    assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+}

@@ -60,6 +60,7 @@ fn refused(error: &DisksError) -> Status {
     let code = match error {
         // Nobody ever will answer.
         DisksError::Ask(AskError::NoHelper) | DisksError::Failed(_) => Code::Aborted,
+        DisksError::Ask(AskError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Code::Aborted,
         DisksError::Ask(_) => Code::Unavailable,
     };
     of_device(&Status::new(code, bulkhead_types::chain(error)))
