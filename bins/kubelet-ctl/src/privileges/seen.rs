@@ -95,6 +95,7 @@ pub(super) async fn look(instance: &Instance) -> Node {
             .collect()
     };
     let (walker, reader, iptables) = (helper(Program::Walker), helper(Program::Journal), helper(Program::Iptables));
+    let disks = helper(Program::Disks);
     if by_launcher {
         processes.insert(0, process(Program::Launcher, launcher, None, None));
     }
@@ -109,7 +110,6 @@ pub(super) async fn look(instance: &Instance) -> Node {
     if !iptables.is_empty() {
         processes.push(process(Program::Iptables, iptables, None, None));
     }
-    let disks = helper(Program::Disks);
     if !disks.is_empty() {
         processes.push(process(Program::Disks, disks, None, None));
     }
