@@ -91,7 +91,7 @@ fn lines(path: &Path) -> Result<usize> {
 
 #[test]
 fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
-    let Some(scene) = with_node()? else { return Ok(()) };
+    let Some(mut scene) = with_node()? else { return Ok(()) };
     let (disk, raw) = (Disk::new(&scene, "disk.img", 32)?, Disk::new(&scene, "raw.img", 8)?);
     local(&scene, "data", &disk.device, "Filesystem")?;
     local(&scene, "raw", &raw.device, "Block")?;
