@@ -3,8 +3,9 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 20] = [
+const FILES: [&str; 21] = [
     "common/v1/common.proto",
+    "common/v1/disks.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
     "common/v1/logging.proto",

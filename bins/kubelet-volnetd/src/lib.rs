@@ -3,8 +3,8 @@
 //!
 //! # Serves / calls
 //! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Watches, Audit) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
-//! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables, which runs a program for it,
-//! and systemd over its private socket where the cgroup driver is systemd.
+//! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables and kubelet-disks, which run programs
+//! for it, and systemd over its private socket where the cgroup driver is systemd.
 //!
 //! # Privileges
 //! uid 0 with the capabilities listed in `bulkhead_privileges`, each beside the work that needs it, and a system call filter. It
@@ -49,6 +49,7 @@
 //! | [`metrics`] | nothing: what this process counts |
 //! | [`audit`] | how many records of privileged acts are kept, and which are shown |
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
+//! | [`disks`] | how kubelet-disks is asked |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -78,6 +79,7 @@
 pub mod audit;
 pub mod broker;
 pub mod cgroups;
+pub mod disks;
 pub mod files;
 pub mod guard;
 pub mod iptables;
@@ -102,6 +104,7 @@ use std::sync::Arc;
 
 use bulkhead_daemon::progress::LOOP_BOUND;
 use bulkhead_daemon::{Daemon, FORK_SERVER, RunError, StateError};
+use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_sys::inotify::Inotify;
@@ -127,6 +130,10 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     // Polled with the loop that accepts, which so answers the watchdog.
     let heartbeat = daemon.progress.register("broker", LOOP_BOUND);
     let ended = async { heartbeat.rests(daemon.stop.cancelled()).await };
+    node.disks.set(match daemon.take_listener(disks::SOCKET) {
+        Some(socket) => Asker::new(Some(socket))?,
+        None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-disks.sock")),
+    });
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services()?, node, watches);
     daemon.set_ready().await;

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
+use crate::disks::Disks;
 use crate::guard::Guard;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
@@ -109,6 +110,7 @@ pub struct Node {
     pub metrics: Metrics,
     pub audit: AuditLog,
     pub workers: WorkerPool,
+    pub disks: Disks,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -173,6 +175,7 @@ impl Node {
             metrics,
             audit,
             workers,
+            disks: Disks::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

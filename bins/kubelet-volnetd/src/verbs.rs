@@ -46,7 +46,7 @@ pub const VERBS: [Verb; 37] = [
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/CheckHostPath",       &[Syncd],                        false, &[],                  "pod prepared; absolute path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpContent",        &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; mount points are relative paths without '..'"),
-    verb("/kubelet.volnetd.v1.Volumes/SetUpLocal",          &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; absolute path without '..' to a folder; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpLocal",          &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; absolute path without '..' to a folder or block device; a file system and mount options of closed lists; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpNfs",            &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; addresses, absolute path, known options alone"),
     verb("/kubelet.volnetd.v1.Volumes/PrepareSubPath",      &[Syncd],                        false, &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "volume set up (rule 3), or an absolute hostPath without '..'; relative path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),

@@ -25,6 +25,8 @@ use crate::volumes::csi::data::VolData;
 use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::{self, Giving};
 use crate::volumes::csi::{Prepared, stage};
+use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::{Device, Found, global, look, map};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::local::{self, Local};
@@ -80,6 +82,37 @@ pub enum Task {
         pod: PodUid,
         nfs: Nfs,
         may_mount: bool,
+    },
+    /// What is at a local volume's path; the volume's own path where it is bound and nothing else is needed.
+    LookLocal {
+        pod: PodUid,
+        local: Local,
+        is_needed: bool,
+    },
+    /// Once a node.
+    MountDevice {
+        volume: VolumeName,
+        device: Device,
+        fs_type: FsType,
+        options: Options,
+        found: String,
+    },
+    GrowXfs {
+        volume: VolumeName,
+        device: Device,
+    },
+    MapLocal {
+        pod: PodUid,
+        volume: VolumeName,
+        device: Device,
+    },
+    OtherGroup {
+        pod: PodUid,
+        local: Local,
+    },
+    /// Unmounts it, unless a pod has it.
+    EndDevice {
+        volume: VolumeName,
     },
     TearDownPod {
         pod: PodUid,
@@ -141,6 +174,8 @@ pub enum Done {
     Path(PathBuf),
     TornDown(Outcome),
     Prepared(Prepared),
+    Found(Found),
+    Group(Option<u32>),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -160,6 +195,12 @@ impl Task {
             Task::CheckHostPath { pod, path, .. } => format!("CheckHostPath of {} of pod {pod}", path.display()),
             Task::SetUpLocal { pod, local, .. } => format!("SetUpLocal of volume {} of pod {pod}", local.volume),
             Task::SetUpNfs { pod, nfs, .. } => format!("SetUpNfs of volume {} of pod {pod}", nfs.volume),
+            Task::LookLocal { pod, local, .. } => format!("LookLocal of volume {} of pod {pod}", local.volume),
+            Task::MountDevice { volume, .. } => format!("MountDevice of local volume {volume}"),
+            Task::GrowXfs { volume, .. } => format!("GrowXfs of local volume {volume}"),
+            Task::MapLocal { pod, volume, .. } => format!("MapLocal of local volume {volume} of pod {pod}"),
+            Task::OtherGroup { pod, local } => format!("OtherGroup of volume {} of pod {pod}", local.volume),
+            Task::EndDevice { volume } => format!("EndDevice of local volume {volume}"),
             Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
             Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
@@ -287,6 +328,24 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Done::Volume(local::set_up(settings, &pod, &local, again, may_mount)?)
         }
         Task::SetUpNfs { pod, nfs, may_mount } => Done::Volume(nfs::set_up(settings, &pod, &nfs, may_mount)?),
+        Task::LookLocal { pod, local, is_needed } => match local::bound(settings, &pod, &local)? {
+            Some(path) if !is_needed => Done::Path(path),
+            _ => Done::Found(look::look(&local.path).map_err(VolumeError::from)?),
+        },
+        Task::MountDevice { volume, device, fs_type, options, found } => {
+            global::mount(settings, &volume, &device, fs_type, &options, &found)?;
+            Done::Nothing
+        }
+        Task::GrowXfs { volume, device } => {
+            global::grow_xfs(settings, &volume, &device)?;
+            Done::Nothing
+        }
+        Task::MapLocal { pod, volume, device } => Done::Path(map::map(settings, &pod, &volume, &device)?),
+        Task::OtherGroup { pod, local } => Done::Group(local::other_group(settings, &pod, &local)?),
+        Task::EndDevice { volume } => {
+            global::end(settings, &volume)?;
+            Done::Nothing
+        }
         Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),
         Task::PrepareStage { staged, data, may_make } => {
             let make = if may_make { stage::prepare } else { stage::look };

@@ -107,9 +107,12 @@ async fn what_is_no_folder_is_refused() {
         let request = SetUpLocalRequest { path: bad.into(), ..request("p", &disk) };
         assert_eq!(volumes.set_up_local(request).await.unwrap_err().code(), Code::InvalidArgument, "{bad:?}");
     }
-    for bad in ["none", "f"] {
+    for (bad, code, says) in [
+        ("none", Code::NotFound, "of a local volume cannot be opened"),
+        ("f", Code::InvalidArgument, "only directory and block device are supported"),
+    ] {
         let refused = volumes.set_up_local(request("p", &disk.join(bad))).await.unwrap_err();
-        assert!(refused.code() == Code::NotFound && refused.message().contains("local volume"), "{refused:?}");
+        assert!(refused.code() == code && refused.message().contains(says), "{refused:?}");
     }
     let request = |change: &dyn Fn(&mut SetUpLocalRequest)| {
         let mut request = request("p", &disk);

@@ -62,6 +62,7 @@ impl Row {
         let (process, config) = match (self.program, config) {
             (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
             (Program::Iptables, _) => return Fencing::Fence { fence: iptables(), required: false },
+            (Program::Disks, _) => return Fencing::Fence { fence: disks(), required: false },
             (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
             (Program::Daemon(_) | Program::Walker, None) => return Fencing::None("there is no configuration"),
             (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config), required: true },
@@ -152,6 +153,31 @@ fn iptables() -> Fence {
     }
 }
 
+/// Programs for disks with their libraries and settings, what they ask the kernel, and devices, which may have any name. A file
+/// system that is mounted is let grow through its folder, which may be anywhere: folders are opened and listed, no file is.
+fn disks() -> Fence {
+    Fence {
+        read_dirs: vec!["/".into()],
+        run_files: ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix/store"].map(PathBuf::from).into(),
+        read_files: [
+            "/etc/ld.so.cache",
+            "/etc/mke2fs.conf",
+            "/etc/e2fsck.conf",
+            "/etc/blkid.conf",
+            "/etc/fstab",
+            "/proc",
+            "/sys",
+        ]
+        .map(PathBuf::from)
+        .into(),
+        devices: vec!["/dev".into()],
+        tcp_bind: Some(Vec::new()),
+        keep_signals: true,
+        keep_abstract_sockets: true,
+        ..Fence::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +203,8 @@ mod tests {
                 "kubelet-statusd",
                 "kubelet-walker",
                 "kubelet-journal",
-                "kubelet-iptables"
+                "kubelet-iptables",
+                "kubelet-disks"
             ]
         );
         let required =

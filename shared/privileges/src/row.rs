@@ -19,6 +19,8 @@ pub enum Program {
     Journal,
     /// Runs iptables for kubelet-volnetd.
     Iptables,
+    /// Prepares block devices for kubelet-volnetd.
+    Disks,
 }
 
 /// Whose process it is.
@@ -121,7 +123,12 @@ const LAUNCHER: Row = Row {
     in_daemons_group: false,
     // It changes users and bounding sets of new children, and ends old ones (decision 3).
     capabilities: &[Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_SETPCAP, Capability::CAP_KILL],
-    passed_on: &[Capability::CAP_DAC_READ_SEARCH, Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW],
+    passed_on: &[
+        Capability::CAP_DAC_READ_SEARCH,
+        Capability::CAP_NET_ADMIN,
+        Capability::CAP_NET_RAW,
+        Capability::CAP_SYS_RESOURCE,
+    ],
     bounding: Bounding::Untouched,
     // With the flag, volnetd's exec could gain nothing over a launcher that has given up most of root's power.
     no_new_privs: false,
@@ -265,9 +272,29 @@ const IPTABLES: Row = Row {
     oom_score_adj: Some(0),
 };
 
+const DISKS: Row = Row {
+    program: Program::Disks,
+    // Block devices are root's; who writes to them is root in all but name.
+    user: User::Root,
+    in_daemons_group: false,
+    capabilities: &[
+        Capability::CAP_SYS_RESOURCE, // growth of an ext4 that is mounted
+    ],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix],
+    denied: EVERYTHING,
+    runs_programs: RunsPrograms::Always,
+    serves: &[Serves { socket: "questions", peers: &["kubelet-volnetd"] }],
+    // e2fsck has a bit for each block, inode and folder of a file system.
+    memory_bytes: 2048 * MIB,
+    oom_score_adj: Some(0),
+};
+
 impl Program {
-    /// All eight, the launcher first.
-    pub const ALL: [Program; 8] = [
+    /// All nine, the launcher first.
+    pub const ALL: [Program; 9] = [
         Program::Launcher,
         Program::Daemon(Process::Volnetd),
         Program::Daemon(Process::Syncd),
@@ -276,11 +303,12 @@ impl Program {
         Program::Walker,
         Program::Journal,
         Program::Iptables,
+        Program::Disks,
     ];
 
     /// Works for one of the daemons, and serves nobody else.
     pub const fn is_helper(self) -> bool {
-        matches!(self, Program::Walker | Program::Journal | Program::Iptables)
+        matches!(self, Program::Walker | Program::Journal | Program::Iptables | Program::Disks)
     }
 
     /// File name of the program.
@@ -291,6 +319,7 @@ impl Program {
             Program::Walker => "kubelet-walker",
             Program::Journal => "kubelet-journal",
             Program::Iptables => "kubelet-iptables",
+            Program::Disks => "kubelet-disks",
         }
     }
 
@@ -305,6 +334,7 @@ impl Program {
             Program::Walker => &WALKER,
             Program::Journal => &JOURNAL,
             Program::Iptables => &IPTABLES,
+            Program::Disks => &DISKS,
         }
     }
 }
@@ -411,9 +441,14 @@ mod tests {
         for row in Program::ALL.map(Program::row) {
             let denied = row.denied(None);
             assert!(denied.contains(&Deny::OpenByHandle) && denied.contains(&Deny::Trace));
-            let runs = matches!(row.program, Program::Launcher | Program::Journal | Program::Iptables);
+            let runs = matches!(row.program, Program::Launcher | Program::Journal | Program::Iptables | Program::Disks);
             assert_eq!(denied.contains(&Deny::Exec), !runs, "{}", row.program.name());
-            assert_eq!(denied.contains(&Deny::Mount), !matches!(row.user, User::Root), "{}", row.program.name());
+            assert_eq!(
+                denied.contains(&Deny::Mount),
+                !matches!(row.program, Program::Launcher | Program::Daemon(Process::Volnetd)),
+                "{}",
+                row.program.name()
+            );
         }
     }
 }

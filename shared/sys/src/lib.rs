@@ -30,6 +30,7 @@
 //! | [`program`] | pages of this program that are not being used |
 //! | [`systemd`] | the three requests of the systemd cgroup driver |
 //! | [`vsock`] | sockets between a virtual machine and its host |
+//! | [`xfs`] | growth of an xfs that is mounted |
 #![allow(unsafe_code)]
 
 pub mod async_fd;
@@ -59,6 +60,7 @@ pub mod spawn;
 pub mod systemd;
 pub mod tree;
 pub mod vsock;
+pub mod xfs;
 
 /// Capability names, as the kernel's.
 pub use caps::Capability;

@@ -12,7 +12,7 @@ use bulkhead_privileges::{Program, User};
 use bulkhead_testkit::build::workspace_root;
 
 /// The services and the most exposure that `systemd-analyze security` may find, in tenths.
-const SERVICES: [(&str, Program, u32); 7] = [
+const SERVICES: [(&str, Program, u32); 8] = [
     ("kubelet-volnetd", Program::Daemon(bulkhead_types::Process::Volnetd), 50),
     ("kubelet-syncd", Program::Daemon(bulkhead_types::Process::Syncd), 15),
     ("kubelet-evictiond", Program::Daemon(bulkhead_types::Process::Evictiond), 15),
@@ -20,6 +20,7 @@ const SERVICES: [(&str, Program, u32); 7] = [
     ("kubelet-walker", Program::Walker, 15),
     ("kubelet-journal", Program::Journal, 15),
     ("kubelet-iptables", Program::Iptables, 20),
+    ("kubelet-disks", Program::Disks, 15),
 ];
 
 /// Directives that say what a process may not do: each must come with its reason.
@@ -339,6 +340,7 @@ fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
         ("kubelet-walker.socket", ("/run/kubelet/kubelet-walker.sock", "walker", "kubelet-evictiond", "0600")),
         ("kubelet-journal.socket", ("/run/kubelet/kubelet-journal.sock", "journal", "kubelet-statusd", "0600")),
         ("kubelet-iptables.socket", ("/run/kubelet/kubelet-iptables.sock", "iptables", "root", "0600")),
+        ("kubelet-disks.socket", ("/run/kubelet/kubelet-disks.sock", "disks", "root", "0600")),
     ]);
     let sockets = units().into_iter().filter(|(name, _)| name.ends_with(".socket") && name != KERNEL_LOG);
     let sockets: Vec<(String, String)> = sockets.collect();

@@ -18,7 +18,7 @@ const MOVED_HEALTHZ: u16 = 10348;
 const MAIN: u16 = 10250;
 const STATUSD: &str = "kubelet-statusd.service";
 const EVICTIOND: &str = "kubelet-evictiond.service";
-const SOCKETS: [&str; 8] = [
+const SOCKETS: [&str; 9] = [
     "kubelet-volnetd.sock",
     "kubelet-volnetd.fd.sock",
     "kubelet-syncd.sock",
@@ -27,6 +27,7 @@ const SOCKETS: [&str; 8] = [
     "kubelet-walker.sock",
     "kubelet-journal.sock",
     "kubelet-iptables.sock",
+    "kubelet-disks.sock",
 ];
 
 #[test]
@@ -99,6 +100,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         ("kubelet-walker.service", 15),
         ("kubelet-journal.service", 15),
         ("kubelet-iptables.service", 20),
+        ("kubelet-disks.service", 15),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
     }
@@ -316,9 +318,12 @@ fn stopped_is_stopped(machine: &Machine) -> Result<()> {
 }
 
 fn nothing_runs(machine: &Machine) -> Result<()> {
-    for service in
-        SERVICES.into_iter().chain(["kubelet-walker.service", "kubelet-journal.service", "kubelet-iptables.service"])
-    {
+    for service in SERVICES.into_iter().chain([
+        "kubelet-walker.service",
+        "kubelet-journal.service",
+        "kubelet-iptables.service",
+        "kubelet-disks.service",
+    ]) {
         let unit = machine.unit(service)?;
         ensure!(unit.active == "inactive" && unit.main_pid == 0, "{service}: {unit:?}");
     }

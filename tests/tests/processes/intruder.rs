@@ -17,11 +17,13 @@ use serde_json::{Value, json};
 /// Who is stood in for: the daemons, and who enters file systems or runs programs for one of them.
 const WHO: [&str; 7] = {
     let [volnetd, syncd, evictiond, statusd] = DAEMONS;
-    let [walker, journal, iptables] = build::HELPERS;
+    let [walker, journal, iptables, _] = build::HELPERS;
     [volnetd, syncd, evictiond, statusd, walker, journal, iptables]
 };
 /// It runs for moments, and is no process to be attacked.
 const ON_DEMAND: &str = "kubelet-iptables";
+/// It runs where a volume lies on a block device, which no pod here has, and is no process to be attacked either.
+const DISKS: &str = "kubelet-disks";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
 const TABLE: &str = include_str!("../../fixtures/intruder.txt");
@@ -210,7 +212,7 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         .map(|(name, pid)| (name.strip_prefix("kubelet-").unwrap_or("launcher").to_owned(), pid))
         .collect();
     processes.insert("pod".to_owned(), process_of(node, uid)?);
-    for name in build::HELPERS.into_iter().filter(|name| *name != ON_DEMAND) {
+    for name in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS].contains(name)) {
         processes.insert(name.trim_start_matches("kubelet-").to_owned(), helper(node, name)?);
     }
     Ok(json!({
@@ -375,7 +377,7 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         let name = daemon.trim_start_matches("kubelet-");
         processes.insert(name, number(&format!("systemctl show -P MainPID {daemon}.service"))?);
     }
-    for helper in build::HELPERS.into_iter().filter(|name| *name != ON_DEMAND) {
+    for helper in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS].contains(name)) {
         // They end when nobody asks for a minute.
         machine.check(&["systemctl", "start", &format!("{helper}.service")])?;
         let name = helper.trim_start_matches("kubelet-");

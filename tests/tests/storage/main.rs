@@ -9,6 +9,7 @@ mod credentials;
 mod drain;
 mod health;
 mod life;
+mod local_devices;
 mod migration;
 mod registration;
 mod restarts;

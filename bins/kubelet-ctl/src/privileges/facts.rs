@@ -116,6 +116,11 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
             Fact::same_list("groups", &[users.gid.to_string()], Some(&texts(&groups)))
         }
         (Program::Walker | Program::Iptables, Some(groups)) => Fact::same_list("groups", &[], Some(&texts(&groups))),
+        (Program::Disks, Some(groups)) => {
+            // A unit's root has root's group besides.
+            let others: Vec<u32> = groups.into_iter().filter(|group| *group != 0).collect();
+            Fact::same_list("groups", &[], Some(&texts(&others)))
+        }
         (Program::Journal, Some(groups)) => {
             let verdict = if groups.contains(&users.gid) { Comparison::Differs } else { Comparison::Same };
             Fact::new("groups", "the journal's, not the daemons'", list(&texts(&groups)), verdict)

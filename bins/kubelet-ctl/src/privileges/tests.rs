@@ -257,6 +257,12 @@ fn a_line_says_what_a_process_may_do() {
             "reads /etc/ld.so.cache /etc/nsswitch.conf /etc/protocols /etc/services /run/xtables.lock; runs /usr /bin /sbin \
              /lib /lib64 /nix/store",
         ),
+        (
+            Program::Disks,
+            "unix",
+            "lists /; reads /etc/ld.so.cache /etc/mke2fs.conf /etc/e2fsck.conf /etc/blkid.conf /etc/fstab /proc /sys; runs /usr \
+             /bin /sbin /lib /lib64 /nix/store",
+        ),
     ] {
         let (columns, _) = line(&seen::Process { program, says: None, ..as_mapped(&context, Daemon::Syncd) });
         assert_eq!(columns[4..6], [network, files]);

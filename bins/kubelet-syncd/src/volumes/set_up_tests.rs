@@ -47,7 +47,7 @@ impl Verbs {
 }
 
 fn at(volume: &str) -> api::SetUpVolumeReply {
-    api::SetUpVolumeReply { host_path: format!("/pods/{volume}") }
+    api::SetUpVolumeReply { host_path: format!("/pods/{volume}"), ..Default::default() }
 }
 
 impl VolumeVerbs for Verbs {
@@ -66,7 +66,7 @@ impl VolumeVerbs for Verbs {
         r: api::CheckHostPathRequest,
     ) -> Result<api::SetUpVolumeReply, VolnetdError> {
         self.call("host", r.path.clone())?;
-        Ok(api::SetUpVolumeReply { host_path: r.path })
+        Ok(api::SetUpVolumeReply { host_path: r.path, ..Default::default() })
     }
 
     async fn set_up_content(

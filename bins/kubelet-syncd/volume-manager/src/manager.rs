@@ -654,7 +654,7 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     match (action, wanted) {
         (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
         (Action::Mount { .. }, Some((pod, _))) => {
-            let reason = failure.phase.reason(block);
+            let reason = if failure.mismatch { "FailedMountOnFilesystemMismatch" } else { failure.phase.reason(block) };
             context.event(&pod, EventType::Warning, reason, message);
         }
         (Action::Expand { .. }, Some((pod, _))) => {

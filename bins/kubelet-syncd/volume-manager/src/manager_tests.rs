@@ -313,17 +313,17 @@ impl VolumeVerbs for End {
     }
 
     fn set_up_local(&self, _: api::SetUpLocalRequest) -> Reply<'_, api::SetUpVolumeReply> {
-        async { Ok(api::SetUpVolumeReply { host_path: "/local".into() }) }.boxed()
+        async { Ok(api::SetUpVolumeReply { host_path: "/local".into(), ..Default::default() }) }.boxed()
     }
 
     fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply> {
         let api::SetUpNfsRequest { volume, server, addresses, path, options, read_only, .. } = request;
         self.0.say(format!("SetUpNfs {volume} {server}:{path} {addresses:?} {options:?} {read_only}"));
-        async { Ok(api::SetUpVolumeReply { host_path: "/nfs".into() }) }.boxed()
+        async { Ok(api::SetUpVolumeReply { host_path: "/nfs".into(), ..Default::default() }) }.boxed()
     }
 
     fn check_host_path(&self, _: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
-        async { Ok(api::SetUpVolumeReply { host_path: "/host".into() }) }.boxed()
+        async { Ok(api::SetUpVolumeReply { host_path: "/host".into(), ..Default::default() }) }.boxed()
     }
 }
 

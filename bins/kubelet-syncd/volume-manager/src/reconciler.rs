@@ -136,7 +136,7 @@ impl Plan<'_> {
     fn grows(&self, name: &UniqueName, volume: &DesiredVolume) -> bool {
         let Some(actual) = self.look.actual.volumes.get(name) else { return false };
         let (known, spec) = (actual.claim_size, &volume.spec);
-        let possible = actual.expansion == Expansion::Possible && spec.claim.is_some() && spec.csi().is_some();
+        let possible = actual.expansion == Expansion::Possible && spec.claim.is_some() && spec.grows();
         possible && !spec.read_only && known > 0 && spec.capacity > known
     }
 

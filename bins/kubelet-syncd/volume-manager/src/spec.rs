@@ -116,6 +116,11 @@ impl VolumeSpec {
         }
     }
 
+    /// Whether the node has a part in its expansion.
+    pub fn grows(&self) -> bool {
+        matches!(self.source, Source::Csi(_) | Source::Local { .. })
+    }
+
     /// Upstream's plugin, and for metrics its driver.
     pub fn plugin(&self) -> String {
         match &self.source {

@@ -4,6 +4,7 @@
 //! taken out of the journal.
 
 pub mod csi;
+pub mod local;
 pub mod prune;
 
 use std::future::Future;
@@ -136,6 +137,7 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
         if outcome.left.is_empty() {
             node.journal.end_all(&pod);
         }
+        local::end_unused(&node).await;
         Ok(outcome)
     })
     .await

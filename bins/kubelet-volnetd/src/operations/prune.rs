@@ -80,6 +80,8 @@ pub async fn prune(node: &Arc<Node>, known: Arc<HashSet<PodUid>>, mut tell: impl
             Err(_) => tell(step(Action::Kept, path, chain(&node.busy(&pod)))),
         }
     }
+    // What another kubelet has left without a pod.
+    super::local::end_unused(node).await;
     Ok(())
 }
 

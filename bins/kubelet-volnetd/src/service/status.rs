@@ -24,6 +24,7 @@ use crate::validate::InvalidRequest;
 use crate::volumes::VolumeError;
 use crate::volumes::content::{PutContentError, WriteError};
 use crate::volumes::csi::CsiError;
+use crate::volumes::disk::DiskError;
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::nfs::{NfsError, NfsReason};
 use crate::volumes::ownership::OwnershipError;
@@ -103,9 +104,20 @@ fn code_of_volume(error: &VolumeError) -> Code {
         // The server, or the volume's options: nothing is wrong with this node.
         VolumeError::Nfs(NfsError { why: NfsReason::Option(_), .. }) => Code::InvalidArgument,
         VolumeError::Nfs(_) => Code::Aborted,
+        VolumeError::Disk(error) => code_of_disk(error),
         VolumeError::Csi(error) => code_of_csi(error),
         VolumeError::Journal(JournalError::Write { source, .. }) => code_of_io(source),
         VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
+    }
+}
+
+/// What a PersistentVolume names, or what is on its device: nothing is wrong with this node.
+fn code_of_disk(error: &DiskError) -> Code {
+    match error {
+        DiskError::Open { source, .. } => code_of_io(source),
+        DiskError::Kind { .. } | DiskError::NoDevice { .. } | DiskError::NoGrowth { .. } => Code::InvalidArgument,
+        DiskError::NoName { .. } => Code::NotFound,
+        DiskError::Another { .. } | DiskError::Mount { .. } | DiskError::Grow { .. } => Code::Aborted,
     }
 }
 

@@ -11,15 +11,17 @@ use tonic::{Request, Response, Status};
 use super::{Streamed, Verbs, text};
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
+use crate::operations::local::{self, Wanted};
 use crate::operations::prune::{self, Action};
 use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
+use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::empty_dir::{Group, Medium};
 use crate::volumes::host_path::HostPathType;
 use crate::volumes::local::Local;
 use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
-use crate::volumes::{EMPTY_DIR, HOST_PATH, LOCAL, content, list, prepare_pod};
+use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod};
 use crate::worker::{Done, Task};
 
 /// Steps on their way to the reader: three or four for each orphan, so more than a thousand orphans. What is beyond is
@@ -54,7 +56,7 @@ impl Volumes for Verbs {
         let (look, mount) = (task(false), task(true));
         let volume = VolumeSetUp { pod, plugin: plugin.name(), intent, look, mount };
         let path = operations::set_up(self.node.clone(), lock, volume).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
     }
 
     async fn set_up_local(&self, request: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
@@ -63,24 +65,30 @@ impl Volumes for Verbs {
         let volume = validate::volume(&request.volume)?;
         let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
         let local = Local {
-            volume: volume.clone(),
+            volume,
             path: validate::host_path(&request.path)?,
             read_only: request.read_only,
             group: group.map(|id| Group { id, on_root_mismatch: request.fs_group_on_root_mismatch }),
         };
-        let intent = Intent::Mount { plugin: LOCAL.to_owned(), volume };
+        let wanted = Wanted {
+            pod: pod.clone(),
+            local,
+            fs_type: FsType::parse(&request.fs_type)?,
+            options: Options::parse(&request.mount_options, request.read_only)?,
+            block: request.block,
+            grow: request.grow,
+        };
         let lock = self.node.lock_pod(&pod).await?;
-        let again = self.node.journal.of(&pod).contains(&intent);
-        let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };
-        let (look, mount) = (task(false), task(true));
-        let volume = VolumeSetUp { pod, plugin: LOCAL, intent, look, mount };
-        let path = operations::set_up(self.node.clone(), lock, volume).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+        let ready = local::set_up(self.node.clone(), lock, wanted).await?;
+        Ok(Response::new(SetUpVolumeReply {
+            host_path: text(&ready.path),
+            other_group: ready.other_group.map(i64::from),
+        }))
     }
 
     async fn set_up_nfs(&self, request: Request<SetUpNfsRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let path = super::nfs::set_up(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
     }
 
     async fn prepare_sub_path(
@@ -104,7 +112,7 @@ impl Volumes for Verbs {
         };
         let lock = self.node.lock_pod(&pod).await?;
         match self.work(Task::PrepareSubPath { pod, wanted }, lock).await? {
-            Done::Path(path) => Ok(Response::new(SetUpVolumeReply { host_path: text(&path) })),
+            Done::Path(path) => Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() })),
             other => Err(unexpected(&other)),
         }
     }
@@ -137,7 +145,7 @@ impl Volumes for Verbs {
         let (look, mount) = (task(false), task(true));
         let volume = VolumeSetUp { pod, plugin: EMPTY_DIR, intent, look, mount };
         let path = operations::set_up(self.node.clone(), lock, volume).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path) }))
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
     }
 
     async fn check_host_path(
@@ -165,7 +173,7 @@ impl Volumes for Verbs {
         let done = self.work(Task::CheckHostPath { pod, volume, path, wanted }, lock).await;
         self.node.metrics.storage(HOST_PATH, StorageOperation::Mount, started.elapsed().as_secs_f64(), done.is_ok());
         match done? {
-            Done::Nothing => Ok(Response::new(SetUpVolumeReply { host_path })),
+            Done::Nothing => Ok(Response::new(SetUpVolumeReply { host_path, ..Default::default() })),
             other => Err(unexpected(&other)),
         }
     }

@@ -81,6 +81,33 @@ pub fn set_up(
     Ok(SetUp::Done(path))
 }
 
+/// Where it is bound, if it is.
+pub fn bound(settings: &Settings, pod: &PodUid, local: &Local) -> Result<Option<PathBuf>, VolumeError> {
+    let pod_dir = pod_dir(settings, pod)?;
+    let folder = Path::new("volumes").join(escape_qualified_name(LOCAL));
+    let parent = match open::dir_beneath(pod_dir.as_fd(), &folder) {
+        Ok(parent) => parent,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(source) => return Err(VolumeError::Open { pod: pod.clone(), volume: local.volume.clone(), source }),
+    };
+    let is_mounted = mount::is_mount_point(parent.as_fd(), local.volume.as_str()).map_err(VolumeError::Mounts)?;
+    Ok(is_mounted.then(|| settings.paths.volume(pod, LOCAL, &local.volume)))
+}
+
+/// The group that the volume, which other pods have too, has been given to, where this pod asks for another one.
+pub fn other_group(settings: &Settings, pod: &PodUid, local: &Local) -> Result<Option<u32>, VolumeError> {
+    let path = settings.paths.volume(pod, LOCAL, &local.volume);
+    let Some(group) = local.group else { return Ok(None) };
+    if !is_bound_elsewhere(&settings.paths.pods(), &path).map_err(VolumeError::Mounts)? {
+        return Ok(None);
+    }
+    let error = |source| VolumeError::Open { pod: pod.clone(), volume: local.volume.clone(), source };
+    let relative = path.strip_prefix(settings.paths.pod(pod)).unwrap_or(&path);
+    let root = open::dir_beneath(pod_dir(settings, pod)?.as_fd(), relative).map_err(error)?;
+    let is = rustix::fs::fstat(&root).map_err(|errno| VolumeError::Mounts(errno.into()))?;
+    Ok((is.st_gid != group.id).then_some(is.st_gid))
+}
+
 /// As upstream: once, with the first pod that has the volume.
 fn give(
     settings: &Settings,

@@ -1,7 +1,9 @@
 //! Pod directories and volumes: `<root-dir>/pods/<uid>/…` as upstream lays it out.
 
+pub mod block_map;
 pub mod content;
 pub mod csi;
+pub mod disk;
 pub mod empty_dir;
 pub mod host_path;
 pub mod list;
@@ -64,6 +66,8 @@ pub enum VolumeError {
     #[error(transparent)]
     Nfs(#[from] nfs::NfsError),
     #[error(transparent)]
+    Disk(Box<disk::DiskError>),
+    #[error(transparent)]
     Csi(Box<csi::CsiError>),
     #[error("failed to read the mounts")]
     Mounts(#[source] std::io::Error),
@@ -71,6 +75,12 @@ pub enum VolumeError {
     List { path: PathBuf, source: std::io::Error },
     #[error("failed to remove {what}")]
     Remove { what: String, source: TreeError },
+}
+
+impl From<disk::DiskError> for VolumeError {
+    fn from(error: disk::DiskError) -> Self {
+        VolumeError::Disk(error.into())
+    }
 }
 
 impl From<csi::CsiError> for VolumeError {

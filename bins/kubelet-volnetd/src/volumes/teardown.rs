@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::csi::paths as csi;
+use super::disk::map;
 use super::{EMPTY_DIR, NFS, VolumeError, content, nfs, sub_path};
 use crate::node::Settings;
 
@@ -99,6 +100,7 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
             outcome.volumes.push(Unmounted { plugin: NFS.to_owned(), seconds, worked });
         }
     }
+    outcome.left.extend(map::unmap_all(settings, pod, &dir));
     if !outcome.left.is_empty() {
         return Ok(outcome);
     }

@@ -6,6 +6,7 @@
 
 pub mod child;
 pub mod claims;
+mod disks;
 pub mod folder;
 mod helper;
 mod iptables;

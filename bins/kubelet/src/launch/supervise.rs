@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::child::{self, Hopeless, Shared, State};
+use super::disks;
 use super::folder::{self, FolderError};
 use super::iptables;
 use super::journal;
@@ -65,6 +66,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let journal = journal::prepare(config, &programs);
     let walker = walker::prepare(config, &programs, &granted);
     let iptables = iptables::prepare(config, &programs, &granted);
+    let disks = disks::prepare(&programs, &granted);
     let kernel_log = kernel_log::open(Path::new("/dev/kmsg"));
     let mut notifications = Vec::new();
     for process in Process::ALL {
@@ -83,6 +85,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         (Process::Statusd, "journal", journal),
         (Process::Evictiond, "walker", walker),
         (Process::Volnetd, "iptables", iptables),
+        (Process::Volnetd, "disks", disks),
     ];
     let helpers = helpers.map(|(of, name, helper)| helper.map(|helper| (of, name, helper)));
     let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker()));

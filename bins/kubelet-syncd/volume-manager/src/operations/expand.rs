@@ -5,18 +5,19 @@
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ClaimStatus;
+use bulkhead_ipc::volnetd::SetUpLocalRequest;
 use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kubelet_edges::csi::{CsiError, Outcome};
 use kubelet_model::events::EventType;
 use tonic::Code;
 
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, local, secrets};
 use crate::actual_state::{ActualVolume, Expansion};
 use crate::context::Context;
 use crate::csi::policy::Capabilities;
 use crate::csi::requests;
-use crate::spec::{CsiSource, UniqueName, VolumeSpec};
+use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
@@ -89,6 +90,13 @@ pub enum Next {
     },
 }
 
+/// What came of whoever has the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Grown,
+    NothingToDo,
+}
+
 /// Pure. `volume`: the PersistentVolume's size.
 pub fn next(claim: &ClaimSays, volume: &Size) -> Next {
     if claim.status.is_empty() && claim.allocated.is_none() {
@@ -139,7 +147,7 @@ impl Expand<'_> {
     /// # Errors
     /// It is tried again; a mount with it.
     pub async fn run(&self) -> Result<(), Failure> {
-        let (Some(source), Some(known)) = (self.spec.csi(), &self.spec.claim) else { return Ok(()) };
+        let Some(known) = self.spec.claim.as_ref().filter(|_| self.spec.grows()) else { return Ok(()) };
         let claim = self.context.ports.reader.claim(&known.namespace, &known.name).await;
         let claim = claim.map_err(|error| {
             let text = format!("mountVolume.NodeExpandVolume get PVC failed : {error}");
@@ -171,45 +179,33 @@ impl Expand<'_> {
                 self.note(|known| known.expansion = Expansion::NextSync);
                 Ok(())
             }
-            Next::Expand { to, writes } => self.expand(source, &claim, &says, to, writes).await,
+            Next::Expand { to, writes } => self.expand(&claim, &says, to, writes).await,
         }
     }
 
     async fn expand(
         &self,
-        source: &CsiSource,
         claim: &PersistentVolumeClaim,
         says: &ClaimSays,
         to: Size,
         writes: Writes,
     ) -> Result<(), Failure> {
-        let (phase, ports) = (self.phase(), &self.context.ports);
+        let ports = &self.context.ports;
         if writes == Writes::All {
             self.write(ClaimStatus { resize_status: IN_PROGRESS.to_owned(), ..ClaimStatus::default() }).await?;
         }
-        let can = ports.drivers.capabilities(&source.driver).await;
-        let can = can.map_err(|error| self.not_called(&error))?;
-        if !can.expand {
-            let failure = Failure::new(phase, "NodeExpand is not supported by the CSI driver");
-            if writes == Writes::Capacity {
-                // A resizer of old does not ask for the node's part of such a driver.
+        let asked = match &self.spec.source {
+            Source::Csi(source) => self.driver(source, &to, writes).await?,
+            Source::Local { path, fs_type } => self.local(path, fs_type).await,
+            Source::HostPath { .. } | Source::Nfs { .. } => return Ok(()),
+        };
+        match asked {
+            Ok(Asked::Grown) => {}
+            Ok(Asked::NothingToDo) => {
                 self.note(|known| known.claim_size = to.bytes);
                 return Ok(());
             }
-            return self.failed(failure, says, &to, writes).await;
-        }
-        if let Err(error) = self.call(source, can, to.bytes).await? {
-            let failure = match error.outcome() {
-                Outcome::NotCalled => return Err(self.not_called(&error)),
-                Outcome::Uncertain | Outcome::Failed => {
-                    let colon = if is_infeasible(error.code()) { "" } else { ": " };
-                    Failure {
-                        text: format!("Expander.NodeExpand failed to expand the volume {colon}{error}"),
-                        ..Failure::call(phase, &error, "")
-                    }
-                }
-            };
-            return self.failed(failure, says, &to, writes).await;
+            Err(failure) => return self.failed(failure, says, &to, writes).await,
         }
         self.note(|known| (known.claim_size, known.expansion_failed) = (to.bytes, false));
         let node = ports.node_name.as_str();
@@ -224,7 +220,39 @@ impl Expand<'_> {
         })
     }
 
-    /// The driver's answer; what could not be put together for it fails the operation.
+    /// What came of the driver's part; what could not be put together for it fails the operation.
+    async fn driver(&self, source: &CsiSource, to: &Size, writes: Writes) -> Result<Result<Asked, Failure>, Failure> {
+        let phase = self.phase();
+        let can = self.context.ports.drivers.capabilities(&source.driver).await;
+        let can = can.map_err(|error| self.not_called(&error))?;
+        if !can.expand {
+            if writes == Writes::Capacity {
+                // A resizer of old does not ask for the node's part of such a driver.
+                return Ok(Ok(Asked::NothingToDo));
+            }
+            return Ok(Err(Failure::new(phase, "NodeExpand is not supported by the CSI driver")));
+        }
+        let Err(error) = self.call(source, can, to.bytes).await? else { return Ok(Ok(Asked::Grown)) };
+        if error.outcome() == Outcome::NotCalled {
+            return Err(self.not_called(&error));
+        }
+        let colon = if is_infeasible(error.code()) { "" } else { ": " };
+        let text = format!("Expander.NodeExpand failed to expand the volume {colon}{error}");
+        Ok(Err(Failure { text, ..Failure::call(phase, &error, "") }))
+    }
+
+    /// A folder is as large as it is, and so is a device that is no file system's.
+    async fn local(&self, path: &str, fs_type: &str) -> Result<Asked, Failure> {
+        if self.spec.block {
+            return Ok(Asked::Grown);
+        }
+        let request = local::request(self.uid, &self.spec, path, fs_type);
+        let request = SetUpLocalRequest { grow: true, ..request };
+        let grown = self.context.ports.verbs.set_up_local(request).await;
+        grown.map(|_| Asked::Grown).map_err(|error| Failure::verb(self.phase(), &error))
+    }
+
+    /// The driver's answer.
     async fn call(&self, source: &CsiSource, can: Capabilities, bytes: i64) -> Result<Result<(), CsiError>, Failure> {
         let (path, staging_path) = {
             let world = self.context.world();

@@ -5,6 +5,7 @@
 
 pub mod driver_facts;
 pub mod expand;
+pub mod local;
 pub mod mount;
 pub mod nfs;
 pub mod secrets;
@@ -75,11 +76,13 @@ pub struct Failure {
     pub outcome: Outcome,
     /// The driver's code, where it has answered one.
     pub code: Option<Code>,
+    /// A device holds another file system than its volume says.
+    pub mismatch: bool,
 }
 
 impl Failure {
     pub fn new(phase: Phase, text: impl Into<String>) -> Self {
-        Failure { phase, text: text.into(), away: false, outcome: Outcome::NotCalled, code: None }
+        Failure { phase, text: text.into(), away: false, outcome: Outcome::NotCalled, code: None, mismatch: false }
     }
 
     /// `what`: upstream's prefix for what could not even be begun.
@@ -89,7 +92,7 @@ impl Failure {
             Outcome::NotCalled => format!("kubernetes.io/csi: {what}: {error}"),
             Outcome::Uncertain | Outcome::Failed => error.to_string(),
         };
-        Failure { phase, text, away: false, outcome, code: error.code() }
+        Failure { phase, text, away: false, outcome, code: error.code(), mismatch: false }
     }
 
     pub fn verb(phase: Phase, error: &VolnetdError) -> Self {
@@ -97,12 +100,12 @@ impl Failure {
             VolnetdError::Refused { source, .. } => source.message().to_owned(),
             other => other.to_string(),
         };
-        Failure { phase, text, away: error.is_transient(), outcome: Outcome::NotCalled, code: None }
+        Failure { phase, text, away: error.is_transient(), outcome: Outcome::NotCalled, code: None, mismatch: false }
     }
 
     pub fn object(phase: Phase, text: String, error: &ObjectError) -> Self {
         let away = matches!(error, ObjectError::Away(_));
-        Failure { phase, text, away, outcome: Outcome::NotCalled, code: None }
+        Failure { phase, text, away, outcome: Outcome::NotCalled, code: None, mismatch: false }
     }
 
     /// As events say it.

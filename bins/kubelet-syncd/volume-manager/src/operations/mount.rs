@@ -11,7 +11,7 @@ use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
-use super::{Failure, Phase, nfs, secrets, slow_group};
+use super::{Failure, Phase, local, nfs, secrets, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -51,29 +51,26 @@ impl Mount<'_> {
         self.check_node()?;
         match &self.spec.source {
             Source::Csi(source) => self.csi(source).await,
-            Source::Local { path, .. } => {
-                let group = self.fs_group();
-                let request = api::SetUpLocalRequest {
-                    pod_uid: self.uid.to_string(),
-                    volume: self.spec.name.clone(),
-                    path: path.clone(),
-                    read_only: self.spec.read_only,
-                    fs_group: group.filter(|_| !self.spec.read_only),
-                    fs_group_on_root_mismatch: self.on_root_mismatch(),
-                };
-                if self.spec.block {
-                    let why = "local volumes with volumeMode Block are not supported by this node yet";
-                    return Err(Failure::new(Phase::SetUp, why));
-                }
+            Source::Local { path, fs_type } => {
+                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let mut request = local::request(self.uid, &self.spec, path, fs_type);
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
                 self.one_of_its_pods()?;
                 let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
-                let gives = request.fs_group.is_some();
                 let work = self.context.ports.verbs.set_up_local(request);
-                let reply = match gives {
-                    true => slow_group::said(self.context, &self.pod, &folder, work).await,
-                    false => work.await,
+                let reply = match group {
+                    Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
+                    None => work.await,
                 };
-                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                let reply = reply.map_err(|error| local::failure(&error))?;
+                if let (Some(wanted), Some(other)) = (group, reply.other_group) {
+                    let message = local::other_group(wanted, &self.spec.name, other);
+                    self.context.event(&self.pod, EventType::Warning, "AlreadyMountedVolume", message);
+                }
+                if self.spec.block {
+                    let (global, map) = local::maps(self.uid, &self.spec.name, &reply.host_path);
+                    self.say_mapped_at(&global, &map);
+                }
                 self.mounted(reply.host_path);
                 Ok(())
             }
@@ -111,8 +108,7 @@ impl Mount<'_> {
                     volume: self.spec.name.clone(),
                     path: path.clone(),
                     read_only: self.spec.read_only,
-                    fs_group: None,
-                    fs_group_on_root_mismatch: false,
+                    ..Default::default()
                 };
                 let reply = verbs.set_up_local(request).await.map_err(failed)?;
                 self.mounted(reply.host_path);
@@ -459,7 +455,11 @@ impl Mount<'_> {
         let global = staging.strip_suffix(&format!("/staging/{}", self.spec.name));
         let global = global.map_or_else(String::new, |root| format!("{root}/{}/dev", self.spec.name));
         let map = host_path.rsplit_once('/').map_or(host_path, |(folder, _)| folder);
-        for (what, path) in [("globalMapPath", global.as_str()), ("volumeMapPath", map)] {
+        self.say_mapped_at(&global, map);
+    }
+
+    fn say_mapped_at(&self, global: &str, map: &str) {
+        for (what, path) in [("globalMapPath", global), ("volumeMapPath", map)] {
             let message = format!("MapVolume.MapPodDevice succeeded for volume {:?} {what} {path:?}", self.spec.name);
             self.context.event(&self.pod, EventType::Normal, "SuccessfulMountVolume", message);
         }
@@ -475,7 +475,7 @@ impl Mount<'_> {
             staging_path: String::new(),
             attachable: Some(false),
             pods: std::collections::BTreeMap::new(),
-            claim_size: 0,
+            claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
         });

@@ -1,0 +1,35 @@
+//! `kubelet-disks`: makes block devices ready to be mounted, for kubelet-volnetd. It exists because blkid, mkfs, fsck and
+//! resize2fs are programs of the machine's, and read what a stranger may have written to a disk.
+//!
+//! # Serves / calls
+//! Questions of kubelet-volnetd alone: from the one inherited socket whose other end volnetd has, or (as a unit) from
+//! connections that root alone may make. Calls nobody.
+//!
+//! # Privileges
+//! uid 0, because block devices are root's; of capabilities CAP_SYS_RESOURCE alone, which the kernel wants of whoever lets a
+//! mounted ext4 grow. It mounts nothing. Of files Landlock leaves programs with their libraries, and what is below /dev.
+//!
+//! # Security
+//! A question names a device and what an empty one is formatted with, one of a fixed list. Programs and their arguments are fixed
+//! in [`programs`]; the device is compared with the numbers that its asker saw ([`device`]). No environment, no shell.
+//! Who takes it over writes to every disk of the machine.
+//!
+//! # State
+//! None: what is on a device, the device tells.
+//!
+//! # When it fails
+//! The asker's pipe ends, and the question is asked again with the volume's next try. What a mkfs that was cut off has left is
+//! there to be found by the next look. It ends when nothing is asked for a while.
+//!
+//! # Modules
+//! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`device`] | whether a path is the device that is meant |
+//! | [`programs`] | which programs there are, with which arguments, and what their answers mean |
+//! | [`act`] | in which order they run |
+
+pub mod act;
+pub mod device;
+pub mod programs;

@@ -1,0 +1,168 @@
+//! A device that is mounted once a node, below `plugins/kubernetes.io/local-volume/mounts`, and bound from there into pods. It is
+//! unmounted with the last of them: what nobody below `pods` has is nobody's.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use bulkhead_sys::mountinfo::MountInfo;
+use bulkhead_sys::{fs_context, mount, open};
+use bulkhead_types::VolumeName;
+use rustix::mount::MountAttrFlags;
+
+use super::super::VolumeError;
+use super::super::csi::way;
+use super::options::{FsType, Options};
+use super::{Device, DiskError};
+use crate::node::Settings;
+
+/// Below the root directory.
+const FOLDER: &str = "plugins/kubernetes.io/local-volume/mounts";
+
+pub fn point(settings: &Settings, volume: &VolumeName) -> PathBuf {
+    settings.paths.root_dir.join(FOLDER).join(volume.as_str())
+}
+
+/// What is mounted there.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Mounted {
+    pub fs_type: String,
+    /// "8:1"
+    pub device: String,
+}
+
+/// Of mountinfo.
+///
+/// # Errors
+/// It cannot be read, or another device is mounted there.
+pub fn mounted(settings: &Settings, volume: &VolumeName, device: &Device) -> Result<Option<Mounted>, VolumeError> {
+    let point = point(settings, volume);
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let there = mounts.filter(|mount| *mount.mount_point == *point).last();
+    let Some(there) = there else { return Ok(None) };
+    let found = Mounted { fs_type: there.fs_type.to_owned(), device: there.device.to_owned() };
+    let wanted = format!("{}:{}", device.major, device.minor);
+    // A file system of several devices has a number of its own.
+    if found.device == wanted || found.fs_type == FsType::Btrfs.name() {
+        return Ok(Some(found));
+    }
+    Err(DiskError::Another { point, there: found.device, wanted }.into())
+}
+
+/// Mounts it. `found`: what is on it, by blkid's word before it was prepared.
+///
+/// # Errors
+/// The kernel's own, with upstream's words where something else is on the device.
+pub fn mount(
+    settings: &Settings,
+    volume: &VolumeName,
+    device: &Device,
+    fs_type: FsType,
+    options: &Options,
+    found: &str,
+) -> Result<(), VolumeError> {
+    let root = root(settings)?;
+    let shown = &settings.paths.root_dir;
+    way::is_clear(shown, &point(settings, volume))?;
+    let folder = way::make(root.as_fd(), shown, &Path::new(FOLDER).join(volume.as_str()))?;
+    let source = device.path.to_string_lossy().into_owned();
+    let parameters = std::iter::once(("source".to_owned(), Some(source))).chain(options.parameters.clone());
+    let parameters: Vec<fs_context::Parameter> = parameters.collect();
+    let attributes = MountAttrFlags::from_bits_truncate(options.attributes);
+    let done = fs_context::mount(folder.as_fd(), fs_type.name(), &parameters, attributes);
+    drop(folder);
+    done.map_err(|source| {
+        let _ = way::remove_one(root.as_fd(), shown, &Path::new(FOLDER).join(volume.as_str()));
+        let is_another = !found.is_empty() && found != fs_type.name();
+        let mismatch = if is_another { format!(" (current format is {found})") } else { String::new() };
+        let (device, point) = (device.path.clone(), point(settings, volume));
+        let (fs_type, options) = (fs_type.name(), options.shown.clone());
+        DiskError::Mount { device, point, fs_type, options, mismatch, source }.into()
+    })
+}
+
+fn root(settings: &Settings) -> Result<OwnedFd, VolumeError> {
+    open::base_dir(&settings.paths.root_dir).map_err(|source| VolumeError::List {
+        path: settings.paths.root_dir.clone(),
+        source: std::io::Error::other(source),
+    })
+}
+
+/// Volumes that are mounted there and that no pod has.
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn unused(settings: &Settings) -> Result<Vec<VolumeName>, VolumeError> {
+    let (folder, pods) = (settings.paths.root_dir.join(FOLDER), settings.paths.pods());
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let all: Vec<(PathBuf, String)> =
+        mounts.map(|mount| (mount.mount_point.into_owned(), mount.device.to_owned())).collect();
+    Ok(unused_of(&folder, &pods, &all))
+}
+
+/// Pure. A pod has the device, or a part of it: a subPath.
+fn unused_of(folder: &Path, pods: &Path, mounts: &[(PathBuf, String)]) -> Vec<VolumeName> {
+    let is_used = |device: &str| mounts.iter().any(|(point, d)| d == device && point.starts_with(pods));
+    let mut unused: Vec<VolumeName> = mounts
+        .iter()
+        .filter(|(point, device)| point.parent() == Some(folder) && !is_used(device))
+        .filter_map(|(point, _)| VolumeName::parse(point.file_name()?.to_str()?).ok())
+        .collect();
+    unused.sort();
+    unused.dedup();
+    unused
+}
+
+/// Unmounts it and removes its folder, unless a pod has it.
+///
+/// # Errors
+/// A process holds it.
+pub fn end(settings: &Settings, volume: &VolumeName) -> Result<bool, VolumeError> {
+    if !unused(settings)?.contains(volume) {
+        return Ok(false);
+    }
+    let (root, shown) = (root(settings)?, &settings.paths.root_dir);
+    let Some(folder) = way::folder(root.as_fd(), shown, Path::new(FOLDER))? else { return Ok(false) };
+    mount::unmount(folder.as_fd(), volume.as_str()).map_err(super::super::csi::CsiError::Mount)?;
+    way::remove_one(folder.as_fd(), &shown.join(FOLDER), Path::new(volume.as_str()))?;
+    Ok(true)
+}
+
+/// An xfs that is mounted fills its device. Of the others kubelet-disks takes care.
+///
+/// # Errors
+/// It is none that can, or the kernel refuses.
+pub fn grow_xfs(settings: &Settings, volume: &VolumeName, device: &Device) -> Result<(), VolumeError> {
+    let point = point(settings, volume);
+    let failed = |source: std::io::Error| DiskError::Grow { point: point.clone(), source };
+    let root = root(settings)?;
+    let folder = open::dir_beneath(root.as_fd(), Path::new(FOLDER).join(volume.as_str()))
+        .map_err(|error| failed(std::io::Error::other(error)))?;
+    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{}:{}/size", device.major, device.minor));
+    let sectors = sectors.map_err(failed)?.trim().parse::<u64>().map_err(|e| failed(std::io::Error::other(e)))?;
+    bulkhead_sys::xfs::grow(folder.as_fd(), sectors.saturating_mul(512)).map_err(|source| failed(source).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_pod_has_is_unused() {
+        let mounts = [
+            ("/r/plugins/kubernetes.io/local-volume/mounts/a", "7:0"),
+            ("/r/plugins/kubernetes.io/local-volume/mounts/b", "7:1"),
+            ("/r/plugins/kubernetes.io/local-volume/mounts/c", "7:2"),
+            ("/r/plugins/kubernetes.io/local-volume/mounts/c/inside", "7:9"),
+            ("/r/plugins/kubernetes.io/csi/d/globalmount", "7:3"),
+            ("/r/pods/u/volumes/kubernetes.io~local-volume/a", "7:0"),
+            ("/r/pods/u/volume-subpaths/b/c/0", "7:1"),
+            ("/mnt", "7:2"),
+        ];
+        let mounts: Vec<(PathBuf, String)> = mounts.iter().map(|(p, d)| (p.into(), (*d).to_owned())).collect();
+        let folder = Path::new("/r").join(FOLDER);
+        let unused = unused_of(&folder, Path::new("/r/pods"), &mounts);
+        assert_eq!(unused, [VolumeName::parse("c").unwrap()]);
+    }
+}
