@@ -84,11 +84,12 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
     let root = match volume.root {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
+        Root::HostPath => VolumeRoot::HostPath,
     };
     MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
-        managed: !volume.read_only,
+        managed: !volume.read_only && root != VolumeRoot::HostPath,
         root,
         folder: Some(volume.spec_name),
         gid: volume.gid,

@@ -39,6 +39,8 @@ pub enum Root {
     Csi,
     /// A folder of the host, bound into the pod's.
     Local,
+    /// What the host has there itself: the runtime binds it.
+    HostPath,
 }
 
 /// A volume that is there for a pod.
@@ -241,7 +243,8 @@ impl VolumeManager {
                 host_path: PathBuf::from(&there.host_path),
                 root: match volume.spec.source {
                     Source::Csi(_) => Root::Csi,
-                    Source::Local { .. } | Source::HostPath { .. } => Root::Local,
+                    Source::Local { .. } => Root::Local,
+                    Source::HostPath { .. } => Root::HostPath,
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,

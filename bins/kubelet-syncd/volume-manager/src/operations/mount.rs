@@ -89,19 +89,8 @@ impl Mount<'_> {
                     r#type: kind.into(),
                 };
                 self.one_of_its_pods()?;
-                let verbs = &self.context.ports.verbs;
-                let failed = |error| Failure::verb(Phase::SetUp, &error);
-                verbs.check_host_path(request).await.map_err(failed)?;
-                // A folder of the pod's own shows it: what a pod is given by a claim is below its folder, whatever it is.
-                let request = api::SetUpLocalRequest {
-                    pod_uid: self.uid.to_string(),
-                    volume: self.spec.name.clone(),
-                    path: path.clone(),
-                    read_only: self.spec.read_only,
-                    fs_group: None,
-                    fs_group_on_root_mismatch: false,
-                };
-                let reply = verbs.set_up_local(request).await.map_err(failed)?;
+                let reply = self.context.ports.verbs.check_host_path(request).await;
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
                 self.mounted(reply.host_path);
                 Ok(())
             }
