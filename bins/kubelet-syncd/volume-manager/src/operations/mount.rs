@@ -69,10 +69,8 @@ impl Mount<'_> {
                 let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
                 let gives = request.fs_group.is_some();
                 let work = self.context.ports.verbs.set_up_local(request);
-                let reply = match gives {
-                    true => slow_group::said(self.context, &self.pod, &folder, work).await,
-                    false => work.await,
-                };
+                let reply =
+                    if gives { slow_group::said(self.context, &self.pod, &folder, work).await } else { work.await };
                 let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
                 self.mounted(reply.host_path);
                 Ok(())
