@@ -2,9 +2,11 @@
 //!
 //! Each case was run with upstream's kubelet, too (`tests/README.md` says how).
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::{Fault, objects};
-use bulkhead_testkit::{LONG, eventually, image};
+use bulkhead_testkit::{LONG, eventually, image, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::attachment;
 use bulkhead_tests::storage::scene::unique_name;
@@ -439,5 +441,54 @@ fn a_claim_that_grew_is_expanded_before_its_pod_has_it() -> Result<()> {
     scene.delete("later")?;
     scene.wait_no_traces()?;
     drop(driver);
+    scene.finish()
+}
+
+#[test]
+fn a_path_of_the_host_behind_a_claim_is_shown_as_it_is() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.cluster()?;
+    let scene = Scene::start(lab, cluster)?;
+    let folder = scene.lab.folder().join("host");
+    std::fs::create_dir_all(folder.join("folder"))?;
+    std::fs::write(folder.join("file"), "from the host")?;
+    let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket"))?;
+    for (name, kind, minor) in [("character", "c", "3"), ("block", "b", "250")] {
+        let number = if kind == "c" { "1" } else { "7" };
+        let made = Command::new("mknod").arg(folder.join(name)).args([kind, number, minor]).status()?;
+        ensure!(made.success(), "mknod {name}: {made}");
+    }
+    let kinds = [
+        ("file", "File", "-f"),
+        ("socket", "Socket", "-S"),
+        ("character", "CharDevice", "-c"),
+        ("block", "BlockDevice", "-b"),
+        ("folder", "Directory", "-d"),
+        ("new-file", "FileOrCreate", "-f"),
+        ("new-folder", "DirectoryOrCreate", "-d"),
+        ("any", "", "-d"),
+    ];
+    for (name, kind, _) in kinds {
+        let path = if name == "any" { folder.join("folder") } else { folder.join(name) };
+        with_volume(&scene, name, &json!({"csi": null, "hostPath": {"path": path, "type": kind}}))?;
+    }
+    let tests: Vec<String> = kinds.iter().map(|(name, _, test)| format!("test {test} /{name}")).collect();
+    let script = format!(
+        "{} && cat /file && echo seen > /new-file && echo seen > /folder/inside && sleep 100000",
+        tests.join(" && ")
+    );
+    scene.pod_with("shown", &script, &kinds.map(|(name, ..)| name), &[])?;
+    scene.wait_ready("shown")?;
+    eventually("the pod has written", LONG, || {
+        ensure!(std::fs::read_to_string(folder.join("new-file"))? == "seen\n");
+        ensure!(std::fs::read_to_string(folder.join("folder/inside"))? == "seen\n");
+        Ok(())
+    })?;
+    // Upstream mounts nothing for them.
+    let points = mounts::below(scene.node.root_dir());
+    ensure!(points.iter().all(|path| !path.to_string_lossy().contains("host-path")), "{points:#?}");
+    ensure!(points.iter().all(|path| !path.to_string_lossy().contains("local-volume")), "{points:#?}");
+    scene.delete("shown")?;
+    ensure!(std::fs::read_to_string(folder.join("file"))? == "from the host", "the host keeps what is its own");
     scene.finish()
 }

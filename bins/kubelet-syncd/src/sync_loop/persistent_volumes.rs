@@ -105,12 +105,13 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
         Root::Nfs => VolumeRoot::Plugin("kubernetes.io/nfs"),
+        Root::HostPath => VolumeRoot::HostPath,
     };
     MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
-        // Upstream has no export relabelled.
-        managed: !volume.read_only && volume.root != Root::Nfs,
+        // Upstream has neither an export nor a path of the host relabelled.
+        managed: !volume.read_only && !matches!(volume.root, Root::Nfs | Root::HostPath),
         root,
         folder: Some(volume.spec_name),
         gid: volume.gid,

@@ -43,6 +43,8 @@ pub enum Root {
     Local,
     /// An export of an NFS server.
     Nfs,
+    /// What the host has there itself: the runtime binds it.
+    HostPath,
 }
 
 /// A volume that is there for a pod.
@@ -269,7 +271,8 @@ impl VolumeManager {
                 host_path: PathBuf::from(&there.host_path),
                 root: match volume.spec.source {
                     Source::Csi(_) => Root::Csi,
-                    Source::Local { .. } | Source::HostPath { .. } => Root::Local,
+                    Source::Local { .. } => Root::Local,
+                    Source::HostPath { .. } => Root::HostPath,
                     Source::Nfs { .. } => Root::Nfs,
                 },
                 spec_name: volume.spec.name.clone(),

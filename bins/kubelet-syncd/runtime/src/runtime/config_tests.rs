@@ -562,3 +562,27 @@ fn groups_of_volumes() {
     let plan = sandbox_plan(&own, &identity, 0, "/kubepods/podX", &host, &facts(), runtime.clone()).unwrap();
     assert_eq!(plan.config.linux.unwrap().security_context.unwrap().supplemental_groups, [2, 7, 9, 3]);
 }
+
+#[test]
+fn a_path_of_the_host_behind_a_claim() {
+    let volume = |root| MountedVolume {
+        host_path: "/dev/x".into(),
+        read_only: false,
+        managed: false,
+        root,
+        folder: Some("pv".into()),
+        gid: None,
+    };
+    let mut pod = pod(serde_json::json!({}), serde_json::json!({}));
+    let claim = |name: &str| serde_json::json!({"name": name, "persistentVolumeClaim": {"claimName": "c"}});
+    let all = serde_json::json!([claim("claimed"), claim("bound"), {"name": "own", "hostPath": {"path": "/dev/x"}}]);
+    pod.spec.as_mut().unwrap().volumes = serde_json::from_value(all).unwrap();
+    let volumes = [
+        ("claimed", VolumeRoot::HostPath),
+        ("bound", VolumeRoot::Plugin("kubernetes.io/local-volume")),
+        ("own", VolumeRoot::HostPath),
+    ];
+    let volumes = volumes.map(|(name, root)| (name.to_owned(), volume(root))).into();
+    // What the pod names itself is compared with the pod.
+    assert_eq!(claimed_paths(&pod, &volumes), BTreeMap::from([("claimed".to_owned(), PathBuf::from("/dev/x"))]));
+}

@@ -87,6 +87,17 @@ pub struct MountedVolume {
 /// Ready volumes by name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
+/// Where claims lead whose PersistentVolumes are of the kind hostPath: the runtime is given the path itself, as upstream gives it.
+pub fn claimed_paths(pod: &Pod, volumes: &MountedVolumes) -> BTreeMap<String, PathBuf> {
+    let all = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let claims = all.filter(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some());
+    let path = |name: &String| {
+        let mounted = volumes.get(name).filter(|mounted| mounted.root == VolumeRoot::HostPath)?;
+        Some((name.clone(), mounted.host_path.clone()))
+    };
+    claims.filter_map(|volume| path(&volume.name)).collect()
+}
+
 /// The groups of volumes (annotation `pv.beta.kubernetes.io/gid` of their PersistentVolumes) that the pod's spec does not list
 /// anyway (upstream GetExtraSupplementalGroupsForPod, in no order there).
 pub fn volume_groups(pod: &Pod, volumes: &MountedVolumes) -> Vec<i64> {

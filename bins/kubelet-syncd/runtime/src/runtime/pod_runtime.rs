@@ -1,6 +1,9 @@
 //! How the runtime runs a pod, the same for its sandbox and its containers: by which handler, what that can do, and which
 //! of the machine's users are the pod's own (upstream `pkg/kubelet/runtimeclass`, `pkg/kubelet/userns`).
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 
 use super::userns::{IdBlock, UserNamespaces, UsernsError};
@@ -19,6 +22,8 @@ pub struct PodRuntime {
     pub users: Option<IdBlock>,
     /// Groups that the pod's volumes give to its processes, sorted; see [`super::container_config::volume_groups`].
     pub volume_groups: Vec<i64>,
+    /// Paths of the host that stand behind the pod's claims, by the volume's name; see [`super::container_config::claimed_paths`].
+    pub claimed_paths: BTreeMap<String, PathBuf>,
 }
 
 /// Why a pod cannot be run as it asks. The texts are upstream's.
@@ -71,7 +76,7 @@ impl PodRuntime {
             (true, false) if handler.is_empty() => return Err(PodRuntimeError::NoUserNamespaces),
             (true, false) => return Err(PodRuntimeError::HandlerWithoutUserNamespaces(handler)),
         };
-        Ok(PodRuntime { handler, features, users, volume_groups: Vec::new() })
+        Ok(PodRuntime { handler, features, users, volume_groups: Vec::new(), claimed_paths: BTreeMap::new() })
     }
 }
 

@@ -25,7 +25,7 @@ use kubelet_probes::hooks::pre_stop::{self, PreStops};
 
 use super::actions::{self, PodActions};
 use super::backoff::{BackOffStore, CrashLoopBackOff};
-use super::container_config::{MountedVolumes, volume_groups};
+use super::container_config::{MountedVolumes, claimed_paths, volume_groups};
 use super::dns::ResolvConf;
 use super::dynamic_resources;
 use super::end::primary_ip;
@@ -386,6 +386,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         // The file is small and local, and upstream reads it anew for each sandbox, too: an administrator may edit it.
         let planned = runtime.and_then(|mut runtime| {
             runtime.volume_groups = volume_groups(pod, context.volumes);
+            runtime.claimed_paths = claimed_paths(pod, context.volumes);
             let host = ResolvConf::read(&context.facts.resolv_conf).map_err(|error| error.for_pod())?;
             sandbox_plan(pod, identity, attempt, context.cgroup_parent, &host, context.facts, runtime)
                 .map_err(|error| error.to_string())

@@ -58,10 +58,9 @@ impl Mount<'_> {
                 self.one_of_its_pods()?;
                 let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
                 let work = self.context.ports.verbs.set_up_local(request);
-                let reply = match group {
-                    Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
-                    None => work.await,
-                };
+                let gives = group.is_some();
+                let reply =
+                    if gives { slow_group::said(self.context, &self.pod, &folder, work).await } else { work.await };
                 let reply = reply.map_err(|error| local::failure(&error))?;
                 if let (Some(wanted), Some(other)) = (group, reply.other_group) {
                     let message = local::other_group(wanted, &self.spec.name, other);
@@ -99,18 +98,8 @@ impl Mount<'_> {
                     r#type: kind.into(),
                 };
                 self.one_of_its_pods()?;
-                let verbs = &self.context.ports.verbs;
-                let failed = |error| Failure::verb(Phase::SetUp, &error);
-                verbs.check_host_path(request).await.map_err(failed)?;
-                // A folder of the pod's own shows it: what a pod is given by a claim is below its folder, whatever it is.
-                let request = api::SetUpLocalRequest {
-                    pod_uid: self.uid.to_string(),
-                    volume: self.spec.name.clone(),
-                    path: path.clone(),
-                    read_only: self.spec.read_only,
-                    ..Default::default()
-                };
-                let reply = verbs.set_up_local(request).await.map_err(failed)?;
+                let reply = self.context.ports.verbs.check_host_path(request).await;
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
                 self.mounted(reply.host_path);
                 Ok(())
             }

@@ -101,7 +101,7 @@ fn of_volume(
             must(fits, "mounts.host_path", &mount.host_path, allowed)?;
         }
     }
-    if volume.host_path.is_some() {
+    if volume.host_path.is_some() || known.runtime.claimed_paths.contains_key(&volume.name) {
         must(!mount.selinux_relabel, "mounts.selinux_relabel", true, "false, the files are the machine's")?;
     }
     let read_only = wanted.read_only == Some(true) || is_read_only(volume);
@@ -129,6 +129,9 @@ fn has_text(text: &Option<String>) -> bool {
 fn whole(known: &RequestContext<'_>, volume: &Volume, path: &str) -> (bool, String) {
     if let Some(source) = &volume.host_path {
         return (path == source.path, source.path.clone());
+    }
+    if let Some(claimed) = known.runtime.claimed_paths.get(&volume.name) {
+        return (claimed.to_str() == Some(path), text(claimed));
     }
     let folder = known.folder().join("volumes");
     let kinds = [

@@ -148,9 +148,11 @@ impl Setup {
             folder: None,
             gid: None,
         };
-        volumes
-            .filter_map(|v| Some((v.name.clone(), place(v).or_else(|| Some(host(&v.host_path.as_ref()?.path)))?)))
-            .collect()
+        let path = |volume: &k8s_openapi::api::core::v1::Volume| {
+            let own = volume.host_path.as_ref().map(|source| source.path.clone());
+            own.or_else(|| Some(self.runtime.claimed_paths.get(&volume.name)?.display().to_string()))
+        };
+        volumes.filter_map(|v| Some((v.name.clone(), place(v).or_else(|| Some(host(&path(v)?)))?))).collect()
     }
 
     /// What the second look says.

@@ -66,6 +66,30 @@ fn every_mistake_is_refused_by_its_field() {
 }
 
 #[test]
+fn a_claim_of_a_host_path_shows_that_path_alone() {
+    let mut setup = plain();
+    let spec = setup.pod.spec.as_mut().unwrap();
+    let claim = json!({"name": "claimed", "persistentVolumeClaim": {"claimName": "c"}});
+    spec.volumes.as_mut().unwrap().push(serde_json::from_value(claim).unwrap());
+    let mount = json!({"name": "claimed", "mountPath": "/v/claimed"});
+    spec.containers[0].volume_mounts.as_mut().unwrap().push(serde_json::from_value(mount).unwrap());
+    setup.runtime.claimed_paths.insert("claimed".to_owned(), "/srv/claimed".into());
+    let right = setup.requests().unwrap();
+    assert_eq!(setup.check(&right), Ok(()));
+    type Change = fn(&mut v1::Mount);
+    let changes: [(Change, &str); 3] = [
+        (|mount| mount.host_path = "/srv".into(), "mounts.host_path"),
+        (|mount| mount.host_path = "/srv/claimed/../other".into(), "mounts.host_path"),
+        (|mount| mount.selinux_relabel = true, "mounts.selinux_relabel"),
+    ];
+    for (change, field) in changes {
+        let mut wrong = right.clone();
+        change(wrong.container.mounts.iter_mut().find(|mount| mount.container_path == "/v/claimed").unwrap());
+        assert_eq!(setup.check(&wrong).unwrap_err().field, field);
+    }
+}
+
+#[test]
 fn what_is_refused_says_what_and_why() {
     let setup = plain();
     let mut requests = setup.requests().unwrap();
