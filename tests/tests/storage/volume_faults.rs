@@ -419,8 +419,9 @@ fn a_driver_that_does_not_say_how_much_room_there_is_hides_that_volume_alone() -
             world.runs_on(name)
         })
     })?;
-    // What hangs is not asked a second time.
-    ensure!(world.bad.calls_of("NodeGetVolumeStats", silent[1])?.len() == 1);
+    // What hangs is not asked a second time before it was given up, which is after 10 s.
+    let starts: Vec<f64> = world.bad.calls_of("NodeGetVolumeStats", silent[1])?.iter().map(|call| call.began).collect();
+    ensure!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 9.5), "{starts:?}");
     world.bad.heal()?;
     silent.iter().try_for_each(|name| world.wait_measured(name))?;
 
