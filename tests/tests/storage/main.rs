@@ -9,8 +9,8 @@ mod life;
 mod migration;
 mod registration;
 mod restarts;
-mod standalone;
 mod volume_faults;
+mod without_api_server;
 
 /// The driver of our own.
 const DRIVER: &str = env!("CARGO_BIN_EXE_csi_driver");
