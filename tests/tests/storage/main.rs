@@ -13,11 +13,11 @@ mod local_devices;
 mod migration;
 mod registration;
 mod restarts;
-mod standalone;
 mod take_over;
 mod two_nodes;
 mod unknown_volumes;
 mod volume_faults;
+mod without_api_server;
 
 /// The driver of our own.
 const DRIVER: &str = env!("CARGO_BIN_EXE_csi_driver");

@@ -157,7 +157,7 @@ impl Statistics {
             };
             let told = drivers.stats(&driver, request).await?;
             let condition = told.volume_condition.filter(|_| self.health && can.condition);
-            Ok(Some((usage(&told.usage), condition)))
+            Ok::<_, CsiError>(Some((usage(&told.usage), condition)))
         };
         match tokio::time::timeout(PATIENCE, call).await {
             Ok(Ok(None)) => {}
@@ -168,7 +168,7 @@ impl Statistics {
                     self.say_abnormal(&answer, &condition.message);
                 }
             }
-            Ok(Err::<_, CsiError>(error)) => {
+            Ok(Err(error)) => {
                 tracing::debug!(driver, volume = answer.volume, %error, "no statistics of a volume");
             }
             Err(_) => tracing::debug!(driver, volume = answer.volume, "the driver tells no statistics in time"),
