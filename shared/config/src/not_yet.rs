@@ -46,6 +46,8 @@ const FIELDS: &[&str] = &[
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
+    "ClusterTrustBundle",
+    "ClusterTrustBundleProjection",
     "ComponentFlagz",
     "ComponentStatusz",
     "ContainerCheckpoint",
@@ -62,6 +64,7 @@ const GATES: &[&str] = &[
     "MemoryQoS",
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
+    "PodCertificateRequest",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",

@@ -1,6 +1,7 @@
 //! Persistent volumes and their drivers: one test binary of the files below, each of which says what it asks.
 //! (`tests/README.md` says why they share one.)
 
+mod certificates;
 mod drain;
 mod life;
 mod registration;

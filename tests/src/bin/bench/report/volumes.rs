@@ -44,7 +44,8 @@ fn given(given: &Given) -> [Row; 2] {
 
 fn of_pods(plan: &Plan, measured: &Measurements) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (what, setup, pods) in [("alone", &measured.alone, plan.alone), ("of all at once", &measured.burst, plan.pods)] {
+    for (what, setup, pods) in [("alone", &measured.alone, plan.alone), ("of all at once", &measured.burst, plan.pods)]
+    {
         rows.extend(set_up(what, setup, pods, measured));
     }
     rows.push(pair("created to Running, alone, median (floor: no volumes)", &measured.start_alone, 0.5));

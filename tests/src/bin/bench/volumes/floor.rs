@@ -28,7 +28,9 @@ pub fn files(at: &Path, pods: usize) -> Result<Vec<Duration>> {
         let pod = at.join(format!("plain-{pod}"));
         let begin = Instant::now();
         std::fs::create_dir(&pod).with_context(|| pod.display().to_string())?;
-        for (volume, in_memory) in [("empty", false), ("scratch", false), ("map", false), ("more", false), ("keys", true)] {
+        for (volume, in_memory) in
+            [("empty", false), ("scratch", false), ("map", false), ("more", false), ("keys", true)]
+        {
             let volume = pod.join(volume);
             std::fs::create_dir(&volume)?;
             if in_memory {

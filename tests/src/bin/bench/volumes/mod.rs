@@ -122,9 +122,10 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     maps(&cluster)?;
 
     progress("the same by hand");
-    let direct = DriverBuilder::at(&program, &lab.folder().join("direct"), &lab.folder().join("direct-state"), "direct.test")
-        .argument("--registration", "none")
-        .start()?;
+    let direct =
+        DriverBuilder::at(&program, &lab.folder().join("direct"), &lab.folder().join("direct-state"), "direct.test")
+            .argument("--registration", "none")
+            .start()?;
     // The first of each reads programs from the disk.
     floor::files(&plain, 1)?;
     floor::driver(&direct, &plain, 1)?;
@@ -243,8 +244,7 @@ fn start(cluster: &Cluster, names: &[String], pod: impl Fn(&str) -> Value + Sync
     let begin = Instant::now();
     let (created, times) = std::thread::scope(|scope| {
         let creator = scope.spawn(|| names.iter().try_for_each(|name| cluster.create(&pod(name)).map(drop)));
-        let times =
-            until_each(&mut events, names, begin, "the pods run", |_, pod| pod["status"]["phase"] == "Running");
+        let times = until_each(&mut events, names, begin, "the pods run", |_, pod| pod["status"]["phase"] == "Running");
         (creator.join(), times)
     });
     created.map_err(|_| anyhow::anyhow!("creating pods panicked"))??;
