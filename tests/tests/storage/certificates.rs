@@ -129,7 +129,7 @@ fn open_request(scene: &Scene, pod: &str) -> Result<Value> {
 fn answer(scene: &Scene, request: &Value, status: &Value) -> Result<()> {
     let name = request["metadata"]["name"].as_str().context("no name")?;
     let path = format!("{API}/namespaces/default/podcertificaterequests/{name}/status");
-    let answer = scene.cluster.client().patch(&path, "application/merge-patch+json", status)?;
+    let answer = scene.cluster.client().patch(&path, "merge-patch", status)?;
     answer.success().map(drop).with_context(|| format!("answering {name}"))
 }
 
@@ -199,7 +199,7 @@ fn a_pod_has_what_its_signer_issued_and_trusts_what_is_published() -> Result<()>
     // What is published anew is in the running pod's files.
     let newer = json!({"spec": {"trustBundle": second}});
     let path = format!("{API}/clustertrustbundles/bulkhead.test:pods:one");
-    scene.cluster.client().patch(&path, "application/merge-patch+json", &newer)?.success()?;
+    scene.cluster.client().patch(&path, "merge-patch", &newer)?.success()?;
     eventually("the new anchors are there", LONG, || {
         ensure!(read("one.crt")? == second, "the old ones");
         Ok(())
