@@ -29,6 +29,7 @@
 //! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`sources`], [`manifests`] | which pods are wanted: manifests, HTTP, the API server, merged |
 //! | [`start_latency`] | nothing: how long pods take to start |
+//! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`desired`] | the wanted pods as taken in |
@@ -37,7 +38,6 @@
 //! | [`ooms`] | whether an end for want of the machine's memory is news |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
-//! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
 //! | [`plugin_manager`] | which plugins are registered, and when each is asked again |
 //! | [`private_state`] | nothing: what outlives the process |
 //! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::syncd::storage_write::Write;
-use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, StorageWrite};
+use bulkhead_ipc::syncd::{
+    AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, PodCertificateAsk, StorageWrite,
+};
 use tokio::sync::watch;
 
 /// Why a wish is not fulfilled, in the writer's words.
@@ -36,8 +38,9 @@ struct State {
     drivers_wish: u64,
     /// What came of the lists of drivers up to this one.
     drivers_answer: Answer,
-    /// By uid. What is written is forgotten: nobody is to write it again over what came later.
-    claims: BTreeMap<String, ClaimWish>,
+    /// Statuses of claims by uid, requests for certificates by namespace and name. What is written is forgotten: nobody is to write
+    /// it again over what came later.
+    singles: BTreeMap<String, SingleWish>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -49,9 +52,9 @@ struct Answer {
 }
 
 #[derive(Debug)]
-struct ClaimWish {
+struct SingleWish {
     sequence: u64,
-    status: ClaimStatus,
+    write: Write,
     answer: Option<Result<(), WriteRefused>>,
     /// Somebody waits: it goes with the answer that is taken.
     waiting: usize,
@@ -154,15 +157,26 @@ impl StorageWrites {
     /// # Errors
     /// The writer refuses it: the claim is gone, or is another one by now.
     pub async fn claim_status(&self, status: ClaimStatus) -> Result<(), WriteRefused> {
-        let uid = status.uid.clone();
+        self.single(status.uid.clone(), Write::ClaimStatus(status)).await
+    }
+
+    /// A pod is to get a certificate; `Ok` once the API server has the request. Dropped, the wish stays.
+    ///
+    /// # Errors
+    /// The writer refuses it.
+    pub async fn pod_certificate(&self, ask: PodCertificateAsk) -> Result<(), WriteRefused> {
+        self.single(format!("{}/{}", ask.namespace, ask.name), Write::PodCertificate(ask)).await
+    }
+
+    async fn single(&self, key: String, write: Write) -> Result<(), WriteRefused> {
         self.change(|state| {
             state.sequence += 1;
             let sequence = state.sequence;
-            let waiting = state.claims.get(&uid).map_or(0, |wish| wish.waiting) + 1;
-            state.claims.insert(uid.clone(), ClaimWish { sequence, status, answer: None, waiting });
+            let waiting = state.singles.get(&key).map_or(0, |wish| wish.waiting) + 1;
+            state.singles.insert(key.clone(), SingleWish { sequence, write, answer: None, waiting });
         });
-        let _waits = Waits { writes: self, uid: &uid };
-        self.answered(|state| state.claims.get(&uid).map_or(Some(Ok(())), |wish| wish.answer.clone())).await
+        let _waits = Waits { writes: self, key: &key };
+        self.answered(|state| state.singles.get(&key).map_or(Some(Ok(())), |wish| wish.answer.clone())).await
     }
 
     async fn answered<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
@@ -181,10 +195,9 @@ impl StorageWrites {
     pub fn after(&self, position: u64) -> Option<StorageWrite> {
         let state = self.lock();
         let drivers = (state.drivers_wish > position).then(|| (state.drivers_wish, state.drivers_write()));
-        let open = state.claims.values().filter(|wish| wish.sequence > position && wish.answer.is_none());
-        let claim = open.min_by_key(|wish| wish.sequence);
-        let claim = claim.map(|wish| (wish.sequence, Write::ClaimStatus(wish.status.clone())));
-        let (sequence, write) = [drivers, claim].into_iter().flatten().min_by_key(|(sequence, _)| *sequence)?;
+        let open = state.singles.values().filter(|wish| wish.sequence > position && wish.answer.is_none());
+        let single = open.min_by_key(|wish| wish.sequence).map(|wish| (wish.sequence, wish.write.clone()));
+        let (sequence, write) = [drivers, single].into_iter().flatten().min_by_key(|(sequence, _)| *sequence)?;
         Some(StorageWrite { sequence, write: Some(write), ..Default::default() })
     }
 
@@ -199,19 +212,19 @@ impl StorageWrites {
     }
 }
 
-/// Forgets a claim's wish with the last who waited for its answer.
+/// Forgets a wish with the last who waited for its answer.
 struct Waits<'a> {
     writes: &'a StorageWrites,
-    uid: &'a str,
+    key: &'a str,
 }
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
         let mut state = self.writes.lock();
-        if let Some(wish) = state.claims.get_mut(self.uid) {
+        if let Some(wish) = state.singles.get_mut(self.key) {
             wish.waiting -= 1;
             if wish.waiting == 0 && wish.answer.is_some() {
-                state.claims.remove(self.uid);
+                state.singles.remove(self.key);
             }
         }
     }
@@ -233,13 +246,13 @@ impl State {
 
     fn take(&mut self, answer: &AcknowledgeRequest) {
         let number = answer.sequence;
-        if let Some((uid, wish)) = self.claims.iter_mut().find(|(_, wish)| wish.sequence == number) {
+        if let Some((key, wish)) = self.singles.iter_mut().find(|(_, wish)| wish.sequence == number) {
             let outcome = if answer.error.is_empty() { Ok(()) } else { Err(WriteRefused(answer.error.clone())) };
             if outcome.is_ok() || answer.r#final {
                 wish.answer = Some(outcome);
                 if wish.waiting == 0 {
-                    let uid = uid.clone();
-                    self.claims.remove(&uid);
+                    let key = key.clone();
+                    self.singles.remove(&key);
                 }
             }
             return;
@@ -344,7 +357,7 @@ mod tests {
         acknowledge(&writes, write.sequence, &[]);
         assert!(writes.after(0).is_none());
         assert_eq!((first.await, second.await), (Ok(()), Ok(())));
-        assert!(writes.lock().claims.is_empty());
+        assert!(writes.lock().singles.is_empty());
         let mut gone = Box::pin(writes.claim_status(status("3Gi")));
         assert!(gone.as_mut().now_or_never().is_none());
         let sequence = writes.after(0).unwrap().sequence;

@@ -13,8 +13,9 @@ use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_types::{NodeName, PodUid};
 use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
 use kubelet_model::objects::{ObjectError, Objects, TokenWanted};
-use kubelet_syncd::api::live::{ApiObjects, initial_node};
+use kubelet_syncd::api::live::{ApiObjects, Certifying, initial_node};
 use kubelet_syncd::api::node::NodeSeen;
 use kubelet_syncd::api::pods::{self, ApiPods, PodSource};
 use kubelet_syncd::hub::PodHub;
@@ -26,6 +27,15 @@ use tokio::sync::{mpsc, watch};
 
 const NODE: &str = "test-node";
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Hears no events.
+struct Nobody;
+
+impl EventSink for Nobody {
+    fn emit(&self, _: PodEvent) {}
+
+    fn emit_node(&self, _: NodeEvent) {}
+}
 
 struct World {
     cluster: Cluster,
@@ -62,7 +72,8 @@ impl World {
         let client = self.client();
         let _inside = self.runtime.enter();
         let initial = initial_node(&self.config, &Default::default(), &Default::default());
-        ApiObjects::start(&client, &self.config, initial)
+        let events = Arc::new(Nobody);
+        ApiObjects::start(&client, &self.config, initial, &Certifying { writes: Default::default(), events })
     }
 
     /// Creates a pod on the node with these configMaps as volumes.

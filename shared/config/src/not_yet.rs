@@ -47,6 +47,8 @@ const FIELDS: &[&str] = &[
 const GATES: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
     "CSIVolumeHealth",
+    "ClusterTrustBundle",
+    "ClusterTrustBundleProjection",
     "ComponentFlagz",
     "ComponentStatusz",
     "ContainerCheckpoint",
@@ -63,6 +65,7 @@ const GATES: &[&str] = &[
     "MemoryQoS",
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
+    "PodCertificateRequest",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",

@@ -3,6 +3,7 @@
 
 mod attach_limits;
 mod boots;
+mod certificates;
 mod chaos;
 mod claims;
 mod credentials;

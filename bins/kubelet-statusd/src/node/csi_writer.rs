@@ -12,7 +12,7 @@ use bulkhead_ipc::client::{Link, is_unknown};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::storage_write::Write;
-use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDrivers, WatchWritesRequest};
+use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDrivers, PodCertificateAsk, WatchWritesRequest};
 use bulkhead_types::BackOff;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use super::cadence::jittered;
 use super::csi_drivers::{self, Plan};
 use super::metrics::Metrics;
 use super::server::{RequestError, Server};
-use super::{csi_claims, csinode};
+use super::{csi_claims, csinode, pod_certificates};
 
 /// Pause after a stream has ended, and between tries to write.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
@@ -41,30 +41,47 @@ struct Wish<T> {
     wanted: T,
 }
 
-/// By uid.
-type Claims = BTreeMap<String, Wish<ClaimStatus>>;
+/// By uid, or by namespace and name.
+type Wishes<T> = BTreeMap<String, Wish<T>>;
+type Claims = Wishes<ClaimStatus>;
+type Certificates = Wishes<PodCertificateAsk>;
 
 /// Writes for ever.
 pub async fn run(server: Server, metrics: Metrics, syncd: Link, progress: Progress) {
     let with_heartbeat = |name| server.with_heartbeat(progress.register(name, LOOP_BOUND));
     let (told, drivers) = watch::channel(None);
     let (claims, _) = watch::channel(Claims::new());
+    let (certificates, _) = watch::channel(Certificates::new());
     let for_drivers = with_heartbeat("csi drivers");
     let for_claims = with_heartbeat("claims");
+    let for_certificates = with_heartbeat("pod certificates");
+    let (claim_server, claim_metrics) = (for_claims.clone(), metrics.clone());
+    let certificate_server = for_certificates.clone();
     tokio::join!(
-        follow(&syncd, &told, &claims),
-        write_drivers(for_drivers, metrics.clone(), &syncd, drivers),
-        write_claims(for_claims, metrics, &syncd, &claims)
+        follow(&syncd, &told, &claims, &certificates),
+        write_drivers(for_drivers, metrics, &syncd, drivers),
+        write_each(for_claims, &syncd, &claims, async |wanted: &ClaimStatus| {
+            write_claim(&claim_server, &claim_metrics, wanted).await
+        }),
+        write_each(for_certificates, &syncd, &certificates, async |wanted: &PodCertificateAsk| {
+            pod_certificates::write(&certificate_server, wanted).await
+        })
     );
 }
 
 /// Reads wishes; of each object the newest is kept.
-async fn follow(syncd: &Link, drivers: &watch::Sender<Option<Wish<CsiDrivers>>>, claims: &watch::Sender<Claims>) {
+async fn follow(
+    syncd: &Link,
+    drivers: &watch::Sender<Option<Wish<CsiDrivers>>>,
+    claims: &watch::Sender<Claims>,
+    certificates: &watch::Sender<Certificates>,
+) {
     let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
         let epoch = syncd.ready().await.to_string();
         // Another life has its own wishes; what was not written of the former one it wishes again, or not.
         claims.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
+        certificates.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
         let mut client = StorageClient::new(syncd.channel()).max_decoding_message_size(MAX_WRITE);
         let request = CallContext::new().streaming_request(WatchWritesRequest {});
         match tokio::time::timeout(START, client.watch_writes(request)).await {
@@ -81,6 +98,12 @@ async fn follow(syncd: &Link, drivers: &watch::Sender<Option<Wish<CsiDrivers>>>,
                             let uid = wanted.uid.clone();
                             claims.send_modify(|all| {
                                 all.insert(uid, Wish { epoch, sequence, wanted });
+                            });
+                        }
+                        Some(Write::PodCertificate(wanted)) => {
+                            let key = format!("{}/{}", wanted.namespace, wanted.name);
+                            certificates.send_modify(|all| {
+                                all.insert(key, Wish { epoch, sequence, wanted });
                             });
                         }
                         None => {}
@@ -211,21 +234,27 @@ async fn write_plan(
     Ok(())
 }
 
-async fn write_claims(server: Server, metrics: Metrics, syncd: &Link, claims: &watch::Sender<Claims>) {
-    let mut changed = claims.subscribe();
+/// Writes each wish until it is written, refused for good, or replaced.
+async fn write_each<T: Clone + PartialEq>(
+    server: Server,
+    syncd: &Link,
+    wishes: &watch::Sender<Wishes<T>>,
+    write: impl AsyncFn(&T) -> Result<Result<(), String>, RequestError>,
+) {
+    let mut changed = wishes.subscribe();
     let mut retries: BTreeMap<String, (u64, BackOff)> = BTreeMap::new();
     loop {
-        let waiting: Vec<Wish<ClaimStatus>> = changed.borrow_and_update().values().cloned().collect();
-        retries.retain(|uid, _| waiting.iter().any(|wish| wish.wanted.uid == *uid));
+        let waiting = changed.borrow_and_update().clone();
+        retries.retain(|key, _| waiting.contains_key(key));
         let mut pause: Option<Duration> = None;
-        for wish in waiting {
+        for (key, wish) in waiting {
             let base = AcknowledgeRequest { epoch: wish.epoch.clone(), sequence: wish.sequence, ..Default::default() };
-            let answer = match write_claim(&server, &metrics, &wish.wanted).await {
+            let answer = match write(&wish.wanted).await {
                 Ok(Ok(())) => Some(base),
                 Ok(Err(why)) => Some(AcknowledgeRequest { error: why, r#final: true, ..base }),
                 Err(error) => {
-                    tracing::warn!(claim = wish.wanted.name, %error, "the claim's status is not written yet");
-                    let entry = retries.entry(wish.wanted.uid.clone());
+                    tracing::warn!(key, %error, "what kubelet-syncd wants is not written yet");
+                    let entry = retries.entry(key.clone());
                     let (_, retry) = entry.or_insert((wish.sequence, BackOff::new(RETRY.0, RETRY.1)));
                     let next = retry.pause();
                     pause = Some(pause.map_or(next, |pause| pause.min(next)));
@@ -234,10 +263,10 @@ async fn write_claims(server: Server, metrics: Metrics, syncd: &Link, claims: &w
             };
             if let Some(answer) = answer {
                 server.rests(acknowledge(syncd, answer)).await;
-                claims.send_if_modified(|all| {
+                wishes.send_if_modified(|all| {
                     // No news to this loop, which is the one that reads.
-                    if all.get(&wish.wanted.uid) == Some(&wish) {
-                        all.remove(&wish.wanted.uid);
+                    if all.get(&key) == Some(&wish) {
+                        all.remove(&key);
                     }
                     false
                 });

@@ -7,6 +7,7 @@
 //! | `patch`, `cadence` | what is sent of it, and when |
 //! | `starts` | what is done once per start of the kubelet |
 //! | `lease`, `csinode` | the two objects beside it |
+//! | `pod_certificates` | requests for certificates of pods |
 //! | `csi_drivers`, `csi_claims` | what drivers change on Node, CSINode and claims |
 //! | `syncd_view`, `facts` | what is known: of the pods' side, the machine (its network: `bulkhead_daemon::addresses`) |
 //! | `server`, `reporter`, `csi_writer`, `metrics` | the shells |
@@ -24,6 +25,7 @@ pub mod lease;
 pub mod metrics;
 pub mod object;
 pub mod patch;
+pub mod pod_certificates;
 pub mod pressure_view;
 pub mod ready;
 pub mod reporter;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bulkhead_apiclient::{ApiClient, Lane};
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::Heartbeat;
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
@@ -220,6 +221,15 @@ impl Server {
     ) -> Result<PersistentVolumeClaim, RequestError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         self.within("patching the claim's status", self.claims(namespace).patch_status(name, &params, &patch)).await
+    }
+
+    pub async fn create_pod_certificate_request(
+        &self,
+        request: &PodCertificateRequest,
+    ) -> Result<PodCertificateRequest, RequestError> {
+        let namespace = request.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<PodCertificateRequest> = Api::namespaced(self.main.clone(), namespace);
+        self.within("creating the PodCertificateRequest", api.create(&PostParams::default(), request)).await
     }
 
     /// Deletes the CSINode of this uid, and no other.

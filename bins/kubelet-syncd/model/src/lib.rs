@@ -19,5 +19,6 @@ pub mod events;
 pub mod fixtures;
 pub mod node_facts;
 pub mod objects;
+pub mod pem;
 pub mod pod;
 pub mod validation;

@@ -18,12 +18,17 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 
 use super::node::NodeSeen;
+use super::pod_certificates::{self, PodCertificates};
 use super::runtime_classes::RuntimeClasses;
 use super::server::{Got, ObjectServer, object_error};
 use super::store::{Store, Strategy, Ttl};
 use super::tokens::Tokens;
+use super::trust_bundles::{self, TrustBundles};
 use super::{node, references, runtime_classes, services};
-use kubelet_model::objects::{KnownServices, Objects, Token, TokenWanted};
+use crate::storage_writes::StorageWrites;
+use kubelet_model::events::EventSink;
+use kubelet_model::objects::certificates::{CertificateWanted, Credential, TrustBundleWanted};
+use kubelet_model::objects::{KnownServices, ObjectError, Objects, Token, TokenWanted};
 
 /// Annotation of the Node: seconds for which configMaps and secrets may be kept.
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
@@ -44,12 +49,28 @@ pub struct ApiObjects {
     node: watch::Receiver<Option<Arc<Node>>>,
     seen: watch::Receiver<NodeSeen>,
     changes: broadcast::Sender<PodUid>,
+    /// Of the gate ClusterTrustBundleProjection.
+    trust_bundles: Option<TrustBundles>,
+    /// Of the gate PodCertificateRequest.
+    certificates: Option<Arc<PodCertificates>>,
+}
+
+/// What certificates of pods need besides: who has their requests written, and who is told of them.
+pub struct Certifying {
+    pub writes: StorageWrites,
+    pub events: Arc<dyn EventSink + Send + Sync>,
+}
+
+impl std::fmt::Debug for Certifying {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certifying").finish_non_exhaustive()
+    }
 }
 
 impl ApiObjects {
     /// Starts what is always watched. `initial` stands for our Node while the server says that it has none. Must be called within a
     /// tokio runtime.
-    pub fn start(client: &ApiClient, config: &NodeConfig, initial: Node) -> Arc<Self> {
+    pub fn start(client: &ApiClient, config: &NodeConfig, initial: Node, certifying: &Certifying) -> Arc<Self> {
         let initial = Arc::new(initial);
         let (seen_sender, seen) = watch::channel(NodeSeen::default());
         let (node_sender, node) = watch::channel(None);
@@ -67,6 +88,19 @@ impl ApiObjects {
             Arc::new(move || seen.borrow().node.as_deref().map_or(TTL_DEFAULT, ttl))
         };
         let server = Arc::new(client.clone());
+        let gates = config.feature_gates();
+        let trust_bundles = gates.enabled("ClusterTrustBundleProjection");
+        let trust_bundles = trust_bundles.then(|| TrustBundles::new(client, changes.clone()));
+        let certificates = gates.enabled("PodCertificateRequest").then(|| {
+            PodCertificates::new(pod_certificates::Ports {
+                client: client.clone(),
+                node_name: config.node_name.to_string(),
+                node: seen.clone(),
+                writes: certifying.writes.clone(),
+                events: certifying.events.clone(),
+                changes: changes.clone(),
+            })
+        });
         Arc::new(ApiObjects {
             client: client.clone(),
             config_maps: Store::start(
@@ -89,7 +123,14 @@ impl ApiObjects {
             node,
             seen,
             changes,
+            trust_bundles,
+            certificates,
         })
+    }
+
+    /// Certificates of pods, where the node makes them.
+    pub fn certificates(&self) -> Option<Arc<PodCertificates>> {
+        self.certificates.clone()
     }
 
     /// Our Node exactly as the server has it.
@@ -105,6 +146,10 @@ impl ApiObjects {
         object.meta_mut().managed_fields = None;
         Ok(Arc::new(object))
     }
+}
+
+fn refused<'a, T: Send + 'a>(text: &str) -> BoxFuture<'a, Got<T>> {
+    std::future::ready(Err(ObjectError::Refused(text.to_owned()))).boxed()
 }
 
 fn ttl(node: &Node) -> Duration {
@@ -149,12 +194,24 @@ impl Objects for ApiObjects {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         self.config_maps.register(&uid, namespace, references::config_maps(pod));
         self.secrets.register(&uid, namespace, references::secrets(pod));
+        if let Some(bundles) = &self.trust_bundles {
+            bundles.register(&uid, pod);
+        }
+        if let Some(certificates) = &self.certificates {
+            certificates.register(&uid, pod);
+        }
     }
 
     fn unregister_pod(&self, uid: &PodUid) {
         self.config_maps.unregister(uid);
         self.secrets.unregister(uid);
         self.tokens.forget_pod(uid);
+        if let Some(bundles) = &self.trust_bundles {
+            bundles.unregister(uid);
+        }
+        if let Some(certificates) = &self.certificates {
+            certificates.unregister(uid);
+        }
     }
 
     fn config_map<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Got<Arc<ConfigMap>>> {
@@ -183,6 +240,20 @@ impl Objects for ApiObjects {
 
     fn token<'a>(&'a self, wanted: &'a TokenWanted) -> BoxFuture<'a, Got<Token>> {
         self.tokens.get(wanted).boxed()
+    }
+
+    fn trust_anchors<'a>(&'a self, wanted: &'a TrustBundleWanted) -> BoxFuture<'a, Got<String>> {
+        match &self.trust_bundles {
+            Some(bundles) => bundles.get(wanted).boxed(),
+            None => refused(trust_bundles::UNSUPPORTED),
+        }
+    }
+
+    fn pod_certificate<'a>(&'a self, wanted: &'a CertificateWanted) -> BoxFuture<'a, Got<Credential>> {
+        match &self.certificates {
+            Some(certificates) => certificates.get(wanted).boxed(),
+            None => refused("unimplemented"),
+        }
     }
 
     fn runtime_handler(&self, class: &str) -> Got<String> {

@@ -10,12 +10,15 @@
 //! | [`references`], [`store`] | which configMaps and secrets are needed, and how often they are read |
 //! | [`services`], [`runtime_classes`] | what is kept of those |
 //! | [`storage`] | what is read for volumes |
+//! | [`trust_bundles`] | which trust anchors volumes show |
+//! | [`pod_certificates`] | a pod's keys and certificates, and when they are replaced |
 //! | [`tokens`] | when a service-account token is asked for |
 //! | [`server`] | what an answer of the API server means |
 
 pub mod live;
 pub mod mirrors;
 pub mod node;
+pub mod pod_certificates;
 pub mod pods;
 pub mod references;
 pub mod runtime_classes;
@@ -24,3 +27,4 @@ pub mod services;
 pub mod storage;
 pub mod store;
 pub mod tokens;
+pub mod trust_bundles;

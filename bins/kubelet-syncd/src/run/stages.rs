@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RuntimeApis, adoption, facts, plugins, runtime, volumes};
-use crate::api::live::{ApiObjects, initial_node};
+use crate::api::live::{ApiObjects, Certifying, initial_node};
+use crate::api::pod_certificates::metrics::CertificateStates;
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
@@ -209,7 +210,12 @@ impl Server {
         }
         let (broker, link) = (daemon.broker.clone(), connections.link.clone());
         let client = ApiClient::start("kubelet-syncd", config.clone(), broker, link).with_metrics(&daemon.registry)?;
-        let objects = ApiObjects::start(&client, config, initial);
+        let writes = start.runtime_apis.storage.writes.clone();
+        let certifying = Certifying { writes, events: start.reporter.clone() };
+        let objects = ApiObjects::start(&client, config, initial, &certifying);
+        if let Some(certificates) = objects.certificates() {
+            daemon.registry.register(Box::new(CertificateStates::new(certificates)?))?;
+        }
         let node_seen = objects.node_seen();
         let reachability = client.reachability();
         start.view.set_api(ApiParts { node: node_seen.clone(), pods, reachability });

@@ -3,12 +3,13 @@
 
 use bulkhead_ipc::volnetd::ContentPlugin;
 use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, ServiceAccountTokenProjection, Volume,
-    VolumeProjection,
+    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, Pod, PodCertificateProjection,
+    ProjectedVolumeSource, ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 
 use super::paths::{PathError, nested_mount_points};
 use kubelet_model::objects::TokenWanted;
+use kubelet_model::objects::certificates::{Anchors, CertificateWanted, TrustBundleWanted};
 use kubelet_model::objects::named_objects::ObjectReferences;
 
 /// Lifetime that a token gets which says none, seconds (the API's default).
@@ -38,12 +39,18 @@ pub enum Source {
     ConfigMap(Keys),
     Secret(Keys),
     DownwardApi(Vec<DownwardAPIVolumeFile>),
-    Token {
-        wanted: TokenWanted,
-        path: String,
-    },
-    /// A kind that this node cannot do yet.
-    Unsupported(&'static str),
+    Token { wanted: TokenWanted, path: String },
+    TrustBundle { wanted: TrustBundleWanted, path: String },
+    Certificate { wanted: CertificateWanted, paths: CertificatePaths },
+}
+
+/// Where a pod's key and certificates are shown; empty: nowhere.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CertificatePaths {
+    /// The key, then the chain.
+    pub bundle: String,
+    pub key: String,
+    pub chain: String,
 }
 
 /// Keys of an object as files: those that are named, or all.
@@ -74,7 +81,7 @@ impl Content {
             let items = v.items.clone().unwrap_or_default();
             (ContentPlugin::DownwardApi, v.default_mode, vec![Source::DownwardApi(items)])
         } else if let Some(v) = &volume.projected {
-            (ContentPlugin::Projected, v.default_mode, projected(pod, v))
+            (ContentPlugin::Projected, v.default_mode, projected(pod, &volume.name, v))
         } else {
             return None;
         };
@@ -123,17 +130,24 @@ impl Content {
                 Source::Token { wanted: token, .. } => {
                     wanted.tokens.insert(token.clone());
                 }
-                Source::DownwardApi(_) | Source::Unsupported(_) => {}
+                Source::TrustBundle { wanted: bundle, .. } => {
+                    wanted.trust_bundles.insert(bundle.key(), bundle.clone());
+                }
+                Source::Certificate { wanted: certificate, .. } => {
+                    wanted.certificates.insert(certificate.clone());
+                }
+                Source::DownwardApi(_) => {}
             }
         }
     }
 }
 
-fn projected(pod: &Pod, volume: &ProjectedVolumeSource) -> Vec<Source> {
-    volume.sources.iter().flatten().filter_map(|source| projection(pod, source)).collect()
+fn projected(pod: &Pod, name: &str, volume: &ProjectedVolumeSource) -> Vec<Source> {
+    let sources = volume.sources.iter().flatten().enumerate();
+    sources.filter_map(|(index, source)| projection(pod, (name, index), source)).collect()
 }
 
-fn projection(pod: &Pod, source: &VolumeProjection) -> Option<Source> {
+fn projection(pod: &Pod, place: (&str, usize), source: &VolumeProjection) -> Option<Source> {
     Some(if let Some(s) = &source.secret {
         Source::Secret(Keys::new(&s.name, s.items.as_ref(), s.optional))
     } else if let Some(c) = &source.config_map {
@@ -142,10 +156,16 @@ fn projection(pod: &Pod, source: &VolumeProjection) -> Option<Source> {
         Source::DownwardApi(d.items.clone().unwrap_or_default())
     } else if let Some(token) = &source.service_account_token {
         Source::Token { wanted: token_wanted(pod, token), path: token.path.clone() }
-    } else if source.cluster_trust_bundle.is_some() {
-        Source::Unsupported("clusterTrustBundle")
-    } else if source.pod_certificate.is_some() {
-        Source::Unsupported("podCertificate")
+    } else if let Some(bundle) = &source.cluster_trust_bundle {
+        Source::TrustBundle { wanted: trust_bundle_wanted(bundle), path: bundle.path.clone() }
+    } else if let Some(certificate) = &source.pod_certificate {
+        let path = |path: &Option<String>| path.clone().unwrap_or_default();
+        let paths = CertificatePaths {
+            bundle: path(&certificate.credential_bundle_path),
+            key: path(&certificate.key_path),
+            chain: path(&certificate.certificate_chain_path),
+        };
+        Source::Certificate { wanted: certificate_wanted(pod, place, certificate), paths }
     } else {
         return None;
     })
@@ -160,6 +180,37 @@ fn token_wanted(pod: &Pod, token: &ServiceAccountTokenProjection) -> TokenWanted
         expiration_seconds: token.expiration_seconds.unwrap_or(TOKEN_SECONDS),
         pod_name: text(&pod.metadata.name),
         pod_uid: text(&pod.metadata.uid),
+    }
+}
+
+fn trust_bundle_wanted(bundle: &ClusterTrustBundleProjection) -> TrustBundleWanted {
+    let anchors = match &bundle.name {
+        Some(name) => Anchors::Named(name.clone()),
+        None => Anchors::OfSigner {
+            signer: bundle.signer_name.clone().unwrap_or_default(),
+            selector: bundle.label_selector.clone(),
+        },
+    };
+    TrustBundleWanted { anchors, optional: bundle.optional == Some(true) }
+}
+
+fn certificate_wanted(
+    pod: &Pod,
+    (volume, index): (&str, usize),
+    certificate: &PodCertificateProjection,
+) -> CertificateWanted {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    CertificateWanted {
+        namespace: text(&pod.metadata.namespace),
+        pod_name: text(&pod.metadata.name),
+        pod_uid: text(&pod.metadata.uid),
+        volume: volume.to_owned(),
+        index,
+        service_account: pod.spec.as_ref().map(|spec| text(&spec.service_account_name)).unwrap_or_default(),
+        signer: certificate.signer_name.clone(),
+        key_type: certificate.key_type.clone(),
+        max_expiration_seconds: certificate.max_expiration_seconds,
+        annotations: certificate.user_annotations.clone().unwrap_or_default(),
     }
 }
 

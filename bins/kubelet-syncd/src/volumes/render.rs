@@ -12,10 +12,11 @@ use sha2::{Digest as _, Sha256};
 use super::content::{Content, Keys, Source};
 use super::paths::{PathError, file_path};
 use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::objects::certificates::Credential;
 use kubelet_model::objects::named_objects::{LookupError, NamedObjects};
 use kubelet_model::pod::downward::{DownwardError, file_resource, object_field};
 
-/// Mode of tokens that belong to a user or a group: the volume's own would show them to others.
+/// Mode of tokens, trust anchors, keys and certificates that belong to a user or a group: the volume's own would show them to others.
 const PRIVATE: u32 = 0o600;
 
 /// Why there are no files; what upstream would say.
@@ -35,8 +36,6 @@ pub enum RenderError {
     Path(#[from] PathError),
     #[error("{0:?} would be a file and a folder")]
     Clash(String),
-    #[error("{0} sources of projected volumes are not supported by this node yet")]
-    Unsupported(&'static str),
     /// More than one.
     #[error("{}", Several(.0))]
     Many(Vec<RenderError>),
@@ -123,14 +122,24 @@ pub fn files(
             Source::Secret(keys) => payload.secret(keys, objects),
             Source::DownwardApi(items) => payload.downward(items, pod, facts),
             Source::Token { wanted, path } => match objects.token(wanted) {
-                Ok(token) => {
-                    let private = volume.fs_user.is_some() || volume.fs_group.is_some();
-                    let mode = if private { PRIVATE } else { payload.default_mode };
-                    payload.put(path, token.token.into_bytes(), Some(mode), volume.fs_user);
+                Ok(token) => payload.put_private(path, token.token.into_bytes(), volume),
+                Err(error) => payload.errors.push(error.into()),
+            },
+            Source::TrustBundle { wanted, path } => match objects.trust_anchors(wanted) {
+                Ok(anchors) => payload.put_private(path, anchors.into_bytes(), volume),
+                Err(error) => payload.errors.push(error.into()),
+            },
+            Source::Certificate { wanted, paths } => match objects.certificate(wanted) {
+                Ok(Credential { key, chain }) => {
+                    let bundle = format!("{key}{chain}");
+                    for (path, text) in [(&paths.bundle, bundle), (&paths.key, key), (&paths.chain, chain)] {
+                        if !path.is_empty() {
+                            payload.put_private(path, text.into_bytes(), volume);
+                        }
+                    }
                 }
                 Err(error) => payload.errors.push(error.into()),
             },
-            Source::Unsupported(kind) => payload.errors.push(RenderError::Unsupported(kind)),
         }
     }
     payload.finish()
@@ -157,6 +166,13 @@ impl Payload {
             }
             Err(error) => self.errors.push(error.into()),
         }
+    }
+
+    /// What belongs to the containers' user or group alone, where they have one.
+    fn put_private(&mut self, path: &str, data: Vec<u8>, volume: &Content) {
+        let private = volume.fs_user.is_some() || volume.fs_group.is_some();
+        let mode = if private { PRIVATE } else { self.default_mode };
+        self.put(path, data, Some(mode), volume.fs_user);
     }
 
     fn config_map(&mut self, keys: &Keys, objects: &NamedObjects) {

@@ -219,8 +219,8 @@ fn what_is_missing_is_named() {
         ),
         (
             projected(serde_json::json!([{"clusterTrustBundle": {"name": "b", "path": "p"}}])),
-            "clusterTrustBundle sources of projected volumes are not supported by this node yet",
-            false,
+            "clustertrustbundle \"TrustBundleWanted { anchors: Named(\\\"b\\\"), optional: false }\" has not been asked for",
+            true,
         ),
         (
             projected(serde_json::json!([{"downwardAPI": {"items": [

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bulkhead_sys::tree;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 /// Directories that are open at a time; more levels are left as they are, and told.
@@ -82,8 +82,16 @@ pub fn is_given(root: BorrowedFd<'_>, group: u32, access: Access) -> Result<bool
 pub fn give(root: BorrowedFd<'_>, group: u32, access: Access, patience: Duration) -> Result<Walked, OwnershipError> {
     let mount = tree::mount_id(root).map_err(|errno| OwnershipError::Root(errno.into()))?;
     let started = Instant::now();
-    let mut walk =
-        Walk { group, access, mount, started, ends: started + patience, told: started, done: Walked::default() };
+    let mut walk = Walk {
+        group,
+        access,
+        mount,
+        started,
+        ends: started + patience,
+        told: started,
+        done: Walked::default(),
+        calm: false,
+    };
     walk.below(root, 1)?;
     // As any other entry: a server that lets nobody change owners has the volume's access decided by itself.
     match give_one(root, group, access) {
@@ -95,9 +103,54 @@ pub fn give(root: BorrowedFd<'_>, group: u32, access: Access, patience: Duration
 
 /// Gives one object, not what is below.
 pub fn give_one(handle: BorrowedFd<'_>, group: u32, access: Access) -> rustix::io::Result<()> {
-    let stat = rustix::fs::fstat(handle)?;
-    let file_type = FileType::from_raw_mode(stat.st_mode);
-    if stat.st_gid != group {
+    give_known(handle, Facts::of(handle)?, group, access)
+}
+
+/// What of an entry decides whether it is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Facts {
+    mount: u64,
+    mode: u32,
+    group: u32,
+}
+
+impl Facts {
+    const FLAGS: StatxFlags = StatxFlags::TYPE.union(StatxFlags::MODE).union(StatxFlags::GID).union(StatxFlags::MNT_ID);
+
+    fn of(handle: BorrowedFd<'_>) -> rustix::io::Result<Self> {
+        rustix::fs::statx(handle, "", AtFlags::EMPTY_PATH, Self::FLAGS).map(|stat| Self::new(&stat))
+    }
+
+    /// By its name: good for leaving it alone, and for nothing else.
+    fn of_name(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Self> {
+        rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW, Self::FLAGS).map(|stat| Self::new(&stat))
+    }
+
+    fn new(stat: &rustix::fs::Statx) -> Self {
+        Facts { mount: stat.stx_mnt_id, mode: stat.stx_mode.into(), group: stat.stx_gid }
+    }
+
+    fn file_type(self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+
+    /// The mode it is to have.
+    fn wanted(self, access: Access) -> u32 {
+        let mode = self.mode & 0o7777;
+        match self.file_type() {
+            FileType::Symlink => mode,
+            kind => mode | access.mask(kind == FileType::Directory),
+        }
+    }
+
+    fn is_right(self, group: u32, access: Access) -> bool {
+        self.group == group && self.wanted(access) == self.mode & 0o7777
+    }
+}
+
+fn give_known(handle: BorrowedFd<'_>, facts: Facts, group: u32, access: Access) -> rustix::io::Result<()> {
+    let file_type = facts.file_type();
+    if facts.group != group {
         let group = Some(Gid::from_raw(group));
         rustix::fs::chownat(handle, "", None, group, AtFlags::EMPTY_PATH)?;
     }
@@ -105,9 +158,8 @@ pub fn give_one(handle: BorrowedFd<'_>, group: u32, access: Access) -> rustix::i
         return Ok(());
     }
     // A change of owner takes setuid and setgid away: the mode before it counts.
-    let mode = stat.st_mode & 0o7777;
-    let wanted = mode | access.mask(file_type == FileType::Directory);
-    if wanted != mode || (stat.st_gid != group && mode & 0o6000 != 0) {
+    let (mode, wanted) = (facts.mode & 0o7777, facts.wanted(access));
+    if wanted != mode || (facts.group != group && mode & 0o6000 != 0) {
         // The handle may be of the kind that fchmod refuses; this is the same object.
         let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
         rustix::fs::chmod(through, Mode::from_raw_mode(wanted))?;
@@ -123,6 +175,8 @@ struct Walk {
     ends: Instant,
     told: Instant,
     done: Walked,
+    /// The entry before was right already, and so the next one will be.
+    calm: bool,
 }
 
 impl Walk {
@@ -136,6 +190,14 @@ impl Walk {
         };
         for entry in entries {
             self.look_at_the_clock()?;
+            // One call for an entry that is to be left alone, where the one before it was; a folder has to be opened anyway.
+            if self.calm && !entry.is_dir {
+                let facts = Facts::of_name(dir, &entry.name);
+                if facts.is_ok_and(|facts| facts.mount == self.mount && self.leaves(facts)) {
+                    self.done.entries += 1;
+                    continue;
+                }
+            }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let handle = match rustix::fs::openat(dir, entry.name.as_os_str(), flags, Mode::empty()) {
                 Ok(handle) => handle,
@@ -156,14 +218,14 @@ impl Walk {
 
     /// The entry and what is below; the inner error is about this entry alone.
     fn one(&mut self, handle: &OwnedFd, depth: usize) -> Result<rustix::io::Result<()>, OwnershipError> {
-        let (mount, stat) = match (tree::mount_id(handle.as_fd()), rustix::fs::fstat(handle)) {
-            (Ok(mount), Ok(stat)) => (mount, stat),
-            (Err(errno), _) | (_, Err(errno)) => return Ok(Err(errno)),
+        let facts = match Facts::of(handle.as_fd()) {
+            Ok(facts) => facts,
+            Err(errno) => return Ok(Err(errno)),
         };
-        if mount != self.mount {
+        if facts.mount != self.mount {
             return Ok(Ok(()));
         }
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        if facts.file_type() == FileType::Directory {
             if depth >= MAX_DEPTH {
                 return Ok(Err(Errno::NAMETOOLONG));
             }
@@ -172,8 +234,19 @@ impl Walk {
                 Ok(dir) => self.below(dir.as_fd(), depth + 1)?,
                 Err(errno) => return Ok(Err(errno)),
             }
+            // What is below took its time.
+            return Ok(give_one(handle.as_fd(), self.group, self.access));
         }
-        Ok(give_one(handle.as_fd(), self.group, self.access))
+        self.calm = facts.is_right(self.group, self.access);
+        if self.calm {
+            return Ok(Ok(()));
+        }
+        Ok(give_known(handle.as_fd(), facts, self.group, self.access))
+    }
+
+    /// Whether an entry is no folder, and right.
+    fn leaves(&self, facts: Facts) -> bool {
+        facts.file_type() != FileType::Directory && facts.is_right(self.group, self.access)
     }
 
     fn failed(&mut self, name: &OsStr, error: &std::io::Error) {

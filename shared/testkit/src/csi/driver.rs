@@ -219,6 +219,14 @@ impl Driver {
         &self.state
     }
 
+    /// What it has used of a processor since its start.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn cpu_nanoseconds(&self) -> Result<u64> {
+        self.process.cpu_nanoseconds()
+    }
+
     fn wait_serving(&mut self) -> Result<()> {
         let last = if self.registers { self.registration_socket() } else { self.socket() };
         eventually(&format!("the driver {} serves", self.name), SHORT, || {

@@ -78,6 +78,13 @@ impl Process {
         }
     }
 
+    /// # Errors
+    /// It does not run.
+    pub(super) fn cpu_nanoseconds(&self) -> Result<u64> {
+        let child = self.child.as_ref().with_context(|| format!("{} does not run", self.program.display()))?;
+        processes::cpu_nanoseconds(child.id() as i32)
+    }
+
     /// Waits until it has ended by itself.
     ///
     /// # Errors

@@ -118,7 +118,8 @@ fn progress(text: &str) {
     eprintln!("bench: cluster: {text}");
 }
 
-fn condition(object: &Value, kind: &str) -> bool {
+/// Whether a condition of an object is True.
+pub fn condition(object: &Value, kind: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|one| one["type"] == kind && one["status"] == "True")
 }
@@ -172,7 +173,10 @@ fn one_pod(cluster: &Cluster, measured: &mut Measurements) -> Result<()> {
 }
 
 /// Reads the events of a watch until each name was once as wanted: when that was, counted from `begin`.
-fn until_each(
+///
+/// # Errors
+/// Some were not in time, or the watch broke.
+pub fn until_each(
     events: &mut Events,
     names: &[String],
     begin: Instant,

@@ -10,6 +10,7 @@ mod measure;
 mod probes;
 mod report;
 mod server;
+mod volumes;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,9 +45,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions or statistics alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics or volumes alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -62,6 +63,8 @@ fn run() -> Result<()> {
         .arg(number("evictions", "100", "Pods that take memory until they are evicted"))
         .arg(number("evictions-each", "10", "The same for each rate and each time that they take to end"))
         .arg(number("disks", "10", "Times that a disk becomes short"))
+        .arg(number("volume-pods", "100", "Pods with five local volumes and one of a CSI driver each; 0: fsGroup alone"))
+        .arg(number("files", "100000", "Files of a volume that is given to a group; 0: none"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -140,6 +143,11 @@ fn run() -> Result<()> {
     if has("collection") {
         let pods = if quick { vec![20] } else { vec![100, 500] };
         sections.push(report::collection(&collection::run(&collection::Plan { pods })?));
+    }
+    if has("volumes") {
+        let (pods, files) = (few("volume-pods", 5)?, few("files", 5000)?);
+        let plan = volumes::Plan { judged: !quick, pods, alone: if quick { 3 } else { 10 }, files, idle };
+        sections.push(report::volumes(&plan, &volumes::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::{
 };
 use tokio::sync::{broadcast, watch};
 
+use certificates::{CertificateWanted, Credential, TrustBundleWanted};
+
 /// Why an object is not to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
@@ -107,6 +109,15 @@ pub trait Objects: Send + Sync + Debug {
     fn persistent_volume<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Got<Arc<PersistentVolume>>>;
     /// Renewed in time: a caller that keeps a volume asks again.
     fn token<'a>(&'a self, wanted: &'a TokenWanted) -> BoxFuture<'a, Got<Token>>;
+    /// Trust anchors in PEM.
+    fn trust_anchors<'a>(&'a self, _: &'a TrustBundleWanted) -> BoxFuture<'a, Got<String>> {
+        let text = "ClusterTrustBundle projection is not supported in static kubelet mode";
+        Box::pin(std::future::ready(Err(ObjectError::Refused(text.to_owned()))))
+    }
+    /// A key and its certificates; who keeps a volume asks again when it is told of a change.
+    fn pod_certificate<'a>(&'a self, _: &'a CertificateWanted) -> BoxFuture<'a, Got<Credential>> {
+        Box::pin(std::future::ready(Err(ObjectError::Refused("unimplemented".to_owned()))))
+    }
     /// The CRI handler of a RuntimeClass. Empty name: the empty handler.
     fn runtime_handler(&self, class: &str) -> Got<String>;
     fn services(&self) -> KnownServices;
@@ -197,4 +208,5 @@ impl Objects for NoObjects {
         self.changes.subscribe()
     }
 }
+pub mod certificates;
 pub mod named_objects;

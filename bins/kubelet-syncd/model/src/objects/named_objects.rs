@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
+use super::certificates::{CertificateWanted, Credential, TrustBundleWanted};
 use super::{ObjectError, Objects, Token, TokenWanted};
 
 /// An answer that takes longer is none. Upstream gives its caches one second (`pkg/kubelet/util/manager`); a request
@@ -16,16 +17,20 @@ use super::{ObjectError, Objects, Token, TokenWanted};
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is named.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObjectReferences {
     pub config_maps: BTreeSet<String>,
     pub secrets: BTreeSet<String>,
     pub tokens: BTreeSet<TokenWanted>,
+    /// By their keys.
+    pub trust_bundles: BTreeMap<String, TrustBundleWanted>,
+    pub certificates: BTreeSet<CertificateWanted>,
 }
 
 impl ObjectReferences {
     pub fn is_empty(&self) -> bool {
-        self.config_maps.is_empty() && self.secrets.is_empty() && self.tokens.is_empty()
+        let of_certificates = self.trust_bundles.is_empty() && self.certificates.is_empty();
+        self.config_maps.is_empty() && self.secrets.is_empty() && self.tokens.is_empty() && of_certificates
     }
 }
 
@@ -62,6 +67,8 @@ pub struct NamedObjects {
     pub config_maps: BTreeMap<String, Lookup<Arc<ConfigMap>>>,
     pub secrets: BTreeMap<String, Lookup<Arc<Secret>>>,
     pub tokens: BTreeMap<TokenWanted, Lookup<Token>>,
+    pub trust_bundles: BTreeMap<String, Lookup<String>>,
+    pub certificates: BTreeMap<CertificateWanted, Lookup<Credential>>,
 }
 
 impl Debug for NamedObjects {
@@ -70,6 +77,8 @@ impl Debug for NamedObjects {
             .field("config_maps", &self.config_maps.keys())
             .field("secrets", &self.secrets.keys())
             .field("tokens", &self.tokens.keys())
+            .field("trust_bundles", &self.trust_bundles.keys())
+            .field("certificates", &self.certificates.keys())
             .finish()
     }
 }
@@ -95,6 +104,22 @@ impl NamedObjects {
     /// [`LookupError`].
     pub fn token(&self, wanted: &TokenWanted) -> Lookup<Token> {
         self.tokens.get(wanted).cloned().unwrap_or_else(|| never_asked("token", &wanted.service_account))
+    }
+
+    /// In PEM.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn trust_anchors(&self, wanted: &TrustBundleWanted) -> Lookup<String> {
+        let key = wanted.key();
+        self.trust_bundles.get(&key).cloned().unwrap_or_else(|| never_asked("clustertrustbundle", &key))
+    }
+
+    /// # Errors
+    /// [`LookupError`].
+    pub fn certificate(&self, wanted: &CertificateWanted) -> Lookup<Credential> {
+        let known = self.certificates.get(wanted).cloned();
+        known.unwrap_or_else(|| never_asked("podcertificaterequest", &wanted.signer))
     }
 }
 
@@ -122,11 +147,27 @@ pub async fn fetch(objects: &dyn Objects, namespace: &str, wanted: ObjectReferen
         let got = in_time("token", objects.token(&token)).await.map_err(LookupError::Other);
         (token, got)
     });
-    let (config_maps, secrets, tokens) = tokio::join!(join_all(config_maps), join_all(secrets), join_all(tokens));
+    let bundles = wanted.trust_bundles.into_iter().map(|(key, bundle)| async move {
+        let got = in_time("clustertrustbundle", objects.trust_anchors(&bundle)).await.map_err(LookupError::Other);
+        (key, got)
+    });
+    let certificates = wanted.certificates.into_iter().map(|certificate| async move {
+        let got = in_time("podcertificaterequest", objects.pod_certificate(&certificate)).await;
+        (certificate, got.map_err(LookupError::Other))
+    });
+    let (config_maps, secrets, tokens, trust_bundles, certificates) = tokio::join!(
+        join_all(config_maps),
+        join_all(secrets),
+        join_all(tokens),
+        join_all(bundles),
+        join_all(certificates)
+    );
     NamedObjects {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         tokens: tokens.into_iter().collect(),
+        trust_bundles: trust_bundles.into_iter().collect(),
+        certificates: certificates.into_iter().collect(),
     }
 }
 
@@ -162,6 +203,7 @@ mod tests {
             config_maps: names(&["here", "gone"]),
             secrets: names(&["silent"]),
             tokens: BTreeSet::from([token.clone()]),
+            ..ObjectReferences::default()
         };
         let got = fetch(&objects, "ns", wanted).await;
         assert_eq!(got.config_map("here").unwrap().data.as_ref().unwrap()["k"], "v");

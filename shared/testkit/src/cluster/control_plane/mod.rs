@@ -71,14 +71,36 @@ pub enum Storage {
     Etcd,
     /// An etcd that cannot report the progress of watches (Debian's 3.4): streamed lists are refused.
     WithoutWatchProgress,
+    /// As the first, and the API server serves trust bundles and requests for certificates of pods, which are off by default.
+    WithPodCertificates,
 }
 
 impl Storage {
     const fn program(self) -> &'static str {
         match self {
-            Self::Etcd => "etcd",
+            Self::Etcd | Self::WithPodCertificates => "etcd",
             Self::WithoutWatchProgress => "etcd-old",
         }
+    }
+
+    /// What its instances are called by: those of another kind are not taken.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::WithPodCertificates => "certificates",
+            _ => self.program(),
+        }
+    }
+
+    /// More of the API server's command line.
+    fn flags(self) -> Vec<String> {
+        let flags: &[&str] = match self {
+            Self::WithPodCertificates => &[
+                "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true,PodCertificateRequest=true",
+                "--runtime-config=certificates.k8s.io/v1beta1=true",
+            ],
+            _ => &[],
+        };
+        flags.iter().map(|flag| (*flag).to_owned()).collect()
     }
 
     /// Whether `$KUBEBUILDER_ASSETS` names a folder with a control plane on this storage.
@@ -270,7 +292,7 @@ impl Instance {
 
     /// One that nobody uses: running, or started now.
     fn claim(programs: &Programs) -> Result<Self> {
-        let name = programs.storage.program();
+        let name = programs.storage.kind();
         for number in 1..=INSTANCES {
             let folder = home().join(format!("control-plane-{name}-{number}"));
             let Some(owner) = lock(&folder, "owner", FlockArg::LockExclusiveNonblock)? else { continue };
@@ -526,6 +548,7 @@ fn start(programs: &Programs, folder: &Path) -> Result<(u16, Etcd, Authority)> {
         // One file, which each test begins anew.
         "--audit-log-maxsize=100000".to_owned(),
     ];
+    let apiserver: Vec<String> = apiserver.into_iter().chain(programs.storage.flags()).collect();
     file(
         "kube-apiserver.sh",
         &script(&programs.folder.join("kube-apiserver"), &run.join("kube-apiserver.log"), &apiserver),

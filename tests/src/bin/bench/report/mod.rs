@@ -6,6 +6,7 @@ mod eviction;
 mod filters;
 mod probes;
 mod server;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,6 +22,7 @@ pub use eviction::section as eviction;
 pub use filters::section as filters;
 pub use probes::section as probes;
 pub use server::section as server;
+pub use volumes::section as volumes;
 
 /// One table.
 #[derive(Debug)]

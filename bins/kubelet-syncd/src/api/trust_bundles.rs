@@ -1,0 +1,316 @@
+//! ClusterTrustBundles: which trust anchors projected volumes show (upstream `pkg/kubelet/clustertrustbundle`).
+//!
+//! Nothing is watched before the first pod asks. Anchors are shown once each, in an order that is the same for this process's life and
+//! another one in the next, as upstream's: nobody is to count on one.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
+
+use bulkhead_apiclient::watch::{Change, Scope, watch};
+use bulkhead_apiclient::{ApiClient, Lane, random_fraction};
+use bulkhead_types::PodUid;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::broadcast;
+
+use super::server::Got;
+use kubelet_model::objects::ObjectError;
+use kubelet_model::objects::certificates::{Anchors, TrustBundleWanted};
+use kubelet_model::pem;
+
+/// How long who asks first waits for the first list.
+const FIRST_LIST: Duration = Duration::from_secs(5);
+/// What upstream says where there is no API server, or the gate is off.
+pub const UNSUPPORTED: &str = "ClusterTrustBundle projection is not supported in static kubelet mode";
+
+/// A bundle as far as pods see it.
+#[derive(Debug, Clone, PartialEq)]
+struct Bundle {
+    signer: String,
+    labels: BTreeMap<String, String>,
+    anchors: Vec<Vec<u8>>,
+}
+
+impl Bundle {
+    fn of(bundle: ClusterTrustBundle) -> (String, Self) {
+        let (name, labels) = (bundle.metadata.name.unwrap_or_default(), bundle.metadata.labels.unwrap_or_default());
+        let anchors = pem::blocks(&bundle.spec.trust_bundle);
+        (name, Bundle { signer: bundle.spec.signer_name.unwrap_or_default(), labels, anchors })
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// None until they were listed.
+    bundles: Option<BTreeMap<String, Bundle>>,
+    /// Why they could not be listed.
+    trouble: String,
+    /// What the pods here name: a bundle's name, or a signer.
+    users: HashMap<PodUid, BTreeSet<String>>,
+}
+
+/// All bundles, from the first question on.
+#[derive(Debug)]
+pub struct TrustBundles {
+    client: ApiClient,
+    state: Arc<Mutex<State>>,
+    told: Arc<tokio::sync::watch::Sender<u64>>,
+    changes: broadcast::Sender<PodUid>,
+    begun: Once,
+    seed: [u8; 8],
+}
+
+impl TrustBundles {
+    pub fn new(client: &ApiClient, changes: broadcast::Sender<PodUid>) -> Self {
+        let (state, told) = (Arc::default(), Arc::new(tokio::sync::watch::channel(0).0));
+        let seed = random_fraction().to_bits().to_be_bytes();
+        TrustBundles { client: client.clone(), state, told, changes, begun: Once::new(), seed }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod is wanted here, and is told of changes of what it names.
+    pub fn register(&self, uid: &PodUid, pod: &Pod) {
+        let names = named(pod);
+        if !names.is_empty() {
+            self.state().users.insert(uid.clone(), names);
+        }
+    }
+
+    pub fn unregister(&self, uid: &PodUid) {
+        self.state().users.remove(uid);
+    }
+
+    /// The anchors in PEM.
+    pub async fn get(&self, wanted: &TrustBundleWanted) -> Got<String> {
+        self.begun.call_once(|| {
+            let changes = watch(&self.client, Lane::Main, Scope::default());
+            tokio::spawn(follow(self.state.clone(), self.told.clone(), self.changes.clone(), changes));
+        });
+        let mut told = self.told.subscribe();
+        let listed = told.wait_for(|_| self.state().bundles.is_some());
+        let _ = tokio::time::timeout(FIRST_LIST, listed).await;
+        let state = self.state();
+        match &state.bundles {
+            Some(bundles) => anchors(bundles, wanted, self.seed),
+            None => {
+                let why = if state.trouble.is_empty() { String::new() } else { format!(": {}", state.trouble) };
+                Err(ObjectError::Away(format!("ClusterTrustBundle informer has not yet synced{why}")))
+            }
+        }
+    }
+}
+
+/// Names of bundles and signers in a pod's volumes.
+fn named(pod: &Pod) -> BTreeSet<String> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let sources = volumes.flat_map(|volume| volume.projected.iter()).flat_map(|one| one.sources.iter().flatten());
+    let bundles = sources.filter_map(|source| source.cluster_trust_bundle.as_ref());
+    bundles.flat_map(|bundle| bundle.name.iter().chain(&bundle.signer_name)).cloned().collect()
+}
+
+/// Follows the bundles for ever.
+async fn follow(
+    state: Arc<Mutex<State>>,
+    told: Arc<tokio::sync::watch::Sender<u64>>,
+    changes: broadcast::Sender<PodUid>,
+    mut stream: BoxStream<'static, Change<ClusterTrustBundle>>,
+) {
+    while let Some(change) = stream.next().await {
+        let touched = state.lock().unwrap_or_else(PoisonError::into_inner).take(change);
+        for pod in touched {
+            // Nobody listens: nobody is to be told.
+            let _ = changes.send(pod);
+        }
+        told.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+impl State {
+    /// Takes what the watch tells; the pods that it concerns.
+    fn take(&mut self, change: Change<ClusterTrustBundle>) -> Vec<PodUid> {
+        let before = self.bundles.clone().unwrap_or_default();
+        match change {
+            Change::Restarted(all) => self.bundles = Some(all.into_iter().map(Bundle::of).collect()),
+            Change::Applied(bundle) => {
+                let (name, bundle) = Bundle::of(bundle);
+                self.bundles.get_or_insert_default().insert(name, bundle);
+            }
+            Change::Deleted(bundle) => {
+                self.bundles.get_or_insert_default().remove(&Bundle::of(bundle).0);
+            }
+            Change::Failed(error) => {
+                tracing::debug!("cluster trust bundles could not be watched on the API server: {error}");
+                self.trouble = error;
+                return Vec::new();
+            }
+        }
+        self.trouble.clear();
+        let empty = BTreeMap::new();
+        let now = self.bundles.as_ref().unwrap_or(&empty);
+        let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+        let mut touched = BTreeSet::new();
+        for name in names.into_iter().filter(|name| before.get(*name) != now.get(*name)) {
+            touched.insert(name.as_str());
+            let both = [before.get(name), now.get(name)];
+            touched.extend(both.into_iter().flatten().map(|bundle| bundle.signer.as_str()));
+        }
+        let concerns = |names: &BTreeSet<String>| names.iter().any(|name| touched.contains(name.as_str()));
+        self.users.iter().filter(|(_, names)| concerns(names)).map(|(uid, _)| uid.clone()).collect()
+    }
+}
+
+/// What a volume shows. Pure.
+fn anchors(bundles: &BTreeMap<String, Bundle>, wanted: &TrustBundleWanted, seed: [u8; 8]) -> Got<String> {
+    let found: Vec<&Bundle> = match &wanted.anchors {
+        Anchors::Named(name) => match bundles.get(name) {
+            Some(bundle) => vec![bundle],
+            None if wanted.optional => Vec::new(),
+            None => {
+                let text = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io";
+                return Err(ObjectError::Refused(format!("{text} {name:?} not found")));
+            }
+        },
+        Anchors::OfSigner { signer, selector } => {
+            let all = bundles.values().filter(|bundle| bundle.signer == *signer);
+            let mut found = Vec::new();
+            for bundle in all {
+                if selects(selector.as_ref(), &bundle.labels)? {
+                    found.push(bundle);
+                }
+            }
+            if found.is_empty() && !wanted.optional {
+                let text = "combination of signerName and labelSelector matched zero ClusterTrustBundles";
+                return Err(ObjectError::Refused(text.to_owned()));
+            }
+            found
+        }
+    };
+    let each: BTreeSet<&Vec<u8>> = found.iter().flat_map(|bundle| &bundle.anchors).collect();
+    let mut shuffled: Vec<([u8; 32], &Vec<u8>)> = each
+        .into_iter()
+        .map(|anchor| (Sha256::new().chain_update(seed).chain_update(anchor).finalize().into(), anchor))
+        .collect();
+    shuffled.sort_unstable();
+    Ok(shuffled.into_iter().map(|(_, anchor)| pem::block("CERTIFICATE", anchor)).collect())
+}
+
+/// Whether a selector takes an object with these labels (`LabelSelectorAsSelector` of the API machinery).
+fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> Got<bool> {
+    let Some(selector) = selector else { return Ok(false) };
+    let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    let mut all = equal;
+    for one in selector.match_expressions.iter().flatten() {
+        let (has, values) = (labels.get(&one.key), one.values.as_deref().unwrap_or_default());
+        let listed = has.is_some_and(|value| values.contains(value));
+        all &= match one.operator.as_str() {
+            "In" => listed,
+            "NotIn" => !listed,
+            "Exists" => has.is_some(),
+            "DoesNotExist" => has.is_none(),
+            other => {
+                let text = format!("while parsing label selector: {other:?} is not a valid label selector operator");
+                return Err(ObjectError::Refused(text));
+            }
+        };
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn bundle(name: &str, signer: &str, label: &str, anchors: &[u8]) -> ClusterTrustBundle {
+        let text: String = anchors.iter().map(|anchor| pem::block("CERTIFICATE", &[*anchor])).collect();
+        serde_json::from_value(json!({"metadata": {"name": name, "labels": {"l": label}},
+            "spec": {"signerName": signer, "trustBundle": format!("text\n{text}")}}))
+        .unwrap()
+    }
+
+    fn of_signer(selector: serde_json::Value, optional: bool) -> TrustBundleWanted {
+        let selector = serde_json::from_value(selector).unwrap();
+        TrustBundleWanted { anchors: Anchors::OfSigner { signer: "s".into(), selector }, optional }
+    }
+
+    fn state() -> State {
+        let mut state = State::default();
+        let all = vec![bundle("a", "s", "x", &[1, 2, 2]), bundle("b", "s", "y", &[2, 3]), bundle("c", "", "x", &[4])];
+        state.take(Change::Restarted(all));
+        state
+    }
+
+    fn shown(wanted: &TrustBundleWanted) -> Got<Vec<u8>> {
+        let text = anchors(state().bundles.as_ref().unwrap(), wanted, [0; 8])?;
+        let mut all: Vec<u8> = pem::blocks(&text).concat();
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    #[test]
+    fn which_anchors_are_shown() {
+        let named = |name: &str, optional| TrustBundleWanted { anchors: Anchors::Named(name.into()), optional };
+        assert_eq!(shown(&named("a", false)), Ok(vec![1, 2]));
+        assert_eq!(shown(&named("none", true)), Ok(vec![]));
+        let refused = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io \"none\" not found";
+        assert_eq!(shown(&named("none", false)), Err(ObjectError::Refused(refused.into())));
+        for (selector, expected) in [
+            (json!({}), vec![1, 2, 3]),
+            (json!({"matchLabels": {"l": "x"}}), vec![1, 2]),
+            (json!({"matchExpressions": [{"key": "l", "operator": "In", "values": ["y", "z"]}]}), vec![2, 3]),
+            (json!({"matchExpressions": [{"key": "l", "operator": "NotIn", "values": ["y"]}]}), vec![1, 2]),
+            (json!({"matchExpressions": [{"key": "l", "operator": "Exists"}]}), vec![1, 2, 3]),
+            (json!({"matchExpressions": [{"key": "l", "operator": "DoesNotExist"}]}), vec![]),
+            (json!(null), vec![]),
+        ] {
+            assert_eq!(shown(&of_signer(selector.clone(), true)), Ok(expected), "{selector}");
+        }
+        let zero = "combination of signerName and labelSelector matched zero ClusterTrustBundles";
+        assert_eq!(shown(&of_signer(json!(null), false)), Err(ObjectError::Refused(zero.into())));
+        assert!(shown(&of_signer(json!({"matchExpressions": [{"key": "l", "operator": "?"}]}), true)).is_err());
+    }
+
+    #[test]
+    fn the_order_is_stable_and_of_no_meaning() {
+        let bundles = State::default().take_all((1..=20).collect());
+        let wanted = TrustBundleWanted { anchors: Anchors::Named("a".into()), optional: false };
+        let order = |seed: u8| anchors(&bundles, &wanted, [seed; 8]).unwrap();
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+    }
+
+    impl State {
+        fn take_all(mut self, anchors: Vec<u8>) -> BTreeMap<String, Bundle> {
+            self.take(Change::Restarted(vec![bundle("a", "s", "x", &anchors)]));
+            self.bundles.unwrap()
+        }
+    }
+
+    #[test]
+    fn who_is_told_of_a_change() {
+        let mut state = state();
+        let uid = |number: u8| PodUid::parse(&format!("11111111-2222-3333-4444-5555555555{number:02}")).unwrap();
+        state.users.insert(uid(1), ["a".to_owned()].into());
+        state.users.insert(uid(2), ["s".to_owned()].into());
+        state.users.insert(uid(3), ["c".to_owned()].into());
+        let mut told = |change| {
+            let mut told = state.take(change);
+            told.sort();
+            told
+        };
+        assert_eq!(told(Change::Applied(bundle("a", "s", "x", &[9]))), [uid(1), uid(2)]);
+        assert_eq!(told(Change::Applied(bundle("a", "s", "x", &[9]))), []);
+        assert_eq!(told(Change::Deleted(bundle("c", "", "x", &[4]))), [uid(3)]);
+        assert_eq!(told(Change::Failed("away".into())), []);
+        assert_eq!(told(Change::Restarted(vec![bundle("a", "other", "x", &[9])])), [uid(1), uid(2)]);
+    }
+}
