@@ -311,9 +311,7 @@ fn check(manager: &ContainerManager, machine: &Machine, alive: &BTreeMap<u8, Pod
         let count = blocks().filter(|block| block.nodes.contains(&node.id)).count();
         prop_assert_eq!(usize::try_from(state.number_of_assignments), Ok(count));
         for block in blocks().filter(|block| block.nodes.contains(&node.id)) {
-            // Under best-effort a hint of one node is taken, as upstream takes it, whatever group that node is in.
-            let grouped = block.nodes == state.cells || (block.nodes.len() == 1 && state.cells.len() == 1);
-            prop_assert!(grouped || manager.topology.policy() == Policy::BestEffort);
+            prop_assert!(block.nodes == state.cells || (block.nodes.len() == 1 && state.cells.len() == 1));
         }
         for table in state.memory_map.values() {
             prop_assert_eq!(table.free + table.reserved, table.allocatable);
@@ -410,11 +408,7 @@ proptest! {
                     manager.remove_stale(&active.collect());
                 }
                 Step::Restart => {
-                    match start(&settings, &machine, &files(&manager)) {
-                        Ok(again) => manager = again,
-                        // Then its file is refused too, as upstream's kubelet refuses its own.
-                        Err(error) => prop_assert!(policy == "best-effort", "{}", error),
-                    }
+                    manager = start(&settings, &machine, &files(&manager)).unwrap();
                     manager.written.clear();
                 }
             }
