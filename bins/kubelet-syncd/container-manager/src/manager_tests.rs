@@ -311,7 +311,7 @@ fn check(manager: &ContainerManager, machine: &Machine, alive: &BTreeMap<u8, Pod
         let count = blocks().filter(|block| block.nodes.contains(&node.id)).count();
         prop_assert_eq!(usize::try_from(state.number_of_assignments), Ok(count));
         for block in blocks().filter(|block| block.nodes.contains(&node.id)) {
-            prop_assert!(block.nodes == state.cells || block.nodes.len() == 1 && state.cells.len() == 1);
+            prop_assert!(block.nodes == state.cells || (block.nodes.len() == 1 && state.cells.len() == 1));
         }
         for table in state.memory_map.values() {
             prop_assert_eq!(table.free + table.reserved, table.allocatable);
