@@ -52,6 +52,7 @@
 //! | sources: file, URL, merge ([`sources`]) | manifests through volnetd, an URL | pod changes to the merge (mpsc), updates to the sync loop (mpsc) |
 //! | the watch of pods ([`api::pods`]) | the API server | pod changes to the merge (mpsc) |
 //! | watches of the Node, services, runtime classes, and of what pods name ([`api`]) | the API server | the newest of each (watch), whose objects have changed (broadcast) |
+//! | trust bundles and certificates of pods, from the first that is asked for ([`api::trust_bundles`], [`api::pod_certificates`]) | the API server, answers of kubelet-statusd (watch), the time | whose files have changed (broadcast), wishes for the API server, events |
 //! | PLEG ([`kubelet_pleg`]) | the runtime's events, requests for a look | the pod cache, events to its subscribers (mpsc) |
 //! | the prober ([`kubelet_probes::prober`]) | pods that were added, the time | results (its table), that some have changed |
 //! | runtime health, image file system, image list ([`sync_loop`]) | the runtime | the newest of each (watch) |

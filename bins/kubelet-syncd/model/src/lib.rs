@@ -4,6 +4,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`pem`] | certificates and keys as text |
 //! | [`validation`] | whether a pod is well formed, in upstream's words |
 //! | [`node_facts`] | nothing: what the node is, and which settings shape its pods |
 //! | [`pod`] | how a spec is read and a pod's containers are named: everybody's vocabulary |
