@@ -43,7 +43,7 @@ struct File {
     checksum: u64,
 }
 
-fn dump_blocks(blocks: &Vec<Block>) -> String {
+fn dump_blocks(blocks: &[Block]) -> String {
     slice(blocks, |block| {
         let (nodes, kind, size) = (slice(&block.nodes, u32::to_string), &block.kind, block.size);
         format!("{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){kind} Size:(uint64){size}}}")
@@ -77,7 +77,7 @@ impl File {
 
     fn sum(&self, name: &str, with_pods: bool) -> Result<u64, CheckpointError> {
         let machine = optional_map(self.machine()?.as_ref(), dump_node);
-        let entries = optional_map(self.entries.as_ref(), |containers| map(containers, dump_blocks));
+        let entries = optional_map(self.entries.as_ref(), |containers| map(containers, |blocks| dump_blocks(blocks)));
         let blocks = |pod: &PodEntry| format!("{{MemoryBlocks:([]state.Block){}}}", dump_blocks(&pod.blocks));
         let pods = optional_map(self.pod_entries.as_ref(), blocks);
         let pods = if with_pods { format!(" PodEntries:(state.PodMemoryAssignments){pods}") } else { String::new() };
