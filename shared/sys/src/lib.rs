@@ -27,7 +27,8 @@
 //! | [`heap`] | memory that the allocator does not use |
 //! | [`page`] | the size of a page |
 //! | [`program`] | pages of this program that are not being used |
-//! | [`systemd`] | the three requests of the systemd cgroup driver |
+//! | [`dbus`] | the system bus, and what is asked of logind on it |
+//! | [`systemd`] | the requests to systemd: slices, properties, a stop, a reload |
 //! | [`vsock`] | sockets between a virtual machine and its host |
 #![allow(unsafe_code)]
 
@@ -35,6 +36,7 @@ pub mod async_fd;
 pub mod attempt;
 pub mod cgroup;
 pub mod clock;
+pub mod dbus;
 pub mod fence;
 pub mod fork;
 pub mod heap;
