@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 20] = [
+const FILES: [&str; 21] = [
     "common/v1/common.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 20] = [
     "volnetd/v1/volnetd.proto",
     "volnetd/v1/audit.proto",
     "volnetd/v1/csi.proto",
+    "volnetd/v1/shutdown.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",
     "syncd/v1/eviction.proto",

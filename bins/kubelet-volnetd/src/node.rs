@@ -16,6 +16,7 @@ use bulkhead_worker::WorkerPool;
 use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
 use crate::guard::Guard;
+use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
 
@@ -50,6 +51,8 @@ pub struct Settings {
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,
     pub protect_kernel_defaults: bool,
+    /// How long a shutdown of the machine waits for pods; None: it does not.
+    pub shutdown_delay: Option<Duration>,
     /// Whether the kernel tunables are looked at at all: off in tests that must not change their machine.
     pub manage_kernel_tunables: bool,
 }
@@ -96,6 +99,8 @@ pub struct Node {
     pub metrics: Metrics,
     pub audit: AuditLog,
     pub workers: WorkerPool,
+    /// The delay of a shutdown.
+    pub inhibitor: Inhibitor,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -160,6 +165,7 @@ impl Node {
             metrics,
             audit,
             workers,
+            inhibitor: Inhibitor::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,
