@@ -65,7 +65,10 @@ fn pods_end_by_priority_before_the_machine_is_off() -> Result<()> {
     machine.write_pod(&Pod::idle("late-static"))?;
     let late = cluster.wait_for("pods", NAMESPACE, "late", "failed", |pod| pod["status"]["phase"] == "Failed")?;
     ensure!(late["status"]["reason"] == "NodeShutdown", "{late:#}");
-    ensure!(late["status"]["message"] == "Pod was rejected as the node is shutting down.", "{late:#}");
+    ensure!(
+        late["status"]["message"] == "Pod was rejected: Pod was rejected as the node is shutting down.",
+        "{late:#}"
+    );
     eventually("the static pod is refused", LONG, || {
         let said = machine.journal(&["--unit=kubelet-syncd", "--output=cat"])?;
         let refused = said.lines().any(|line| line.contains("late-static") && line.contains("NodeShutdown"));
@@ -180,9 +183,16 @@ fn pods_have_their_time_whoever_dies_meanwhile() -> Result<()> {
         Ok(())
     })?;
     machine.check(&["systemctl", "start", "kubelet-syncd.socket", "kubelet-syncd.service"])?;
-    // Dead in the middle: once the first group has been asked, its successor goes on.
+    // Dead in the middle: once the first group has been asked, its successor goes on. Then the other one that holds the lock.
     wait_term(&machine, "low")?;
+    let before = machine.unit("kubelet-syncd.service")?;
     machine.check(&["systemctl", "kill", "--signal=KILL", "kubelet-syncd.service"])?;
+    let after = machine.wait_another_run("kubelet-syncd.service", &before)?;
+    eventually("the successor has its copy of the lock", LONG, || {
+        let open = machine.check(&["ls", "-l", &format!("/proc/{}/fd", after.main_pid)])?;
+        ensure!(open.contains("/run/systemd/inhibit/"), "{open}");
+        Ok(())
+    })?;
     machine.check(&["systemctl", "kill", "--signal=KILL", "kubelet-volnetd.service"])?;
     machine.wait_powered_off()?;
     let took = began.elapsed();
