@@ -174,7 +174,9 @@ mod tests {
     /// Upstream's `Test_groupByPriority`.
     #[test]
     fn groups_by_priority() {
-        let cases: [(&[i32], &[(i32, usize)]); 3] = [
+        // The groups' priorities; a pod's priority and its group.
+        type Case = (&'static [i32], &'static [(i32, usize)]);
+        let cases: [Case; 3] = [
             (
                 &[0, 2_000_000_000],
                 &[(0, 0), (1, 0), (1_000_000_000, 0), (2_000_000_000, 1), (2_000_001_000, 1), (-1, 0)],
