@@ -1,8 +1,8 @@
 //! The kernel's edge: every system call that needs care, and the only home of `unsafe` in the workspace.
 //!
 //! Mechanism without policy: which path, which capability, which peer is decided by the callers; here it is made sure
-//! that the call does exactly what its name says. Blocking calls throughout; async code wraps them (`AsyncFd`,
-//! `spawn_blocking`).
+//! that the call does exactly what its name says. Blocking calls throughout but for [`dbus`]; async code wraps them
+//! (`AsyncFd`, `spawn_blocking`).
 //!
 //! | module | for |
 //! |---|---|

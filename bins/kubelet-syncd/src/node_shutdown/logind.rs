@@ -128,8 +128,11 @@ impl Keeper {
             tokio::select! {
                 wish = wishes.recv() => {
                     let Some(done) = wish else { return };
-                    self.release().await;
-                    (released, due) = (true, None);
+                    // It may have been called off in this very moment: then the lock is for the next one.
+                    if *self.preparing.borrow() == Some(true) {
+                        self.release().await;
+                        (released, due) = (true, None);
+                    }
                     // Whoever asked may have gone.
                     let _ = done.send(());
                 }
