@@ -56,7 +56,9 @@ mod tests {
     /// Upstream's `Test_migrateConfig`.
     #[test]
     fn the_older_form_is_two_groups() {
-        let cases: [(i64, i64, &[(i32, i64)]); 5] = [
+        // Seconds for all, of these for critical pods; the groups.
+        type Case = (i64, i64, &'static [(i32, i64)]);
+        let cases: [Case; 5] = [
             (300, 120, &[(0, 180), (2_000_000_000, 120)]),
             (100, 0, &[(0, 100), (2_000_000_000, 0)]),
             (0, 0, &[]),
