@@ -51,6 +51,8 @@ const GATES: &[&str] = &[
     "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
     "ExtendWebSocketsToKubelet",
+    "GracefulNodeShutdown",
+    "GracefulNodeShutdownBasedOnPodPriority",
     "HostnameOverride",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
