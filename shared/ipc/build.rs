@@ -14,6 +14,7 @@ const FILES: [&str; 21] = [
     "volnetd/v1/volnetd.proto",
     "volnetd/v1/audit.proto",
     "volnetd/v1/csi.proto",
+    "volnetd/v1/shutdown.proto",
     "syncd/v1/syncd.proto",
     "syncd/v1/streams.proto",
     "syncd/v1/eviction.proto",

@@ -69,9 +69,6 @@
 //! | the serving pair ([`server::tls`]) | files' changes | what is shown, who is believed (watch) |
 //! | streams into pods ([`streaming`]), followers of logs ([`logs`]) | the runtime; files' growth and containers' lives (watch) | bytes to clients |
 //! | traces ([`traces`]) | spans of all processes | batches to the collector |
-//!
-//! # Known gaps
-//! Ready knows of no shutdown yet.
 
 pub mod api_writer;
 pub mod cadvisor;

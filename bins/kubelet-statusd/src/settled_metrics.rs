@@ -67,17 +67,6 @@ pub fn register(registry: &Registry, config: &NodeConfig) -> Result<(), promethe
     if matches!(config.kubelet.memory_manager_policy.as_str(), "" | "None") {
         counters(&NEVER_RESERVED)?;
     }
-    // No shutdown of the node has been seen.
-    gauge(
-        "kubelet_graceful_shutdown_start_time_seconds",
-        "[ALPHA] Last graceful shutdown start time since unix epoch in seconds",
-        0,
-    )?;
-    gauge(
-        "kubelet_graceful_shutdown_end_time_seconds",
-        "[ALPHA] Last graceful shutdown end time since unix epoch in seconds",
-        0,
-    )?;
     if let Some(version) = cgroup_version() {
         gauge("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", version)?;
     }

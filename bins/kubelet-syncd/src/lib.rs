@@ -35,6 +35,7 @@
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |
 //! | [`evictions`] | whether a pod may be evicted, and by which pressure pods are admitted |
+//! | [`node_shutdown`] | in which order pods end when the machine goes down, and when it may go on |
 //! | [`ooms`] | whether an end for want of the machine's memory is news |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
@@ -60,6 +61,7 @@
 //! | the volume manager's reconciler, and a task for each operation ([`kubelet_volume_manager`]) | wanted volumes, the Node (watch), drivers that come and go, volnetd's lists | calls of drivers and verbs; what is in use (watch), events |
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
+//! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
@@ -83,6 +85,7 @@ pub mod manifests;
 pub mod metrics;
 pub mod mirror_pods;
 pub mod node_resources;
+pub mod node_shutdown;
 pub mod ooms;
 pub mod ownership;
 pub mod plugin_manager;

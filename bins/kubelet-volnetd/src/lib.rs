@@ -2,9 +2,10 @@
 //! root-owned files, and passing open descriptors to the processes that hold nothing.
 //!
 //! # Serves / calls
-//! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Watches, Audit) and `kubelet.common.v1.Process` on `kubelet-volnetd.sock`, the
-//! descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables and kubelet-disks, which run programs
-//! for it, and systemd over its private socket where the cgroup driver is systemd.
+//! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Shutdown, Watches, Audit) and `kubelet.common.v1.Process` on
+//! `kubelet-volnetd.sock`, the descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables and
+//! kubelet-disks, which run programs for it, systemd over its private socket where the cgroup driver is systemd, and logind on the
+//! system bus where pods get time at a shutdown ([`inhibitor`]).
 //!
 //! # Privileges
 //! uid 0 with the capabilities listed in `bulkhead_privileges`, each beside the work that needs it, and a system call filter. It
@@ -50,6 +51,7 @@
 //! | [`audit`] | how many records of privileged acts are kept, and which are shown |
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`disks`] | how kubelet-disks is asked |
+//! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -82,6 +84,7 @@ pub mod cgroups;
 pub mod disks;
 pub mod files;
 pub mod guard;
+pub mod inhibitor;
 pub mod iptables;
 pub mod journal;
 pub mod kubeconfig;

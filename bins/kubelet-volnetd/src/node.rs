@@ -19,6 +19,7 @@ use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
 use crate::disks::Disks;
 use crate::guard::Guard;
+use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,
     pub protect_kernel_defaults: bool,
+    /// How long a shutdown of the machine waits for pods; None: it does not.
+    pub shutdown_delay: Option<Duration>,
     /// Whether the kernel tunables are looked at at all: off in tests that must not change their machine.
     pub manage_kernel_tunables: bool,
 }
@@ -111,6 +114,8 @@ pub struct Node {
     pub audit: AuditLog,
     pub workers: WorkerPool,
     pub disks: Disks,
+    /// The delay of a shutdown.
+    pub inhibitor: Inhibitor,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -176,6 +181,7 @@ impl Node {
             audit,
             workers,
             disks: Disks::default(),
+            inhibitor: Inhibitor::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{NodeConfig, shutdown};
 use bulkhead_sys::cgroup::CgroupPath;
 
 use crate::cgroups::Driver;
@@ -56,6 +56,8 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
+        shutdown_delay: Some(shutdown::total(&shutdown::grace_periods(&config.kubelet, &config.feature_gates())))
+            .filter(|delay| !delay.is_zero()),
         protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
         manage_kernel_tunables: true,
     })

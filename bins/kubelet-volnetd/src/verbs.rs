@@ -79,6 +79,7 @@ pub const VERBS: [Verb; 37] = [
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),
     verb("/kubelet.volnetd.v1.Cgroups/EndSession",          &[Syncd],                        true,  &[KILL],              "guard; container's cgroup below the pod's; the session's leader has ended, no member is older than not_before"),
     verb("/kubelet.volnetd.v1.Cgroups/List",                &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
+    verb("/kubelet.volnetd.v1.Shutdown/Release",            &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Audit/Read",                  &[Operator],                     false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Watches/Watch",               &[Syncd, Statusd],               false, &[],                  "known kind; manifests and plugins: syncd, serving: statusd"),
 ];
@@ -150,7 +151,7 @@ const fn row(
 }
 
 #[rustfmt::skip]
-pub const BROKER: [BrokerRow; 22] = [
+pub const BROKER: [BrokerRow; 23] = [
     //   kind                  peers                          rule  uses       precondition
     row("RuntimeSocket",       &[Syncd],                        1, &[],        "endpoint configured; root's socket on root's path"),
     row("Manifest",            &[Syncd],                        1, &[],        "staticPodPath configured; regular file, or the folder"),
@@ -177,6 +178,8 @@ pub const BROKER: [BrokerRow; 22] = [
     row("RotatedLog",          &[Evictiond, Statusd],           2, &[],        "regular file; a stamp of a rotated log"),
     row("CompressedLog",       &[Evictiond],                    2, &[CHOWN],   "rotated log that is there plain and not compressed; a file without a name"),
     row("LinkCompressedLog",   &[Evictiond],                    2, &[],        "a file of CompressedLog's, not empty, that never had a name; the rotated log is there plain, of the size that was compressed, and not compressed; no file is replaced, the plain one goes"),
+    // logind sees uid 0 and asks nobody else. Its messages are fixed, and so is the file that raises its longest delay.
+    row("ShutdownInhibitor",   &[Syncd],                        0, &[],        "a shutdownGracePeriod is configured; the delay is the configuration's"),
 ];
 
 /// The requests that give volnetd a descriptor.
@@ -187,7 +190,7 @@ pub static LINK_COMPRESSED_LOG: BrokerRow = BROKER[21];
 
 /// The row of a request. Exhaustive, so that a new kind of the contract cannot be forgotten here.
 pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
-    static ROWS: [BrokerRow; 22] = BROKER;
+    static ROWS: [BrokerRow; 23] = BROKER;
     &ROWS[match kind {
         Kind::RuntimeSocket(_) => 0,
         Kind::Manifest(_) => 1,
@@ -207,6 +210,7 @@ pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
         Kind::EnvFile(_) => 17,
         Kind::RotatedLog(_) => 19,
         Kind::CompressedLog(_) => 20,
+        Kind::ShutdownInhibitor(_) => 22,
     }]
 }
 
@@ -234,6 +238,7 @@ mod tests {
             include_str!("../../../proto/kubelet/volnetd/v1/volnetd.proto"),
             include_str!("../../../proto/kubelet/volnetd/v1/audit.proto"),
             include_str!("../../../proto/kubelet/volnetd/v1/csi.proto"),
+            include_str!("../../../proto/kubelet/volnetd/v1/shutdown.proto"),
         ];
         let mut service = "";
         let mut methods = Vec::new();
@@ -289,6 +294,7 @@ mod tests {
             Kind::EnvFile(v::EnvFile::default()),
             Kind::RotatedLog(v::RotatedLog::default()),
             Kind::CompressedLog(v::CompressedLog::default()),
+            Kind::ShutdownInhibitor(v::ShutdownInhibitor::default()),
         ];
         for kind in &kinds {
             assert_eq!(broker_row(kind).kind, bulkhead_ipc::broker::kind_name(kind));

@@ -34,6 +34,7 @@ fn kinds() -> Vec<Kind> {
         Kind::EnvFile(EnvFile::default()),
         Kind::RotatedLog(RotatedLog::default()),
         Kind::CompressedLog(CompressedLog::default()),
+        Kind::ShutdownInhibitor(ShutdownInhibitor::default()),
     ]
 }
 

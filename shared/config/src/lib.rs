@@ -22,6 +22,7 @@ pub mod node_ip;
 pub mod not_yet;
 pub mod path_text;
 mod serving;
+pub mod shutdown;
 pub mod validate;
 pub mod version;
 

@@ -169,6 +169,7 @@ pub fn kind_name(kind: &Kind) -> &'static str {
         Kind::EnvFile(_) => "EnvFile",
         Kind::RotatedLog(_) => "RotatedLog",
         Kind::CompressedLog(_) => "CompressedLog",
+        Kind::ShutdownInhibitor(_) => "ShutdownInhibitor",
     }
 }
 

@@ -1,8 +1,8 @@
 //! The kernel's edge: every system call that needs care, and the only home of `unsafe` in the workspace.
 //!
 //! Mechanism without policy: which path, which capability, which peer is decided by the callers; here it is made sure
-//! that the call does exactly what its name says. Blocking calls throughout; async code wraps them (`AsyncFd`,
-//! `spawn_blocking`).
+//! that the call does exactly what its name says. Blocking calls throughout but for [`dbus`]; async code wraps them
+//! (`AsyncFd`, `spawn_blocking`).
 //!
 //! | module | for |
 //! |---|---|
@@ -28,7 +28,8 @@
 //! | [`heap`] | memory that the allocator does not use |
 //! | [`page`] | the size of a page |
 //! | [`program`] | pages of this program that are not being used |
-//! | [`systemd`] | the three requests of the systemd cgroup driver |
+//! | [`dbus`] | the system bus, and what is asked of logind on it |
+//! | [`systemd`] | the requests to systemd: slices, properties, a stop, a reload |
 //! | [`vsock`] | sockets between a virtual machine and its host |
 //! | [`xfs`] | growth of an xfs that is mounted |
 #![allow(unsafe_code)]
@@ -37,6 +38,7 @@ pub mod async_fd;
 pub mod attempt;
 pub mod cgroup;
 pub mod clock;
+pub mod dbus;
 pub mod fence;
 pub mod fork;
 pub mod fs_context;

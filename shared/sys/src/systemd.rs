@@ -1,5 +1,5 @@
-//! Three requests to systemd: start a slice, set properties of a unit (limits of a slice, addresses that a service may reach),
-//! stop a unit.
+//! Four requests to systemd: start a slice, set properties of a unit (limits of a slice, addresses that a service may reach),
+//! stop a unit, have a service read its configuration again.
 //!
 //! Spoken over systemd's private socket, which root may use and which needs no message bus. Of D-Bus only what these
 //! calls need is here: one method call with a body that is built in code, and the reply that belongs to it.
@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+
+use crate::dbus::wire::{self, Body, Call, Kind};
 
 const SOCKET: &str = "/run/systemd/private";
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -99,6 +101,18 @@ pub fn stop_unit(name: &str) -> Result<(), SystemdError> {
     }
 }
 
+/// Sends SIGHUP to all processes of a service, at which those that know it read their configuration again.
+///
+/// # Errors
+/// See [`SystemdError`].
+pub fn reload_by_signal(unit: &str) -> Result<(), SystemdError> {
+    let mut body = Body::default();
+    body.string(unit);
+    body.string("all");
+    body.u32(libc::SIGHUP.cast_unsigned());
+    call("KillUnit", "ssi", &body.0)
+}
+
 /// Arguments of StartTransientUnit as runc gives them for a slice (`libcontainer/cgroups/systemd`).
 fn slice_body(name: &str) -> Vec<u8> {
     let mut body = Body::default();
@@ -123,99 +137,19 @@ fn parent_slice(name: &str) -> Option<String> {
     Some(format!("{}.slice", name.strip_suffix(".slice")?.rsplit_once('-')?.0))
 }
 
-/// Bytes in D-Bus order, little-endian, aligned from the start of the body.
-#[derive(Debug, Default)]
-struct Body(Vec<u8>);
-
-impl Body {
-    fn align(&mut self, to: usize) {
-        while !self.0.len().is_multiple_of(to) {
-            self.0.push(0);
-        }
-    }
-
-    fn u32(&mut self, value: u32) {
-        self.align(4);
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.align(8);
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn string(&mut self, text: &str) {
-        // Unit and property names: far below 4 GiB.
-        self.u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
-        self.0.extend(text.as_bytes());
-        self.0.push(0);
-    }
-
-    fn signature(&mut self, text: &str) {
-        self.0.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
-        self.0.extend(text.as_bytes());
-        self.0.push(0);
-    }
-
-    /// An array whose elements are aligned to `element`; the padding before the first does not count in its length.
-    fn array(&mut self, element: usize, fill: impl FnOnce(&mut Body)) {
-        self.u32(0);
-        let length_at = self.0.len() - 4;
-        self.align(element);
-        let start = self.0.len();
-        fill(self);
-        let length = u32::try_from(self.0.len() - start).unwrap_or(u32::MAX);
-        self.0[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
-    }
-
-    /// One `(iayu)`: family, address, length of the prefix.
-    fn address(&mut self, address: IpAddr, prefix: u8) {
-        let (family, bytes) = match address {
-            IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
-            IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
-        };
-        self.align(8);
-        self.u32(family.cast_unsigned());
-        self.array(1, |list| list.0.extend(bytes));
-        self.u32(prefix.into());
-    }
-
-    /// One `(sv)`.
-    fn property(&mut self, name: &str, signature: &str, value: impl FnOnce(&mut Body)) {
-        self.align(8);
-        self.string(name);
-        self.signature(signature);
-        value(self);
-    }
-
-    /// One header field `(yv)`.
-    fn field(&mut self, code: u8, signature: &str, value: impl FnOnce(&mut Body)) {
-        self.align(8);
-        self.0.push(code);
-        self.signature(signature);
-        value(self);
-    }
+fn message(member: &'static str, signature: &'static str, body: &[u8]) -> Vec<u8> {
+    let call = Call {
+        destination: "org.freedesktop.systemd1",
+        path: "/org/freedesktop/systemd1",
+        interface: "org.freedesktop.systemd1.Manager",
+        member,
+        signature,
+        body: Body(body.to_vec()),
+    };
+    wire::encode(&call, SERIAL)
 }
 
-fn message(member: &str, signature: &str, body: &[u8]) -> Vec<u8> {
-    let mut message = Body::default();
-    // Little-endian, method call, no flags, protocol version 1.
-    message.0.extend([b'l', 1, 0, 1]);
-    message.u32(u32::try_from(body.len()).unwrap_or(u32::MAX));
-    message.u32(SERIAL);
-    message.array(8, |fields| {
-        fields.field(1, "o", |b| b.string("/org/freedesktop/systemd1"));
-        fields.field(2, "s", |b| b.string("org.freedesktop.systemd1.Manager"));
-        fields.field(3, "s", |b| b.string(member));
-        fields.field(6, "s", |b| b.string("org.freedesktop.systemd1"));
-        fields.field(8, "g", |b| b.signature(signature));
-    });
-    message.align(8);
-    message.0.extend(body);
-    message.0
-}
-
-fn call(member: &str, signature: &str, body: &[u8]) -> Result<(), SystemdError> {
+fn call(member: &'static str, signature: &'static str, body: &[u8]) -> Result<(), SystemdError> {
     let connect = || -> io::Result<UnixStream> {
         let stream = UnixStream::connect(SOCKET)?;
         stream.set_read_timeout(Some(DEADLINE))?;
@@ -244,54 +178,22 @@ fn converse(mut stream: impl Read + Write, message: &[u8]) -> Result<(), Systemd
     loop {
         let mut head = [0; 16];
         stream.read_exact(&mut head).map_err(SystemdError::Socket)?;
-        let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
-        let (body_length, fields_length) = (number(4), number(12));
-        if head[0] != b'l' || body_length > MAX_REPLY || fields_length > MAX_REPLY {
-            return Err(SystemdError::Malformed);
-        }
-        let mut rest = vec![0; fields_length.next_multiple_of(8) + body_length];
-        stream.read_exact(&mut rest).map_err(SystemdError::Socket)?;
-        let (fields, body) = rest.split_at(fields_length.next_multiple_of(8));
+        let length = wire::length(&head).filter(|length| *length <= MAX_REPLY).ok_or(SystemdError::Malformed)?;
+        let mut whole = head.to_vec();
+        whole.resize(length, 0);
+        stream.read_exact(&mut whole[head.len()..]).map_err(SystemdError::Socket)?;
+        let message = wire::parse(&whole).ok_or(SystemdError::Malformed)?;
         // Signals of other units come along on this socket; only the two kinds of reply matter.
-        match head[1] {
-            2 => return Ok(()),
-            3 => {
-                let name = error_name(&fields[..fields_length]).ok_or(SystemdError::Malformed)?;
-                let message = string_at(body, 0).unwrap_or_default();
-                return Err(SystemdError::Refused { name, message });
+        match message.kind {
+            Kind::Return => return Ok(()),
+            Kind::Error => {
+                let text = message.text().unwrap_or_default();
+                let name = message.error.ok_or(SystemdError::Malformed)?;
+                return Err(SystemdError::Refused { name, message: text });
             }
-            _ => {}
+            Kind::Other | Kind::Signal => {}
         }
     }
-}
-
-/// The string of header field 4, ERROR_NAME. Fields start at multiples of 8; only types s, o, g and u occur.
-fn error_name(fields: &[u8]) -> Option<String> {
-    let mut at = 0;
-    while at < fields.len() {
-        at = at.next_multiple_of(8);
-        let (code, signature) = (*fields.get(at)?, *fields.get(at + 2)?);
-        at += 4;
-        match signature {
-            b's' | b'o' => {
-                let text = string_at(fields, at)?;
-                if code == 4 {
-                    return Some(text);
-                }
-                at = at.next_multiple_of(4) + 4 + text.len() + 1;
-            }
-            b'g' => at += usize::from(*fields.get(at)?) + 2,
-            b'u' => at = at.next_multiple_of(4) + 4,
-            _ => return None,
-        }
-    }
-    None
-}
-
-fn string_at(bytes: &[u8], at: usize) -> Option<String> {
-    let at = at.next_multiple_of(4);
-    let length = u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize;
-    Some(String::from_utf8_lossy(bytes.get(at + 4..at.checked_add(4)?.checked_add(length)?)?).into_owned())
 }
 
 #[cfg(test)]

@@ -210,8 +210,9 @@ fn system_crates_have_one_home() -> Result<()> {
 }
 
 /// What a process without privileges may use of the system crate: the means to confine itself further, memory to pass on,
-/// a clock, and the size of a page.
-const SYS_FOR_THE_UNPRIVILEGED: &[&str] = &["seccomp", "fence", "Capability", "listen_fds", "memfd", "clock", "page"];
+/// a clock, the size of a page, and the system bus, on which anybody may ask whether the machine goes down.
+const SYS_FOR_THE_UNPRIVILEGED: &[&str] =
+    &["seccomp", "fence", "Capability", "listen_fds", "memfd", "clock", "page", "dbus"];
 
 #[test]
 fn processes_without_privileges_use_the_system_crate_to_confine_themselves_only() -> Result<()> {

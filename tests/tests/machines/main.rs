@@ -5,6 +5,7 @@ mod guide;
 mod independence;
 mod kubeadm_cluster;
 mod memory_limits;
+mod node_shutdown;
 mod package;
 mod systemd_machine;
 mod units_live;

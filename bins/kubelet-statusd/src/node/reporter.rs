@@ -278,7 +278,7 @@ impl Reporter {
             addresses: memory.addresses.as_ref(),
             pressure: *self.pressure.borrow_and_update(),
             storage: storage.as_deref(),
-            shutting_down: false,
+            shutting_down: view.state.as_ref().is_some_and(|state| state.shutting_down),
         };
         let (new, events) = status::next(old, &self.fixed, &now);
         self.record_changes(old, &new, events, memory, &view);

@@ -4,6 +4,7 @@
 //! volnetd may restart at any time; then nothing is known, nothing has failed, and the caller tries again. Destructive
 //! verbs carry a [`DestructiveGuard`], which exists only once all pod sources have synced and volnetd's epoch is known.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::csi_client::CsiClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::shutdown_client::ShutdownClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_sys::memfd;
 use bulkhead_types::{Epoch, PodUid};
@@ -152,6 +154,7 @@ verbs! {
     set_qos(CgroupsClient, SetQosRequest) -> SetQosReply, QUICK;
     remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;
     end_session(CgroupsClient, EndSessionRequest) -> EndSessionReply, QUICK;
+    release(ShutdownClient, ReleaseShutdownRequest) -> ReleaseShutdownReply, QUICK;
     prepare_stage(CsiClient, PrepareStageRequest) -> PrepareStageReply, SLOW;
     commit_stage(CsiClient, CsiDevice) -> CommitStageReply, SLOW;
     begin_unstage(CsiClient, EndStageRequest) -> EndStageReply, SLOW;
@@ -251,6 +254,15 @@ impl Volnetd {
             .put_content(volume, memfd)
             .await
             .map_err(|error| VolnetdError::from(VERB, tonic::Status::new(error.code(), refusal(error))))
+    }
+
+    /// The lock that delays a shutdown of the machine, of which kubelet-volnetd keeps a copy.
+    ///
+    /// # Errors
+    /// See [`VolnetdError`].
+    pub async fn inhibit_shutdown(&self) -> Result<OwnedFd, VolnetdError> {
+        let lock = self.broker.open(Kind::ShutdownInhibitor(api::ShutdownInhibitor {})).await;
+        lock.map_err(|error| VolnetdError::from("inhibit_shutdown", tonic::Status::new(error.code(), refusal(error))))
     }
 
     /// What a file of an emptyDir says at this moment.

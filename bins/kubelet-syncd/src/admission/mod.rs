@@ -162,7 +162,8 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo, settings: &Setting
     after.map_or(admitted, Decision::Reject)
 }
 
-fn shutdown() -> Rejection {
+/// The machine goes down.
+pub fn shutdown() -> Rejection {
     Rejection::new("NodeShutdown", "Pod was rejected as the node is shutting down.")
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{NodeConfig, shutdown};
 use bulkhead_cri::CriClient;
 use bulkhead_daemon::addresses::Prober as AddressProber;
 use bulkhead_daemon::{Daemon, RunError};
@@ -30,6 +30,8 @@ use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
 use crate::mirror_pods::MirrorPods;
 use crate::node_resources::{self, NodeResources, texts};
+use crate::node_shutdown::logind;
+use crate::node_shutdown::record::Record;
 use crate::ooms::OomReports;
 use crate::ownership::{OwnedCgroups, Ownership};
 use crate::private_state::PrivateState;
@@ -49,6 +51,7 @@ use crate::sync_loop::node_cgroups::NodeCgroups;
 use crate::sync_loop::pod_table::PodTable;
 use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
+use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use kubelet_edges::csi::CsiClient;
@@ -77,6 +80,9 @@ const MAX_IMAGES: i32 = 50;
 
 /// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
 const FINISH: Duration = Duration::from_secs(4);
+
+/// A start does not wait longer for logind.
+const SHUTDOWN_KNOWN: Duration = Duration::from_secs(5);
 
 /// A start does not wait longer for the resolver; what it says later is taken then.
 const RESOLVE_AT_START: Duration = Duration::from_millis(250);
@@ -133,6 +139,7 @@ pub(super) struct Followers {
     pleg: Pleg,
     pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     metrics: Metrics,
+    shutdowns: Shutdowns,
 }
 
 impl Followers {
@@ -153,7 +160,8 @@ impl Followers {
         tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
         let pleg_events = pleg.subscribe();
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
-        Ok(Followers { health, answered, image_fs, images, removed, pleg, pleg_events, metrics })
+        let shutdowns = shutdowns(start, connections)?;
+        Ok(Followers { health, answered, image_fs, images, removed, pleg, pleg_events, metrics, shutdowns })
     }
 
     /// What other processes are shown from now on.
@@ -168,6 +176,7 @@ impl Followers {
             authority: connections.authority.clone(),
             resources: machine.resources.clone(),
             swap_capacity: machine.host.swap_capacity,
+            preparing: self.shutdowns.preparing.clone(),
         }
     }
 }
@@ -382,8 +391,9 @@ impl Loops {
         let evictions =
             Evictions { book: EvictionBook::new(state.evictions(), Box::new(state.clone())), questions: asked };
         start.runtime_apis.images.set(ImageStore::new(node.clone(), followers.removed));
-        let parts =
-            SyncLoopParts { node, sources, updates, pleg_events: followers.pleg_events, evictions, stop: end.clone() };
+        let shutdowns = known_shutdown(followers.shutdowns).await;
+        let pleg_events = followers.pleg_events;
+        let parts = SyncLoopParts { node, sources, updates, pleg_events, evictions, shutdowns, stop: end.clone() };
         let sync_loop = SyncLoop::new(parts).with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));
         Ok(Loops { sync_loop, end })
     }
@@ -409,6 +419,36 @@ impl Loops {
             Err("the main loop has ended: a pod source or PLEG is gone".into())
         }
     }
+}
+
+/// Follows logind where pods get time at a shutdown of the machine.
+fn shutdowns(start: &Start, connections: &Connections) -> Result<Shutdowns, RunError> {
+    let (config, gates) = (&start.config.kubelet, start.config.feature_gates());
+    let groups = shutdown::grace_periods(config, &gates);
+    let by_priority = gates.enabled("GracefulNodeShutdownBasedOnPodPriority");
+    let broker = start.daemon.broker.clone();
+    let record = Record::register(&start.daemon.registry, broker, by_priority && !groups.is_empty())?;
+    let (preparing, release) = if groups.is_empty() {
+        tracing::debug!("No graceful configuration specified, node shutdown will be immediate");
+        logind::off()
+    } else {
+        tracing::info!(seconds = shutdown::total(&groups).as_secs(), "Creating node shutdown manager");
+        logind::follow(connections.volnetd.clone())
+    };
+    Ok(Shutdowns { groups, preparing, release, record, elapsed: None })
+}
+
+/// The same once it is known whether a shutdown has begun: no pod is admitted, and none started again, before that.
+async fn known_shutdown(mut shutdowns: Shutdowns) -> Shutdowns {
+    if !shutdowns.groups.is_empty() {
+        let known = shutdowns.preparing.wait_for(Option::is_some);
+        if tokio::time::timeout(SHUTDOWN_KNOWN, known).await.is_err() {
+            tracing::warn!("nobody has said yet whether the machine goes down");
+        }
+        let elapsed = shutdowns.record.load(shutdown::total(&shutdowns.groups)).await;
+        shutdowns.elapsed = elapsed.filter(|_| *shutdowns.preparing.borrow() == Some(true));
+    }
+    shutdowns
 }
 
 /// Families of metrics that no part registers with itself.

@@ -15,6 +15,7 @@ use crate::api::node::NodeSeen;
 use crate::api::pods::ApiPods;
 use crate::hub::PodHub;
 use crate::node_resources::{NodeResources, texts};
+use crate::node_shutdown::logind::Preparing;
 use crate::service::silence;
 use crate::sources::{SourceKind, SourceState, Sources};
 use crate::sync_loop::NodeContext;
@@ -62,6 +63,8 @@ pub struct FirstParts {
     pub resources: NodeResources,
     /// Bytes.
     pub swap_capacity: u64,
+    /// Whether the machine goes down.
+    pub preparing: Preparing,
 }
 
 /// What there is with an API server.
@@ -102,6 +105,7 @@ impl NodeView {
         self.follow(first.health.clone());
         self.follow(first.image_fs.clone());
         self.follow(first.images.clone());
+        self.follow(first.preparing.clone());
         self.parts().first = Some(first);
         self.touch();
     }
@@ -200,6 +204,7 @@ impl NodeView {
             api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
             orphan_mirrors,
             api_synced: pods.synced,
+            shutting_down: first.preparing.borrow().unwrap_or(false),
             node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.cgroups.limits_pods()),
         }
     }
@@ -275,6 +280,9 @@ fn problems(parts: &Parts, first: &FirstParts, health: &RuntimeHealth) -> Vec<St
         problems.push(format!("container runtime is not ready: {}", health.reason));
     } else if !health.network_ready {
         problems.push(format!("container runtime network not ready: {}", health.network_reason));
+    }
+    if *first.preparing.borrow() == Some(true) {
+        problems.push("the machine goes down: pods are ended and none is admitted".to_owned());
     }
     if let Err(error) = first.pleg.health() {
         problems.push(format!("PLEG is not healthy: {error}"));

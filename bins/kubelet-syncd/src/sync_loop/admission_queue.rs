@@ -115,7 +115,8 @@ impl SyncLoop {
     fn admission_context(&self, uid: &PodUid) -> Context {
         let runs = !self.node.cache.get(uid).sandboxes.is_empty();
         let pressure = if runs { Pressure::default() } else { self.node.pressure.last() };
-        Context { pressure, ..Context::default() }
+        // It ends as the others do, in its turn.
+        Context { pressure, shutting_down: self.shutdown.is_some() && !runs }
     }
 
     fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
@@ -211,6 +212,17 @@ impl SyncLoop {
         };
         self.apply(actions, now);
         self.show(uid);
+    }
+
+    /// Rejects all that are pending.
+    pub(super) fn reject_pending(&mut self, rejection: &Rejection, now: Instant) {
+        let pending: Vec<PodUid> = self.admission_queue.pending.keys().cloned().collect();
+        for uid in pending {
+            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+                Some(pod) => self.reject(&uid, &pod, rejection, now),
+                None => drop(self.admission_queue.forget(&uid)),
+            }
+        }
     }
 
     /// Kills victims for the sake of a critical pod, which stays pending until they have ended.

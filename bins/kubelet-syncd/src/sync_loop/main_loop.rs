@@ -22,6 +22,7 @@ use super::node::NodeContext;
 use super::resize::{Resizes, Trigger};
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
+use super::shutdown::{Shutdowns, UnderWay};
 use super::work::{self, Done};
 use super::{node_cgroups, view};
 use crate::admission::Settings;
@@ -46,6 +47,7 @@ pub struct SyncLoopParts {
     pub updates: mpsc::Receiver<PodUpdate>,
     pub pleg_events: mpsc::Receiver<PodLifecycleEvent>,
     pub evictions: Evictions,
+    pub shutdowns: Shutdowns,
     pub stop: CancellationToken,
 }
 
@@ -69,6 +71,8 @@ pub struct SyncLoop {
     object_changes: Option<broadcast::Receiver<PodUid>>,
     pub(super) admission_queue: AdmissionQueue,
     pub(super) evictions: Evictions,
+    pub(super) shutdowns: Shutdowns,
+    pub(super) shutdown: Option<UnderWay>,
     pub(super) resizes: Resizes,
     pub(super) workers: Workers<Arc<Pod>>,
     pub(super) desired: DesiredPods,
@@ -83,7 +87,7 @@ pub struct SyncLoop {
 impl SyncLoop {
     pub fn new(parts: SyncLoopParts) -> Self {
         let now = Instant::now();
-        let SyncLoopParts { node, sources, updates, pleg_events, evictions, stop } = parts;
+        let SyncLoopParts { node, sources, updates, pleg_events, evictions, shutdowns, stop } = parts;
         SyncLoop {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
@@ -93,6 +97,8 @@ impl SyncLoop {
             object_changes: Some(node.objects.changes()),
             admission_queue: AdmissionQueue::new(Settings::of(&node.config)),
             evictions,
+            shutdowns,
+            shutdown: None,
             resizes: Resizes::new(now),
             node,
             sources,
@@ -118,9 +124,17 @@ impl SyncLoop {
 
     /// Turns until the daemon is to stop, or until the sources or PLEG have ended.
     pub async fn run(mut self) {
+        // Before the first pod is admitted.
+        self.on_shutdown();
         loop {
             self.node.loop_monitor.turned();
-            let due = [self.qos_at, self.queue.next(), self.admission_queue.next(), self.resizes.next()];
+            let due = [
+                self.qos_at,
+                self.queue.next(),
+                self.admission_queue.next(),
+                self.resizes.next(),
+                self.shutdown_next(),
+            ];
             let first = due.into_iter().flatten().fold(self.housekeeping.next(), Instant::min);
             let wake = first.min(Instant::now() + HEARTBEAT);
             tokio::select! {
@@ -136,6 +150,7 @@ impl SyncLoop {
                     Some(update) => self.on_update(update),
                     None => break,
                 },
+                Ok(()) = self.shutdowns.preparing.changed() => self.on_shutdown(),
                 Some(question) = self.evictions.questions.recv() => self.on_eviction_question(question),
                 Ok(()) = self.health.changed() => self.on_health(),
                 Ok(()) = self.peer.changed() => self.on_peer(),
@@ -492,7 +507,12 @@ impl SyncLoop {
             let node = self.node.clone();
             tokio::spawn(async move { node_cgroups::set_qos(&node, &pods).await });
         }
+        self.turn_shutdown(now);
         self.run_housekeeping(now);
+    }
+
+    fn shutdown_next(&self) -> Option<Instant> {
+        self.shutdown.as_ref()?.next()
     }
 
     /// Desired pods that are neither finished nor terminating.

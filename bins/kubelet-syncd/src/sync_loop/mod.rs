@@ -36,6 +36,7 @@ mod resize;
 mod resize_port;
 pub mod runtime_health;
 pub mod runtime_side;
+pub mod shutdown;
 pub mod termination_messages;
 pub mod view;
 pub mod work;

@@ -55,6 +55,9 @@ async fn answered(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Re
     // A runtime that is stuck, or a slow disk, must not hold up the other answers.
     let result = match request {
         BrokerRequest::Open(Kind::EnvFile(file)) => return opened_by_worker(&node, env_file(&file)?).await,
+        BrokerRequest::Open(Kind::ShutdownInhibitor(_)) => {
+            return Ok(Some(node.inhibitor.take(node.settings.shutdown_delay).await?));
+        }
         BrokerRequest::Open(Kind::NodeLog(log)) => return opened_by_worker(&node, node_log(&log)?).await,
         BrokerRequest::Open(kind) => tokio::task::spawn_blocking(move || open::open(&node, caller, kind).map(Some)),
         BrokerRequest::PutState(kind, fd) => {

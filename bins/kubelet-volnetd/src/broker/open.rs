@@ -96,9 +96,11 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::Kmsg(_) | Kind::Listener(_)) => {
-            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
-        }
+        kind @ (Kind::NodeLog(_)
+        | Kind::EnvFile(_)
+        | Kind::ShutdownInhibitor(_)
+        | Kind::Kmsg(_)
+        | Kind::Listener(_)) => Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind }),
     }
 }
 

@@ -36,7 +36,7 @@ fn opened(kind: &Kind) -> (String, String) {
         Kind::Listener(listener) => own(listener.kind().as_str_name().to_owned()),
         Kind::PluginSocket(plugin) => own(format!("{} {}", plugin.registration, plugin.endpoint).trim_end().to_owned()),
         Kind::EnvFile(file) => (file.pod_uid.clone(), format!("{} {}", file.volume, file.path)),
-        Kind::PrivateState(_) | Kind::Kmsg(_) | Kind::ProductUuid(_) => own(String::new()),
+        Kind::PrivateState(_) | Kind::Kmsg(_) | Kind::ProductUuid(_) | Kind::ShutdownInhibitor(_) => own(String::new()),
     }
 }
 

@@ -6,6 +6,7 @@ use bulkhead_ipc::peers::Role;
 use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
 use bulkhead_ipc::volnetd::csi_server::Csi;
 use bulkhead_ipc::volnetd::files_server::Files;
+use bulkhead_ipc::volnetd::shutdown_server::Shutdown;
 use bulkhead_ipc::volnetd::volumes_server::Volumes;
 use bulkhead_ipc::volnetd::*;
 use tonic::{Request, Response, Status};
@@ -75,6 +76,7 @@ subjects! {
     EnsurePodRequest: |r| &r.pod_uid, String::new();
     SetQosRequest: |_r| "", String::new();
     RemovePodRequest: |r| &r.pod_uid, String::new();
+    ReleaseShutdownRequest: |_r| "", String::new();
     EndSessionRequest: |r| &r.pod_uid, format!("{} session {}", r.container_id, r.session);
 }
 
@@ -111,6 +113,7 @@ targets! {
     EnsurePodReply: |r| r.cgroup_parent.clone();
     SetQosReply: |_r| String::new();
     RemovePodReply: |r| if r.done { String::new() } else { "left".into() };
+    ReleaseShutdownReply: |r| if r.released { "released".into() } else { "none was held".into() };
     EndSessionReply: |r| format!("{} processes", r.ended);
 }
 
@@ -239,6 +242,13 @@ impl Files for Audited {
         rotate_container_log(RotateContainerLogRequest) -> RotateContainerLogReply = "RotateContainerLog";
         restore_container_log(RestoreContainerLogRequest) -> RestoreContainerLogReply = "RestoreContainerLog";
         remove_rotated_logs(RemoveRotatedLogsRequest) -> RemoveRotatedLogsReply = "RemoveRotatedLogs";
+    }
+}
+
+#[tonic::async_trait]
+impl Shutdown for Audited {
+    recorded! { Shutdown:
+        release(ReleaseShutdownRequest) -> ReleaseShutdownReply = "Release";
     }
 }
 

@@ -7,6 +7,7 @@ mod cgroups;
 mod csi;
 mod files;
 mod nfs;
+mod shutdown;
 pub mod status;
 mod volumes;
 mod watches;
@@ -21,6 +22,7 @@ use bulkhead_ipc::volnetd::audit_server::AuditServer;
 use bulkhead_ipc::volnetd::cgroups_server::CgroupsServer;
 use bulkhead_ipc::volnetd::csi_server::CsiServer;
 use bulkhead_ipc::volnetd::files_server::FilesServer;
+use bulkhead_ipc::volnetd::shutdown_server::ShutdownServer;
 use bulkhead_ipc::volnetd::volumes_server::VolumesServer;
 use bulkhead_ipc::volnetd::watches_server::WatchesServer;
 use tokio_stream::Stream;
@@ -38,6 +40,7 @@ pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services
         .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CsiServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(FilesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(ShutdownServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CgroupsServer::new(verbs).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(AuditServer::new(audit).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(WatchesServer::new(watches::WatchService { watches }).max_decoding_message_size(MAX_MESSAGE_BYTES))

@@ -17,6 +17,7 @@ use crate::files::FileError;
 use crate::files::env_file::{CopyError, EnvFileError};
 use crate::files::node_log::NodeLogError;
 use crate::guard::GuardError;
+use crate::inhibitor::InhibitorError;
 use crate::journal::JournalError;
 use crate::kubeconfig::KubeconfigError;
 use crate::node::Busy;
@@ -235,6 +236,19 @@ fn code_of_cgroup(error: &CgroupError) -> Code {
         | CgroupError::Read { source, .. }
         | CgroupError::Remove { source, .. }
         | CgroupError::Mounts(source) => code_of_io(source),
+    }
+}
+
+/// logind and the bus come back; a machine without them never has them, and who asks goes on asking now and then.
+impl From<InhibitorError> for Status {
+    fn from(error: InhibitorError) -> Self {
+        let code = match &error {
+            InhibitorError::NotConfigured => Code::FailedPrecondition,
+            InhibitorError::Copy(source) | InhibitorError::DropIn { source, .. } => code_of_io(source),
+            InhibitorError::Ended(_) => Code::Internal,
+            InhibitorError::Bus(_) | InhibitorError::Reload(_) | InhibitorError::TooShort { .. } => Code::Unavailable,
+        };
+        status(code, &error)
     }
 }
 

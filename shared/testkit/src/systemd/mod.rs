@@ -267,8 +267,20 @@ impl Machine {
     /// # Errors
     /// It still runs after two minutes.
     pub fn power_off(&mut self) -> Result<()> {
+        self.ended(Nspawn::power_off)
+    }
+
+    /// Waits until it is off, after a command inside has asked for that.
+    ///
+    /// # Errors
+    /// It still runs after two minutes.
+    pub fn wait_powered_off(&mut self) -> Result<()> {
+        self.ended(Nspawn::wait_end)
+    }
+
+    fn ended(&mut self, end: fn(&mut Nspawn) -> Result<std::process::ExitStatus>) -> Result<()> {
         let mut nspawn = self.nspawn.take().context("the machine does not run")?;
-        let ended = nspawn.power_off();
+        let ended = end(&mut nspawn);
         nspawn.kill();
         // What its systemd has left of its cgroups is not the next boot's.
         cgroups::kill_and_remove(&lab::cgroup(self.number))?;

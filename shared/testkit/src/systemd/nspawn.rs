@@ -78,6 +78,14 @@ impl Nspawn {
         insist("the machine powers off", LONG, || self.child.try_wait()?.context("it still runs"))
     }
 
+    /// Waits for the end that something inside has asked for.
+    ///
+    /// # Errors
+    /// It still runs after two minutes.
+    pub(super) fn wait_end(&mut self) -> Result<ExitStatus> {
+        insist("the machine powers itself off", LONG, || self.child.try_wait()?.context("it still runs"))
+    }
+
     /// Ends everything inside at once: with PID 1 its namespace dies.
     pub(super) fn kill(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {

@@ -135,6 +135,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("env-file", Kind::EnvFile(wire::EnvFile::default())),
         ("rotated-log", Kind::RotatedLog(wire::RotatedLog::default())),
         ("compressed-log", Kind::CompressedLog(wire::CompressedLog::default())),
+        ("shutdown-inhibitor", Kind::ShutdownInhibitor(wire::ShutdownInhibitor::default())),
     ]
 }
 

@@ -81,7 +81,7 @@ fn recorded_objects() -> NamedObjects {
             ("away".to_owned(), Err(LookupError::Other(ObjectError::Away("no route".into())))),
         ]),
         secrets: BTreeMap::from([("sec".to_owned(), Ok(Arc::new(secret)))]),
-        tokens: BTreeMap::new(),
+        ..NamedObjects::default()
     }
 }
 

@@ -1,0 +1,155 @@
+//! When the last shutdown began and ended: upstream's file `graceful_node_shutdown_state` and its two metrics. By the file a successor
+//! of this process knows how much of the time is left.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::time::Duration;
+
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{State as StateRequest, StateKind};
+use bulkhead_sys::memfd;
+use jiff::Timestamp;
+use prometheus::{Gauge, Registry};
+use serde::{Deserialize, Serialize};
+
+/// A file of ours has a hundred bytes.
+const BYTES_MAX: u64 = 64 << 10;
+/// Nothing waits longer for the file: it is for the metrics of the next boot.
+const WRITE: Duration = Duration::from_secs(1);
+
+/// As upstream writes it; a time that has not come yet is Go's zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct State {
+    #[serde(rename = "startTime", default = "zero")]
+    start: Timestamp,
+    #[serde(rename = "endTime", default = "zero")]
+    end: Timestamp,
+}
+
+fn zero() -> Timestamp {
+    // 0001-01-01T00:00:00Z.
+    Timestamp::from_second(-62_135_596_800).unwrap_or(Timestamp::MIN)
+}
+
+impl State {
+    /// How long ago a shutdown began that has not ended. `total`: as long as one takes.
+    fn running(&self, now: Timestamp, total: Duration) -> Option<Duration> {
+        let elapsed = Duration::try_from(now.duration_since(self.start)).ok()?;
+        (self.end == zero() && elapsed <= total).then_some(elapsed)
+    }
+}
+
+fn seconds(time: Timestamp) -> f64 {
+    if time == zero() { 0.0 } else { time.as_duration().as_secs_f64() }
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Record {
+    broker: BrokerClient,
+    start: Gauge,
+    end: Gauge,
+    /// Neither file nor metrics without GracefulNodeShutdownBasedOnPodPriority, as upstream.
+    enabled: bool,
+}
+
+impl Record {
+    /// # Errors
+    /// A metric's name is taken.
+    pub fn register(registry: &Registry, broker: BrokerClient, enabled: bool) -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str| -> Result<Gauge, prometheus::Error> {
+            let gauge = Gauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let start = gauge(
+            "kubelet_graceful_shutdown_start_time_seconds",
+            "[ALPHA] Last graceful shutdown start time since unix epoch in seconds",
+        )?;
+        let end = gauge(
+            "kubelet_graceful_shutdown_end_time_seconds",
+            "[ALPHA] Last graceful shutdown end time since unix epoch in seconds",
+        )?;
+        Ok(Record { broker, start, end, enabled })
+    }
+
+    /// Shows what the file says. Answers how long ago a shutdown began that has not ended.
+    pub async fn load(&self, total: Duration) -> Option<Duration> {
+        if !self.enabled {
+            return None;
+        }
+        let file = self.broker.open(Kind::State(StateRequest { kind: StateKind::GracefulNodeShutdown.into() })).await;
+        let file = file.inspect_err(|error| tracing::debug!(%error, "no shutdown is on record")).ok()?;
+        let mut bytes = Vec::new();
+        let read = File::from(file).take(BYTES_MAX).read_to_end(&mut bytes);
+        let state: Result<State, _> = read.map_err(serde_json::Error::io).and_then(|_| serde_json::from_slice(&bytes));
+        let state = state.inspect_err(|error| tracing::warn!(%error, "Failed to load graceful shutdown state")).ok()?;
+        self.show(&state);
+        state.running(Timestamp::now(), total)
+    }
+
+    /// One begins.
+    pub async fn begin(&self, start: Timestamp) {
+        self.store(State { start, end: zero() }).await;
+    }
+
+    /// It is over.
+    pub async fn end(&self, start: Timestamp) {
+        self.store(State { start, end: Timestamp::now() }).await;
+    }
+
+    fn show(&self, state: &State) {
+        self.start.set(seconds(state.start));
+        self.end.set(seconds(state.end));
+    }
+
+    async fn store(&self, state: State) {
+        if !self.enabled {
+            return;
+        }
+        self.show(&state);
+        let write = async {
+            let bytes = serde_json::to_vec(&state).map_err(|error| error.to_string())?;
+            let content = memfd::sealed("shutdown", &bytes).map_err(|error| error.to_string())?;
+            let put = self.broker.put_state(StateKind::GracefulNodeShutdown, content).await;
+            put.map_err(|error| error.to_string())
+        };
+        let error = match tokio::time::timeout(WRITE, write).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(_) => "it takes too long".to_owned(),
+        };
+        tracing::warn!(error, "Failed to store graceful shutdown state");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_upstreams() {
+        let text = r#"{"startTime":"2026-11-24T15:00:00.123456789+01:00","endTime":"0001-01-01T00:00:00Z"}"#;
+        let state: State = serde_json::from_str(text).unwrap();
+        assert_eq!((seconds(state.start), seconds(state.end)), (1_795_528_800.123_456_7, 0.0));
+        let written = serde_json::to_string(&state).unwrap();
+        assert_eq!(written, r#"{"startTime":"2026-11-24T14:00:00.123456789Z","endTime":"0001-01-01T00:00:00Z"}"#);
+        assert_eq!(serde_json::from_str::<State>("{}").unwrap(), State { start: zero(), end: zero() });
+    }
+
+    #[test]
+    fn a_shutdown_that_goes_on() {
+        let total = Duration::from_secs(30);
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let of = |ago: i64, end: Timestamp| {
+            let start = now.checked_sub(jiff::SignedDuration::from_secs(ago)).unwrap();
+            State { start, end }.running(now, total)
+        };
+        assert_eq!(of(12, zero()), Some(Duration::from_secs(12)));
+        assert_eq!(of(12, now), None, "it has ended");
+        assert_eq!(of(31, zero()), None, "the process died, and the machine went down");
+        assert_eq!(of(-5, zero()), None, "another clock");
+        assert_eq!(State { start: zero(), end: zero() }.running(now, total), None);
+    }
+}
