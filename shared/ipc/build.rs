@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 21] = [
+const FILES: [&str; 22] = [
     "common/v1/common.proto",
     "common/v1/disks.proto",
     "common/v1/iptables.proto",
