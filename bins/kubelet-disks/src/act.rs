@@ -20,10 +20,12 @@ const WORK: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Devices that are worked on: whoever asks again while a mkfs still runs waits for it.
 #[derive(Debug, Clone, Default)]
-pub struct Devices(Arc<Mutex<HashMap<(u32, u32), Arc<tokio::sync::Mutex<()>>>>>);
+pub struct Devices(Arc<Mutex<HashMap<(u32, u32), Lock>>>);
+
+type Lock = Arc<tokio::sync::Mutex<()>>;
 
 impl Devices {
-    fn of(&self, question: &DiskRequest) -> Arc<tokio::sync::Mutex<()>> {
+    fn of(&self, question: &DiskRequest) -> Lock {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, lock| Arc::strong_count(lock) > 1);
         all.entry((question.major, question.minor)).or_default().clone()

@@ -288,7 +288,9 @@ mod tests {
             field_path: "spec.containers{main}".into(),
             annotations: [("starved_resource".to_owned(), "memory".to_owned())].into(),
             dropped: 0,
-            object: (seq % 2 == 0).then(|| EventObject { kind: "PersistentVolume".into(), ..EventObject::default() }),
+            object: seq
+                .is_multiple_of(2)
+                .then(|| EventObject { kind: "PersistentVolume".into(), ..EventObject::default() }),
         }
     }
 

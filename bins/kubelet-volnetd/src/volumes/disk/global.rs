@@ -76,7 +76,8 @@ pub fn mount(
         let is_another = !found.is_empty() && found != fs_type.name();
         let mismatch = if is_another { format!(" (current format is {found})") } else { String::new() };
         let (device, point) = (device.path.clone(), point(settings, volume));
-        let (fs_type, options) = (fs_type.name(), options.shown.clone());
+        let (fs_type, options) = (fs_type.name(), options.shown.as_str().into());
+        let (mismatch, source) = (mismatch.into(), Box::new(source));
         DiskError::Mount { device, point, fs_type, options, mismatch, source }.into()
     })
 }

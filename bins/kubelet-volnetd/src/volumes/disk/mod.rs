@@ -52,10 +52,10 @@ pub enum DiskError {
         device: PathBuf,
         point: PathBuf,
         fs_type: &'static str,
-        options: String,
+        options: Box<str>,
         /// In words, where something else was found on the device; else empty.
-        mismatch: String,
-        source: ContextError,
+        mismatch: Box<str>,
+        source: Box<ContextError>,
     },
     #[error("resize of format {fs_type} is not supported for device {device}")]
     NoGrowth { fs_type: String, device: PathBuf },
