@@ -107,7 +107,7 @@ impl Helper {
 fn can_run() -> bool {
     let programs = ["blkid", "fsck", "mkfs.ext4", "resize2fs", "e2fsck", "losetup", "setpriv"];
     let is_there = |name: &&str| ["/usr/sbin", "/sbin", "/usr/bin"].iter().any(|at| Path::new(at).join(name).exists());
-    let can = rustix::process::geteuid().is_root() && programs.iter().all(|name| is_there(name));
+    let can = rustix::process::geteuid().is_root() && programs.iter().all(is_there);
     if !can {
         eprintln!("left out: it takes root, e2fsprogs and util-linux");
     }
