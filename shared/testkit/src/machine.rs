@@ -22,6 +22,10 @@ const NEEDED_FOR_TESTS: &[(&str, &[&str])] = &[
     ("mmdebstrap", &["/usr/bin/mmdebstrap"]),
     ("systemd-container", &["/usr/bin/systemd-nspawn"]),
     ("kubernetes-client", &["/usr/bin/kubectl", "/usr/local/bin/kubectl"]),
+    // File systems of local volumes, and a signer of pods' certificates.
+    ("e2fsprogs", &["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"]),
+    ("xfsprogs", &["/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs"]),
+    ("openssl", &["/usr/bin/openssl"]),
 ];
 
 /// What containerd of a newer Debian needs besides ([`crate::release`]): to be fetched, and to find its libraries.

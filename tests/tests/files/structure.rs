@@ -141,6 +141,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
             "kubelet-probes",
             "kubelet-runtime",
             "kubelet-volume-manager",
+            "kubelet-container-manager",
             "kubelet-syncd",
             "kubelet-statusd",
             "bulkhead-apiclient",
