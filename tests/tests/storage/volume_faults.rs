@@ -461,6 +461,9 @@ fn an_expansion_that_goes_wrong_is_told_and_tried_again_while_the_pod_runs() -> 
         Fault::fails_after_work(call, "ABORTED", "try again").of_volume(names[4]),
     ])?;
     world.running(&names)?;
+    // As a resizer says that it is the node's turn; without that, nothing but the size is written.
+    let pending = json!({"status": {"allocatedResourceStatuses": {"storage": "NodeResizePending"}}});
+    world.scene.cluster.patch_status("persistentvolumeclaims", "default", names[1], &pending)?;
     names.iter().try_for_each(|name| world.grow(name))?;
     let failed = |volume: &str, error: &str| {
         // Upstream has no colon before what can never be.
