@@ -69,7 +69,7 @@ impl Guide {
         let unknown = said.stderr.contains("command not found") || said.stderr.contains("syntax error");
         ensure!(
             unexpected.is_empty() && !unknown,
-            "{}:{}: {unexpected:#?}\n{}{}",
+            "{}:{}: {unexpected:?}\n{}{}",
             self.name,
             block.line,
             said.stdout,
