@@ -193,7 +193,11 @@ fn mounted(world: &mut World) -> Result<()> {
     }
     ensure!(mounts.contains("/volume-subpaths/export/main/0 "), "{mounts}");
     // A pod is ready before its shell has written.
-    world.vm.until("each has written", PODS, "[ \"$(cat /srv/nfs/*/log)\" = \"$(printf 'claimed\\nold\\nstatic')\" ]")?;
+    world.vm.until(
+        "each has written",
+        PODS,
+        "[ \"$(cat /srv/nfs/*/log)\" = \"$(printf 'claimed\\nold\\nstatic')\" ]",
+    )?;
     // Not even a socket of this kind could be made, or reach anybody.
     let filters = world.vm.run("systemctl show -p RestrictAddressFamilies -p IPAddressDeny kubelet-volnetd")?;
     ensure!(filters.contains("RestrictAddressFamilies=AF_UNIX") && filters.contains("0.0.0.0/0"), "{filters}");

@@ -23,6 +23,7 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
+use crate::container_manager::ContainerManager;
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::evictions::book::EvictionBook;
 use crate::evictions::pressure::PressureReports;
@@ -342,6 +343,7 @@ impl Loops {
             termination_messages: TerminationMessages::new(daemon.broker.clone()),
             ownership: known.ownership,
             allocations,
+            container_manager: Arc::new(ContainerManager::default()),
             pods: PodTable::default(),
             cgroups,
             pressure: pressure.clone(),

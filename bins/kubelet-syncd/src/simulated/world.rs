@@ -24,6 +24,7 @@ use kubelet_runtime::runtime::fake_runtime::Fake;
 use kubelet_runtime::runtime::gc::GcPolicy;
 use kubelet_runtime::runtime::resize::NoResizer;
 use kubelet_runtime::runtime::result::SyncResult;
+use kubelet_runtime::runtime::run_options::NoContainerManager;
 use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
 use kubelet_runtime::status::next::{Observation, Stage, is_over, next};
 use kubelet_runtime::status::pod_status::StatusInput;
@@ -330,6 +331,7 @@ impl World {
             past: &past,
             cancel: &cancel,
             resizer: &NoResizer,
+            container_manager: &NoContainerManager,
             on_sandbox_ready: &|_, _| {},
         };
         let identity = PodIdentity::of(pod).unwrap();

@@ -15,6 +15,7 @@ use super::pod_table::PodTable;
 use super::prune_gate::PruneGate;
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
+use crate::container_manager::ContainerManager;
 use crate::evictions::pressure::PressureReports;
 use crate::hub::PodHub;
 use crate::metrics::Metrics;
@@ -57,6 +58,8 @@ pub struct NodeContext {
     pub ownership: Arc<Ownership>,
     /// What pods were granted, and what they have.
     pub allocations: Arc<Allocations>,
+    /// Devices, claims, CPUs and memory that containers have for themselves.
+    pub container_manager: Arc<ContainerManager>,
 
     pub pods: PodTable,
     pub cgroups: NodeCgroups,

@@ -180,6 +180,7 @@ impl RuntimeSide {
             past: &History::of(pod, runtime, node.pods.status(uid).as_ref()),
             cancel,
             resizer: &resizer,
+            container_manager: &*node.container_manager,
             on_sandbox_ready: &sandbox_ready,
         };
         let _in_sync = InSync::begin(node, uid);

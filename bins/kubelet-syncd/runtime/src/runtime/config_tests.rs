@@ -93,6 +93,7 @@ fn try_container(
         volumes: &volumes,
         environment: &environment,
         sub_paths: &BTreeMap::new(),
+        options: &RunContainerOptions::default(),
         images: &BTreeMap::new(),
         etc_hosts: Some(Path::new("/pods/etc-hosts")),
         termination_file: Some(Path::new("/pods/containers/main/13d0088e")),

@@ -11,6 +11,7 @@ use super::env::{EnvError, Environment, expand_command};
 use super::image_volumes::ImageVolumes;
 use super::pod_runtime::PodRuntime;
 use super::request_check::Refusal;
+use super::run_options::RunContainerOptions;
 use super::security::{ImageUser, SecurityError, container_security_context, verify_run_as_non_root};
 use super::sub_paths::{SubPath, SubPathError, sub_paths};
 use kubelet_model::node_facts::NodeFacts;
@@ -117,6 +118,8 @@ pub struct Instance<'a> {
     pub volumes: &'a MountedVolumes,
     /// [`super::env::environment`] of this container.
     pub environment: &'a Environment,
+    /// What the container manager gives it. Nothing yet while [`check`] looks.
+    pub options: &'a RunContainerOptions,
     /// Where the parts of volumes are that are mounted by `subPath`, by the mount's place among `volumeMounts`. None
     /// yet while [`check`] looks.
     pub sub_paths: &'a BTreeMap<usize, PathBuf>,
@@ -168,6 +171,10 @@ pub fn container_config(
 ) -> Result<v1::ContainerConfig, ContainerConfigError> {
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     let (command, args) = expand_command(container, instance.environment)?;
+    let options = instance.options;
+    let environment = options.envs.iter().chain(instance.environment);
+    let mut annotations = options.annotations.clone();
+    annotations.extend(container_annotations(container, pod, instance.restart_count));
     Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: instance.restart_count }),
         image: Some(v1::ImageSpec {
@@ -178,20 +185,21 @@ pub fn container_config(
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: instance.environment.iter().cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
+        envs: environment.cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
         mounts: mounts(pod, container, instance, facts)?,
         devices: devices(container, instance)?,
         labels: container_labels(container, identity),
-        annotations: container_annotations(container, pod, instance.restart_count),
+        annotations,
         log_path: container_log_path(&container.name, instance.restart_count),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(v1::LinuxContainerConfig {
-            resources: Some(container_resources(pod, container, facts)),
+            resources: Some(resources(pod, container, options, facts)),
             security_context: Some(security_context(pod, container, instance, facts)?),
         }),
         stop_signal: stop_signal::wanted(container, facts).into(),
+        cdi_devices: options.cdi_devices.iter().map(|name| v1::CdiDevice { name: name.clone() }).collect(),
         ..Default::default()
     })
 }
@@ -209,7 +217,20 @@ fn security_context(
     Ok(context)
 }
 
-/// Block volumes (upstream `pkg/kubelet/kubelet_pods.go`, makeBlockVolumes).
+/// What the spec says, on the CPUs and with the memory that the container was given.
+fn resources(
+    pod: &Pod,
+    container: &Container,
+    options: &RunContainerOptions,
+    facts: &NodeFacts,
+) -> v1::LinuxContainerResources {
+    let mut resources = container_resources(pod, container, facts);
+    resources.cpuset_cpus = options.cpuset_cpus.clone();
+    resources.cpuset_mems = options.cpuset_mems.clone();
+    resources
+}
+
+/// What the container manager gives, then block volumes (upstream `pkg/kubelet/kubelet_pods.go`, makeBlockVolumes).
 fn devices(container: &Container, instance: &Instance<'_>) -> Result<Vec<v1::Device>, ContainerConfigError> {
     let device = |device: &VolumeDevice| {
         let volume = instance.volumes.get(&device.name).ok_or_else(|| ContainerConfigError::NoVolume {
@@ -222,10 +243,11 @@ fn devices(container: &Container, instance: &Instance<'_>) -> Result<Vec<v1::Dev
             permissions: if volume.read_only { "r" } else { "mrw" }.to_owned(),
         })
     };
-    container.volume_devices.iter().flatten().map(device).collect()
+    let given = instance.options.devices.iter().cloned().map(Ok);
+    given.chain(container.volume_devices.iter().flatten().map(device)).collect()
 }
 
-/// Volumes in the order of the spec, then the hosts file, then the termination message file.
+/// What the container manager gives, volumes in the order of the spec, then the hosts file, then the termination message file.
 fn mounts(
     pod: &Pod,
     container: &Container,
@@ -239,7 +261,7 @@ fn mounts(
     if dynamic_resources::with_extended_resources(pod).contains(container.name.as_str()) {
         return Err(later("extended resources from a ResourceClaim (dynamic resource allocation)"));
     }
-    let mut mounts = Vec::new();
+    let mut mounts = instance.options.mounts.clone();
     let parts: BTreeMap<usize, String> =
         sub_paths(container, instance.environment)?.into_iter().map(|part| (part.index, part.path)).collect();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {

@@ -21,6 +21,7 @@ use super::image_volumes::Counted;
 use super::ports::{HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::resize::NoResizer;
 use super::result::SyncResult;
+use super::run_options::NoContainerManager;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 use kubelet_edges::runtime_service::RuntimeService;
@@ -305,6 +306,7 @@ impl World {
             past: &History { restart_all, ..History::default() },
             cancel: &cancel,
             resizer: &NoResizer,
+            container_manager: &NoContainerManager,
             on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),
         };
         self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await

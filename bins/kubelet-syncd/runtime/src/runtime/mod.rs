@@ -5,6 +5,7 @@
 //! | [`actions`] | what one sync has to do: kill, create, start, reset |
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
 //! | [`security`], [`env`], [`sub_paths`], [`dns`], [`hosts`], [`image_volumes`], [`dynamic_resources`] | their parts |
+//! | [`run_options`] | nothing: what the container manager gives a container, and the trait of who gives it |
 //! | [`request_check`] | whether a request grants no more than the spec, asked again before it is sent |
 //! | [`pod_runtime`], [`userns`] | the handler that runs a pod, and which users of the machine are the pod's own |
 //! | [`resize`] | how running containers and their pod get the size that they were granted |
@@ -47,6 +48,7 @@ pub mod post_start_gate;
 pub mod request_check;
 pub mod resize;
 pub mod result;
+pub mod run_options;
 pub mod sandbox_config;
 pub mod security;
 mod start;

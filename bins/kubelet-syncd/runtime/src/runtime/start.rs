@@ -21,6 +21,7 @@ use super::image_volumes::{self, ImageVolumes};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::request_check::{self, Refusal, Starting};
 use super::result::ActionError;
+use super::run_options::RunContainerOptions;
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
@@ -121,6 +122,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
             volumes: self.context.volumes,
             environment: &environment,
             sub_paths: &BTreeMap::new(),
+            options: &RunContainerOptions::default(),
             images,
             etc_hosts: None,
             termination_file: None,
@@ -129,6 +131,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         };
         let parts = container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
+        let options = self.context.container_manager.run_options(self.pod, container).await.inspect_err(|error| {
+            if !error.transient {
+                self.warn(kind, container, "Failed", format!("Error: {}", error.message));
+            }
+        })?;
+        instance.options = &options;
         let sub_paths = self.sub_paths(kind, container, parts).await?;
         instance.sub_paths = &sub_paths;
         let prepared = self.prepare(container).await.map_err(|error| self.files_error(kind, container, &error))?;
@@ -310,6 +318,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
             let transient = error.is_unavailable();
             ActionError { transient, ..ActionError::new("CreateContainerError", error.message) }
         })?;
+        self.context.container_manager.created(self.pod, container, &id, instance.options);
         self.say(kind, container, EventType::Normal, "Created", "Container created".to_owned());
         let post_start = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let before = self.status.newest(&container.name);
@@ -376,7 +385,8 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         config: &v1::ContainerConfig,
     ) -> Result<(), Refusal> {
         let known = self.context.known(self.pod, self.identity, &self.plan.runtime);
-        let starting = Starting { container, image_user: instance.image_user, target: instance.target };
+        let starting =
+            Starting { container, image_user: instance.image_user, options: instance.options, target: instance.target };
         let checked = request_check::container(&known, &starting, config, &self.plan.config);
         checked.inspect_err(|refusal| self.manager.refused("CreateContainer", self.identity, refusal))
     }

@@ -27,7 +27,6 @@ use super::actions::{self, PodActions};
 use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::{MountedVolumes, claimed_paths, volume_groups};
 use super::dns::ResolvConf;
-use super::dynamic_resources;
 use super::end::primary_ip;
 use super::image_volumes;
 use super::pod_runtime::PodRuntime;
@@ -37,6 +36,7 @@ use super::request_check::{self, Refusal, RequestContext};
 use super::resize::act::Resizer;
 use super::resize::{Resize, plan};
 use super::result::{Action, ActionError, SyncResult};
+use super::run_options::ContainerManager;
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
 use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
@@ -68,6 +68,8 @@ pub struct SyncContext<'a> {
     pub cancel: &'a CancellationToken,
     /// Who keeps the book of resources.
     pub resizer: &'a dyn Resizer,
+    /// Who gives containers what they have beside their spec.
+    pub container_manager: &'a dyn ContainerManager,
     /// Called once a new sandbox has its network, before any image is pulled.
     pub on_sandbox_ready: &'a (dyn Fn(&SandboxId, &[IpAddr]) + Send + Sync),
 }
@@ -253,7 +255,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             return result;
         }
         if actions.create_sandbox
-            && let Err(error) = dynamic_resources::prepare(pod)
+            && let Err(error) = context.container_manager.prepare_dynamic_resources(pod).await
         {
             // As upstream, no error of this sync: the pod is looked at again when its time has come.
             let message = format!("Failed to prepare dynamic resources: prepare dynamic resources: {error}");

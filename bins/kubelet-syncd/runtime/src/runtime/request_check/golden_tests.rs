@@ -78,7 +78,12 @@ fn upstreams_requests_are_right() {
                         let target = Some(target).filter(|target| !target.is_empty());
                         container(
                             known,
-                            &Starting { container: &starts, image_user: &root, target },
+                            &Starting {
+                                container: &starts,
+                                image_user: &root,
+                                options: &RunContainerOptions::default(),
+                                target,
+                            },
                             &config,
                             &in_sandbox,
                         )

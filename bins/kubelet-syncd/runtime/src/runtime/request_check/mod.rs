@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityCon
 use prometheus::{IntCounterVec, Opts};
 
 use super::pod_runtime::PodRuntime;
+use super::run_options::RunContainerOptions;
 use super::security::ImageUser;
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::pod::spec::PodIdentity;
@@ -62,6 +63,8 @@ pub struct Starting<'a> {
     pub container: &'a Container,
     /// Asked of the runtime for this start.
     pub image_user: &'a ImageUser,
+    /// The record of what was allocated to it.
+    pub options: &'a RunContainerOptions,
     /// The container whose processes an ephemeral one may see, by the runtime's id.
     pub target: Option<&'a str>,
 }

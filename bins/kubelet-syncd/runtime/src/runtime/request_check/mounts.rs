@@ -13,7 +13,15 @@ use super::{Checked, RequestContext, Starting, must};
 pub(super) fn container(known: &RequestContext<'_>, starting: &Starting<'_>, asked: &[v1::Mount]) -> Checked {
     let mut free: Vec<(usize, &VolumeMount)> = starting.container.volume_mounts.iter().flatten().enumerate().collect();
     let (mut hosts, mut message) = (false, false);
+    let mut given = starting.options.mounts.iter();
     for mount in asked {
+        // Those of the allocation record come first, as they were given.
+        if given.clone().next().is_some_and(|given| is_given(given, mount)) {
+            given.next();
+            mapping(known, "mounts.uid_mappings", &mount.uid_mappings)?;
+            mapping(known, "mounts.gid_mappings", &mount.gid_mappings)?;
+            continue;
+        }
         let wanted = free.iter().position(|(_, wanted)| is_at(&wanted.mount_path, &mount.container_path));
         if let Some(place) = wanted {
             let (index, wanted) = free.remove(place);
@@ -35,6 +43,12 @@ pub(super) fn container(known: &RequestContext<'_>, starting: &Starting<'_>, ask
         mapping(known, "mounts.gid_mappings", &mount.gid_mappings)?;
     }
     Ok(())
+}
+
+/// The same but for the users of the pod, which are looked at apart.
+fn is_given(given: &v1::Mount, asked: &v1::Mount) -> bool {
+    let of = |mount: &v1::Mount| v1::Mount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..mount.clone() };
+    of(given) == of(asked)
 }
 
 fn text(path: &Path) -> String {

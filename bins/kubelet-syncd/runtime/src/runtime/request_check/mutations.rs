@@ -259,6 +259,33 @@ pub const MISTAKES: &[Mistake] = mistakes! {
         r.container.cdi_devices.push(v1::CdiDevice { name: "vendor.com/gpu=all".into() });
         true
     };
+    "another device than the one allocated", "devices", |_, r| {
+        r.container.devices[0].host_path = "/dev/g1".into();
+        true
+    };
+    "more on a device than was allocated", "devices", |_, r| {
+        r.container.devices[0].permissions = "rwm".into();
+        true
+    };
+    "another CDI device than the one allocated", "CDI_devices", |_, r| {
+        r.container.cdi_devices[0].name = "vendor.com/gpu=1".into();
+        true
+    };
+    "a mount that was allocated, writable", "mounts.container_path", |_, r| {
+        r.container.mounts[0].readonly = false;
+        true
+    };
+    "a mount that was allocated, of another folder", "mounts.container_path", |_, r| {
+        r.container.mounts[0].host_path = "/opt".into();
+        true
+    };
+    "another value of an allocated annotation", "annotations", |_, r| {
+        r.container.annotations.insert("vendor.com/a".into(), "2".into());
+        true
+    };
+    "CPUs of others", "cpuset_cpus", |_, r| { resources(r).cpuset_cpus = "2-4".into(); true };
+    "all CPUs", "cpuset_cpus", |_, r| { resources(r).cpuset_cpus = String::new(); true };
+    "another NUMA node", "cpuset_mems", |_, r| { resources(r).cpuset_mems = "1".into(); true };
     "no memory limit", "memory_limit_in_bytes", |s, r| {
         resources(r).memory_limit_in_bytes = 0;
         resources(r).memory_swap_limit_in_bytes = 0;

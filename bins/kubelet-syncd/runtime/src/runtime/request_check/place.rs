@@ -105,8 +105,15 @@ pub(super) fn container(known: &RequestContext<'_>, starting: &Starting<'_>, ask
     must(named.name == own, "metadata", &named.name, own)?;
     labels(known, &asked.labels, Some(own))?;
     // Runtimes may be set up to act on annotations.
-    let foreign = asked.annotations.keys().find(|key| !key.starts_with("io.kubernetes."));
-    must(foreign.is_none(), "annotations", foreign, "those that describe the container")?;
+    let given = &starting.options.annotations;
+    let is_own = |key: &str, value: &String| key.starts_with("io.kubernetes.") || given.get(key) == Some(value);
+    let foreign = asked.annotations.iter().find(|(key, value)| !is_own(key, value)).map(|(key, _)| key);
+    must(
+        foreign.is_none(),
+        "annotations",
+        foreign,
+        "those that describe the container, and those that were allocated",
+    )?;
     let file = asked.log_path.strip_prefix(own).and_then(|rest| rest.strip_prefix('/'));
     let number = file.and_then(|file| file.strip_suffix(".log")).unwrap_or_default();
     let is_log = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());

@@ -35,6 +35,7 @@ pub(super) fn container(
         let most = (cpu.milli_value().saturating_mul(period) / 1000).max(LEAST_QUOTA);
         must((1..=most).contains(&asked.cpu_quota), "cpu_quota", asked.cpu_quota, format!("{most} of {period}"))?;
     }
+    cpus_and_nodes(starting, asked)?;
     pages(asked, &[own, pod])?;
     let unknown = asked.unified.keys().find(|key| !matches!(key.split('.').next(), Some("memory")));
     must(unknown.is_none(), "unified", unknown, "memory's")?;
@@ -53,6 +54,13 @@ pub(super) fn container(
     // Lower than the least of a pod is what the node's own processes have.
     let least = if may_be_favoured(known) { -997 } else { 2 };
     must(asked.oom_score_adj >= least, "oom_score_adj", asked.oom_score_adj, format!("{least} at least"))
+}
+
+/// CPUs and NUMA nodes are those of the allocation record.
+fn cpus_and_nodes(starting: &Starting<'_>, asked: &v1::LinuxContainerResources) -> Checked {
+    let given = starting.options;
+    must(asked.cpuset_cpus == given.cpuset_cpus, "cpuset_cpus", &asked.cpuset_cpus, given.cpuset_cpus.as_str())?;
+    must(asked.cpuset_mems == given.cpuset_mems, "cpuset_mems", &asked.cpuset_mems, given.cpuset_mems.as_str())
 }
 
 /// Memory and swap together (cgroup v1), or swap alone (v2).

@@ -7,6 +7,8 @@ use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 
+use crate::runtime::run_options::RunContainerOptions;
+
 use super::{Checked, RequestContext, Starting};
 use crate::runtime::container_config::{Instance, MountedVolume, MountedVolumes, VolumeRoot, container_config};
 use crate::runtime::dns::ResolvConf;
@@ -30,9 +32,34 @@ pub struct Setup {
     pub facts: NodeFacts,
     pub runtime: PodRuntime,
     pub image_user: ImageUser,
+    pub options: RunContainerOptions,
     /// Which container starts.
     pub name: String,
     pub target: Option<String>,
+}
+
+/// What the container manager gave.
+fn allocated() -> RunContainerOptions {
+    let path = |path: &str| path.to_owned();
+    RunContainerOptions {
+        devices: vec![v1::Device {
+            container_path: path("/dev/g"),
+            host_path: path("/dev/g0"),
+            permissions: path("rw"),
+        }],
+        mounts: vec![v1::Mount {
+            container_path: path("/lib/g"),
+            host_path: path("/opt/g"),
+            readonly: true,
+            ..Default::default()
+        }],
+        envs: vec![(path("G"), b"0".to_vec())],
+        annotations: BTreeMap::from([(path("vendor.com/a"), path("1"))]),
+        cdi_devices: vec![path("vendor.com/gpu=0")],
+        cpuset_cpus: path("2-3"),
+        cpuset_mems: path("0"),
+        without_quota: false,
+    }
 }
 
 /// Both requests of one start.
@@ -71,7 +98,7 @@ impl Setup {
         let users = own.then_some(IdBlock { first: 131_072, length: 65_536 });
         let runtime = PodRuntime { features, users, volume_groups: vec![5005], ..PodRuntime::default() };
         let image_user = ImageUser { uid: Some(0), username: String::new() };
-        Setup { pod, facts, runtime, image_user, name: "main".to_owned(), target: None }
+        Setup { pod, facts, runtime, image_user, options: allocated(), name: "main".to_owned(), target: None }
     }
 
     pub fn container(&self) -> Container {
@@ -99,6 +126,7 @@ impl Setup {
             images: &self.images(),
             environment: &environment,
             sub_paths: &parts,
+            options: &self.options,
             etc_hosts: Some(&folder.join("etc-hosts")),
             termination_file: Some(&file),
             target: self.target.as_deref(),
@@ -166,7 +194,8 @@ impl Setup {
             runtime: &self.runtime,
         };
         let container = self.container();
-        let starting = Starting { container: &container, image_user: &self.image_user, target: self.target.as_deref() };
+        let (image_user, target) = (&self.image_user, self.target.as_deref());
+        let starting = Starting { container: &container, image_user, options: &self.options, target };
         super::sandbox(&known, &requests.sandbox, &requests.handler)?;
         super::container(&known, &starting, &requests.container, &requests.sandbox)
     }

@@ -1,0 +1,71 @@
+//! What the container manager gives a container beside its spec: devices, claims, CPUs and memory of its own (upstream
+//! `pkg/kubelet/container` RunContainerOptions, `pkg/kubelet/cm` GetResources and the internal container lifecycle).
+
+use std::collections::BTreeMap;
+
+use bulkhead_cri::v1;
+use bulkhead_types::ContainerId;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::dynamic_resources;
+use super::env::Environment;
+use super::result::ActionError;
+
+/// The record of what was allocated to one container. The request is made of it, and the second check compares the request
+/// with it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunContainerOptions {
+    /// Before those of block volumes.
+    pub devices: Vec<v1::Device>,
+    /// Before those of the spec.
+    pub mounts: Vec<v1::Mount>,
+    /// Before those of the spec, which win where both have a name.
+    pub envs: Environment,
+    pub annotations: BTreeMap<String, String>,
+    /// Fully qualified names (`vendor.com/class=name`).
+    pub cdi_devices: Vec<String>,
+    /// CPUs that the container may run on, in the kernel's list format. Empty: all.
+    pub cpuset_cpus: String,
+    /// NUMA nodes that its memory may come from, likewise.
+    pub cpuset_mems: String,
+    /// The container has CPUs for itself alone, and no CFS quota.
+    pub without_quota: bool,
+}
+
+/// The container manager as the executor meets it.
+pub trait ContainerManager: Send + Sync {
+    /// Before a pod's sandbox is made (upstream PrepareDynamicResources). The error's text follows `prepare dynamic resources: `.
+    fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>>;
+
+    /// What was allocated to a container that is about to be created (upstream GetResources and PreCreateContainer). The error
+    /// is the container's waiting reason.
+    fn run_options<'a>(
+        &'a self,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>>;
+
+    /// The runtime has made the container with these options (upstream PreStartContainer).
+    fn created(&self, pod: &Pod, container: &Container, id: &ContainerId, options: &RunContainerOptions);
+}
+
+/// Gives nothing to anybody, and prepares no claim.
+#[derive(Debug, Default)]
+pub struct NoContainerManager;
+
+impl ContainerManager for NoContainerManager {
+    fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { dynamic_resources::prepare(pod).map_err(|error| error.to_string()) })
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        _: &'a Pod,
+        _: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        Box::pin(async { Ok(RunContainerOptions::default()) })
+    }
+
+    fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
+}
