@@ -49,9 +49,9 @@ fn mount(host_path: &str, container_path: &str) -> v1::Mount {
     v1::Mount { host_path: host_path.to_owned(), container_path: container_path.to_owned(), ..Default::default() }
 }
 
-/// The first mount that fits is changed.
+/// The first mount of the spec that fits is changed.
 fn first(requests: &mut Requests, fits: impl Fn(&v1::Mount) -> bool, change: impl Fn(&mut v1::Mount)) -> bool {
-    let found = requests.container.mounts.iter_mut().find(|mount| fits(mount));
+    let found = requests.container.mounts.iter_mut().skip(1).find(|mount| fits(mount));
     found.map(change).is_some()
 }
 
