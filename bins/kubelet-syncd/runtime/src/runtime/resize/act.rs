@@ -1,5 +1,5 @@
-//! Doing a resize: checks that no memory limit falls below what is used, then step after step, each noted when the
-//! runtime or the kernel has taken it. A failure ends it; the next sync takes up from what was noted.
+//! Doing a resize: checks that no memory limit falls below what is used, then step after step. A failure ends it; the next sync
+//! takes up from what was noted.
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
@@ -108,16 +108,29 @@ pub struct Act<'a, P> {
 }
 
 impl<P: Ports> Act<'_, P> {
+    /// What the containers got is noted when the pod's cgroup has its part as well: a process that dies before that does it all
+    /// again, and no status says that the pod is resized while its cgroup is not.
+    ///
     /// # Errors
     /// See [`ResizeError`]; what was done before stays done and is noted.
     pub async fn run(&self) -> Result<(), ResizeError> {
+        let mut sizes: Vec<Size> = self.resize.updates.iter().map(|update| update.from).collect();
+        let outcome = self.all_steps(&mut sizes).await;
+        for (update, size) in self.resize.updates.iter().zip(sizes).filter(|(update, size)| update.from != *size) {
+            self.ports.container_has(&update.name, &requirements(size)).map_err(ResizeError::Note)?;
+        }
+        outcome?;
+        if self.resize.pod_level { self.ports.pod_has().map_err(ResizeError::Note) } else { Ok(()) }
+    }
+
+    /// `sizes`: what each container has, by the update's place.
+    async fn all_steps(&self, sizes: &mut [Size]) -> Result<(), ResizeError> {
         let now = self.ports.pod_cgroup(CgroupResources::default()).await.map_err(ResizeError::Cgroup)?;
         let resources = pod_cgroup_resources(self.pod, self.facts);
-        let Some((current, usage)) = now else { return self.containers_alone().await };
+        let Some((current, usage)) = now else { return self.containers_alone(sizes).await };
         let wanted = current.wanted(&resources);
         self.check_memory(current, wanted, usage).await?;
         let mut current = current;
-        let mut sizes: Vec<Size> = self.resize.updates.iter().map(|update| update.from).collect();
         for step in steps(self.resize, current, wanted) {
             match step {
                 Step::PodLimit(kind) => {
@@ -151,23 +164,21 @@ impl<P: Ports> Act<'_, P> {
                         *size = self.change_container(kind, update, *size).await?;
                     }
                 }
-                Step::PodLevel => self.ports.pod_has().map_err(ResizeError::Note)?,
             }
         }
         self.keep_memory(&resources).await
     }
 
     /// Where pods have no cgroups of their own.
-    async fn containers_alone(&self) -> Result<(), ResizeError> {
-        for update in &self.resize.updates {
-            let mut size = update.from;
+    async fn containers_alone(&self, sizes: &mut [Size]) -> Result<(), ResizeError> {
+        for (update, size) in self.resize.updates.iter().zip(sizes) {
             for kind in [Kind::Memory, Kind::Cpu] {
                 if update.grows(kind).is_some() {
-                    size = self.change_container(kind, update, size).await?;
+                    *size = self.change_container(kind, update, *size).await?;
                 }
             }
         }
-        if self.resize.pod_level { self.ports.pod_has().map_err(ResizeError::Note) } else { Ok(()) }
+        Ok(())
     }
 
     /// A limit that falls below what is used would be refused by the kernel half-way, or kill the container.
@@ -255,7 +266,6 @@ impl<P: Ports> Act<'_, P> {
         // Huge pages are none of the resize's business.
         resources.hugepage_limits = container_resources(self.pod, container, self.facts).hugepage_limits;
         self.ports.update_container(&update.id, resources).await.map_err(ResizeError::Container)?;
-        self.ports.container_has(&update.name, &requirements(next)).map_err(ResizeError::Note)?;
         Ok(next)
     }
 }

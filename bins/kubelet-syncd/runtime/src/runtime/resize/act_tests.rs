@@ -129,9 +129,7 @@ async fn the_runtime_hears_of_each_step_before_the_kernel() {
         [
             // Memory shrinks from 100 to 80 in sum.
             format!("container a-id 102 10000 {}", m(20)),
-            "note a 100 20971520".to_owned(),
             format!("container b-id 204 20000 {}", m(60)),
-            "note b 200 62914560".to_owned(),
             format!("sandbox 307 30000 {}", m(80)),
             format!("pod - - Some({})", m(80)),
             // CPU grows from 300 to 350 in sum.
@@ -140,9 +138,10 @@ async fn the_runtime_hears_of_each_step_before_the_kernel() {
             format!("sandbox 358 35000 {}", m(80)),
             "pod Some(358) - -".to_owned(),
             format!("container b-id 153 15000 {}", m(60)),
-            "note b 150 62914560".to_owned(),
             format!("container a-id 204 20000 {}", m(20)),
+            // Not before the pod's cgroup has its part.
             "note a 200 20971520".to_owned(),
+            "note b 150 62914560".to_owned(),
         ]
     );
 }
@@ -153,7 +152,8 @@ async fn what_is_kept_for_the_pod_follows_its_request() {
     let qos = MemoryQos { throttling_factor: 0.9, tiered: true, allocatable: 1 << 34, page_size: 4096 };
     world.0.lock().unwrap().qos = Some(qos);
     resize(&world, &[(100, 50)], &[(100, 60)]).await.unwrap();
-    assert_eq!(world.take().last(), Some(&format!("keep {}", 60 * MI)));
+    let lines = world.take();
+    assert_eq!(lines[lines.len() - 2..], [format!("keep {}", 60 * MI), "note a 100 62914560".to_owned()]);
 }
 
 #[tokio::test]

@@ -49,8 +49,6 @@ pub enum Step {
     PodRequest(Kind),
     /// One container's limit and request; the number is that of the update.
     Container(Kind, usize),
-    /// Both resources of the pod as a whole are in place now.
-    PodLevel,
 }
 
 /// All changes, in their order.
@@ -77,9 +75,6 @@ pub fn steps(resize: &Resize, current: PodLimits, wanted: PodLimits) -> Vec<Step
         if new.0 < old.0 {
             steps.push(Step::PodLimit(kind));
         }
-    }
-    if resize.pod_level {
-        steps.push(Step::PodLevel);
     }
     steps
 }

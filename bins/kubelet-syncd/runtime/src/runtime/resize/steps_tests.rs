@@ -32,7 +32,6 @@ fn room_is_made_first_and_taken_last() {
             Step::PodRequest(Cpu),
             Step::Container(Cpu, 1),
             Step::Container(Cpu, 0),
-            Step::PodLevel,
         ]
     );
 }
@@ -67,7 +66,6 @@ proptest! {
                 Step::PodLimit(Kind::Cpu) => pod.cpu_quota_us = wanted.cpu_quota_us,
                 Step::PodRequest(_) => pod.cpu_shares = wanted.cpu_shares,
                 Step::Container(kind, i) => has[i] = has[i].with(kind, updates[i].to),
-                Step::PodLevel => {}
             }
             prop_assert!(pod.memory_limit_bytes >= has.iter().map(|s| s.memory_limit).sum());
             prop_assert!(pod.cpu() >= has.iter().map(|s| s.cpu_limit).sum());
