@@ -200,7 +200,6 @@ pub fn container_config(
         }),
         stop_signal: stop_signal::wanted(container, facts).into(),
         cdi_devices: options.cdi_devices.iter().map(|name| v1::CdiDevice { name: name.clone() }).collect(),
-        ..Default::default()
     })
 }
 
