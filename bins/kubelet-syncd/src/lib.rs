@@ -31,7 +31,7 @@
 //! | [`start_latency`] | nothing: how long pods take to start |
 //! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
-//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself |
+//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself: none yet |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |

@@ -1,5 +1,6 @@
 //! What containers have for themselves: CPUs and memory of NUMA nodes, devices of plugins, claims of drivers (upstream `pkg/kubelet/cm`).
-//! Whoever starts containers asks here ([`kubelet_runtime::runtime::run_options`]).
+//! Whoever starts containers asks here ([`kubelet_runtime::runtime::run_options`]). No manager is at work yet: nobody gets anything,
+//! and a pod with claims waits (decision 75).
 
 use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;

@@ -116,10 +116,11 @@ impl<P: Ports> Act<'_, P> {
     pub async fn run(&self) -> Result<(), ResizeError> {
         let mut sizes: Vec<Size> = self.resize.updates.iter().map(|update| update.from).collect();
         let outcome = self.all_steps(&mut sizes).await;
-        for (update, size) in self.resize.updates.iter().zip(sizes).filter(|(update, size)| update.from != *size) {
-            self.ports.container_has(&update.name, &requirements(size)).map_err(ResizeError::Note)?;
-        }
+        let mut changed = self.resize.updates.iter().zip(sizes).filter(|(update, size)| update.from != *size);
+        let noted = changed.try_for_each(|(update, size)| self.ports.container_has(&update.name, &requirements(size)));
+        // What ended the resize says more than a note that could not be made beside it.
         outcome?;
+        noted.map_err(ResizeError::Note)?;
         if self.resize.pod_level { self.ports.pod_has().map_err(ResizeError::Note) } else { Ok(()) }
     }
 
