@@ -11,6 +11,7 @@ mod pod_environment;
 mod pod_files;
 mod probes;
 mod resize;
+mod resource_managers;
 mod restarts_of_containers;
 mod runtimes;
 mod security_context;
