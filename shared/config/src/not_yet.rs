@@ -22,8 +22,6 @@ const FIELDS: &[&str] = &[
     "enableContentionProfiling",
     "kubeletCgroups",
     "systemCgroups",
-    "systemReservedCgroup",
-    "kubeReservedCgroup",
     "cpuManagerPolicy",
     "cpuManagerPolicyOptions",
     "cpuManagerReconcilePeriod",
@@ -32,7 +30,6 @@ const FIELDS: &[&str] = &[
     "topologyManagerPolicy",
     "topologyManagerScope",
     "topologyManagerPolicyOptions",
-    "qosReserved",
     "enableControllerAttachDetach",
     "volumePluginDir",
     "showHiddenMetricsForVersion",
@@ -67,6 +64,7 @@ const GATES: &[&str] = &[
     "PodCertificateRequest",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
+    "QOSReserved",
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
@@ -90,10 +88,6 @@ pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String>
         if !unset.iter().any(|defaults| defaults.pointer(&pointer) == value) {
             names.push((*path).to_owned());
         }
-    }
-    let enforced = config.enforce_node_allocatable.iter();
-    for part in enforced.filter(|part| !matches!(part.as_str(), "pods" | "none" | "")) {
-        names.push(format!("enforceNodeAllocatable[{part}]"));
     }
     let (defaults, gates) = (FeatureGates::default(), FeatureGates::from_map(&config.feature_gates));
     for gate in crate::gates::GATES.iter().filter(|gate| !GATES.contains(&gate.name)) {
@@ -131,14 +125,12 @@ mod tests {
         // Works; and what another component looks at does nothing with upstream either.
         config.feature_gates.insert("ContainerStopSignals".into(), true);
         config.feature_gates.insert("GenericWorkload".into(), true);
-        config.enforce_node_allocatable = vec!["pods".into(), "system-reserved".into()];
         assert_eq!(
             named(&flags, &config),
             [
                 "--experimental-mounter-path",
                 "cpuManagerPolicy",
                 "volumePluginDir",
-                "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"
             ]
         );
