@@ -394,6 +394,8 @@ mod tests {
         assert_eq!(now, Resources { cpu_shares: unchanged, ..more });
         assert!(usage.is_some_and(|bytes| bytes < 64 << 20) && unchanged == before.cpu_shares);
         tree.set_qos(&QosLevels { burstable_cpu_shares: 512, ..QosLevels::default() }).unwrap();
+        a_level_that_uses_more_is_held(&tree);
+        reserved_cgroups(&tree, &root);
         let guaranteed = PodUid::parse("g").unwrap();
         tree.ensure_pod(&guaranteed, QosClass::Guaranteed, &Resources::default()).unwrap();
         let mut list: Vec<String> = tree.list().unwrap().iter().map(|p| format!("{} {}", p.pod, p.qos)).collect();
@@ -417,5 +419,69 @@ mod tests {
         }
         assert!(tree.list().unwrap().is_empty());
         hierarchies.kill_and_remove(&root).unwrap();
+    }
+
+    /// Memory of the burstable level is used, and may be no more from then on.
+    fn a_level_that_uses_more_is_held(tree: &PodsTree) {
+        use std::io::{BufRead as _, Write as _};
+        let path = tree.qos_path(QosClass::Burstable).unwrap();
+        let members = tree.hierarchies.file("memory", &path, "cgroup.procs").unwrap();
+        let script = "read go; x=$(head -c 4000000 /dev/zero | tr '\\0' x); echo there; read end";
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A level with controllers for its children takes no process on v2.
+        if tree.hierarchies.version() == bulkhead_sys::cgroup::Version::V1 {
+            std::fs::write(members, child.id().to_string()).unwrap();
+            let mut input = child.stdin.take().unwrap();
+            input.write_all(b"go\n").unwrap();
+            let mut line = String::new();
+            std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "there\n");
+            let limit = 1 << 20;
+            let levels = QosLevels {
+                burstable_cpu_shares: 512,
+                burstable_memory_limit: Some(limit),
+                best_effort_memory_limit: Some(limit),
+                ..QosLevels::default()
+            };
+            tree.set_qos(&levels).unwrap();
+            let now = |qos| tree.hierarchies.limits(&tree.qos_path(qos).unwrap()).unwrap().memory_limit_bytes.unwrap();
+            assert_eq!(now(QosClass::BestEffort), limit);
+            let held = now(QosClass::Burstable);
+            assert!(held > limit && held < 64 << 20, "{held}");
+            drop(input);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn reserved_cgroups(tree: &PodsTree, root: &CgroupPath) {
+        let mut config = bulkhead_config::NodeConfig::for_tests(std::path::Path::new("/t")).kubelet;
+        config.enforce_node_allocatable = vec!["kube-reserved".into()];
+        config.kube_reserved_cgroup = format!("{root}/reserved");
+        let enforce = |config: &bulkhead_config::KubeletConfiguration| {
+            tree.enforce_reserved(&reserved::enforcements(config)[0]).map_err(|error| bulkhead_types::chain(&error))
+        };
+        assert!(enforce(&config).unwrap_err().ends_with("cgroup is not configured properly"));
+        config.kube_reserved.insert("cpu".into(), "500m".into());
+        config.kube_reserved.insert("memory".into(), "64Mi".into());
+        let missing = enforce(&config).unwrap_err();
+        assert!(missing.contains("cgroup [\"bulkhead-c-test-tree-") && missing.contains("\"reserved\"]"), "{missing}");
+        let path = root.child("reserved").unwrap();
+        tree.hierarchies.ensure(&path).unwrap();
+        for _ in 0..2 {
+            enforce(&config).unwrap();
+        }
+        let now = tree.hierarchies.limits(&path).unwrap();
+        assert_eq!(now.memory_limit_bytes, Some(64 << 20));
+        if tree.hierarchies.version() == bulkhead_sys::cgroup::Version::V1 {
+            assert_eq!(now.cpu_shares, Some(512));
+        }
+        config.kube_reserved_cgroup = "/".into();
+        assert_eq!(enforce(&config).unwrap_err(), "the root of all cgroups cannot be limited");
     }
 }
