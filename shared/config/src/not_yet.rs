@@ -54,6 +54,7 @@ const GATES: &[&str] = &[
     "GracefulNodeShutdown",
     "GracefulNodeShutdownBasedOnPodPriority",
     "HostnameOverride",
+    "ImageVolumeWithDigest",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
     "KubeletRegistrationGetOnExistsOnly",

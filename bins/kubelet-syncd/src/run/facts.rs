@@ -48,6 +48,7 @@ pub fn node_facts(
         hostname_override: config.feature_gates().enabled("HostnameOverride"),
         env_files: config.feature_gates().enabled("EnvFiles"),
         stop_signals: config.feature_gates().enabled("ContainerStopSignals"),
+        image_volume_digests: config.feature_gates().enabled("ImageVolumeWithDigest"),
         pod_level_resize: config.feature_gates().enabled("InPlacePodLevelResourcesVerticalScaling"),
         allocatable: resources.allocatable.clone(),
         host_ips,
