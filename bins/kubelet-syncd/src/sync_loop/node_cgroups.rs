@@ -139,7 +139,6 @@ async fn enforce_reserved(node: &NodeContext) -> Option<api::EnforceReservedRepl
 }
 
 fn warning(message: String) -> NodeEvent {
-    tracing::warn!("{message}");
     NodeEvent { kind: EventType::Warning, reason: "FailedNodeAllocatableEnforcement", message }
 }
 

@@ -20,7 +20,7 @@ use crate::runtime::actions::has_any_regular_container_created;
 use crate::runtime::container_config::recursive_read_only;
 use kubelet_model::pod::model::{ContainerStatus as Instance, ImageMount, LinuxUser, RunState, RuntimePod};
 use kubelet_model::pod::names::absolute;
-use kubelet_model::pod::restart::should_start;
+use kubelet_model::pod::restart::{may_restart, should_start};
 use kubelet_model::pod::spec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
 use kubelet_model::pod::stop_signal;
 use kubelet_probes::prober::results::{ProbeResult, ProbeResults};
@@ -242,6 +242,25 @@ fn told_message(status: &ContainerStatus, id: &str) -> Option<String> {
     end.message.clone().filter(|text| !text.is_empty())
 }
 
+/// It was told to have ended for good, and the runtime has nothing of it any more: nobody starts it again, whatever an earlier
+/// start is thought to have failed with. Told as waiting, it would be a step back, for which the whole status would be thrown
+/// away each time.
+fn stays_ended(
+    inputs: Inputs<'_>,
+    container: &Container,
+    newest: Option<&Instance>,
+    status: &ContainerStatus,
+) -> bool {
+    let is_settled = match inputs.kind {
+        ContainerKind::Regular => true,
+        ContainerKind::Init => !is_sidecar(container) && has_any_regular_container_created(inputs.pod, inputs.runtime),
+        ContainerKind::Ephemeral => false,
+    };
+    let for_good =
+        terminated_of(status.state.as_ref()).is_some_and(|end| !may_restart(container, inputs.pod, end.exit_code));
+    newest.is_none() && is_settled && for_good && !inputs.restarting
+}
+
 /// A container that should run and could not be started says why.
 fn apply_start_failure(
     inputs: Inputs<'_>,
@@ -267,7 +286,7 @@ fn apply_start_failure(
             return;
         }
     }
-    if !should_start(container, inputs.pod, newest) {
+    if !should_start(container, inputs.pod, newest) || stays_ended(inputs, container, newest, status) {
         return;
     }
     let Some(failure) = inputs.failures.get(&container.name) else { return };

@@ -655,3 +655,21 @@ fn image_volumes_tell_their_image() {
     w.runtime.containers[0].image_volumes = vec![mount("/models", &"x".repeat(257))];
     assert_eq!(mounts(&mut w)[0].volume_status, None);
 }
+
+/// Its start was answered too late, it ran and ended all the same, and then its record was lost.
+#[test]
+fn a_failure_to_start_takes_back_no_end_that_was_told() {
+    let mut w = world(serde_json::json!({"restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "i"}, {"name": "other", "image": "i"}]}));
+    w.sandbox();
+    w.container("main", RunState::Exited, 0);
+    w.container("other", RunState::Running, 0);
+    let failure = StartFailure { reason: "RunContainerError".into(), message: "no answer".into() };
+    w.failures.insert("main".to_owned(), failure);
+    let ended = main_state(&w.step());
+    assert_eq!(ended["state"]["terminated"]["exitCode"], 0);
+    w.runtime.containers.retain(|c| c.name == "other");
+    assert_eq!(main_state(&w.step())["state"], ended["state"]);
+    w.pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
+    assert_eq!(main_state(&w.step())["state"]["waiting"]["reason"], "RunContainerError");
+}
