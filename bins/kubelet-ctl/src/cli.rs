@@ -62,7 +62,7 @@ pub fn command() -> Command {
             Command::new("pressure").about("Shows what is left of each resource beside its thresholds, and whom that evicted"),
         )
         .subcommand(
-            Command::new("images").about("Lists images, who uses them, and what garbage collection would do with each and why"),
+            Command::new("images").about("Lists images, who uses them, what garbage collection would do with each and why, and what is queued and pulled since when"),
         )
         .subcommand(audit())
         .subcommand(Command::new("plugins").about("Lists plugins (CSI drivers, devices), and what came of their registration"))

@@ -1,4 +1,4 @@
-//! `images`: images of the node, who uses them, and what garbage collection would do with each.
+//! `images`: images of the node, who uses them, what garbage collection would do with each, and what is being pulled.
 
 use std::fmt::Write as _;
 
@@ -6,6 +6,8 @@ use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::images_client::ImagesClient;
 use bulkhead_ipc::evictiond::images_part::Part;
 use bulkhead_ipc::evictiond::{ImageCollection, ImageState, ListImagesRequest};
+use bulkhead_ipc::syncd::images_client::ImagesClient as SyncdImagesClient;
+use bulkhead_ipc::syncd::{ImagePull, ImagePullStage, ListPullsRequest};
 use bulkhead_types::Process;
 use serde::Serialize;
 
@@ -27,6 +29,26 @@ const ID_LETTERS: usize = 13;
 struct Images {
     collection: Collection,
     images: Vec<Image>,
+    /// None: kubelet-syncd does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulls: Option<Vec<Pull>>,
+}
+
+/// Seconds; `forSeconds` is since when it is in its stage, or since it failed.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pull {
+    image: String,
+    registry: String,
+    pod_uid: String,
+    namespace: String,
+    pod: String,
+    stage: &'static str,
+    for_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
 }
 
 /// Bytes, percent, seconds.
@@ -82,12 +104,48 @@ pub(crate) async fn show(instance: &Instance, printer: &mut Printer<'_>) -> Resu
         Ok((collection, images))
     };
     let (collection, images) = within(Process::Evictiond, instance, call).await?;
-    let view = view(collection, images);
+    let view = view(collection, images, pulls(instance).await);
     printer.print(&view, || text(&view))?;
     Ok(Exit::Success)
 }
 
-fn view(collection: ImageCollection, images: Vec<ImageState>) -> Images {
+/// None: kubelet-syncd is away, or is of a version that does not tell.
+async fn pulls(instance: &Instance) -> Option<Vec<ImagePull>> {
+    let connected = connect(instance, Process::Syncd).await.ok()?;
+    let mut client = SyncdImagesClient::new(connected.channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let call = async {
+        let mut stream = client.pulls(request(ListPullsRequest {})).await?.into_inner();
+        let mut pulls = Vec::new();
+        while let Some(pull) = stream.message().await? {
+            if pulls.len() < MAX_IMAGES {
+                pulls.push(pull);
+            }
+        }
+        Ok(pulls)
+    };
+    within(Process::Syncd, instance, call).await.ok()
+}
+
+fn pull(pull: ImagePull) -> Pull {
+    Pull {
+        stage: match pull.stage() {
+            ImagePullStage::Unspecified => "unknown",
+            ImagePullStage::Queued => "queued",
+            ImagePullStage::Pulling => "pulling",
+            ImagePullStage::BackOff => "back-off",
+        },
+        for_seconds: pull.seconds,
+        retry_seconds: pull.retry_seconds,
+        image: pull.image,
+        registry: pull.registry,
+        pod_uid: pull.pod_uid,
+        namespace: pull.namespace,
+        pod: pull.pod,
+        error: pull.error,
+    }
+}
+
+fn view(collection: ImageCollection, images: Vec<ImageState>, pulls: Option<Vec<ImagePull>>) -> Images {
     let image = |image: ImageState| Image {
         id: image.id,
         names: image.names,
@@ -114,6 +172,7 @@ fn view(collection: ImageCollection, images: Vec<ImageState>) -> Images {
             last_outcome: collection.last_outcome,
         },
         images: images.into_iter().map(image).collect(),
+        pulls: pulls.map(|pulls| pulls.into_iter().map(pull).collect()),
     }
 }
 
@@ -154,6 +213,23 @@ fn text(view: &Images) -> String {
         let (ago, next) = (seconds(ago), seconds(all.next_round_seconds));
         let _ = writeln!(out, "Last round: {ago} ago, {}; the next one in {next}", printable(&all.last_outcome));
     }
+    let mut table = Table::new(&["PULL", "POD", "STAGE", "FOR", "NEXT TRY", "LAST ERROR"]);
+    for pull in view.pulls.iter().flatten() {
+        let pod = if pull.pod.is_empty() { pull.pod_uid.clone() } else { format!("{}/{}", pull.namespace, pull.pod) };
+        table.row([
+            pull.image.clone(),
+            pod,
+            pull.stage.to_owned(),
+            seconds(pull.for_seconds),
+            pull.retry_seconds.map(|left| format!("in {}", seconds(left))).unwrap_or_default(),
+            pull.error.clone(),
+        ]);
+    }
+    let _ = match &view.pulls {
+        None => writeln!(out, "Pulls: not known, kubelet-syncd does not say"),
+        Some(pulls) if pulls.is_empty() => Ok(()),
+        Some(_) => write!(out, "\n{}", table.render(0)),
+    };
     let mut table = Table::new(&["IMAGE", "SIZE", "PINNED", "USED BY", "FIRST SEEN", "LAST USED", "NEXT", "WHY"]);
     for image in &view.images {
         let age = |age: Option<f64>| age.map(seconds).unwrap_or_default();
@@ -217,7 +293,7 @@ mod tests {
                 "used by default/web (main)",
             ),
         ];
-        let shown = text(&view(collection.clone(), images.clone()));
+        let shown = text(&view(collection.clone(), images.clone(), Some(Vec::new())));
         let expected = "\
 Image file system: 90% of 10.0Gi used
 Garbage collection: unused images go from 85% on, down to 80%, and those that were not used for 24h
@@ -229,10 +305,46 @@ r.test/web:1    5.0Mi   no       default/web (main) and 1 more   3h3m         0s
 ";
         assert_eq!(shown, expected, "{shown}");
         let off = ImageCollection { disabled: true, capacity: None, last_round_seconds: None, ..collection.clone() };
-        let shown = text(&view(off, Vec::new()));
+        let shown = text(&view(off, Vec::new(), None));
         assert!(shown.starts_with("Image file system: not known\nGarbage collection: off, "), "{shown}");
-        let json = serde_json::to_value(view(collection, images)).unwrap();
+        assert!(shown.contains("\nPulls: not known, kubelet-syncd does not say\n"), "{shown}");
+        let json = serde_json::to_value(view(collection, images, None)).unwrap();
+        assert_eq!(json.get("pulls"), None);
         assert_eq!(json["images"][0]["fate"], "goes");
         assert_eq!(json["collection"]["highThresholdPercent"], 85);
+    }
+
+    #[test]
+    fn pulls_with_their_stages() {
+        let queued = ImagePull {
+            image: "r.test/web:1".into(),
+            registry: "r.test".into(),
+            pod_uid: "u1".into(),
+            namespace: "default".into(),
+            pod: "web".into(),
+            stage: ImagePullStage::Queued.into(),
+            seconds: 61.5,
+            ..ImagePull::default()
+        };
+        let pulling = ImagePull { stage: ImagePullStage::Pulling.into(), seconds: 3.0, ..queued.clone() };
+        let failed = ImagePull {
+            pod: String::new(),
+            stage: ImagePullStage::BackOff.into(),
+            retry_seconds: Some(7.0),
+            error: "ErrImagePull: no".into(),
+            ..queued.clone()
+        };
+        let view = view(ImageCollection::default(), Vec::new(), Some(vec![pulling, queued, failed]));
+        let expected = "
+PULL           POD           STAGE      FOR   NEXT TRY   LAST ERROR
+r.test/web:1   default/web   pulling    3s    -          -
+r.test/web:1   default/web   queued     61s   -          -
+r.test/web:1   u1            back-off   61s   in 7s      ErrImagePull: no
+";
+        let shown = text(&view);
+        assert!(shown.contains(expected), "{shown}");
+        let json = serde_json::to_value(view).unwrap();
+        assert_eq!((&json["pulls"][1]["stage"], &json["pulls"][2]["retrySeconds"]), (&"queued".into(), &7.0.into()));
+        assert_eq!(json["pulls"][0].get("error"), None);
     }
 }

@@ -204,6 +204,12 @@ impl Cgroups for Fake {
     async fn ensure_node(&self, _: Request<volnetd::EnsureNodeRequest>) -> Answer<volnetd::EnsureNodeReply> {
         not_faked()
     }
+    async fn enforce_reserved(
+        &self,
+        _: Request<volnetd::EnforceReservedRequest>,
+    ) -> Answer<volnetd::EnforceReservedReply> {
+        not_faked()
+    }
     async fn ensure_pod(&self, _: Request<volnetd::EnsurePodRequest>) -> Answer<volnetd::EnsurePodReply> {
         not_faked()
     }

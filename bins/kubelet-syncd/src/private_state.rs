@@ -10,6 +10,7 @@ use crate::evictions::book::{self, EvictionStore};
 use crate::evictions::pressure::{self, PressureStore};
 use crate::ooms::{self, OomStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
+use kubelet_images::backoff as pull_back_off;
 use kubelet_images::pull_records::{self, PullRecords};
 use kubelet_images::{RecordStore, RecordStoreError};
 use kubelet_probes::hooks::pre_stop::{PreStopStore, PreStops};
@@ -21,6 +22,7 @@ use kubelet_runtime::runtime::userns::{self, BlockStore};
 const UIDS: StateFile = StateFile { name: "static-pod-uids.json", version: 1 };
 const BACK_OFF: StateFile = StateFile { name: "restart-back-off.json", version: backoff::VERSION };
 const PULLS: StateFile = StateFile { name: "image-pulls.json", version: pull_records::VERSION };
+const PULL_BACK_OFF: StateFile = StateFile { name: "image-pull-back-off.json", version: pull_back_off::VERSION };
 const PRE_STOPS: StateFile = StateFile { name: "pre-stop-hooks.json", version: 1 };
 const USERS: StateFile = StateFile { name: "users-of-pods.json", version: userns::VERSION };
 const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: allocation::VERSION };
@@ -119,6 +121,26 @@ impl PrivateState {
             None
         });
         read.unwrap_or_default()
+    }
+}
+
+impl PrivateState {
+    /// What [`pull_back_off::BackOffStore::save`] wrote last.
+    pub fn pull_back_off(&self) -> Option<pull_back_off::Saved> {
+        self.0.load(PULL_BACK_OFF, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "back-off of image pulls begins anew");
+            None
+        })
+    }
+}
+
+impl pull_back_off::BackOffStore for PrivateState {
+    fn save(&self, saved: &pull_back_off::Saved) {
+        let written = state_file::encode(PULL_BACK_OFF.version, saved).map_err(|error| error.to_string());
+        let written = written.and_then(|json| self.0.write(PULL_BACK_OFF.name, &json).map_err(|error| error.to_string()));
+        if let Err(error) = written {
+            tracing::warn!(error, "back-off of image pulls would not survive a restart");
+        }
     }
 }
 

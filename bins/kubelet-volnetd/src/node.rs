@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bulkhead_config::ServingPair;
+use bulkhead_config::reserved::Enforcement;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
@@ -53,6 +54,8 @@ pub struct Settings {
     pub cgroup_root: CgroupPath,
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,
+    /// What cgroups that are not the pods' are limited to.
+    pub reserved: Vec<Enforcement>,
     pub protect_kernel_defaults: bool,
     /// How long a shutdown of the machine waits for pods; None: it does not.
     pub shutdown_delay: Option<Duration>,

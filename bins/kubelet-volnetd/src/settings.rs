@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bulkhead_config::{NodeConfig, shutdown};
+use bulkhead_config::{NodeConfig, reserved, shutdown};
 use bulkhead_sys::cgroup::CgroupPath;
 
 use crate::cgroups::Driver;
@@ -54,6 +54,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         },
         certificates: certificates(config).map_err(SettingsError::WorkingDirectory)?,
         cgroup_root: CgroupPath::parse(&config.cgroup_root)?,
+        reserved: reserved::enforcements(&config.kubelet),
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
         shutdown_delay: Some(shutdown::total(&shutdown::grace_periods(&config.kubelet, &config.feature_gates())))

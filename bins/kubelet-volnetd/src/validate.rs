@@ -10,6 +10,8 @@ use bulkhead_ipc::volnetd as wire;
 use bulkhead_sys::cgroup::Resources;
 use bulkhead_types::{ContainerId, ContainerName, IdError, PodUid, QosClass, VolumeName};
 
+use crate::cgroups::QosLevels;
+
 pub use logs::{LogPlace, Pick, PodLog, Removal, log_place, log_stamp, pick, pod_log, removals};
 
 /// Bytes: a list that names each second CPU of the largest machine is shorter.
@@ -137,6 +139,30 @@ pub fn qos(value: i32) -> Result<QosClass, InvalidRequest> {
             Err(bad("qos", &value.to_string(), "GUARANTEED, BURSTABLE or BEST_EFFORT"))
         }
     }
+}
+
+/// What the QoS levels get.
+///
+/// # Errors
+/// The share is none of CPU shares, or a memory limit is 0 or less.
+pub fn qos_levels(wire: &wire::SetQosRequest) -> Result<QosLevels, InvalidRequest> {
+    let shares = wire.burstable_cpu_shares;
+    resources(Some(&wire::CgroupResources { cpu_shares: Some(shares), ..Default::default() }))?;
+    for (field, limit) in [
+        ("burstable_memory_limit_bytes", wire.burstable_memory_limit_bytes),
+        ("best_effort_memory_limit_bytes", wire.best_effort_memory_limit_bytes),
+    ] {
+        if let Some(limit) = limit.filter(|limit| *limit <= 0) {
+            return Err(bad(field, &limit.to_string(), "a number of bytes above 0"));
+        }
+    }
+    Ok(QosLevels {
+        burstable_cpu_shares: shares,
+        kubepods_memory_min: wire.kubepods_memory_min_bytes,
+        burstable_memory_low: wire.burstable_memory_low_bytes,
+        burstable_memory_limit: wire.burstable_memory_limit_bytes,
+        best_effort_memory_limit: wire.best_effort_memory_limit_bytes,
+    })
 }
 
 /// Limits of a cgroup, inside what the kernel takes.

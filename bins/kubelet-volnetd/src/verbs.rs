@@ -40,7 +40,7 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 38] = [
+pub const VERBS: [Verb; 39] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
@@ -74,6 +74,7 @@ pub const VERBS: [Verb; 38] = [
     verb("/kubelet.volnetd.v1.Files/RestoreContainerLog",   &[Syncd],                        true,  &[],                  "guard; regular file, the newest rotated one, in one form; no file is replaced"),
     verb("/kubelet.volnetd.v1.Files/RemoveRotatedLogs",     &[Syncd],                        true,  &[],                  "guard; rotated logs alone; of two forms, only while the other is there"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsureNode",          &[Syncd],                        false, &[],                  "cgroupRoot exists"),
+    verb("/kubelet.volnetd.v1.Cgroups/EnforceReserved",     &[Syncd],                        false, &[],                  "cgroups and limits of the configuration; a cgroup is there, and is not the root"),
     verb("/kubelet.volnetd.v1.Cgroups/EnsurePod",           &[Syncd],                        false, &[],                  "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/SetQos",              &[Syncd],                        false, &[],                  "node cgroups exist"),
     verb("/kubelet.volnetd.v1.Cgroups/RemovePod",           &[Syncd],                        true,  &[KILL],              "guard"),

@@ -4,8 +4,11 @@ use std::io;
 use std::path::Path;
 
 use bulkhead_config::cpu_set::CpuSet;
-use bulkhead_config::validate::Machine;
+use bulkhead_config::reserved::{self, Enforcement};
+use bulkhead_config::validate::{Machine, UnfitCgroup};
+use bulkhead_config::{KubeletConfiguration, path_text};
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Version};
+use bulkhead_types::chain;
 
 /// A fact that the start depends on could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -16,10 +19,11 @@ pub enum MachineError {
     Read(&'static str, #[source] io::Error),
 }
 
-/// Gathers the facts; `cgroup_root` is the canonical one.
-pub fn facts(cgroup_root: &str) -> Result<Machine, MachineError> {
+/// Gathers the facts that this configuration is about.
+pub fn facts(kubelet: &KubeletConfiguration, root_dir: &Path) -> Result<Machine, MachineError> {
     let hierarchies = Hierarchies::detect().map_err(MachineError::Cgroups)?;
-    let root = CgroupPath::parse(cgroup_root).map_err(MachineError::Cgroups)?;
+    let root = path_text::clean(&format!("/{}", kubelet.cgroup_root));
+    let root = CgroupPath::parse(&root).map_err(MachineError::Cgroups)?;
     Ok(Machine {
         cgroup_v2: hierarchies.version() == Version::V2,
         // A kernel without swap has no such file.
@@ -29,8 +33,36 @@ pub fn facts(cgroup_root: &str) -> Result<Machine, MachineError> {
             .and_then(|text| CpuSet::parse(text.trim()).ok()),
         memory_bytes: std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_bytes(&text)),
         cgroup_root_exists: hierarchies.exists(&root),
+        root_dir_bytes: file_system_bytes(root_dir),
+        unfit_cgroups: unfit_cgroups(kubelet, &hierarchies),
         in_user_namespace: !is_initial(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default()),
     })
+}
+
+/// Cgroups of `enforceNodeAllocatable` that could not be written to.
+fn unfit_cgroups(kubelet: &KubeletConfiguration, hierarchies: &Hierarchies) -> Vec<UnfitCgroup> {
+    let configured = kubelet.cgroup_driver == "systemd";
+    let unfit = |enforcement: &Enforcement| -> Option<String> {
+        if enforcement.is_empty {
+            return Some(enforcement.nothing_reserved(configured));
+        }
+        // The runtime may use the other driver, and its word will count.
+        let why = check(enforcement, hierarchies, configured).err()?;
+        check(enforcement, hierarchies, !configured).err().map(|_| chain(&why))
+    };
+    let all = reserved::enforcements(kubelet).into_iter();
+    all.filter_map(|e| unfit(&e).map(|why| UnfitCgroup { part: e.part, cgroup: e.cgroup, why })).collect()
+}
+
+fn check(enforcement: &Enforcement, hierarchies: &Hierarchies, systemd: bool) -> Result<(), CgroupError> {
+    let path = CgroupPath::parse(&reserved::path(&enforcement.cgroup, systemd))?;
+    hierarchies.check_existing(&path, &enforcement.controllers(), systemd)
+}
+
+/// Size of the file system that holds the path, or will hold it.
+fn file_system_bytes(path: &Path) -> Option<i64> {
+    let stat = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
+    i64::try_from(stat.f_blocks.checked_mul(stat.f_frsize)?).ok()
 }
 
 /// This boot's id; empty where there is none.
@@ -92,7 +124,7 @@ mod tests {
     fn memory() {
         assert_eq!(memory_bytes("MemTotal:        2048 kB\nMemFree: 1 kB\n"), Some(2 << 20));
         assert!(memory_bytes("MemFree: 1 kB\n").is_none() && memory_bytes("MemTotal: x kB").is_none());
-        assert!(facts("/").unwrap().memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(facts(&KubeletConfiguration::default(), Path::new("/")).unwrap().memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]
@@ -103,9 +135,19 @@ mod tests {
 
     #[test]
     fn this_machine_has_facts() {
-        let machine = facts("/").unwrap();
+        let mut kubelet = KubeletConfiguration::default();
+        let machine = facts(&kubelet, Path::new("/no/such/folder")).unwrap();
         assert!(machine.cgroup_root_exists && machine.online_cpus.is_some_and(|cpus| !cpus.is_empty()));
-        assert!(!facts("/no-such-cgroup-of-kubelet-test").unwrap().cgroup_root_exists);
+        assert!(machine.root_dir_bytes.is_some_and(|bytes| bytes > 0) && machine.unfit_cgroups.is_empty());
+        kubelet.cgroup_root = "no-such-cgroup-of-kubelet-test".into();
+        kubelet.enforce_node_allocatable = vec!["pods".into(), "system-reserved".into(), "kube-reserved".into()];
+        kubelet.system_reserved_cgroup = "/no-such/cgroup".into();
+        kubelet.system_reserved.insert("cpu".into(), "100m".into());
+        let machine = facts(&kubelet, Path::new("/")).unwrap();
+        assert!(!machine.cgroup_root_exists);
+        let [missing, empty] = machine.unfit_cgroups.as_slice() else { panic!("{:?}", machine.unfit_cgroups) };
+        assert!(missing.why.contains("cgroup [\"no-such\" \"cgroup\"]"), "{}", missing.why);
+        assert_eq!((empty.part.key, empty.why.as_str()), ("kube-reserved", "[] cgroup is not configured properly"));
         assert!(!hostname().unwrap().trim().is_empty());
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
-use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, path_text, validate};
+use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
@@ -94,8 +94,13 @@ fn run(words: impl Iterator<Item = std::ffi::OsString>) -> Result<(), StartError
 
 fn run_node(effective: Effective) -> Result<(), StartError> {
     let Effective { flags, kubelet, version, origin, warnings } = effective;
-    let facts = machine::facts(&path_text::clean(&format!("/{}", kubelet.cgroup_root)))?;
-    let errors = validate::validate_on(&kubelet, &facts);
+    let facts = machine::facts(&kubelet, &flags.root_dir)?;
+    // What eviction keeps free counts nowhere with this flag.
+    let mut checked = kubelet.clone();
+    if flags.experimental_allocatable_ignore_eviction {
+        checked.eviction_hard.clear();
+    }
+    let errors = validate::validate_on(&checked, &facts);
     if !errors.is_empty() {
         // A misspelt field is often the reason for the refusal.
         warnings.iter().for_each(|warning| eprintln!("{warning}"));

@@ -191,6 +191,15 @@ fn the_machine_is_checked() {
     has(&case.refused(&["--config", &config]), &["cgroupRoot: invalid value \"/no-such-cgroup\": must exist"]);
     let config = case.config(&format!("{settings}reservedSystemCPUs: \"65000\"\n"));
     has(&case.refused(&["--config", &config]), &["reservedSystemCPUs", "online CPUs"]);
+    let reserved = "enforceNodeAllocatable: [pods, system-reserved]\nsystemReservedCgroup: /no-such/cgroup\n";
+    let config = case.config(&format!("{settings}{reserved}systemReserved: {{cpu: 100m}}\n"));
+    let text = case.refused(&["--config", &config]);
+    has(&text, &["systemReservedCgroup", "Failed to enforce System Reserved Cgroup Limits on \"/no-such/cgroup\": "]);
+    let config = case.config(&format!("{settings}{reserved}"));
+    has(&case.refused(&["--config", &config]), &["[\"no-such\" \"cgroup\"] cgroup is not configured properly"]);
+    let config = case.config(&format!("{settings}kubeReserved: {{memory: 100Ti}}\n"));
+    let text = case.refused(&["--config", &config]);
+    has(&text, &["invalid Node Allocatable configuration. Resource \"memory\" has a reservation of ", "but capacity of"]);
     if Path::new("/sys/fs/cgroup/memory").exists() {
         let config = case.config("failSwapOn: false\n");
         has(&case.refused(&["--config", &config]), &["failCgroupV1: invalid value true", "cgroup v1"]);

@@ -21,6 +21,7 @@ mod node;
 pub mod node_ip;
 pub mod not_yet;
 pub mod path_text;
+pub mod reserved;
 mod serving;
 pub mod shutdown;
 pub mod validate;

@@ -22,9 +22,6 @@ const FIELDS: &[&str] = &[
     "enableContentionProfiling",
     "kubeletCgroups",
     "systemCgroups",
-    "systemReservedCgroup",
-    "kubeReservedCgroup",
-    "qosReserved",
     "enableControllerAttachDetach",
     "volumePluginDir",
     "showHiddenMetricsForVersion",
@@ -52,6 +49,7 @@ const GATES: &[&str] = &[
     "GracefulNodeShutdown",
     "GracefulNodeShutdownBasedOnPodPriority",
     "HostnameOverride",
+    "ImageVolumeWithDigest",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
     "KubeletRegistrationGetOnExistsOnly",
@@ -63,6 +61,7 @@ const GATES: &[&str] = &[
     "PodLevelResourceManagers",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
+    "QOSReserved",
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
@@ -89,10 +88,6 @@ pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String>
         if !unset.iter().any(|defaults| defaults.pointer(&pointer) == value) {
             names.push((*path).to_owned());
         }
-    }
-    let enforced = config.enforce_node_allocatable.iter();
-    for part in enforced.filter(|part| !matches!(part.as_str(), "pods" | "none" | "")) {
-        names.push(format!("enforceNodeAllocatable[{part}]"));
     }
     let (defaults, gates) = (FeatureGates::default(), FeatureGates::from_map(&config.feature_gates));
     for gate in crate::gates::GATES.iter().filter(|gate| !GATES.contains(&gate.name)) {
@@ -130,13 +125,11 @@ mod tests {
         // Works; and what another component looks at does nothing with upstream either.
         config.feature_gates.insert("ContainerStopSignals".into(), true);
         config.feature_gates.insert("GenericWorkload".into(), true);
-        config.enforce_node_allocatable = vec!["pods".into(), "system-reserved".into()];
         assert_eq!(
             named(&flags, &config),
             [
                 "--experimental-mounter-path",
                 "volumePluginDir",
-                "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"
             ]
         );

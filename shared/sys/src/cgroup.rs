@@ -47,6 +47,12 @@ pub enum CgroupError {
     NoHierarchy,
     #[error("the cgroup controllers {missing:?} are not mounted")]
     MissingControllers { missing: Vec<&'static str> },
+    #[error("cgroup {cgroup} has some missing paths: {}", list(.missing))]
+    MissingPaths { cgroup: String, missing: Vec<PathBuf> },
+    #[error("could not read controllers for cgroup {cgroup}: {path}")]
+    NoControllers { cgroup: String, path: PathBuf, source: io::Error },
+    #[error("cgroup {cgroup} has some missing controllers: {}", .missing.join(", "))]
+    LacksControllers { cgroup: String, missing: Vec<String> },
     #[error("failed to create the cgroup {path}")]
     Create { path: PathBuf, source: io::Error },
     #[error("failed to write {value:?} to {path}")]
@@ -61,6 +67,10 @@ pub enum CgroupError {
     NoMemoryEvents,
     #[error("the kernel tells no memory pressure (PSI) of it")]
     NoPressure,
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Path of a cgroup below the hierarchy's root, in normal form: "/", "/kubepods", "/kubepods/burstable/pod…".
@@ -105,6 +115,12 @@ impl CgroupPath {
     /// The last component; empty for the root.
     pub fn name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// As upstream's messages show it: `["a" "b"]`.
+    pub fn quoted(&self) -> String {
+        let parts = self.0.split('/').filter(|part| !part.is_empty()).map(|part| format!("{part:?}"));
+        format!("[{}]", parts.collect::<Vec<_>>().join(" "))
     }
 
     fn below(&self, mount_point: &Path) -> PathBuf {
@@ -284,6 +300,69 @@ impl Hierarchies {
             .iter()
             .filter(|t| self.version == Version::V2 || REQUIRED.iter().any(|c| t.controllers.contains(*c)))
             .all(|tree| path.below(&tree.mount_point).is_dir())
+    }
+
+    /// Fails unless these controllers' files of a cgroup that somebody else has made can be written (upstream
+    /// `CgroupManager.Validate`, which asks for all controllers that pods have). With `by_systemd` systemd writes them, which
+    /// takes the controllers that it needs: then the cgroup alone must be there.
+    ///
+    /// # Errors
+    /// What is missing, in upstream's words.
+    pub fn check_existing(&self, path: &CgroupPath, controllers: &[&str], by_systemd: bool) -> Result<(), CgroupError> {
+        let cgroup = || path.quoted();
+        match self.version {
+            Version::V1 => {
+                let is_needed = |tree: &&Tree| {
+                    let has = |name: &str| tree.controllers.contains(name);
+                    if by_systemd { has("name=systemd") } else { controllers.iter().any(|name| has(name)) }
+                };
+                let dirs = self.trees.iter().filter(is_needed).map(|tree| path.below(&tree.mount_point));
+                let missing: Vec<PathBuf> = dirs.filter(|dir| !dir.is_dir()).collect();
+                if missing.is_empty() { Ok(()) } else { Err(CgroupError::MissingPaths { cgroup: cgroup(), missing }) }
+            }
+            Version::V2 => {
+                let path = path.below(&self.trees[0].mount_point).join("cgroup.controllers");
+                let enabled = std::fs::read_to_string(&path)
+                    .map_err(|source| CgroupError::NoControllers { cgroup: cgroup(), path, source })?;
+                let available = self.available()?;
+                let lacks = |name: &&&str| available.contains(**name) && !enabled.split_whitespace().any(|c| c == **name);
+                let missing = controllers.iter().filter(lacks).map(|name| (*name).to_owned());
+                let missing: Vec<String> = if by_systemd { Vec::new() } else { missing.collect() };
+                if missing.is_empty() {
+                    Ok(())
+                } else {
+                    Err(CgroupError::LacksControllers { cgroup: cgroup(), missing })
+                }
+            }
+        }
+    }
+
+    /// v1: gives a cgroup that has no CPU yet those of its parent. On v2 it has them without being told.
+    ///
+    /// # Errors
+    /// The files cannot be read or written.
+    pub fn fill_cpus(&self, path: &CgroupPath) -> Result<(), CgroupError> {
+        let dir = self.mount_point("cpuset").filter(|_| self.version == Version::V1).map(|top| path.below(top));
+        match dir.as_deref().map(|dir| (dir, dir.parent())) {
+            Some((dir, Some(parent))) if dir.is_dir() => inherit(parent, dir, "cpuset.cpus"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The sizes of huge pages that can be limited for this cgroup, as the kernel names them ("2MB").
+    pub fn huge_page_sizes(&self, path: &CgroupPath) -> Vec<String> {
+        let end = match self.version {
+            Version::V1 => ".limit_in_bytes",
+            Version::V2 => ".max",
+        };
+        let Some(dir) = self.mount_point("hugetlb").map(|top| path.below(top)) else { return Vec::new() };
+        let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
+        // "hugetlb.2MB.rsvd.max" and "hugetlb.2MB.events.max" are others.
+        let size = |name: String| {
+            let size = name.strip_prefix("hugetlb.")?.strip_suffix(end)?;
+            (!size.contains('.')).then(|| size.to_owned())
+        };
+        names.filter_map(size).collect()
     }
 
     /// Writes the limits. Controllers for process counts and huge pages may be missing from the kernel: then those

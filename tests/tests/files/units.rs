@@ -326,6 +326,13 @@ fn what_must_not_differ_between_the_services_does_not() {
     }
 }
 
+/// kubelet-volnetd sets them where `kubeReservedCgroup` names the slice, and nobody else does.
+#[test]
+fn the_slice_has_no_limits_of_its_own() {
+    let text = unit("kubelet.slice");
+    assert!(!text.contains("[Slice]"), "{text}");
+}
+
 #[test]
 fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
     let expected: BTreeMap<&str, (&str, &str, &str, &str)> = BTreeMap::from([

@@ -15,6 +15,7 @@ mod node_facts;
 mod privileges;
 mod runtime;
 mod silent_file_systems;
+mod slow_registry;
 mod standalone;
 mod take_over;
 mod two_nodes;

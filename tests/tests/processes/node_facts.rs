@@ -73,7 +73,6 @@ fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {
 
     // Explicit CPUs are the whole reservation of CPU: kubeReserved's does not count beside them.
     let shares = (cpus - 1) * 1024;
-    let weight = |shares: u64| 1 + (shares.max(2) - 2) * 9999 / 262_142;
     if let Some(value) = value(&node, "kubepods", "cpu.shares") {
         ensure!(value == shares.max(2).to_string(), "cpu.shares of kubepods: {value}");
         for cgroup in [&pod, &container] {
@@ -106,6 +105,99 @@ fn reservations_and_the_cfs_period_reach_the_cgroups() -> Result<()> {
         ensure!(!log.contains(field), "{field} is named as not there yet");
     }
     node.finish()
+}
+
+/// The numbers are those that upstream's kubelet writes for the same settings.
+#[test]
+fn what_is_reserved_is_enforced_and_told() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cpus: u64 = machine::run("getconf", &["_NPROCESSORS_ONLN"])?.trim().parse()?;
+    for name in ["reserved-system", "reserved-kube"] {
+        reserve(&format!("{}/{name}", lab.cgroup()))?;
+    }
+    let node = lab
+        .node("alpha")
+        .config("enforceNodeAllocatable", json!(["pods", "system-reserved", "kube-reserved-compressible"]))
+        .config("systemReservedCgroup", json!(format!("{}/reserved-system", lab.cgroup())))
+        .config("kubeReservedCgroup", json!(format!("{}/reserved-kube", lab.cgroup())))
+        .config("systemReserved", json!({"cpu": "200m", "memory": "300Mi", "pid": "500", "ephemeral-storage": "1Gi"}))
+        .config("kubeReserved", json!({"cpu": "100m", "memory": "100Mi", "pid": "300"}))
+        .config("featureGates", json!({"QOSReserved": true}))
+        .config("qosReserved", json!({"memory": "50%"}))
+        .start()?;
+    let limits = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
+    node.write(&Pod::idle("web").container_field("resources", limits))?;
+    let before = node.wait_running("web", 1)?;
+
+    let enforced = || -> Result<()> {
+        let is_v1 = value(&node, "kubepods", "cpu.shares").is_some();
+        let kept = (cpus * 1000 - 300) * 1024 / 1000;
+        for (cgroup, shares) in [("reserved-system", 204), ("reserved-kube", 102), ("kubepods", kept)] {
+            let (file, wanted) = if is_v1 { ("cpu.shares", shares) } else { ("cpu.weight", weight(shares)) };
+            let found = value_of(&node, cgroup, file)?;
+            ensure!(found == wanted.to_string(), "{file} of {cgroup}: {found}");
+        }
+        let memory = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        ensure!(value_of(&node, "reserved-system", memory)? == "314572800");
+        ensure!(value_of(&node, "reserved-system", "pids.max")? == "500");
+        ensure!(value_of(&node, "reserved-kube", "pids.max")? == "max", "compressible: CPU alone");
+        let kube = value_of(&node, "reserved-kube", memory)?;
+        ensure!(["9223372036854771712", "max"].contains(&kube.as_str()), "{kube}");
+        // Of what a guaranteed pod asks for half is out of reach for lower classes.
+        let pods: u64 = value_of(&node, "kubepods", memory)?.parse()?;
+        for level in ["kubepods/burstable", "kubepods/besteffort"] {
+            let limit = value_of(&node, level, memory)?;
+            ensure!(limit == (pods - (32 << 20)).to_string(), "{memory} of {level}: {limit}, {pods} for all pods");
+        }
+        Ok(())
+    };
+    // The node's events are in the log, too.
+    let told = |what: &str| {
+        eventually(what, LONG, || {
+            ensure!(std::fs::read_to_string(node.log())?.contains(what), "it is not in the log");
+            Ok(())
+        })
+    };
+    eventually("all limits are set", LONG, enforced)?;
+    told("Updated limits on system reserved cgroup")?;
+    told("Updated limits on kube reserved cgroup")?;
+
+    // A cgroup that goes is told of, and holds up no pod.
+    let system = format!("{}/reserved-system", lab.cgroup());
+    cgroups::kill_and_remove(&system)?;
+    node.kill_daemon("kubelet-volnetd")?;
+    told("Failed to enforce System Reserved Cgroup Limits on ")?;
+    node.write(&Pod::idle("late"))?;
+    node.wait_running("late", 1)?;
+    reserve(&system)?;
+    node.kill_daemon("kubelet-volnetd")?;
+    eventually("all limits are set again", LONG, enforced)?;
+    ensure!(node.wait_running("web", 1)?.main().id == before.main().id, "the pod was left alone");
+    let log = std::fs::read_to_string(node.log())?;
+    for field in ["qosReserved", "systemReservedCgroup", "enforceNodeAllocatable["] {
+        ensure!(!log.contains(field), "{field} is named as not there yet");
+    }
+    node.finish()
+}
+
+/// What an operator makes before the start: a cgroup with its controllers.
+fn reserve(cgroup: &str) -> Result<()> {
+    cgroups::create(cgroup)?;
+    for top in cgroups::hierarchies().into_iter().filter(|top| top.join("cgroup.subtree_control").exists()) {
+        let path = top.join(cgroup.trim_start_matches('/'));
+        let above: Vec<_> = path.ancestors().skip(1).take_while(|above| above.starts_with(&top)).collect();
+        for folder in above.into_iter().rev() {
+            // A hierarchy beside those of version 1 has none of them.
+            for controller in ["+cpu", "+memory", "+pids"] {
+                let _ = std::fs::write(folder.join("cgroup.subtree_control"), controller);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn weight(shares: u64) -> u64 {
+    1 + (shares.max(2) - 2) * 9999 / 262_142
 }
 
 /// A file of a cgroup below the node's, in whichever hierarchy has it.

@@ -21,7 +21,7 @@ pub fn start(world: &mut World) -> Result<()> {
     vm.run(
         "ip link set lo up; ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2\n\
          systemd-sysusers; systemd-tmpfiles --create --prefix=/run/kubelet --prefix=/run/kubelet.claims\n\
-         systemctl start containerd\nctr -n k8s.io images import /root/images.tar >/dev/null\n\
+         systemctl start containerd reserved.slice\nctr -n k8s.io images import /root/images.tar >/dev/null\n\
          systemctl enable --now kubelet",
     )?;
     for pod in crate::node::wanted() {

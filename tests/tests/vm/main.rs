@@ -47,7 +47,10 @@ fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
         if std::env::var_os("BULKHEAD_BESIDE").is_none() { Some(bulkhead_testkit::only_machine()?) } else { None };
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&folder.path().join("cluster"), Config::default())?;
-    let (config, kubeconfig, static_pods) = (config().to_string(), kubeconfig(&cluster)?.to_string(), manifests());
+    let mut config = config();
+    config["enforceNodeAllocatable"] = serde_json::json!(["pods", "kube-reserved"]);
+    config["kubeReservedCgroup"] = serde_json::json!("/reserved.slice");
+    let (config, kubeconfig, static_pods) = (config.to_string(), kubeconfig(&cluster)?.to_string(), manifests());
     let mut files = vec![
         ("/var/lib/kubelet/config.yaml", config.as_str()),
         ("/etc/kubernetes/kubelet.conf", kubeconfig.as_str()),

@@ -124,6 +124,7 @@ pub fn limits(world: &mut World, node: &Node) -> Result<()> {
     let (guaranteed, guaranteed_unit) = (node.slices["guaranteed"].as_str(), node.unit("guaranteed"));
     let (burstable, burstable_unit) = (node.slices["burstable"].as_str(), node.unit("burstable"));
     let (besteffort, besteffort_unit) = (node.slices["besteffort"].as_str(), node.unit("besteffort"));
+    let reserved = "../reserved.slice";
     let same = |value: u64| (value.to_string(), value.to_string());
     let row =
         |folder, unit, file, (value, told): (String, String), property| (folder, unit, file, value, property, told);
@@ -133,6 +134,10 @@ pub fn limits(world: &mut World, node: &Node) -> Result<()> {
         row(".", all, "cpu.weight", same(weight(1500)), "CPUWeight"),
         row(".", all, "pids.max", same(pids), "TasksMax"),
         row(".", all, "cpuset.cpus", ("0-1".into(), "0-1".into()), "AllowedCPUs"),
+        row(reserved, "reserved.slice", "memory.max", same(256 * MIB), "MemoryMax"),
+        row(reserved, "reserved.slice", "memory.min", same(256 * MIB), "MemoryMin"),
+        row(reserved, "reserved.slice", "cpu.weight", same(weight(500)), "CPUWeight"),
+        row(reserved, "reserved.slice", "pids.max", same(1000), "TasksMax"),
         row(middle, middle, "cpu.weight", same(weight(100)), "CPUWeight"),
         row(middle, middle, "memory.max", none.clone(), "MemoryMax"),
         row(low, low, "cpu.weight", same(1), "CPUWeight"),

@@ -150,6 +150,7 @@ verbs! {
     remove_rotated_logs(FilesClient, RemoveRotatedLogsRequest) -> RemoveRotatedLogsReply, QUICK;
     prune_logs(FilesClient, PruneLogsRequest) -> PruneLogsReply, SLOW;
     ensure_node(CgroupsClient, EnsureNodeRequest) -> EnsureNodeReply, QUICK;
+    enforce_reserved(CgroupsClient, EnforceReservedRequest) -> EnforceReservedReply, QUICK;
     ensure_pod(CgroupsClient, EnsurePodRequest) -> EnsurePodReply, QUICK;
     set_qos(CgroupsClient, SetQosRequest) -> SetQosReply, QUICK;
     remove_pod(CgroupsClient, RemovePodRequest) -> RemovePodReply, SLOW;

@@ -71,6 +71,11 @@ impl ImagesInUse {
         ImagesInUse { state: Arc::default(), ended: Arc::default(), clock }
     }
 
+    /// Milliseconds since boot.
+    pub fn now(&self) -> u64 {
+        (self.clock)()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,6 +8,7 @@ mod manager;
 mod manager_tests;
 mod metrics;
 pub mod pull_records;
+pub mod queue;
 
 pub use manager::{
     Credential, Credentials, ImageError, ImageErrorReason, ImageEvents, ImageManager, ImageRef, ImageRequest,

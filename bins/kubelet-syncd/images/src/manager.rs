@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_types::{GoDuration, PodUid, TokenBucket};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::ImageMetrics;
-use super::backoff::BackOff;
+use super::backoff::{BackOff, BackOffStore, HeldBack, Key, Saved};
 use super::in_use::{ImageHold, ImagesInUse};
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
+use super::queue::{Pull, PullQueue, Subject};
 use kubelet_model::events::EventType;
 use kubelet_model::pod::image_reference;
 
@@ -153,9 +153,9 @@ impl ImageService for CriClient {
 /// The fields of the configuration that concern pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullLimits {
-    /// `serializeImagePulls`
+    /// `serializeImagePulls`: one at a time from each registry.
     pub serialize: bool,
-    /// `maxParallelImagePulls`; only without `serialize`. None: no limit.
+    /// `maxParallelImagePulls`: from each registry; only without `serialize`. None: no limit.
     pub parallel_max: Option<u32>,
     /// `registryPullQPS`; 0: no limit.
     pub per_second: u32,
@@ -211,12 +211,13 @@ pub struct ImageRequest<'a> {
 #[derive(Debug)]
 pub struct ImageManager<S> {
     service: S,
-    /// None: any number of pulls at once.
-    slots: Option<Semaphore>,
+    queue: PullQueue,
     state: Mutex<State>,
     metrics: Option<ImageMetrics>,
     policy: Policy,
     store: Option<Arc<dyn RecordStore>>,
+    /// With the id of the machine's boot.
+    back_off_store: Option<(Arc<dyn BackOffStore>, String)>,
     in_use: ImagesInUse,
 }
 
@@ -245,14 +246,14 @@ struct Pulled {
 
 impl<S: ImageService> ImageManager<S> {
     pub fn new(service: S, limits: PullLimits, in_use: ImagesInUse) -> Self {
-        let slots = match (limits.serialize, limits.parallel_max) {
+        let each = match (limits.serialize, limits.parallel_max) {
             (true, _) => Some(1),
-            (false, Some(max)) if max >= 1 => Some(usize::try_from(max).unwrap_or(Semaphore::MAX_PERMITS)),
+            (false, Some(max)) if max >= 1 => Some(usize::try_from(max).unwrap_or(usize::MAX)),
             (false, _) => None,
         };
         ImageManager {
             service,
-            slots: slots.map(|slots| Semaphore::new(slots.min(Semaphore::MAX_PERMITS))),
+            queue: PullQueue::new(each),
             state: Mutex::new(State {
                 back_off: BackOff::new(BACK_OFF_INITIAL, BACK_OFF_MAX),
                 bucket: (limits.per_second > 0).then(|| {
@@ -265,6 +266,7 @@ impl<S: ImageService> ImageManager<S> {
             metrics: None,
             policy: Policy::Off,
             store: None,
+            back_off_store: None,
             in_use,
         }
     }
@@ -277,6 +279,20 @@ impl<S: ImageService> ImageManager<S> {
         self.count_records(&records);
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner).records = records;
         self
+    }
+
+    /// The same manager, with back-off that outlives this process: `saved` is what another process of this boot wrote last.
+    #[must_use]
+    pub fn with_back_off(self, store: Arc<dyn BackOffStore>, boot_id: &str, saved: Option<Saved>) -> Self {
+        if let Some(saved) = saved {
+            self.state().back_off.restore(saved, boot_id, Instant::now(), self.in_use.now());
+        }
+        ImageManager { back_off_store: Some((store, boot_id.to_owned())), ..self }
+    }
+
+    /// Pulls that have not ended, and those that have to wait after a failure.
+    pub fn pulls(&self) -> (Vec<Pull>, Vec<HeldBack>) {
+        (self.queue.pulls(), self.state().back_off.held_back(Instant::now()))
     }
 
     /// The same manager, counting what it does.
@@ -500,7 +516,7 @@ impl<S: ImageService> ImageManager<S> {
         events: &impl ImageEvents,
     ) -> Result<(String, Option<v1::Image>), ImageError> {
         let image = request.image;
-        let key = format!("{}_{image}", request.pod_uid);
+        let key = Key { pod_uid: request.pod_uid.to_string(), image: image.to_owned() };
         let refusal = {
             let (state, now) = (self.state(), Instant::now());
             state.back_off.refusal(&key, now).map(|last| (last.to_owned(), state.back_off.until(&key, now)))
@@ -544,12 +560,16 @@ impl<S: ImageService> ImageManager<S> {
                 let mut state = self.state();
                 state.back_off.failed(key.clone(), format!("{reason}: {message}"), now);
                 let retry_at = state.back_off.until(&key, now);
+                if let Some((store, boot_id)) = &self.back_off_store {
+                    store.save(&state.back_off.saved(boot_id, now, self.in_use.now()));
+                }
+                drop(state);
                 Err(ImageError { reason, message, retry_at })
             }
         }
     }
 
-    /// One pull among those that are allowed at once, first come first served.
+    /// One pull among those that the registry's limit allows at once, first come first served.
     async fn pull_in_turn(
         &self,
         request: ImageRequest<'_>,
@@ -560,11 +580,16 @@ impl<S: ImageService> ImageManager<S> {
         let some: Vec<Option<Credential>> = found.all().await.iter().cloned().map(Some).collect();
         let none = [None];
         let credentials = if some.is_empty() { &none[..] } else { &some[..] };
-        let _slot = match &self.slots {
-            // Never closed.
-            Some(slots) => slots.acquire().await.ok(),
-            None => None,
-        };
+        let named = request.sandbox_config.and_then(|config| config.metadata.as_ref());
+        let _turn = self
+            .queue
+            .turn(Subject {
+                image: request.image.to_owned(),
+                pod_uid: request.pod_uid.to_string(),
+                namespace: named.map(|pod| pod.namespace.clone()).unwrap_or_default(),
+                pod: named.map(|pod| pod.name.clone()).unwrap_or_default(),
+            })
+            .await;
         let started = Instant::now();
         let mut failures: Vec<String> = Vec::new();
         for credential in credentials {

@@ -61,6 +61,8 @@ pub struct NodeFacts {
     pub env_files: bool,
     /// Gate `ContainerStopSignals`: containers may name the signal that stops them.
     pub stop_signals: bool,
+    /// Statuses tell which image a volume has (gate ImageVolumeWithDigest).
+    pub image_volume_digests: bool,
     /// Statuses say what the pod as a whole was given (gate InPlacePodLevelResourcesVerticalScaling).
     pub pod_level_resize: bool,
     /// What a container without a limit may use (`resourceFieldRef`).
@@ -107,6 +109,7 @@ impl NodeFacts {
             hostname_override: true,
             env_files: true,
             stop_signals: false,
+            image_volume_digests: false,
             pod_level_resize: true,
             allocatable: BTreeMap::new(),
             host_ips: Vec::new(),

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
-use kubelet_model::pod::model::{ContainerStatus, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus};
+use kubelet_model::pod::model::{
+    ContainerStatus, ImageMount, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus,
+};
 use kubelet_model::pod::names::absolute;
 use kubelet_model::pod::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
 
@@ -105,9 +107,12 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
 }
 
 /// Images among the mounts.
-pub fn image_volumes(mounts: &[v1::Mount]) -> Vec<String> {
-    let images = mounts.iter().filter_map(|mount| mount.image.as_ref()).map(|image| image.image.clone());
-    images.filter(|image| !image.is_empty()).collect()
+pub fn image_volumes(mounts: &[v1::Mount]) -> Vec<ImageMount> {
+    let image = |mount: &v1::Mount| {
+        let image = mount.image.as_ref()?.image.clone();
+        (!image.is_empty()).then(|| ImageMount { path: mount.container_path.clone(), image })
+    };
+    mounts.iter().filter_map(image).collect()
 }
 
 /// In the API's units (upstream `kuberuntime_container_linux.go` toKubeContainerResources).
@@ -195,7 +200,8 @@ mod tests {
         assert_eq!(mapped.started_at, Some(UNIX_EPOCH + Duration::from_nanos(2)));
         assert_eq!(mapped.finished_at, None);
         assert_eq!(mapped.termination_message_host_path.as_deref(), Some("/h/13d0088e"));
-        assert_eq!(mapped.image_volumes, ["sha256:models"]);
+        let [model] = mapped.image_volumes.as_slice() else { panic!("{:?}", mapped.image_volumes) };
+        assert_eq!((model.path.as_str(), model.image.as_str()), ("/models", "sha256:models"));
         assert_eq!((mapped.pod_termination_grace, mapped.pod_deletion_grace), (Some(30), None));
         let has = RuntimeResources { cpu_request: Some(100), cpu_limit: Some(250), memory_limit: None };
         assert_eq!(mapped.resources, has);

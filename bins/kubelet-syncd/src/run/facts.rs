@@ -8,11 +8,12 @@ use bulkhead_config::NodeConfig;
 use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
 
-use crate::cgroups::reserved;
+use crate::cgroups::{Capacity, Reserved, reserved};
 use crate::node_resources::NodeResources;
 use crate::sync_loop::runtime_health::RuntimeHealth;
 use kubelet_model::node_facts::MemoryQos;
 use kubelet_model::node_facts::{HostFacts, NodeFacts, SwapBehavior};
+use kubelet_model::pod::memory_qos::QosReserved;
 
 pub fn node_facts(
     config: &NodeConfig,
@@ -47,12 +48,21 @@ pub fn node_facts(
         hostname_override: config.feature_gates().enabled("HostnameOverride"),
         env_files: config.feature_gates().enabled("EnvFiles"),
         stop_signals: config.feature_gates().enabled("ContainerStopSignals"),
+        image_volume_digests: config.feature_gates().enabled("ImageVolumeWithDigest"),
         pod_level_resize: config.feature_gates().enabled("InPlacePodLevelResourcesVerticalScaling"),
         allocatable: resources.allocatable.clone(),
         host_ips,
         handlers: health.handler_features(),
         ..NodeFacts::new(host)
     }
+}
+
+/// What gate QOSReserved has kept from lower QoS classes.
+pub(super) fn qos_reserved(config: &NodeConfig, capacity: &Capacity, reserved: &Reserved) -> Option<QosReserved> {
+    let percent = config.kubelet.qos_reserved.get("memory")?.strip_suffix('%')?.parse().ok()?;
+    let kept = reserved.get("memory").and_then(|amount| u64::try_from(amount.value()).ok()).unwrap_or(0);
+    let allocatable = capacity.memory.saturating_sub(kept);
+    config.feature_gates().enabled("QOSReserved").then_some(QosReserved { memory_percent: percent, allocatable })
 }
 
 /// Settings of gate MemoryQoS, which needs cgroup v2.

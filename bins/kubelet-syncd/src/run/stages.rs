@@ -2,6 +2,7 @@
 //! [`Learned`], [`Loops`].
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
@@ -312,12 +313,15 @@ impl Loops {
         let container_manager = resources::start(start, memory, &followers.pleg.cache()).await?;
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
+        let qos_reserved = facts::qos_reserved(config, &machine.capacity, &machine.reserved);
         let cgroups = NodeCgroups {
             capacity: machine.capacity,
             reserved: machine.reserved,
             enforce_pods: config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods"),
+            qos_reserved,
             driver: known.cgroup_driver,
             ready: cgroups,
+            limited: AtomicBool::default(),
             qos_written: tokio::sync::Mutex::default(),
         };
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));

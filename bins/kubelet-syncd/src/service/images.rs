@@ -43,6 +43,13 @@ impl Images for ImagesApi {
         Ok(Response::new(Box::pin(futures_util::stream::iter(images.into_iter().map(Ok)))))
     }
 
+    type PullsStream = Answer<api::ImagePull>;
+
+    async fn pulls(&self, _: Request<api::ListPullsRequest>) -> Result<Response<Self::PullsStream>, Status> {
+        let pulls = self.store()?.pulls();
+        Ok(Response::new(Box::pin(futures_util::stream::iter(pulls.into_iter().map(Ok)))))
+    }
+
     async fn remove(
         &self,
         request: Request<api::RemoveImageRequest>,

@@ -23,6 +23,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Eviction/ReportPressure", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Eviction/Reclaim", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Images/List", peers: &[Role::Evictiond, Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Images/Pulls", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Images/Remove", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Images/Report", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Ooms/Report", peers: &[Role::Evictiond] },

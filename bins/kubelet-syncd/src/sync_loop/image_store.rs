@@ -6,12 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd::{
-    ImageCollectionReason, RemoveImageOutcome, RemoveImageRequest, ReportImageCollectionRequest, StoredImage,
+    ImageCollectionReason, ImagePull, ImagePullStage, RemoveImageOutcome, RemoveImageRequest, ReportImageCollectionRequest, StoredImage,
 };
+use bulkhead_types::PodUid;
 use kubelet_images::ImageManager;
+use kubelet_images::queue::Subject;
 use kubelet_model::events::EventSink as _;
+use kubelet_model::pod::model::ImageMount;
 use kubelet_pleg::mapping::image_volumes;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::image_events;
 use super::image_uses::{Users, Volumes, names, stored};
@@ -98,6 +102,39 @@ impl ImageStore {
             stored(image, &users, is_held, stock.is_pinned(image), in_use.last_used(&image.id))
         });
         Ok(told.collect())
+    }
+
+    /// Pulls that are under way, that wait for their turn, and that wait after a failure.
+    pub fn pulls(&self) -> Vec<ImagePull> {
+        let (pulls, held_back) = self.manager().pulls();
+        let now = Instant::now();
+        let under_way = pulls.into_iter().map(|pull| ImagePull {
+            registry: pull.of.registry(),
+            stage: if pull.began.is_some() { ImagePullStage::Pulling } else { ImagePullStage::Queued }.into(),
+            seconds: now.duration_since(pull.began.unwrap_or(pull.queued)).as_secs_f64(),
+            image: pull.of.image,
+            pod_uid: pull.of.pod_uid,
+            namespace: pull.of.namespace,
+            pod: pull.of.pod,
+            ..ImagePull::default()
+        });
+        let failed = held_back.into_iter().map(|held| {
+            let pod = PodUid::parse(&held.key.pod_uid).ok().and_then(|uid| self.node.hub.get(&uid));
+            let (namespace, pod) = pod.map(|pod| (pod.namespace.clone(), pod.name.clone())).unwrap_or_default();
+            let subject = Subject { image: held.key.image, pod_uid: held.key.pod_uid, namespace, pod };
+            ImagePull {
+                registry: subject.registry(),
+                stage: ImagePullStage::BackOff.into(),
+                seconds: now.duration_since(held.failed).as_secs_f64(),
+                retry_seconds: Some(held.until.duration_since(now).as_secs_f64()),
+                error: held.message,
+                image: subject.image,
+                pod_uid: subject.pod_uid,
+                namespace: subject.namespace,
+                pod: subject.pod,
+            }
+        });
+        under_way.chain(failed).collect()
     }
 
     /// Removes an image that nobody uses. Goes on when whoever asked has gone away.
@@ -197,9 +234,10 @@ impl ImageStore {
 
     /// What containers mount: as PLEG has seen it, and asked of the runtime where it has not.
     async fn volumes(&self, containers: &[v1::Container]) -> Result<Volumes, ImageStoreError> {
+        let images = |mounts: &[ImageMount]| mounts.iter().map(|mount| mount.image.clone()).collect::<Vec<_>>();
         let mut known: HashMap<String, Vec<String>> = HashMap::new();
         for (_, pod) in self.node.cache.snapshot() {
-            known.extend(pod.containers.iter().map(|one| (one.id.to_string(), one.image_volumes.clone())));
+            known.extend(pod.containers.iter().map(|one| (one.id.to_string(), images(&one.image_volumes))));
         }
         let mut volumes = Volumes::new();
         for container in containers {
@@ -208,7 +246,7 @@ impl ImageStore {
                 None => {
                     let request = v1::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
                     match self.cri().container_status(request).await {
-                        Ok(reply) => image_volumes(&reply.status.unwrap_or_default().mounts),
+                        Ok(reply) => images(&image_volumes(&reply.status.unwrap_or_default().mounts)),
                         Err(error) if error.is_not_found() => continue,
                         Err(error) => return Err(error.into()),
                     }

@@ -1,15 +1,19 @@
 //! The pods' cgroup tree as a whole: its top in every life of kubelet-volnetd, and the values of the QoS levels after the set of
 //! pods has changed (upstream `pkg/kubelet/cm/qos_container_manager_linux.go`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bulkhead_config::reserved::Part;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{BackOff, Epoch, Quantity};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_edges::volnetd::VolnetdError;
+use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
+use kubelet_model::pod::memory_qos::{ClassRequests, QosReserved};
 use kubelet_model::pod::resources::burstable_cpu_shares;
 use tokio::sync::watch;
 
@@ -24,10 +28,14 @@ pub struct NodeCgroups {
     pub reserved: BTreeMap<String, Quantity>,
     /// `enforceNodeAllocatable` has `pods`.
     pub enforce_pods: bool,
+    /// What no lower QoS class may use; None: gate QOSReserved is off or nothing is reserved.
+    pub qos_reserved: Option<QosReserved>,
     /// The runtime's cgroup driver, as it says; empty: the configured one.
     pub driver: String,
     /// volnetd's life in which the top of the tree is in place.
     pub ready: watch::Receiver<Option<Epoch>>,
+    /// The top of the tree has its limits.
+    pub limited: AtomicBool,
     /// The values of the QoS levels that were written last; absent: they are not known. Held while they are written.
     pub qos_written: tokio::sync::Mutex<Option<api::SetQosRequest>>,
 }
@@ -46,39 +54,57 @@ impl NodeCgroups {
 
     /// The limit on all pods together is wanted, and volnetd has set it.
     pub fn limits_pods(&self) -> bool {
-        self.enforce_pods && self.epoch().is_some()
+        self.enforce_pods && self.epoch().is_some() && self.limited.load(Ordering::Relaxed)
     }
 }
 
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Puts the top of the pods' cgroup tree in place in every life of volnetd, and says so: no pod is started before.
+/// Limits that could not be set are tried again after this time, as upstream does.
+const ENFORCE_AGAIN: Duration = Duration::from_secs(60);
+
+/// Puts the top of the pods' cgroup tree in place in every life of volnetd, and says so: no pod is started before. Limits that
+/// cannot be set (of the tree, or of what is reserved) hold up no pod: the node's events tell of them.
 pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Option<Epoch>>) {
     let mut peer = node.volnetd.link().watch();
+    let mut told = Enforced::default();
+    let say = |epoch: Option<Epoch>| ready.send_if_modified(|now| std::mem::replace(now, epoch) != epoch);
     loop {
         let epoch = peer.borrow_and_update().ready_epoch();
+        let mut again = false;
         match epoch {
-            Some(epoch) => {
-                if ensure_node(&node).await {
-                    ready.send_replace(Some(epoch));
-                } else {
-                    // volnetd went away meanwhile: its next life is waited for below.
-                    ready.send_replace(None);
+            Some(epoch) => match ensure_node(&node).await {
+                Some(reply) => {
+                    node.cgroups.limited.store(reply.limits_error.is_empty(), Ordering::Relaxed);
+                    say(Some(epoch));
+                    let mut events = Vec::from_iter(limits_failed(&node.config.cgroup_root, &reply));
+                    again = !events.is_empty();
+                    if let Some(reply) = enforce_reserved(&node).await {
+                        again |= reply.cgroups.iter().any(|cgroup| !cgroup.error.is_empty());
+                        events.extend(told.events(&reply.cgroups));
+                    }
+                    events.into_iter().for_each(|event| node.reporter.emit_node(event));
                 }
-            }
+                // volnetd went away meanwhile: its next life is waited for below.
+                None => {
+                    say(None);
+                }
+            },
             // Verbs in flight fail by themselves; new work waits.
             None => {
-                ready.send_replace(None);
+                say(None);
             }
         }
-        if peer.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = peer.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(ENFORCE_AGAIN), if again => {}
         }
     }
 }
 
-async fn ensure_node(node: &NodeContext) -> bool {
+/// None: volnetd went away.
+async fn ensure_node(node: &NodeContext) -> Option<api::EnsureNodeReply> {
     let resources = kubepods_resources(&node.cgroups.capacity, &node.cgroups.reserved, node.cgroups.enforce_pods);
     let mut retry = BackOff::new(RETRY, RETRY_MAX);
     loop {
@@ -86,9 +112,9 @@ async fn ensure_node(node: &NodeContext) -> bool {
         match node.volnetd.ensure_node(&CallContext::new(), request).await {
             Ok(reply) => {
                 tracing::info!(driver = reply.driver, version = reply.version, "pods' cgroup tree is in place");
-                return true;
+                return Some(reply);
             }
-            Err(VolnetdError::Away { .. }) => return false,
+            Err(VolnetdError::Away { .. }) => return None,
             Err(error) => {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
@@ -97,9 +123,51 @@ async fn ensure_node(node: &NodeContext) -> bool {
             }
         }
         tokio::time::sleep(retry.pause()).await;
-        if node.volnetd.link().state().ready_epoch().is_none() {
-            return false;
+        node.volnetd.link().state().ready_epoch()?;
+    }
+}
+
+/// None: it is not known; volnetd's next life is asked again.
+async fn enforce_reserved(node: &NodeContext) -> Option<api::EnforceReservedReply> {
+    match node.volnetd.enforce_reserved(&CallContext::new(), api::EnforceReservedRequest {}).await {
+        Ok(reply) => Some(reply),
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "reserved cgroups may not have their limits");
+            None
         }
+    }
+}
+
+fn warning(message: String) -> NodeEvent {
+    NodeEvent { kind: EventType::Warning, reason: "FailedNodeAllocatableEnforcement", message }
+}
+
+/// Upstream's event about the tree as a whole. Its success is told by kubelet-statusd.
+fn limits_failed(cgroup_root: &str, reply: &api::EnsureNodeReply) -> Option<NodeEvent> {
+    let error = Some(&reply.limits_error).filter(|error| !error.is_empty())?;
+    let parts = cgroup_root.split('/').filter(|part| !part.is_empty()).chain(["kubepods"]);
+    let name = parts.map(|part| format!("{part:?}")).collect::<Vec<_>>().join(" ");
+    Some(warning(format!("Failed to update Node Allocatable Limits [{name}]: {error}")))
+}
+
+/// Which of the reserved cgroups have had their success told: once, and again after a failure.
+#[derive(Debug, Default)]
+struct Enforced(BTreeSet<String>);
+
+impl Enforced {
+    fn events(&mut self, cgroups: &[api::ReservedCgroup]) -> Vec<NodeEvent> {
+        let event = |cgroup: &api::ReservedCgroup| {
+            let part = Part::of_key(&cgroup.enforcement)?;
+            if cgroup.error.is_empty() {
+                let message = part.enforced(&cgroup.cgroup);
+                let new = self.0.insert(cgroup.enforcement.clone());
+                new.then(|| NodeEvent { kind: EventType::Normal, reason: "NodeAllocatableEnforced", message })
+            } else {
+                self.0.remove(&cgroup.enforcement);
+                Some(warning(part.failed(&cgroup.cgroup, &cgroup.error)))
+            }
+        };
+        cgroups.iter().filter_map(event).collect()
     }
 }
 
@@ -111,10 +179,14 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
         node.metrics.memory_min.set(levels.guaranteed() as f64);
         node.metrics.memory_low.set(levels.burstable_low as f64);
     }
+    let limits = node.cgroups.qos_reserved.map(|reserved| reserved.limits(ClassRequests::of(pods())));
+    let (burstable_memory_limit_bytes, best_effort_memory_limit_bytes) = limits.unwrap_or_default();
     let request = api::SetQosRequest {
         burstable_cpu_shares: burstable_cpu_shares(pods()),
         kubepods_memory_min_bytes: levels.map(|levels| levels.kubepods_min),
         burstable_memory_low_bytes: levels.map(|levels| levels.burstable_low),
+        burstable_memory_limit_bytes,
+        best_effort_memory_limit_bytes,
     };
     // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
     let mut written = node.cgroups.qos_written.lock().await;
@@ -127,5 +199,37 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
             *written = None;
             tracing::warn!(error = &error as &dyn std::error::Error, "values of the QoS levels are not up to date");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_limits_is_told_in_upstreams_words() {
+        let cgroup = |enforcement: &str, error: &str| api::ReservedCgroup {
+            enforcement: enforcement.into(),
+            cgroup: "/r".into(),
+            error: error.into(),
+        };
+        let mut told = Enforced::default();
+        let mut events = |cgroups: &[api::ReservedCgroup]| -> Vec<String> {
+            let shown = |e: NodeEvent| format!("{:?} {}: {}", e.kind, e.reason, e.message);
+            told.events(cgroups).into_iter().map(shown).collect()
+        };
+        let done = "Normal NodeAllocatableEnforced: Updated limits on system reserved cgroup /r";
+        assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);
+        assert_eq!(
+            events(&[cgroup("system-reserved", ""), cgroup("kube-reserved-compressible", "gone")]),
+            ["Warning FailedNodeAllocatableEnforcement: Failed to enforce Kube Reserved Compressible Cgroup Limits on \"/r\": gone"]
+        );
+        assert_eq!(events(&[cgroup("system-reserved", "x"), cgroup("of-tomorrow", "")]).len(), 1);
+        assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);
+
+        let reply = |error: &str| api::EnsureNodeReply { limits_error: error.into(), ..Default::default() };
+        assert_eq!(limits_failed("/a", &reply("")), None);
+        let message = limits_failed("/a", &reply("busy")).unwrap().message;
+        assert_eq!(message, "Failed to update Node Allocatable Limits [\"a\" \"kubepods\"]: busy");
     }
 }

@@ -114,11 +114,10 @@ impl RuntimeSide {
         let (policy, allowed) =
             (&kubelet.image_pull_credentials_verification_policy, &kubelet.preloaded_images_verification_allowlist);
         let in_use = ImagesInUse::new(milliseconds_since_boot);
-        let images = ImageManager::new(cri.clone(), limits, in_use).with_metrics(metrics.images).with_records(
-            Policy::of(gate, policy, allowed),
-            state.pull_records(),
-            Arc::new(state.clone()),
-        );
+        let images = ImageManager::new(cri.clone(), limits, in_use)
+            .with_metrics(metrics.images)
+            .with_records(Policy::of(gate, policy, allowed), state.pull_records(), Arc::new(state.clone()))
+            .with_back_off(Arc::new(state.clone()), &config.boot_id, state.pull_back_off());
         let images = Arc::new(images);
         let (initial, max) = config.crash_loop_back_off();
         let mut back_off = CrashLoopBackOff::new(initial, max).of_boot(&config.boot_id);

@@ -11,6 +11,7 @@ pub use driver::Driver;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bulkhead_config::reserved::{self, Enforcement};
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Resources};
 use bulkhead_sys::session::{self, SessionError};
 use bulkhead_types::{ContainerId, PodUid, QosClass, cpu};
@@ -29,6 +30,10 @@ pub enum PodsTreeError {
     NoSystemd,
     #[error("failed to ask systemd about the slice {slice}")]
     Systemd { slice: String, source: bulkhead_sys::systemd::SystemdError },
+    #[error("{0}")]
+    NothingReserved(String),
+    #[error("the root of all cgroups cannot be limited")]
+    Root,
     #[error("no cgroup of container {container} in that of pod {pod}")]
     NoContainer { pod: PodUid, container: ContainerId },
     #[error(transparent)]
@@ -41,6 +46,16 @@ pub struct PodCgroup {
     pub pod: PodUid,
     pub qos: QosClass,
     pub path: CgroupPath,
+}
+
+/// What the QoS levels get, in the units of cgroups; None leaves a value as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QosLevels {
+    pub burstable_cpu_shares: u64,
+    pub kubepods_memory_min: Option<u64>,
+    pub burstable_memory_low: Option<u64>,
+    pub burstable_memory_limit: Option<i64>,
+    pub best_effort_memory_limit: Option<i64>,
 }
 
 /// The tree of this node.
@@ -72,8 +87,12 @@ impl PodsTree {
         &self.hierarchies
     }
 
-    /// kubepods and its QoS children, with the node's limits on kubepods.
-    pub fn ensure_node(&self, kubepods: &Resources) -> Result<(), PodsTreeError> {
+    /// kubepods and its QoS children, with the node's limits on kubepods. The answer says whether it has those: its pods may
+    /// use more than a new limit allows, which eviction is to change.
+    ///
+    /// # Errors
+    /// The tree cannot be made.
+    pub fn ensure_node(&self, kubepods: &Resources) -> Result<Result<(), PodsTreeError>, PodsTreeError> {
         self.hierarchies.check_required()?;
         if self.driver() == Driver::Systemd && !bulkhead_sys::systemd::is_running() {
             return Err(PodsTreeError::NoSystemd);
@@ -83,18 +102,49 @@ impl PodsTree {
             return Err(PodsTreeError::NoRoot { root: self.root.to_string() });
         }
         if !self.per_qos {
-            return Ok(());
+            return Ok(Ok(()));
         }
         let top = self.level(&[])?;
         self.create(&top)?;
-        self.apply(&top, kubepods)?;
+        let limited = self.apply(&top, kubepods);
         for (qos, shares) in [(QosClass::Burstable, None), (QosClass::BestEffort, Some(cpu::MIN_SHARES))] {
             let path = self.qos_path(qos)?;
             self.create(&path)?;
             let hugepage_limits = kubepods.hugepage_limits.keys().map(|k| (k.clone(), UNBOUNDED_HUGE_PAGES)).collect();
             self.apply(&path, &Resources { cpu_shares: shares, hugepage_limits, ..Resources::default() })?;
         }
-        Ok(())
+        Ok(limited)
+    }
+
+    /// Limits a cgroup that is not ours and has to be there (`enforceNodeAllocatable`). systemd's units are told and not
+    /// written to: it keeps what it was told, so their limits have one owner.
+    ///
+    /// # Errors
+    /// Nothing is reserved for it, it is not there or cannot be limited.
+    pub fn enforce_reserved(&self, reserved: &Enforcement) -> Result<(), PodsTreeError> {
+        let systemd = self.driver() == Driver::Systemd;
+        if reserved.is_empty {
+            return Err(PodsTreeError::NothingReserved(reserved.nothing_reserved(systemd)));
+        }
+        let path = CgroupPath::parse(&reserved::path(&reserved.cgroup, systemd))?;
+        if path.is_root() {
+            return Err(PodsTreeError::Root);
+        }
+        self.hierarchies.check_existing(&path, &reserved.controllers(), systemd)?;
+        let mut resources = Resources {
+            cpu_shares: reserved.milli_cpu.map(cpu::milli_cpu_to_shares),
+            memory_limit_bytes: reserved.memory_bytes,
+            memory_min_bytes: reserved.memory_min_bytes,
+            pids_limit: reserved.pids,
+            ..Resources::default()
+        };
+        if systemd {
+            return self.tell(&path, &resources);
+        }
+        // What is not reserved of them is none, as upstream has it.
+        resources.hugepage_limits = self.hierarchies.huge_page_sizes(&path).into_iter().map(|size| (size, 0)).collect();
+        self.hierarchies.fill_cpus(&path)?;
+        self.apply(&path, &resources)
     }
 
     /// The pod's cgroup with its limits. Answers what CRI's cgroup_parent is, and whether it was missing.
@@ -122,32 +172,51 @@ impl PodsTree {
         Ok(Some((self.hierarchies.limits(&path)?, self.hierarchies.memory_usage(&path)?)))
     }
 
-    /// The burstable level's share is the sum of its pods' requests; memory is kept for levels only where that is given.
-    pub fn set_qos(
-        &self,
-        burstable_cpu_shares: u64,
-        kubepods_memory_min: Option<u64>,
-        burstable_memory_low: Option<u64>,
-    ) -> Result<(), PodsTreeError> {
+    /// The burstable level's share is the sum of its pods' requests; memory is kept for levels, and taken from them, only
+    /// where that is given.
+    pub fn set_qos(&self, levels: &QosLevels) -> Result<(), PodsTreeError> {
         if !self.per_qos {
             return Ok(());
         }
         let levels = [
-            (QosClass::Guaranteed, Resources { memory_min_bytes: kubepods_memory_min, ..Resources::default() }),
+            (QosClass::Guaranteed, Resources { memory_min_bytes: levels.kubepods_memory_min, ..Resources::default() }),
             (
                 QosClass::Burstable,
                 Resources {
-                    cpu_shares: Some(burstable_cpu_shares),
-                    memory_low_bytes: burstable_memory_low,
+                    cpu_shares: Some(levels.burstable_cpu_shares),
+                    memory_low_bytes: levels.burstable_memory_low,
+                    memory_limit_bytes: levels.burstable_memory_limit,
                     ..Resources::default()
                 },
             ),
-            (QosClass::BestEffort, Resources { cpu_shares: Some(cpu::MIN_SHARES), ..Resources::default() }),
+            (
+                QosClass::BestEffort,
+                Resources {
+                    cpu_shares: Some(cpu::MIN_SHARES),
+                    memory_limit_bytes: levels.best_effort_memory_limit,
+                    ..Resources::default()
+                },
+            ),
         ];
+        // Each level gets what can be had, also where another's cannot.
+        let mut result = Ok(());
         for (qos, resources) in levels {
-            self.apply(&self.qos_path(qos)?, &resources)?;
+            let path = self.qos_path(qos)?;
+            result = result.and(self.apply_or_hold(&path, resources));
         }
-        Ok(())
+        result
+    }
+
+    /// A level that uses more memory than it may is kept from growing (upstream retrySetMemoryReserve).
+    fn apply_or_hold(&self, path: &CgroupPath, resources: Resources) -> Result<(), PodsTreeError> {
+        let Err(error) = self.apply(path, &resources) else { return Ok(()) };
+        let usage = self.hierarchies.memory_usage(path)?.and_then(|usage| i64::try_from(usage).ok());
+        match (resources.memory_limit_bytes, usage) {
+            (Some(limit), Some(usage)) if usage > limit => {
+                self.apply(path, &Resources { memory_limit_bytes: Some(usage), ..resources })
+            }
+            _ => Err(error),
+        }
     }
 
     /// Kills what is left in the pod's cgroup, under whichever level it is, and removes it.
@@ -222,11 +291,7 @@ impl PodsTree {
             Driver::Cgroupfs => resources,
             Driver::Systemd => {
                 rounded = properties::rounded(resources);
-                let properties = properties::of(&rounded, self.hierarchies.version());
-                if !properties.is_empty() {
-                    let told = bulkhead_sys::systemd::set_properties(path.name(), &properties);
-                    told.map_err(|source| PodsTreeError::Systemd { slice: path.name().to_owned(), source })?;
-                }
+                self.tell(path, &rounded)?;
                 &rounded
             }
         };
@@ -235,6 +300,16 @@ impl PodsTree {
             tracing::debug!(cgroup = path.as_str(), ?skipped, "limits that this kernel does not have were left out");
         }
         Ok(())
+    }
+
+    /// Has systemd write what it knows of the limits.
+    fn tell(&self, path: &CgroupPath, resources: &Resources) -> Result<(), PodsTreeError> {
+        let properties = properties::of(resources, self.hierarchies.version());
+        if properties.is_empty() {
+            return Ok(());
+        }
+        let told = bulkhead_sys::systemd::set_properties(path.name(), &properties);
+        told.map_err(|source| PodsTreeError::Systemd { slice: path.name().to_owned(), source })
     }
 
     /// Whose memory is watched: that of all pods together, or the machine's.
@@ -298,7 +373,7 @@ mod tests {
         hierarchies.ensure(&root).unwrap();
         let node = Resources { cpu_shares: Some(2048), memory_limit_bytes: Some(1 << 33), ..Resources::default() };
         for _ in 0..2 {
-            tree.ensure_node(&node).unwrap();
+            tree.ensure_node(&node).unwrap().unwrap();
         }
         let uid = PodUid::parse("0a-b").unwrap();
         let limits = Resources { cpu_shares: Some(102), pids_limit: Some(10), ..Resources::default() };
@@ -318,7 +393,9 @@ mod tests {
         let unchanged = now.cpu_shares;
         assert_eq!(now, Resources { cpu_shares: unchanged, ..more });
         assert!(usage.is_some_and(|bytes| bytes < 64 << 20) && unchanged == before.cpu_shares);
-        tree.set_qos(512, None, None).unwrap();
+        tree.set_qos(&QosLevels { burstable_cpu_shares: 512, ..QosLevels::default() }).unwrap();
+        a_level_that_uses_more_is_held(&tree);
+        reserved_cgroups(&tree, &root);
         let guaranteed = PodUid::parse("g").unwrap();
         tree.ensure_pod(&guaranteed, QosClass::Guaranteed, &Resources::default()).unwrap();
         let mut list: Vec<String> = tree.list().unwrap().iter().map(|p| format!("{} {}", p.pod, p.qos)).collect();
@@ -342,5 +419,69 @@ mod tests {
         }
         assert!(tree.list().unwrap().is_empty());
         hierarchies.kill_and_remove(&root).unwrap();
+    }
+
+    /// Memory of the burstable level is used, and may be no more from then on.
+    fn a_level_that_uses_more_is_held(tree: &PodsTree) {
+        use std::io::{BufRead as _, Write as _};
+        let path = tree.qos_path(QosClass::Burstable).unwrap();
+        let members = tree.hierarchies.file("memory", &path, "cgroup.procs").unwrap();
+        let script = "read go; x=$(head -c 4000000 /dev/zero | tr '\\0' x); echo there; read end";
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A level with controllers for its children takes no process on v2.
+        if tree.hierarchies.version() == bulkhead_sys::cgroup::Version::V1 {
+            std::fs::write(members, child.id().to_string()).unwrap();
+            let mut input = child.stdin.take().unwrap();
+            input.write_all(b"go\n").unwrap();
+            let mut line = String::new();
+            std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "there\n");
+            let limit = 1 << 20;
+            let levels = QosLevels {
+                burstable_cpu_shares: 512,
+                burstable_memory_limit: Some(limit),
+                best_effort_memory_limit: Some(limit),
+                ..QosLevels::default()
+            };
+            tree.set_qos(&levels).unwrap();
+            let now = |qos| tree.hierarchies.limits(&tree.qos_path(qos).unwrap()).unwrap().memory_limit_bytes.unwrap();
+            assert_eq!(now(QosClass::BestEffort), limit);
+            let held = now(QosClass::Burstable);
+            assert!(held > limit && held < 64 << 20, "{held}");
+            drop(input);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn reserved_cgroups(tree: &PodsTree, root: &CgroupPath) {
+        let mut config = bulkhead_config::NodeConfig::for_tests(std::path::Path::new("/t")).kubelet;
+        config.enforce_node_allocatable = vec!["kube-reserved".into()];
+        config.kube_reserved_cgroup = format!("{root}/reserved");
+        let enforce = |config: &bulkhead_config::KubeletConfiguration| {
+            tree.enforce_reserved(&reserved::enforcements(config)[0]).map_err(|error| bulkhead_types::chain(&error))
+        };
+        assert!(enforce(&config).unwrap_err().ends_with("cgroup is not configured properly"));
+        config.kube_reserved.insert("cpu".into(), "500m".into());
+        config.kube_reserved.insert("memory".into(), "64Mi".into());
+        let missing = enforce(&config).unwrap_err();
+        assert!(missing.contains("cgroup [\"bulkhead-c-test-tree-") && missing.contains("\"reserved\"]"), "{missing}");
+        let path = root.child("reserved").unwrap();
+        tree.hierarchies.ensure(&path).unwrap();
+        for _ in 0..2 {
+            enforce(&config).unwrap();
+        }
+        let now = tree.hierarchies.limits(&path).unwrap();
+        assert_eq!(now.memory_limit_bytes, Some(64 << 20));
+        if tree.hierarchies.version() == bulkhead_sys::cgroup::Version::V1 {
+            assert_eq!(now.cpu_shares, Some(512));
+        }
+        config.kube_reserved_cgroup = "/".into();
+        assert_eq!(enforce(&config).unwrap_err(), "the root of all cgroups cannot be limited");
     }
 }

@@ -41,6 +41,12 @@ fn log_pod(pod: Option<&PodLogId>) -> &str {
     pod.map_or("", |pod| pod.uid.as_str())
 }
 
+/// Cgroups with limits, and those that could not have them.
+fn reserved(cgroups: &[ReservedCgroup]) -> String {
+    let shown = cgroups.iter().map(|c| format!("{}{}", c.cgroup, if c.error.is_empty() { "" } else { " failed" }));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
 /// A volume by its specification's name, driver and handle.
 fn device(device: Option<&CsiDevice>) -> String {
     let Some(device) = device else { return String::new() };
@@ -73,6 +79,7 @@ subjects! {
     RestoreContainerLogRequest: |r| log_pod(r.pod.as_ref()), format!("{}/{} {}", r.container, r.restart_count, r.stamp);
     RemoveRotatedLogsRequest: |r| log_pod(r.pod.as_ref()), format!("{}/{}: {} files", r.container, r.restart_count, r.files.len());
     EnsureNodeRequest: |r| "", r.driver.clone();
+    EnforceReservedRequest: |_r| "", String::new();
     EnsurePodRequest: |r| &r.pod_uid, String::new();
     SetQosRequest: |_r| "", String::new();
     RemovePodRequest: |r| &r.pod_uid, String::new();
@@ -110,6 +117,7 @@ targets! {
     RestoreContainerLogReply: |r| if r.restored { "restored".into() } else { "left as it is".into() };
     RemoveRotatedLogsReply: |_r| String::new();
     EnsureNodeReply: |r| format!("cgroup v{}, {}", r.version, r.driver);
+    EnforceReservedReply: |r| reserved(&r.cgroups);
     EnsurePodReply: |r| r.cgroup_parent.clone();
     SetQosReply: |_r| String::new();
     RemovePodReply: |r| if r.done { String::new() } else { "left".into() };
@@ -256,6 +264,7 @@ impl Shutdown for Audited {
 impl Cgroups for Audited {
     recorded! { Cgroups:
         ensure_node(EnsureNodeRequest) -> EnsureNodeReply = "EnsureNode";
+        enforce_reserved(EnforceReservedRequest) -> EnforceReservedReply = "EnforceReserved";
         ensure_pod(EnsurePodRequest) -> EnsurePodReply = "EnsurePod";
         set_qos(SetQosRequest) -> SetQosReply = "SetQos";
         remove_pod(RemovePodRequest) -> RemovePodReply = "RemovePod";

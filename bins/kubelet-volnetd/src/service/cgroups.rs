@@ -3,10 +3,11 @@
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
+use bulkhead_config::reserved::Enforcement;
 use bulkhead_ipc::volnetd::cgroups_server::Cgroups;
 use bulkhead_ipc::volnetd::{self as wire, *};
 use bulkhead_sys::cgroup::{Resources, Version};
-use bulkhead_types::{PodUid, QosClass};
+use bulkhead_types::{PodUid, QosClass, chain};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -35,12 +36,34 @@ impl Cgroups for Verbs {
             );
         }
         self.node.cgroups.use_driver(driver);
-        self.run(None, move |node| node.cgroups.ensure_node(&resources)).await?;
+        let limits = self.run(None, move |node| node.cgroups.ensure_node(&resources)).await?;
+        let limits_error = limits.err().map_or_else(String::new, |error| chain(&error));
         let version = match self.node.cgroups.hierarchies().version() {
             Version::V1 => 1,
             Version::V2 => 2,
         };
-        Ok(Response::new(EnsureNodeReply { driver: self.node.cgroups.driver().as_str().to_owned(), version }))
+        let driver = self.node.cgroups.driver().as_str().to_owned();
+        Ok(Response::new(EnsureNodeReply { driver, version, limits_error }))
+    }
+
+    async fn enforce_reserved(
+        &self,
+        _request: Request<EnforceReservedRequest>,
+    ) -> Result<Response<EnforceReservedReply>, Status> {
+        let enforce = |node: &Node| {
+            let enforce = |enforcement: &Enforcement| {
+                let started = Instant::now();
+                let result = node.cgroups.enforce_reserved(enforcement);
+                node.metrics.cgroup(CgroupOperation::Update, started);
+                wire::ReservedCgroup {
+                    enforcement: enforcement.part.key.to_owned(),
+                    cgroup: enforcement.cgroup.clone(),
+                    error: result.err().map_or_else(String::new, |error| chain(&error)),
+                }
+            };
+            Ok::<_, PodsTreeError>(node.settings.reserved.iter().map(enforce).collect())
+        };
+        Ok(Response::new(EnforceReservedReply { cgroups: self.run(None, enforce).await? }))
     }
 
     async fn ensure_pod(&self, request: Request<EnsurePodRequest>) -> Result<Response<EnsurePodReply>, Status> {
@@ -64,13 +87,11 @@ impl Cgroups for Verbs {
     }
 
     async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosReply>, Status> {
-        let SetQosRequest { burstable_cpu_shares: shares, kubepods_memory_min_bytes, burstable_memory_low_bytes } =
-            request.into_inner();
-        let checked = wire::CgroupResources { cpu_shares: Some(shares), ..Default::default() };
-        validate::resources(Some(&checked))?;
+        let request = request.into_inner();
+        let levels = validate::qos_levels(&request)?;
         let set = move |node: &Node| {
             let started = Instant::now();
-            let result = node.cgroups.set_qos(shares, kubepods_memory_min_bytes, burstable_memory_low_bytes);
+            let result = node.cgroups.set_qos(&levels);
             node.metrics.cgroup(CgroupOperation::Update, started);
             result
         };

@@ -205,7 +205,10 @@ impl From<PodsTreeError> for Status {
     fn from(error: PodsTreeError) -> Self {
         let code = match &error {
             PodsTreeError::Cgroup(error) => code_of_cgroup(error),
-            PodsTreeError::NoRoot { .. } | PodsTreeError::NoSystemd => Code::FailedPrecondition,
+            PodsTreeError::NoRoot { .. }
+            | PodsTreeError::NoSystemd
+            | PodsTreeError::NothingReserved(_)
+            | PodsTreeError::Root => Code::FailedPrecondition,
             PodsTreeError::Systemd { .. } => Code::Unavailable,
             PodsTreeError::NoContainer { .. } => Code::NotFound,
             PodsTreeError::Session(error) => code_of_session(error),
@@ -228,6 +231,9 @@ fn code_of_cgroup(error: &CgroupError) -> Code {
         CgroupError::Path { .. } => Code::InvalidArgument,
         CgroupError::NoHierarchy
         | CgroupError::MissingControllers { .. }
+        | CgroupError::MissingPaths { .. }
+        | CgroupError::NoControllers { .. }
+        | CgroupError::LacksControllers { .. }
         | CgroupError::NoMemoryEvents
         | CgroupError::NoPressure => Code::FailedPrecondition,
         CgroupError::Busy { .. } => Code::Unavailable,

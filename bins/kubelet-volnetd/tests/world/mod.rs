@@ -92,6 +92,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
         cgroup_root: cgroup_root.clone(),
         cgroups_per_qos: true,
         cgroup_driver: Driver::Cgroupfs,
+        reserved: Vec::new(),
         shutdown_delay: None,
         protect_kernel_defaults: false,
         manage_kernel_tunables: false,

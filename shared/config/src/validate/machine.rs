@@ -2,7 +2,7 @@
 
 use bulkhead_types::Quantity;
 
-use super::{Limits, quoted};
+use super::{Limits, UnfitCgroup, quoted};
 use crate::cpu_set::CpuSet;
 use crate::eviction::{self, Signal};
 use crate::kubelet::TextMap;
@@ -20,6 +20,10 @@ pub struct Machine {
     pub cgroup_root_exists: bool,
     /// Bytes of memory; None: could not be read.
     pub memory_bytes: Option<i64>,
+    /// Bytes of the file system that holds the root directory; None: not known.
+    pub root_dir_bytes: Option<i64>,
+    /// Cgroups of `enforceNodeAllocatable` that cannot be written to.
+    pub unfit_cgroups: Vec<UnfitCgroup>,
     /// In a user namespace, where the swap check does not apply.
     pub in_user_namespace: bool,
 }
@@ -75,6 +79,7 @@ impl Limits<'_> {
             );
         }
         self.static_memory(machine);
+        self.allocatable(machine);
     }
 
     /// What the static memory manager lays aside on the NUMA nodes must be what node allocatable lays aside (upstream

@@ -3,6 +3,7 @@
 //! Rules are upstream's, those of `pkg/kubelet/apis/config/validation` as well as those that upstream checks only while
 //! it starts its parts: here nothing is started before all of them hold.
 
+mod allocatable;
 mod machine;
 mod resources;
 mod server;
@@ -10,6 +11,7 @@ mod workload;
 
 use std::fmt::Display;
 
+pub use allocatable::UnfitCgroup;
 pub use machine::Machine;
 
 use crate::field::FieldError;

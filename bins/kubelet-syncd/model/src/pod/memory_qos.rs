@@ -25,6 +25,49 @@ impl Levels {
     }
 }
 
+/// Memory that all pods of a class ask for, bytes (upstream getQoSMemoryRequests).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClassRequests {
+    pub guaranteed: u64,
+    pub burstable: u64,
+}
+
+impl ClassRequests {
+    pub fn of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Self {
+        let mut sums = ClassRequests::default();
+        for pod in pods {
+            let sum = match qos_class(pod) {
+                QosClass::BestEffort => continue,
+                QosClass::Burstable => &mut sums.burstable,
+                QosClass::Guaranteed => &mut sums.guaranteed,
+            };
+            *sum = sum.saturating_add(u64::try_from(bytes(&pod_requests(pod, true))).unwrap_or(0));
+        }
+        sums
+    }
+}
+
+/// `qosReserved` (gate `QOSReserved`): how much of what a class asks for no lower class may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QosReserved {
+    /// Percent of the requests, 0 to 100.
+    pub memory_percent: u64,
+    /// Bytes that all pods may have together.
+    pub allocatable: u64,
+}
+
+impl QosReserved {
+    /// Limits of burstable and of besteffort, bytes (upstream setMemoryReserve). None: there is nothing to be had, which
+    /// the kernel would not take for a limit.
+    pub fn limits(&self, requests: ClassRequests) -> (Option<i64>, Option<i64>) {
+        let kept = |bytes: u64| u128::from(bytes) * u128::from(self.memory_percent) / 100;
+        let burstable = u128::from(self.allocatable).saturating_sub(kept(requests.guaranteed));
+        let best_effort = burstable.saturating_sub(kept(requests.burstable));
+        let limit = |bytes: u128| i64::try_from(bytes).ok().filter(|bytes| *bytes > 0 && self.allocatable > 0);
+        (limit(burstable), limit(best_effort))
+    }
+}
+
 fn bytes(amounts: &Amounts) -> i64 {
     amounts.get("memory").copied().unwrap_or(Quantity::ZERO).value()
 }
@@ -68,20 +111,11 @@ impl MemoryQos {
 
     /// What the levels keep for these pods.
     pub fn of_levels<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) -> Levels {
-        let mut levels = Levels::default();
         if !self.tiered {
-            return levels;
+            return Levels::default();
         }
-        for pod in pods {
-            let request = u64::try_from(bytes(&pod_requests(pod, true))).unwrap_or(0);
-            match qos_class(pod) {
-                QosClass::BestEffort => continue,
-                QosClass::Burstable => levels.burstable_low = levels.burstable_low.saturating_add(request),
-                QosClass::Guaranteed => {}
-            }
-            levels.kubepods_min = levels.kubepods_min.saturating_add(request);
-        }
-        levels
+        let ClassRequests { guaranteed, burstable } = ClassRequests::of(pods);
+        Levels { kubepods_min: guaranteed.saturating_add(burstable), burstable_low: burstable }
     }
 }
 
@@ -99,6 +133,20 @@ mod tests {
 
     fn memory(mib: i64) -> Amounts {
         if mib == 0 { Amounts::new() } else { [("memory".to_owned(), Quantity::from_i64(mib * MIB))].into() }
+    }
+
+    #[test]
+    fn what_lower_classes_may_not_use() {
+        let limits = |percent, allocatable: u64, guaranteed, burstable| {
+            QosReserved { memory_percent: percent, allocatable }.limits(ClassRequests { guaranteed, burstable })
+        };
+        assert_eq!(limits(50, 1000, 0, 0), (Some(1000), Some(1000)));
+        assert_eq!(limits(50, 1000, 200, 100), (Some(900), Some(850)));
+        assert_eq!(limits(100, 1000, 600, 400), (Some(400), None));
+        assert_eq!(limits(100, 1000, 1200, 400), (None, None));
+        assert_eq!(limits(0, 1000, 600, 400), (Some(1000), Some(1000)));
+        assert_eq!(limits(50, 0, 0, 0), (None, None));
+        assert_eq!(limits(100, u64::MAX, u64::MAX, 1), (None, None));
     }
 
     #[test]

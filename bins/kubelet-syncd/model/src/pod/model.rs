@@ -94,8 +94,17 @@ pub struct ContainerStatus {
     pub pod_deletion_grace: Option<i64>,
     /// CRI's number of the signal that stops it; 0 when the runtime does not say.
     pub stop_signal: i32,
-    /// Images that it mounts as volumes, as the runtime was told of them: their ids.
-    pub image_volumes: Vec<String>,
+    /// Images that it mounts as volumes, as the runtime was told of them.
+    pub image_volumes: Vec<ImageMount>,
+}
+
+/// An image in a container's file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageMount {
+    /// In the container.
+    pub path: String,
+    /// The runtime's id of the image.
+    pub image: String,
 }
 
 /// Everything the runtime knows about a pod.

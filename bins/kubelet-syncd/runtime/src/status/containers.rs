@@ -8,7 +8,7 @@ use bulkhead_types::ContainerId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    ContainerUser, LinuxContainerUser, Pod, VolumeMountStatus,
+    ContainerUser, ImageVolumeStatus, LinuxContainerUser, Pod, VolumeMountStatus, VolumeStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -18,11 +18,15 @@ use super::termination::join;
 use crate::allocation::PodResources;
 use crate::runtime::actions::has_any_regular_container_created;
 use crate::runtime::container_config::recursive_read_only;
-use kubelet_model::pod::model::{ContainerStatus as Instance, LinuxUser, RunState, RuntimePod};
-use kubelet_model::pod::restart::should_start;
+use kubelet_model::pod::model::{ContainerStatus as Instance, ImageMount, LinuxUser, RunState, RuntimePod};
+use kubelet_model::pod::names::absolute;
+use kubelet_model::pod::restart::{may_restart, should_start};
 use kubelet_model::pod::spec::{ContainerKind, image, init_containers, is_deleted, is_sidecar};
 use kubelet_model::pod::stop_signal;
 use kubelet_probes::prober::results::{ProbeResult, ProbeResults};
+
+/// Bytes: a longer reference would not be taken (`ImageVolumeStatus`).
+const IMAGE_REF_MAX: usize = 256;
 
 const UNKNOWN: &str = "ContainerStatusUnknown";
 /// Why a container of a pod that restarts in place waits, and as what it ended.
@@ -52,6 +56,8 @@ pub(super) struct Inputs<'a> {
     pub recursive_read_only: bool,
     /// Which signal stops a container is told.
     pub stop_signals: bool,
+    /// Which image a volume has is told (gate ImageVolumeWithDigest).
+    pub image_volume_digests: bool,
     /// What containers were given last, by name.
     pub actuated: Option<&'a PodResources>,
 }
@@ -101,7 +107,7 @@ fn without_instance(inputs: Inputs<'_>, container: &Container, old: Option<&Cont
         image: image(container).to_owned(),
         state: Some(waiting(default_reason, "")),
         last_state: Some(ContainerState::default()),
-        volume_mounts: mount_statuses(container, inputs.recursive_read_only),
+        volume_mounts: mount_statuses(container, inputs, &[]),
         ..ContainerStatus::default()
     };
     let Some(old) = old else { return status };
@@ -146,7 +152,7 @@ fn convert(
         container_id: Some(id.clone()),
         restart_count: i32::try_from(instance.restart_count).unwrap_or(i32::MAX),
         last_state: Some(ContainerState::default()),
-        volume_mounts: mount_statuses(container, inputs.recursive_read_only),
+        volume_mounts: mount_statuses(container, inputs, &instance.image_volumes),
         user: instance.user.as_ref().map(user),
         stop_signal: stop_signal::shown(instance.stop_signal).filter(|_| inputs.stop_signals),
         resources: Some(resources::of_container(
@@ -236,6 +242,25 @@ fn told_message(status: &ContainerStatus, id: &str) -> Option<String> {
     end.message.clone().filter(|text| !text.is_empty())
 }
 
+/// It was told to have ended for good, and the runtime has nothing of it any more: nobody starts it again, whatever an earlier
+/// start is thought to have failed with. Told as waiting, it would be a step back, for which the whole status would be thrown
+/// away each time.
+fn stays_ended(
+    inputs: Inputs<'_>,
+    container: &Container,
+    newest: Option<&Instance>,
+    status: &ContainerStatus,
+) -> bool {
+    let is_settled = match inputs.kind {
+        ContainerKind::Regular => true,
+        ContainerKind::Init => !is_sidecar(container) && has_any_regular_container_created(inputs.pod, inputs.runtime),
+        ContainerKind::Ephemeral => false,
+    };
+    let for_good =
+        terminated_of(status.state.as_ref()).is_some_and(|end| !may_restart(container, inputs.pod, end.exit_code));
+    newest.is_none() && is_settled && for_good && !inputs.restarting
+}
+
 /// A container that should run and could not be started says why.
 fn apply_start_failure(
     inputs: Inputs<'_>,
@@ -261,7 +286,7 @@ fn apply_start_failure(
             return;
         }
     }
-    if !should_start(container, inputs.pod, newest) {
+    if !should_start(container, inputs.pod, newest) || stays_ended(inputs, container, newest, status) {
         return;
     }
     let Some(failure) = inputs.failures.get(&container.name) else { return };
@@ -302,7 +327,23 @@ fn set_readiness(
     };
 }
 
-fn mount_statuses(container: &Container, supported: bool) -> Option<Vec<VolumeMountStatus>> {
+/// `images`: those that the container's instance has mounted. Upstream looks for the volume's name in the runtime's answer, which
+/// has none; a mount is known by its path.
+fn mount_statuses(
+    container: &Container,
+    inputs: Inputs<'_>,
+    images: &[ImageMount],
+) -> Option<Vec<VolumeMountStatus>> {
+    let volumes = inputs.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    let is_image = |name: &str| volumes.iter().any(|volume| volume.name == name && volume.image.is_some());
+    let image_of = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
+        let wanted = inputs.image_volume_digests && is_image(&mount.name);
+        let path = absolute(&mount.mount_path);
+        let found = images.iter().find(|image| wanted && image.path == path)?;
+        let image_ref = found.image.clone();
+        (image_ref.len() <= IMAGE_REF_MAX).then(|| VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
+    };
+    let supported = inputs.recursive_read_only;
     let mounts = container.volume_mounts.as_deref().filter(|m| !m.is_empty())?;
     let status = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
         let read_only = mount.read_only == Some(true);
@@ -312,7 +353,7 @@ fn mount_statuses(container: &Container, supported: bool) -> Option<Vec<VolumeMo
             mount_path: mount.mount_path.clone(),
             read_only: read_only.then_some(true),
             recursive_read_only: read_only.then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
-            volume_status: None,
+            volume_status: image_of(mount),
         }
     };
     Some(mounts.iter().map(status).collect())

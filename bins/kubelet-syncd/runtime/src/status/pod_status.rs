@@ -117,6 +117,7 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
             actuated: input.actuated,
             recursive_read_only: input.facts.handler("").recursive_read_only_mounts,
             stop_signals: input.facts.stop_signals,
+            image_volume_digests: input.facts.image_volume_digests,
         };
         Some(containers::statuses(inputs, list)).filter(|l| !l.is_empty())
     };

@@ -8,7 +8,7 @@ use super::*;
 use crate::status::terminate::terminate;
 use kubelet_model::fixtures::{container_status, pod, sandbox_status};
 use kubelet_model::node_facts::HostFacts;
-use kubelet_model::pod::model::{LinuxUser, RunState, SandboxState};
+use kubelet_model::pod::model::{ImageMount, LinuxUser, RunState, SandboxState};
 
 struct World {
     pod: Pod,
@@ -634,4 +634,42 @@ fn a_restart_in_place_counts_once_however_often_it_is_looked_at() {
         all.map(|c| (c.name.as_str(), c.restart_count, c.state.clone().unwrap().waiting.is_some())).collect();
     assert_eq!(seen, [("i", 1, true), ("s", 1, true), ("a", 1, true)]);
     assert_eq!(status.phase.as_deref(), Some("Running"));
+}
+
+#[test]
+fn image_volumes_tell_their_image() {
+    let mut w = world(serde_json::json!({
+        "volumes": [{"name": "models", "image": {"reference": "r.test/models:1"}}, {"name": "scratch", "emptyDir": {}}],
+        "containers": [{"name": "main", "image": "i", "volumeMounts": [
+            {"name": "models", "mountPath": "/models"}, {"name": "scratch", "mountPath": "/scratch"}]}]}));
+    w.sandbox();
+    w.container("main", RunState::Running, 0);
+    let mount = |path: &str, image: &str| ImageMount { path: path.into(), image: image.into() };
+    w.runtime.containers[0].image_volumes = vec![mount("/models", "sha256:m"), mount("/scratch", "sha256:x")];
+    let mounts = |w: &mut World| w.step().container_statuses.unwrap().remove(0).volume_mounts.unwrap();
+    assert!(mounts(&mut w).iter().all(|mount| mount.volume_status.is_none()), "the gate is off");
+    w.facts.image_volume_digests = true;
+    let told = serde_json::to_value(mounts(&mut w)).unwrap();
+    assert_eq!(told[0]["volumeStatus"], serde_json::json!({"image": {"imageRef": "sha256:m"}}));
+    assert_eq!(told[1].get("volumeStatus"), None);
+    w.runtime.containers[0].image_volumes = vec![mount("/models", &"x".repeat(257))];
+    assert_eq!(mounts(&mut w)[0].volume_status, None);
+}
+
+/// Its start was answered too late, it ran and ended all the same, and then its record was lost.
+#[test]
+fn a_failure_to_start_takes_back_no_end_that_was_told() {
+    let mut w = world(serde_json::json!({"restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "i"}, {"name": "other", "image": "i"}]}));
+    w.sandbox();
+    w.container("main", RunState::Exited, 0);
+    w.container("other", RunState::Running, 0);
+    let failure = StartFailure { reason: "RunContainerError".into(), message: "no answer".into() };
+    w.failures.insert("main".to_owned(), failure);
+    let ended = main_state(&w.step());
+    assert_eq!(ended["state"]["terminated"]["exitCode"], 0);
+    w.runtime.containers.retain(|c| c.name == "other");
+    assert_eq!(main_state(&w.step())["state"], ended["state"]);
+    w.pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
+    assert_eq!(main_state(&w.step())["state"]["waiting"]["reason"], "RunContainerError");
 }
