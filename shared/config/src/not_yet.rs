@@ -33,7 +33,6 @@ const FIELDS: &[&str] = &[
     "topologyManagerScope",
     "topologyManagerPolicyOptions",
     "qosReserved",
-    "enableControllerAttachDetach",
     "volumePluginDir",
     "showHiddenMetricsForVersion",
     "logging.vmodule",

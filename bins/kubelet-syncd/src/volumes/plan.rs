@@ -195,7 +195,6 @@ fn kind_name(v: &Volume) -> &'static str {
         (v.csi.is_some(), "csi"),
         (v.nfs.is_some(), "nfs"),
         (v.iscsi.is_some(), "iscsi"),
-        (v.fc.is_some(), "fc"),
         (v.git_repo.is_some(), "gitRepo"),
         (v.flex_volume.is_some(), "flexVolume"),
         // Upstream hands these to a CSI driver, or has none of them any more.
