@@ -139,7 +139,7 @@ mod tests {
         ] {
             assert!(Disk::parse(disk.clone()).is_err(), "{disk:?}");
         }
-        for name in ["", ".", "..", "a/b", "volumeDevices", "lun-0", "xyz-lun-0", "f-lun-", "f-lun--1", "a b"] {
+        for name in ["", ".", "..", "a/b", "volumeDevices", "lun-0", "xyz-lun-0", "f-lun-", "f-lun-x", "a b"] {
             assert!(Disk::of_folder(name).is_err(), "{name}");
         }
     }
