@@ -189,7 +189,7 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 23] = [
+    let kinds: [(bool, &str); 22] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
