@@ -56,9 +56,7 @@ pub async fn answer(devices: &Devices, question: &DiskRequest) -> DiskReply {
 }
 
 /// What the kernel may take its time for holds up nobody else's question.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
 }
 

@@ -224,7 +224,8 @@ mod tests {
     }
 
     fn scanned(machine: &tempfile::TempDir) -> bool {
-        let scanned = |host| std::fs::read_to_string(machine.path().join("sys/class/scsi_host").join(host).join("scan"));
+        let scanned =
+            |host| std::fs::read_to_string(machine.path().join("sys/class/scsi_host").join(host).join("scan"));
         let both = [scanned("host0").unwrap(), scanned("host1").unwrap()];
         assert!(both[0] == both[1] && ["", "- - -"].contains(&both[0].as_str()), "{both:?}");
         !both[0].is_empty()

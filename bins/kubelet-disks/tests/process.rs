@@ -168,7 +168,10 @@ async fn what_holds_something_else_or_is_broken_or_another_is_left_alone() {
         (DiskRequest { act: Act::Grow.into(), ..question.clone() }, "resize of format  is not supported"),
         (DiskRequest { act: Act::Detach.into(), minor: question.minor + 1, ..question.clone() }, "any more"),
         (DiskRequest { act: Act::Attach.into(), ..DiskRequest::default() }, "fc: no fc disk information found"),
-        (DiskRequest { act: Act::Attach.into(), fc: Some(nowhere.clone()), ..DiskRequest::default() }, "no fc disk found"),
+        (
+            DiskRequest { act: Act::Attach.into(), fc: Some(nowhere.clone()), ..DiskRequest::default() },
+            "no fc disk found",
+        ),
     ] {
         let (outcome, _, message) = helper.ask(&bad).await;
         assert!(outcome == Outcome::Failed && message.contains(says), "{message}");

@@ -355,9 +355,7 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             global::grow_xfs(settings, &place, &device)?;
             Done::Nothing
         }
-        Task::MapDisk { pod, place, volume, device } => {
-            Done::Path(map::map(settings, &pod, &place, &volume, &device)?)
-        }
+        Task::MapDisk { pod, place, volume, device } => Done::Path(map::map(settings, &pod, &place, &volume, &device)?),
         Task::OtherGroup { pod, local } => Done::Group(local::other_group(settings, &pod, &local)?),
         Task::EndDevice { volume } => {
             global::end(settings, &volume)?;

@@ -43,8 +43,7 @@ fn what_a_node_does_that_attaches_by_itself() -> Result<()> {
     )?;
     scene.wait_ready("user")?;
     let why = "attaching volumes from the kubelet is not supported";
-    let said =
-        scene.wait_event("refused", &format!("AttachVolume.Attach failed for volume \"attached\" : {why}"))?;
+    let said = scene.wait_event("refused", &format!("AttachVolume.Attach failed for volume \"attached\" : {why}"))?;
     ensure!(said.starts_with("FailedAttachVolume "), "{said}");
     let said = scene.wait_event("of-a-disk", "AttachVolume.Attach succeeded for volume \"disk\"")?;
     ensure!(said.starts_with("SuccessfulAttachVolume "), "{said}");

@@ -46,12 +46,15 @@ fn of_a_device(world: &World) -> Result<Value> {
         "metadata": {"name": "raw", "namespace": NAMESPACE},
         "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "pv-raw", "volumeMode": "Block",
             "resources": {"requests": {"storage": "16Mi"}}}}))?;
-    cluster.create(&json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-raw"}, "spec": {
+    cluster.create(
+        &json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-raw"}, "spec": {
         "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",
         "storageClassName": "", "volumeMode": "Block", "fc": {"wwids": [WWID]},
         "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": NAMESPACE, "name": "raw",
-            "uid": claim["metadata"]["uid"]}}}))?;
-    let status = json!({"status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "16Mi"}}});
+            "uid": claim["metadata"]["uid"]}}}),
+    )?;
+    let status =
+        json!({"status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "16Mi"}}});
     cluster.patch_status("persistentvolumeclaims", NAMESPACE, "raw", &status)?;
     let mut pod = pod("raw", &format!("head -c 512 /dev/raw > /dev/null || exit 1; {IDLE}"), &json!({}));
     pod["spec"]["volumes"] = json!([{"name": "raw", "persistentVolumeClaim": {"claimName": "raw"}}]);
@@ -104,7 +107,8 @@ pub fn disks(world: &mut World) -> Result<()> {
     }
     world.vm.until("both disks have gone", PODS, GONE)?;
     attached(world, &[])?;
-    let left = world.vm.run(&format!("find {FOLDER} -mindepth 1 | grep -v -x {FOLDER}/volumeDevices; losetup -a; true"))?;
+    let left =
+        world.vm.run(&format!("find {FOLDER} -mindepth 1 | grep -v -x {FOLDER}/volumeDevices; losetup -a; true"))?;
     ensure!(left.is_empty(), "{left}");
     // The same disk again, and it was not formatted anew.
     world.cluster.create(&user("again", &format!("[ -s /data/first ] || exit 1; {IDLE}")))?;

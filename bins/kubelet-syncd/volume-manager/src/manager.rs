@@ -301,10 +301,9 @@ impl VolumeManager {
         let names = |volumes: &mut dyn Iterator<Item = (&UniqueName, &DesiredVolume)>| {
             volumes.flat_map(|(_, volume)| volume.names.iter().cloned()).collect::<BTreeSet<String>>()
         };
-        let unattached = names(
-            &mut missing()
-                .filter(|(unique, volume)| volume.attachable && !reconciler::is_attached(&world.attacher, &world.node, unique)),
-        );
+        let unattached = names(&mut missing().filter(|(unique, volume)| {
+            volume.attachable && !reconciler::is_attached(&world.attacher, &world.node, unique)
+        }));
         let failed: BTreeSet<String> = pod.unresolved.keys().cloned().collect();
         let unmounted: BTreeSet<String> = names(&mut missing()).union(&failed).cloned().collect();
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
@@ -457,11 +456,8 @@ impl VolumeManager {
             let life = *epoch.borrow_and_update();
             if life != 0 && self.context.world().actual.epoch != life {
                 let verbs = &self.context.ports.verbs;
-                let lists = futures_util::future::try_join3(
-                    verbs.list_staged(),
-                    verbs.list_published(),
-                    verbs.list_disks(),
-                );
+                let lists =
+                    futures_util::future::try_join3(verbs.list_staged(), verbs.list_published(), verbs.list_disks());
                 match lists.await {
                     Ok((staged, published, disks)) => {
                         self.tell_found(&published);

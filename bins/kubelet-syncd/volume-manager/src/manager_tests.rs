@@ -732,7 +732,8 @@ async fn a_node_that_attaches_by_itself() {
     begin(&manager, "b").await;
     let waiting = manager.mounted(&uid("b"), Duration::from_secs(2)).await.unwrap_err();
     let refused = "AttachVolume.Attach failed for volume \"pv\" : attaching volumes from the kubelet is not supported";
-    let text = "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
+    let text =
+        "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
     assert_eq!((waiting.text.as_str(), waiting.errors.as_slice()), (text, &[refused.to_owned()][..]));
     let said = outside.events();
     assert!(said.len() > 1 && said.iter().all(|said| *said == format!("FailedAttachVolume {refused}")), "{said:?}");

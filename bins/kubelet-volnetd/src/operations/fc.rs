@@ -24,12 +24,7 @@ const ATTACH: &[u8] = b"WaitForAttach";
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker or kubelet-disks answers.
-pub async fn set_up(
-    node: Arc<Node>,
-    lock: crate::node::PodLock,
-    wanted: Wanted,
-    disk: Disk,
-) -> Result<Ready, Status> {
+pub async fn set_up(node: Arc<Node>, lock: crate::node::PodLock, wanted: Wanted, disk: Disk) -> Result<Ready, Status> {
     to_its_end(async move {
         let (pod, volume) = (wanted.pod.clone(), wanted.local.volume.clone());
         let intent = Intent::Mount { plugin: FC.to_owned(), volume: volume.clone() };

@@ -38,8 +38,7 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFcRequest) -> Result<Rea
 }
 
 pub(super) async fn end(verbs: &Verbs, request: EndDiskRequest) -> Result<(), Status> {
-    let WirePlace { plugin, name, block } =
-        request.place.ok_or(InvalidRequest::Missing { field: "place" })?;
+    let WirePlace { plugin, name, block } = request.place.ok_or(InvalidRequest::Missing { field: "place" })?;
     let plugin = Plugin::attached(&plugin).ok_or_else(|| validate::bad("plugin", &plugin, "kubernetes.io/fc"))?;
     Disk::of_folder(&name)?;
     verbs.guard(request.guard.as_ref())?;

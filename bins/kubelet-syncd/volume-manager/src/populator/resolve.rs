@@ -2,7 +2,8 @@
 
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
-    FCVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+    FCVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod,
+    SecretReference, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 

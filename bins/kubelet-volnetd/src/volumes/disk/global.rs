@@ -61,7 +61,8 @@ pub fn is_mounted(settings: &Settings, place: &DiskPlace) -> Result<bool, Volume
 /// mountinfo cannot be read.
 pub fn device_at(settings: &Settings, place: &DiskPlace) -> Result<Option<Device>, VolumeError> {
     let Some(there) = at(&place.point(settings))? else { return Ok(None) };
-    let numbers = there.device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let numbers =
+        there.device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     Ok(numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok()))
 }
 
@@ -193,7 +194,8 @@ pub fn grow_xfs(settings: &Settings, place: &DiskPlace, device: &Device) -> Resu
     let point = place.point(settings);
     let failed = |source: std::io::Error| DiskError::Grow { point: point.clone(), source };
     let root = root(settings)?;
-    let folder = open::dir_beneath(root.as_fd(), place.mount()).map_err(|error| failed(std::io::Error::other(error)))?;
+    let folder =
+        open::dir_beneath(root.as_fd(), place.mount()).map_err(|error| failed(std::io::Error::other(error)))?;
     let sectors = std::fs::read_to_string(format!("/sys/dev/block/{}:{}/size", device.major, device.minor));
     let sectors = sectors.map_err(failed)?.trim().parse::<u64>().map_err(|e| failed(std::io::Error::other(e)))?;
     bulkhead_sys::xfs::grow(folder.as_fd(), sectors.saturating_mul(512)).map_err(|source| failed(source).into())
