@@ -186,6 +186,16 @@ impl Volumes for Fake {
     async fn set_up_nfs(&self, _: Request<volnetd::SetUpNfsRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }
+    async fn set_up_fc(&self, _: Request<volnetd::SetUpFcRequest>) -> Answer<volnetd::SetUpVolumeReply> {
+        not_faked()
+    }
+    async fn end_disk(&self, _: Request<volnetd::EndDiskRequest>) -> Answer<volnetd::EndDiskReply> {
+        not_faked()
+    }
+    type ListDisksStream = List<volnetd::DiskState>;
+    async fn list_disks(&self, _: Request<volnetd::ListDisksRequest>) -> Answer<Self::ListDisksStream> {
+        not_faked()
+    }
     async fn set_up_local(&self, _: Request<volnetd::SetUpLocalRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }

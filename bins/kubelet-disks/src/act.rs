@@ -1,16 +1,19 @@
-//! One question, one device: blkid, then mkfs or fsck, then resize2fs.
+//! One question, one device: blkid, then mkfs or fsck, then resize2fs; or a disk that is attached or detached.
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bulkhead_helper::{Ended, Program};
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskReply, DiskRequest};
+use bulkhead_ipc::common::{DiskReply, DiskRequest, FcDisk};
 
 use crate::device;
+use crate::fc;
 use crate::programs::{self, Checked};
 
 /// A look reads some sectors.
@@ -36,12 +39,51 @@ impl Devices {
 pub async fn answer(devices: &Devices, question: &DiskRequest) -> DiskReply {
     let lock = devices.of(question);
     let _one_at_a_time = lock.lock().await;
-    let mut found = String::new();
-    let (outcome, message) = match done(question, &mut found).await {
-        Ok(outcome) => (outcome, String::new()),
-        Err(message) => (Outcome::Failed, message),
+    let mut reply = DiskReply::default();
+    let done = match question.act() {
+        Act::Attach => attach(question, &mut reply).await,
+        Act::Detach => detach(question).await,
+        Act::Unspecified | Act::Prepare | Act::PrepareAndGrow | Act::Grow => done(question, &mut reply.found).await,
     };
-    DiskReply { outcome: outcome.into(), found, message }
+    match done {
+        Ok(outcome) => reply.set_outcome(outcome),
+        Err(message) => {
+            reply.set_outcome(Outcome::Failed);
+            reply.message = message;
+        }
+    }
+    reply
+}
+
+/// What the kernel may take its time for holds up nobody else's question.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+async fn attach(question: &DiskRequest, reply: &mut DiskReply) -> Result<Outcome, String> {
+    let disk = named(question)?;
+    let path = blocking(move || fc::attach(Path::new("/"), &disk)).await?;
+    let is = std::fs::symlink_metadata(&path).map_err(|_| format!("device {} does not exist", path.display()))?;
+    (reply.major, reply.minor) = (rustix::fs::major(is.rdev()), rustix::fs::minor(is.rdev()));
+    reply.device = path.to_string_lossy().into_owned();
+    Ok(Outcome::Attached)
+}
+
+async fn detach(question: &DiskRequest) -> Result<Outcome, String> {
+    if question.device.is_empty() {
+        let disk = named(question)?;
+        blocking(move || fc::detach_named(Path::new("/"), &disk)).await?;
+        return Ok(Outcome::Detached);
+    }
+    let device = device::check(question).map_err(|error| error.to_string())?;
+    // The kernel's own name is what /sys has.
+    let name = device.strip_prefix("/dev/").unwrap_or_default().replace('/', "!");
+    blocking(move || fc::detach(Path::new("/"), &name)).await?;
+    Ok(Outcome::Detached)
+}
+
+fn named(question: &DiskRequest) -> Result<FcDisk, String> {
+    question.fc.clone().ok_or_else(|| "fc: no fc disk information found".to_owned())
 }
 
 async fn done(question: &DiskRequest, found: &mut String) -> Result<Outcome, String> {
@@ -52,7 +94,9 @@ async fn done(question: &DiskRequest, found: &mut String) -> Result<Outcome, Str
     let said = programs::found(&looked);
     *found = said.map_err(|why| format!("failed to get disk format of disk {device}: {why}"))?;
     match question.act() {
-        Act::Unspecified => Err("the question says nothing of what is to be done".to_owned()),
+        Act::Unspecified | Act::Attach | Act::Detach => {
+            Err("the question says nothing of what is to be done".to_owned())
+        }
         Act::Grow => grow(device, found).await.map(|()| Outcome::Ready),
         Act::Prepare | Act::PrepareAndGrow if found.is_empty() => format(question, device).await,
         Act::Prepare => check(question, device).await.map(|()| Outcome::Ready),

@@ -1,13 +1,14 @@
-//! `kubelet-disks`: makes block devices ready to be mounted, for kubelet-volnetd. It exists because blkid, mkfs, fsck and
-//! resize2fs are programs of the machine's, and read what a stranger may have written to a disk.
+//! `kubelet-disks`: makes block devices ready to be mounted, for kubelet-volnetd, and attaches those behind Fibre Channel. It exists
+//! because blkid, mkfs, fsck and resize2fs are programs of the machine's, and read what a stranger may have written to a disk.
 //!
 //! # Serves / calls
 //! Questions of kubelet-volnetd alone: from the one inherited socket whose other end volnetd has, or (as a unit) from
-//! connections that root alone may make. Calls nobody.
+//! connections that root alone may make. Calls nobody but multipathd, where a disk with several paths goes.
 //!
 //! # Privileges
 //! uid 0, because block devices are root's; of capabilities CAP_SYS_RESOURCE alone, which the kernel wants of whoever lets a
-//! mounted ext4 grow. It mounts nothing. Of files Landlock leaves programs with their libraries, and what is below /dev.
+//! mounted ext4 grow. It mounts nothing. Of files Landlock leaves programs with their libraries, and what is below /dev;
+//! of what it reads in /sys it may write the SCSI hosts' own folders.
 //!
 //! # Security
 //! A question names a device and what an empty one is formatted with, one of a fixed list. Programs and their arguments are fixed
@@ -27,9 +28,13 @@
 //! | module | decides |
 //! |---|---|
 //! | [`device`] | whether a path is the device that is meant |
+//! | [`multipath`] | which devices join several paths, and what multipathd is told |
+//! | [`fc`] | which device a disk behind Fibre Channel is |
 //! | [`programs`] | which programs there are, with which arguments, and what their answers mean |
 //! | [`act`] | in which order they run |
 
 pub mod act;
 pub mod device;
+pub mod fc;
+pub mod multipath;
 pub mod programs;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest};
+use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest, FcDisk};
 use bulkhead_ipc::helper::Asker;
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::scm;
@@ -47,6 +47,7 @@ impl Loop {
             minor: rustix::fs::minor(is),
             file_system: DiskFileSystem::Ext4.into(),
             read_only: false,
+            fc: None,
         }
     }
 
@@ -154,6 +155,9 @@ async fn what_holds_something_else_or_is_broken_or_another_is_left_alone() {
     let disk = Loop::new(folder.path(), "disk", 16 * MIB);
     let helper = Helper::start();
     let question = disk.question(Act::Prepare);
+    let nowhere = FcDisk { wwids: vec!["none-of-it".into()], ..FcDisk::default() };
+    let detach = DiskRequest { act: Act::Detach.into(), fc: Some(nowhere.clone()), ..DiskRequest::default() };
+    assert_eq!(helper.ask(&detach).await.0, Outcome::Detached, "it is not there");
     for (bad, says) in [
         (DiskRequest { device: disk.file.display().to_string(), ..question.clone() }, "has to be absolute, below /dev"),
         (DiskRequest { device: "/dev/../etc/passwd".into(), ..question.clone() }, "below /dev"),
@@ -162,6 +166,12 @@ async fn what_holds_something_else_or_is_broken_or_another_is_left_alone() {
         (DiskRequest { act: 0, ..question.clone() }, "says nothing"),
         (DiskRequest { file_system: 0, ..question.clone() }, "no file system to format it with"),
         (DiskRequest { act: Act::Grow.into(), ..question.clone() }, "resize of format  is not supported"),
+        (DiskRequest { act: Act::Detach.into(), minor: question.minor + 1, ..question.clone() }, "any more"),
+        (DiskRequest { act: Act::Attach.into(), ..DiskRequest::default() }, "fc: no fc disk information found"),
+        (
+            DiskRequest { act: Act::Attach.into(), fc: Some(nowhere.clone()), ..DiskRequest::default() },
+            "no fc disk found",
+        ),
     ] {
         let (outcome, _, message) = helper.ask(&bad).await;
         assert!(outcome == Outcome::Failed && message.contains(says), "{message}");

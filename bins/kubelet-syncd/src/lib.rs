@@ -71,7 +71,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Volumes of the kinds iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
+//! Volumes of the kind iscsi, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
 //! resource managers and devices.
 
 pub mod admission;

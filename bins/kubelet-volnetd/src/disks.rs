@@ -1,11 +1,11 @@
-//! What kubelet-disks is asked: to make a device ready to be mounted, to let its file system grow.
+//! What kubelet-disks is asked: to make a device ready to be mounted, to let its file system grow; to attach a disk, and to detach it.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest};
+use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest, FcDisk};
 use bulkhead_ipc::helper::{AskError, Asker};
 
 /// The socket's name, among those that the launcher passes and below the folder of the sockets.
@@ -13,6 +13,9 @@ pub const SOCKET: &str = "disks";
 
 /// Longer than kubelet-disks gives one device: a check of a large one takes long, and whoever asks again waits behind it.
 const PATIENCE: Duration = Duration::from_secs(7 * 60 * 60);
+
+/// A scan of all SCSI hosts ends sooner, and so does what multipathd is asked.
+const ATTACH: Duration = Duration::from_secs(120);
 
 /// Why a device is not ready.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +52,44 @@ impl Disks {
     ) -> Result<String, DisksError> {
         let (device, major, minor) = device;
         let file_system = file_system.into();
-        let question = DiskRequest { act: act.into(), device, major, minor, file_system, read_only };
-        let asker = self.0.get().cloned().unwrap_or_default();
-        let reply: DiskReply = asker.ask_for(&question, PATIENCE).await?;
+        let question = DiskRequest { act: act.into(), device, major, minor, file_system, read_only, fc: None };
+        let reply = self.answered(&question, PATIENCE).await?;
         match reply.outcome() {
             Outcome::Ready | Outcome::Formatted => Ok(reply.found),
-            Outcome::Failed | Outcome::Unspecified => Err(DisksError::Failed(reply.message)),
+            _ => Err(DisksError::Failed(reply.message)),
         }
+    }
+
+    /// Its device: path and numbers, as kubelet-disks has them.
+    ///
+    /// # Errors
+    /// Nobody answers, or there is no such disk.
+    pub async fn attach(&self, disk: FcDisk) -> Result<(String, u32, u32), DisksError> {
+        let question = DiskRequest { act: Act::Attach.into(), fc: Some(disk), ..DiskRequest::default() };
+        let reply = self.answered(&question, ATTACH).await?;
+        match reply.outcome() {
+            Outcome::Attached => Ok((reply.device, reply.major, reply.minor)),
+            _ => Err(DisksError::Failed(reply.message)),
+        }
+    }
+
+    /// Takes a device out of the kernel; the one that the disk's name leads to where it is not known by another.
+    ///
+    /// # Errors
+    /// Nobody answers, or it is in use.
+    pub async fn detach(&self, device: Option<(String, u32, u32)>, disk: FcDisk) -> Result<(), DisksError> {
+        let (device, major, minor) = device.unwrap_or_default();
+        let (act, fc) = (Act::Detach.into(), Some(disk));
+        let question = DiskRequest { act, device, major, minor, fc, ..DiskRequest::default() };
+        let reply = self.answered(&question, ATTACH).await?;
+        match reply.outcome() {
+            Outcome::Detached => Ok(()),
+            _ => Err(DisksError::Failed(reply.message)),
+        }
+    }
+
+    async fn answered(&self, question: &DiskRequest, patience: Duration) -> Result<DiskReply, AskError> {
+        let asker = self.0.get().cloned().unwrap_or_default();
+        asker.ask_for(question, patience).await
     }
 }

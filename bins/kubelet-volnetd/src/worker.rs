@@ -26,6 +26,7 @@ use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::{self, Giving};
 use crate::volumes::csi::{Prepared, stage};
 use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::place::DiskPlace;
 use crate::volumes::disk::{Device, Found, global, look, map};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
 use crate::volumes::host_path::{self, HostPathType};
@@ -89,20 +90,26 @@ pub enum Task {
         local: Local,
         is_needed: bool,
     },
+    /// Where a volume is bound already.
+    LookBound {
+        pod: PodUid,
+        local: Local,
+    },
     /// Once a node.
     MountDevice {
-        volume: VolumeName,
+        place: DiskPlace,
         device: Device,
         fs_type: FsType,
         options: Options,
         found: String,
     },
     GrowXfs {
-        volume: VolumeName,
+        place: DiskPlace,
         device: Device,
     },
-    MapLocal {
+    MapDisk {
         pod: PodUid,
+        place: DiskPlace,
         volume: VolumeName,
         device: Device,
     },
@@ -113,6 +120,10 @@ pub enum Task {
     /// Unmounts it, unless a pod has it.
     EndDevice {
         volume: VolumeName,
+    },
+    /// The same of one that was attached; its folder stays.
+    UnmountDevice {
+        place: DiskPlace,
     },
     TearDownPod {
         pod: PodUid,
@@ -175,6 +186,7 @@ pub enum Done {
     TornDown(Outcome),
     Prepared(Prepared),
     Found(Found),
+    Bound(Option<PathBuf>),
     Group(Option<u32>),
 }
 
@@ -196,11 +208,13 @@ impl Task {
             Task::SetUpLocal { pod, local, .. } => format!("SetUpLocal of volume {} of pod {pod}", local.volume),
             Task::SetUpNfs { pod, nfs, .. } => format!("SetUpNfs of volume {} of pod {pod}", nfs.volume),
             Task::LookLocal { pod, local, .. } => format!("LookLocal of volume {} of pod {pod}", local.volume),
-            Task::MountDevice { volume, .. } => format!("MountDevice of local volume {volume}"),
-            Task::GrowXfs { volume, .. } => format!("GrowXfs of local volume {volume}"),
-            Task::MapLocal { pod, volume, .. } => format!("MapLocal of local volume {volume} of pod {pod}"),
+            Task::LookBound { pod, local } => format!("LookBound of volume {} of pod {pod}", local.volume),
+            Task::MountDevice { place, .. } => format!("MountDevice of {place}"),
+            Task::GrowXfs { place, .. } => format!("GrowXfs of {place}"),
+            Task::MapDisk { pod, volume, .. } => format!("MapDisk of volume {volume} of pod {pod}"),
             Task::OtherGroup { pod, local } => format!("OtherGroup of volume {} of pod {pod}", local.volume),
             Task::EndDevice { volume } => format!("EndDevice of local volume {volume}"),
+            Task::UnmountDevice { place } => format!("UnmountDevice of {place}"),
             Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
             Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
@@ -332,18 +346,23 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Some(path) if !is_needed => Done::Path(path),
             _ => Done::Found(look::look(&local.path).map_err(VolumeError::from)?),
         },
-        Task::MountDevice { volume, device, fs_type, options, found } => {
-            global::mount(settings, &volume, &device, fs_type, &options, &found)?;
+        Task::LookBound { pod, local } => Done::Bound(local::bound(settings, &pod, &local)?),
+        Task::MountDevice { place, device, fs_type, options, found } => {
+            global::mount(settings, &place, &device, fs_type, &options, &found)?;
             Done::Nothing
         }
-        Task::GrowXfs { volume, device } => {
-            global::grow_xfs(settings, &volume, &device)?;
+        Task::GrowXfs { place, device } => {
+            global::grow_xfs(settings, &place, &device)?;
             Done::Nothing
         }
-        Task::MapLocal { pod, volume, device } => Done::Path(map::map(settings, &pod, &volume, &device)?),
+        Task::MapDisk { pod, place, volume, device } => Done::Path(map::map(settings, &pod, &place, &volume, &device)?),
         Task::OtherGroup { pod, local } => Done::Group(local::other_group(settings, &pod, &local)?),
         Task::EndDevice { volume } => {
             global::end(settings, &volume)?;
+            Done::Nothing
+        }
+        Task::UnmountDevice { place } => {
+            global::unmount(settings, &place)?;
             Done::Nothing
         }
         Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),

@@ -22,7 +22,6 @@ const FIELDS: &[&str] = &[
     "enableContentionProfiling",
     "kubeletCgroups",
     "systemCgroups",
-    "enableControllerAttachDetach",
     "volumePluginDir",
     "showHiddenMetricsForVersion",
     "logging.vmodule",

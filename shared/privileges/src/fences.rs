@@ -153,6 +153,16 @@ fn iptables() -> Fence {
     }
 }
 
+/// Folders of the kernel's SCSI hosts: below each are its `scan` and its devices with their `delete`. One that is there only later
+/// is there for the next process.
+fn scsi_hosts() -> Vec<PathBuf> {
+    let hosts = std::fs::read_dir("/sys/class/scsi_host").into_iter().flatten().flatten();
+    let folders = hosts.filter_map(|host| std::fs::canonicalize(host.path().join("device")).ok());
+    let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.starts_with("/sys/devices")).collect();
+    folders.sort();
+    folders
+}
+
 /// Programs for disks with their libraries and settings, what they ask the kernel, and devices, which may have any name. A file
 /// system that is mounted is let grow through its folder, which may be anywhere: folders are opened and listed, no file is.
 fn disks() -> Fence {
@@ -170,10 +180,12 @@ fn disks() -> Fence {
         ]
         .map(PathBuf::from)
         .into(),
-        devices: vec!["/dev".into()],
+        // Written, and nothing made: that is what the rule for devices says.
+        devices: [vec!["/dev".into()], scsi_hosts()].concat(),
         tcp_bind: Some(Vec::new()),
         keep_signals: true,
-        keep_abstract_sockets: true,
+        // multipathd has one.
+        keep_abstract_sockets: false,
         ..Fence::default()
     }
 }

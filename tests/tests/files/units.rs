@@ -20,7 +20,7 @@ const SERVICES: [(&str, Program, u32); 8] = [
     ("kubelet-walker", Program::Walker, 15),
     ("kubelet-journal", Program::Journal, 15),
     ("kubelet-iptables", Program::Iptables, 20),
-    ("kubelet-disks", Program::Disks, 15),
+    ("kubelet-disks", Program::Disks, 20),
 ];
 
 /// Directives that say what a process may not do: each must come with its reason.

@@ -100,7 +100,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         ("kubelet-walker.service", 15),
         ("kubelet-journal.service", 15),
         ("kubelet-iptables.service", 20),
-        ("kubelet-disks.service", 15),
+        ("kubelet-disks.service", 20),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
     }

@@ -9,20 +9,20 @@ use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::systemd::{LIBEXEC, Machine};
 use bulkhead_testkit::{LONG, Node, Pod, build, cgroups, eventually, processes};
-use bulkhead_tests::joined::{Member, secret};
+use bulkhead_tests::joined::{Member, pods, secret};
 use bulkhead_tests::{journald, lab, systemd_machine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Who is stood in for: the daemons, and who enters file systems or runs programs for one of them.
-const WHO: [&str; 7] = {
+const WHO: [&str; 8] = {
     let [volnetd, syncd, evictiond, statusd] = DAEMONS;
-    let [walker, journal, iptables, _] = build::HELPERS;
-    [volnetd, syncd, evictiond, statusd, walker, journal, iptables]
+    let [walker, journal, iptables, disks] = build::HELPERS;
+    [volnetd, syncd, evictiond, statusd, walker, journal, iptables, disks]
 };
 /// It runs for moments, and is no process to be attacked.
 const ON_DEMAND: &str = "kubelet-iptables";
-/// It runs where a volume lies on a block device, which no pod here has, and is no process to be attacked either.
+/// It runs where a volume lies on a block device or is a disk, and is no process to be attacked either.
 const DISKS: &str = "kubelet-disks";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
@@ -199,6 +199,14 @@ fn ask_in_vain(node: &mut Node, folder: &Path) -> Result<()> {
     node.wait_healthy()
 }
 
+/// A pod that kubelet-disks is asked for.
+fn of_a_disk(node: &Node) -> Value {
+    let volumes = json!([{"name": "disk", "fc": {"wwids": ["none-of-it"]}}]);
+    let mut pod = pods::pod(node, "asks", "sleep 1000", &json!({"volumes": volumes}));
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "disk", "mountPath": "/disk"}]);
+    pod
+}
+
 /// What there is to be attacked.
 fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<Value> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
@@ -260,7 +268,10 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
     std::fs::set_permissions(&scratch, std::fs::Permissions::from_mode(0o1777))?;
     programs(folder.path())?;
     let objects = [secret("kept", "Opaque", &json!({"word": "c2VjcmV0"}))];
-    let member = Member::start(&lab, &objects, |node| node.config("enableSystemLogQuery", json!(true)))?;
+    // No controller has to attach what a pod asks kubelet-disks for.
+    let member = Member::start(&lab, &objects, |node| {
+        node.config("enableSystemLogQuery", json!(true)).config("enableControllerAttachDetach", json!(false))
+    })?;
     let kubeconfig = member.cluster.kubeconfig_for_node("alpha")?;
     let spec = json!({
         "containers": [{"name": "main", "volumeMounts": [{"name": "kept", "mountPath": "/kept"}]}],
@@ -279,8 +290,10 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
         let plan = plan(&node, &pod, &kubeconfig, &scratch)?;
         std::fs::write(folder.path().join("intruder.json"), plan.to_string())?;
         swap(folder.path(), daemon, Path::new(INTRUDER))?;
-        if daemon != ON_DEMAND {
-            kill(&node, daemon)?;
+        match daemon {
+            ON_DEMAND => {}
+            DISKS => drop(member.cluster.create(&of_a_disk(&node))?),
+            _ => kill(&node, daemon)?,
         }
         let told = eventually(&format!("the intruder in place of {daemon} has tried everything"), LONG, || {
             report(&std::fs::read_to_string(node.log())?, daemon)
@@ -302,6 +315,8 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
             ensure!(!outcome.starts_with("not-tried"), "{daemon}, {act}: {outcome}");
         }
     }
+    member.cluster.delete("pods", "default", "asks", Some(0))?;
+    member.cluster.wait_gone("pods", "default", "asks")?;
     let told = table(&reports);
     keep("launcher", &told, &reports)?;
     compare(&told, TABLE)?;

@@ -12,6 +12,7 @@ mod health;
 mod life;
 mod local_devices;
 mod migration;
+mod own_attach;
 mod registration;
 mod restarts;
 mod take_over;

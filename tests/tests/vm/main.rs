@@ -3,6 +3,7 @@
 //! cluster outside, run by our units, and at the end by the launcher alone.
 
 mod eviction;
+mod fc;
 mod life;
 mod memory;
 mod metadata;

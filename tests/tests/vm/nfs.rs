@@ -159,6 +159,8 @@ fn story(world: &mut World) -> Result<()> {
     told("the server was away");
     back(world)?;
     told("and came back");
+    crate::fc::disks(world)?;
+    told("disks behind Fibre Channel");
     gone(world)?;
     told("removal");
     Ok(())

@@ -138,6 +138,8 @@ verbs! {
     set_up_content(VolumesClient, SetUpContentRequest) -> SetUpVolumeReply, QUICK;
     set_up_local(VolumesClient, SetUpLocalRequest) -> SetUpVolumeReply, GIVES;
     set_up_nfs(VolumesClient, SetUpNfsRequest) -> SetUpVolumeReply, SLOW;
+    set_up_fc(VolumesClient, SetUpFcRequest) -> SetUpVolumeReply, GIVES;
+    end_disk(VolumesClient, EndDiskRequest) -> EndDiskReply, GIVES;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
     write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;
@@ -198,6 +200,8 @@ lists! {
     list_staged(CsiClient, ListStagedRequest) -> StagedVolume;
     /// What is published to pods, or may be.
     list_published(CsiClient, ListPublishedRequest) -> PublishedVolume;
+    /// Disks that are attached, or may be.
+    list_disks(VolumesClient, ListDisksRequest) -> DiskState;
     /// Volumes of all kinds below pods' folders.
     list_volumes(VolumesClient, ListVolumesRequest) -> VolumeState;
 }

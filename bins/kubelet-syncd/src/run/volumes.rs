@@ -43,6 +43,7 @@ pub(super) fn begin(
         claims: Arc::new(Claims(start.runtime_apis.storage.writes.clone())),
         metrics: OperationMetrics::register(registry)?,
         node_name: start.config.node_name.to_string(),
+        controller_attaches: start.config.kubelet.enable_controller_attach_detach.unwrap_or(true),
     });
     let counts = VolumeCounts::new(start.reporter.hub.clone())?.with_manager(manager.clone());
     registry.register(Box::new(counts))?;

@@ -104,6 +104,7 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
     let root = match volume.root {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
+        Root::Fc => VolumeRoot::Plugin("kubernetes.io/fc"),
         Root::Nfs => VolumeRoot::Plugin("kubernetes.io/nfs"),
         Root::HostPath => VolumeRoot::HostPath,
     };

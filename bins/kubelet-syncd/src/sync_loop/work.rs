@@ -359,7 +359,10 @@ impl PodSyncer {
         let request =
             api::TearDownPodRequest { pod_uid: self.uid.to_string(), guard: Some(guard), volumes_only: stays };
         match self.node.volnetd.tear_down_pod(&self.context, request).await {
-            Ok(reply) if reply.done => self.node.hub.modify_known(&self.uid, |state| state.volumes.clear()),
+            Ok(reply) if reply.done => {
+                self.node.volume_manager.torn_down(&self.uid);
+                self.node.hub.modify_known(&self.uid, |state| state.volumes.clear());
+            }
             Ok(reply) => {
                 self.why(format!("has ended: {} could not be removed yet", reply.left.join(", ")));
                 tracing::warn!(left = reply.left.join(", "), "volumes or folders of the pod are still there");

@@ -53,6 +53,8 @@ pub struct Published {
 pub struct ActualVolume {
     /// Of a driver; `None` for other kinds, which are taken back with the pod's folder.
     pub device: Option<api::CsiDevice>,
+    /// A disk that is attached for pods: their part of it goes with their folders, and the disk itself after them.
+    pub disk: Option<api::DiskPlace>,
     /// Upstream's plugin and driver, for metrics.
     pub plugin: String,
     pub staged: Presence,
@@ -127,6 +129,15 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
         }
         _ => UniqueName(crate::names::unique(&device.driver, &device.volume_handle)),
     }
+}
+
+/// The name of a disk by its folder (upstream ConstructVolumeSpec of the plugin).
+fn disk_name(place: &api::DiskPlace) -> UniqueName {
+    let parts: Vec<&str> = place.name.split('-').collect();
+    UniqueName(match parts.as_slice() {
+        [wwns @ .., "lun", lun] => format!("{}/[{}]:{lun}", place.plugin, wwns.join(" ")),
+        wwids => format!("{}/[{}]", place.plugin, wwids.join(" ")),
+    })
 }
 
 /// The name of a pod's volume of which nobody knows more than where it is.
@@ -248,6 +259,7 @@ impl ActualState {
         let plugin = driver.map_or("kubernetes.io/csi".to_owned(), |driver| format!("kubernetes.io/csi:{driver}"));
         self.volumes.entry(name.clone()).or_insert_with(|| ActualVolume {
             device: Some(device),
+            disk: None,
             plugin,
             staged: Presence::No,
             staging_path: String::new(),
@@ -263,11 +275,39 @@ impl ActualState {
         self.volumes.get(volume)?.pods.get(pod)
     }
 
-    /// A pod has ended: those of its volumes that no driver takes back go with its folder.
+    /// A pod has ended: those of its volumes that no driver takes back go with its folder. A disk stays in use until that has gone.
     pub fn forget_folders(&mut self, pod: &PodUid) {
+        let of_folder = |volume: &&mut ActualVolume| volume.device.is_none() && volume.disk.is_none();
+        for volume in self.volumes.values_mut().filter(of_folder) {
+            volume.pods.remove(pod);
+        }
+    }
+
+    /// The pod's folder has gone, and what was bound or mapped of disks with it.
+    pub fn folder_gone(&mut self, pod: &PodUid) {
         for volume in self.volumes.values_mut().filter(|volume| volume.device.is_none()) {
             volume.pods.remove(pod);
         }
+    }
+
+    /// Disks that kubelet-volnetd has found attached. Who uses them is known once they are set up again.
+    pub fn with_disks(mut self, disks: Vec<api::DiskState>) -> Self {
+        for place in disks.into_iter().filter_map(|found| found.place) {
+            let volume = ActualVolume {
+                device: None,
+                plugin: place.plugin.clone(),
+                staged: Presence::Uncertain,
+                staging_path: String::new(),
+                attachable: None,
+                pods: BTreeMap::new(),
+                claim_size: 0,
+                expansion: Expansion::Possible,
+                expansion_failed: false,
+                disk: Some(place.clone()),
+            };
+            self.volumes.insert(disk_name(&place), volume);
+        }
+        self
     }
 
     /// Another pod of this node has a volume that only one may have.

@@ -31,7 +31,8 @@ pub(crate) async fn exhausted(context: &Context, uid: &PodUid) -> Option<String>
 /// Driver and handle of what the pod's volumes wait for.
 fn unattached(world: &World, uid: &PodUid) -> Vec<(String, String)> {
     let volumes = world.desired.pods.get(uid).into_iter().flat_map(|pod| &pod.volumes);
-    let waiting = volumes.filter(|(unique, volume)| volume.attachable && !is_attached(&world.node, unique));
+    let waiting =
+        volumes.filter(|(unique, volume)| volume.attachable && !is_attached(&world.attacher, &world.node, unique));
     let sources = waiting.filter_map(|(_, volume)| volume.spec.csi());
     sources.map(|source| (source.driver.clone(), source.handle.clone())).collect()
 }

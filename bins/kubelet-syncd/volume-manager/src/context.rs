@@ -16,7 +16,7 @@ use crate::back_off::{BackOffs, Key};
 use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
-use crate::reconciler::NodeVolumes;
+use crate::reconciler::{Attacher, NodeVolumes};
 use crate::spec::UniqueName;
 
 /// Operations of one driver at a time: one that hangs uses up its own.
@@ -32,6 +32,8 @@ pub struct Ports {
     pub claims: Arc<dyn ClaimWriter>,
     pub metrics: OperationMetrics,
     pub node_name: String,
+    /// enableControllerAttachDetach: a controller attaches volumes to this node, and tells by the Node's status.
+    pub controller_attaches: bool,
 }
 
 impl fmt::Debug for Ports {
@@ -50,6 +52,7 @@ pub struct World {
     pub ended: BTreeSet<PodUid>,
     pub back_offs: BackOffs,
     pub node: NodeVolumes,
+    pub attacher: Attacher,
     /// Why operations failed last.
     pub errors: HashMap<Key, String>,
 }
@@ -68,9 +71,10 @@ pub struct Context {
 
 impl Context {
     pub fn new(ports: Ports) -> Self {
+        let attacher = if ports.controller_attaches { Attacher::Controller } else { Attacher::Node(BTreeSet::new()) };
         Context {
             ports,
-            world: Mutex::default(),
+            world: Mutex::new(World { attacher, ..World::default() }),
             changed: watch::Sender::new(0),
             wake: Notify::new(),
             places: Mutex::default(),

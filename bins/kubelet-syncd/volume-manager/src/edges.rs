@@ -149,6 +149,18 @@ impl VolumeVerbs for NodeVerbs {
         async move { self.volnetd.set_up_nfs(&for_pod(&request.pod_uid), request).await }.boxed()
     }
 
+    fn set_up_fc(&self, request: api::SetUpFcRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        async move { self.volnetd.set_up_fc(&for_pod(&request.pod_uid), request).await }.boxed()
+    }
+
+    fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
+        async move { self.volnetd.end_disk(&CallContext::new(), request).await }.boxed()
+    }
+
+    fn list_disks(&self) -> Reply<'_, Vec<api::DiskState>> {
+        async move { self.volnetd.list_disks(&CallContext::new(), api::ListDisksRequest {}).await }.boxed()
+    }
+
     fn check_host_path(&self, request: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
         async move { self.volnetd.check_host_path(&for_pod(&request.pod_uid), request).await }.boxed()
     }

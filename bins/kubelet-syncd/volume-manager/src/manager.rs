@@ -22,10 +22,10 @@ use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::{Expand, Moment};
 use crate::operations::mount::Mount;
-use crate::operations::{Failure, unmount};
+use crate::operations::{Failure, Phase, unmount};
 use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
-use crate::reconciler::{self, Action, Look, NodeVolumes};
+use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes};
 use crate::spec::{Source, UniqueName, VolumeSpec};
 use crate::statistics::Statistics;
 
@@ -41,6 +41,8 @@ pub enum Root {
     Csi,
     /// A folder of the host, bound into the pod's.
     Local,
+    /// A disk behind Fibre Channel, bound into the pod's folder.
+    Fc,
     /// An export of an NFS server.
     Nfs,
     /// What the host has there itself: the runtime binds it.
@@ -190,10 +192,11 @@ impl VolumeManager {
             let is_csi = spec.csi().is_some_and(|source| !source.ephemeral);
             let mounted = world.actual.published(&unique, uid).is_some_and(|p| p.presence == Presence::Yes);
             let single_pod = spec.is_single_pod();
+            let attachable = (is_csi && facts.attach_required) || spec.place().is_some();
             let volume = wanted.volumes.entry(unique.clone()).or_insert_with(|| DesiredVolume {
                 spec: Arc::new(spec),
                 names: BTreeSet::new(),
-                attachable: is_csi && facts.attach_required,
+                attachable,
                 remount: facts.requires_republish && mounted,
             });
             volume.names.insert(name);
@@ -274,6 +277,7 @@ impl VolumeManager {
                     Source::Local { .. } => Root::Local,
                     Source::HostPath { .. } => Root::HostPath,
                     Source::Nfs { .. } => Root::Nfs,
+                    Source::Fc(_) => Root::Fc,
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,
@@ -297,10 +301,9 @@ impl VolumeManager {
         let names = |volumes: &mut dyn Iterator<Item = (&UniqueName, &DesiredVolume)>| {
             volumes.flat_map(|(_, volume)| volume.names.iter().cloned()).collect::<BTreeSet<String>>()
         };
-        let unattached = names(
-            &mut missing()
-                .filter(|(unique, volume)| volume.attachable && !reconciler::is_attached(&world.node, unique)),
-        );
+        let unattached = names(&mut missing().filter(|(unique, volume)| {
+            volume.attachable && !reconciler::is_attached(&world.attacher, &world.node, unique)
+        }));
         let failed: BTreeSet<String> = pod.unresolved.keys().cloned().collect();
         let unmounted: BTreeSet<String> = names(&mut missing()).union(&failed).cloned().collect();
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
@@ -333,6 +336,12 @@ impl VolumeManager {
         self.context.touch();
     }
 
+    /// kubelet-volnetd has torn the pod down: nothing of it is bound any more.
+    pub fn torn_down(&self, uid: &PodUid) {
+        self.context.world().actual.folder_gone(uid);
+        self.context.touch();
+    }
+
     /// Pods other than these are gone: what is there of them is taken back.
     pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
         let mut world = self.context.world();
@@ -340,7 +349,7 @@ impl VolumeManager {
         let gone: BTreeSet<PodUid> = published.filter(|uid| !keep(uid)).collect();
         for uid in gone {
             world.desired.pods.remove(&uid);
-            world.actual.forget_folders(&uid);
+            world.actual.folder_gone(&uid);
             world.ended.insert(uid);
         }
         drop(world);
@@ -447,16 +456,19 @@ impl VolumeManager {
             let life = *epoch.borrow_and_update();
             if life != 0 && self.context.world().actual.epoch != life {
                 let verbs = &self.context.ports.verbs;
-                match futures_util::future::try_join(verbs.list_staged(), verbs.list_published()).await {
-                    Ok((staged, published)) => {
+                let lists =
+                    futures_util::future::try_join3(verbs.list_staged(), verbs.list_published(), verbs.list_disks());
+                match lists.await {
+                    Ok((staged, published, disks)) => {
                         self.tell_found(&published);
                         let mut world = self.context.world();
                         tracing::info!(
                             staged = staged.len(),
                             published = published.len(),
+                            disks = disks.len(),
                             "volumes found on this node"
                         );
-                        let mut rebuilt = world.actual.rebuilt(life, staged, published);
+                        let mut rebuilt = world.actual.rebuilt(life, staged, published).with_disks(disks);
                         // What an operation is just writing of is its own.
                         for busy in world.busy.keys() {
                             match world.actual.volumes.get(busy) {
@@ -523,6 +535,7 @@ impl VolumeManager {
             ended: &world.ended,
             back_offs: &world.back_offs,
             node: &world.node,
+            attacher: &world.attacher,
             may_unmount: known && sources_ready,
             known,
             now,
@@ -537,7 +550,10 @@ impl VolumeManager {
             tokio::spawn(operate(self.context.clone(), action));
         }
         // An ended pod of which nothing is left, and that no operation is about, is forgotten.
-        let World { ended, actual, busy, .. } = &mut *world;
+        let World { ended, actual, busy, desired, attacher, .. } = &mut *world;
+        if let Attacher::Node(attached) = attacher {
+            attached.retain(|name| desired.wants(name) || actual.volumes.contains_key(name));
+        }
         ended.retain(|uid| actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid)));
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
@@ -567,9 +583,10 @@ fn node_volumes(node: &Node) -> NodeVolumes {
 
 fn key(action: &Action) -> (&UniqueName, Option<&PodUid>) {
     match action {
-        Action::Mount { volume, pod } | Action::Unmount { volume, pod } | Action::Expand { volume, pod } => {
-            (volume, Some(pod))
-        }
+        Action::Attach { volume, pod }
+        | Action::Mount { volume, pod }
+        | Action::Unmount { volume, pod }
+        | Action::Expand { volume, pod } => (volume, Some(pod)),
         Action::Unstage { volume } | Action::Forget { volume } => (volume, None),
     }
 }
@@ -589,6 +606,7 @@ async fn operate(context: Arc<Context>, action: Action) {
         (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block), migrated)
     };
     let (operation, result) = match &action {
+        Action::Attach { volume, pod } => (Operation::Attach, attach(&context, volume, pod)),
         Action::Mount { volume, pod } => {
             (if block { Operation::Map } else { Operation::Mount }, mount(&context, volume, pod).await)
         }
@@ -608,6 +626,27 @@ async fn operate(context: Arc<Context>, action: Action) {
     context.ports.metrics.observe(&plugin, operation, result.is_ok(), migrated, began.elapsed());
     finish(&context, &action, block, result);
     context.touch();
+}
+
+/// What upstream's plugins do where no controller attaches: nothing, but for CSI's, which leaves it to the controller.
+fn attach(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
+    let wanted = {
+        let mut world = context.world();
+        let World { desired, attacher, .. } = &mut *world;
+        let Some(pod) = desired.pods.get(uid) else { return Ok(()) };
+        let Some(wanted) = pod.volumes.get(volume) else { return Ok(()) };
+        if wanted.spec.csi().is_some() {
+            return Err(Failure::new(Phase::Attach, "attaching volumes from the kubelet is not supported"));
+        }
+        if let Attacher::Node(attached) = attacher {
+            attached.insert(volume.clone());
+        }
+        (pod.pod.clone(), wanted.spec.name.clone())
+    };
+    let (pod, name) = wanted;
+    let message = format!("AttachVolume.Attach succeeded for volume {name:?} ");
+    context.event(&pod, EventType::Normal, "SuccessfulAttachVolume", message);
+    Ok(())
 }
 
 async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
@@ -656,7 +695,7 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     drop(world);
     match (action, wanted) {
         (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
-        (Action::Mount { .. }, Some((pod, _))) => {
+        (Action::Mount { .. } | Action::Attach { .. }, Some((pod, _))) => {
             let reason = if failure.mismatch { "FailedMountOnFilesystemMismatch" } else { failure.phase.reason(block) };
             context.event(&pod, EventType::Warning, reason, message);
         }

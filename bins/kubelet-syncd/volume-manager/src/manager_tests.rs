@@ -43,6 +43,7 @@ struct Outside {
     /// Prepared and not committed, or committed.
     staged: Mutex<BTreeMap<String, (api::CsiDevice, bool)>>,
     published: Mutex<BTreeMap<(String, String), (api::CsiVolumeData, bool)>>,
+    disks: Mutex<BTreeSet<String>>,
     events: Mutex<Vec<String>>,
     epoch: watch::Sender<u64>,
     node: watch::Sender<Option<Arc<Node>>>,
@@ -81,6 +82,7 @@ impl Outside {
             script: Mutex::default(),
             staged: Mutex::default(),
             published: Mutex::default(),
+            disks: Mutex::default(),
             events: Mutex::default(),
             epoch: watch::Sender::new(1),
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
@@ -121,6 +123,10 @@ impl Outside {
     }
 
     fn manager(self: &Arc<Self>) -> Arc<VolumeManager> {
+        self.manager_with(true)
+    }
+
+    fn manager_with(self: &Arc<Self>, controller_attaches: bool) -> Arc<VolumeManager> {
         VolumeManager::start(Ports {
             drivers: Arc::new(End(self.clone())),
             verbs: Arc::new(End(self.clone())),
@@ -129,6 +135,7 @@ impl Outside {
             claims: Arc::new(End(self.clone())),
             metrics: OperationMetrics::unregistered().unwrap(),
             node_name: "n".into(),
+            controller_attaches,
         })
     }
 }
@@ -320,6 +327,32 @@ impl VolumeVerbs for End {
         let api::SetUpNfsRequest { volume, server, addresses, path, options, read_only, .. } = request;
         self.0.say(format!("SetUpNfs {volume} {server}:{path} {addresses:?} {options:?} {read_only}"));
         async { Ok(api::SetUpVolumeReply { host_path: "/nfs".into(), ..Default::default() }) }.boxed()
+    }
+
+    fn set_up_fc(&self, request: api::SetUpFcRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        let api::SetUpFcRequest { volume, disk, fs_type, read_only, .. } = request;
+        let disk = disk.unwrap_or_default();
+        let name = format!("{}-lun-{}", disk.target_wwns.join("-"), disk.lun);
+        self.0.say(format!("SetUpFc {volume} {name} {fs_type} {read_only}"));
+        lock(&self.0.disks).insert(name);
+        async { Ok(api::SetUpVolumeReply { host_path: "/fc".into(), ..Default::default() }) }.boxed()
+    }
+
+    fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
+        let place = request.place.unwrap_or_default();
+        self.0.say(format!("EndDisk {}/{}", place.plugin, place.name));
+        lock(&self.0.disks).remove(&place.name);
+        async { Ok(api::EndDiskReply {}) }.boxed()
+    }
+
+    fn list_disks(&self) -> Reply<'_, Vec<api::DiskState>> {
+        let disks = lock(&self.0.disks).clone().into_iter();
+        let state = |name| api::DiskState {
+            place: Some(api::DiskPlace { plugin: "kubernetes.io/fc".into(), name, block: false }),
+            in_use: true,
+        };
+        let disks = disks.map(state).collect();
+        async { Ok(disks) }.boxed()
     }
 
     fn check_host_path(&self, _: api::CheckHostPathRequest) -> Reply<'_, api::SetUpVolumeReply> {
@@ -640,6 +673,71 @@ async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
         assert!(manager.counts().1.values().all(|count| *count == 0));
     }
     assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
+}
+
+fn pod_with_disk(uid: &str) -> Arc<Pod> {
+    let pod = json!({"metadata": {"name": uid, "namespace": "ns", "uid": uid}, "spec": {
+        "containers": [{"name": "c", "volumeMounts": [{"name": "data", "mountPath": "/d"}]}],
+        "volumes": [{"name": "data", "fc": {"targetWWNs": ["50", "51"], "lun": 1, "fsType": "xfs"}}]}});
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+/// It stays in the Node's list until it is detached, which is after the last pod's folder has gone; over a restart as well.
+#[tokio::test(start_paused = true)]
+async fn a_disk_is_detached_after_its_last_pod() {
+    const DISK: &str = "kubernetes.io/fc/[50 51]:1";
+    let outside = Outside::new();
+    let node = json!({"metadata": {"name": "n"}, "status": {"volumesInUse": [DISK],
+        "volumesAttached": [{"name": DISK, "devicePath": ""}]}});
+    outside.node.send_replace(Some(Arc::new(serde_json::from_value(node).unwrap())));
+    let manager = outside.manager();
+    manager.want(&uid("a"), &pod_with_disk("a")).await;
+    manager.folders_ready(&uid("a"));
+    let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!((&found["data"].root, &found["data"].host_path), (&Root::Fc, &PathBuf::from("/fc")));
+    assert_eq!(outside.log(), ["SetUpFc data 50-51-lun-1 xfs false"]);
+    let mut in_use = manager.in_use();
+    let listed = InUse { names: vec![DISK.into()], complete: true };
+    in_use.wait_for(|in_use| *in_use == listed).await.unwrap();
+    // kubelet-volnetd starts again: the disk is found, and set up for whom it is.
+    outside.epoch.send_replace(2);
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    manager.end(&uid("a"));
+    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(*in_use.borrow_and_update(), listed);
+    manager.torn_down(&uid("a"));
+    in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    assert_eq!(outside.log().last().unwrap(), "EndDisk kubernetes.io/fc/50-51-lun-1");
+    // A successor that finds one which nobody wants detaches it.
+    lock(&outside.disks).insert("50-51-lun-1".into());
+    lock(&outside.log).clear();
+    let _successor = outside.manager();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(outside.log(), ["EndDisk kubernetes.io/fc/50-51-lun-1"]);
+    assert!(outside.events().is_empty());
+}
+
+/// enableControllerAttachDetach: false. Upstream's kubelet attaches what needs nothing for it, and refuses CSI's.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_attaches_by_itself() {
+    let outside = Outside::new();
+    let manager = outside.manager_with(false);
+    manager.want(&uid("a"), &pod_with_disk("a")).await;
+    manager.folders_ready(&uid("a"));
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(outside.events(), ["SuccessfulAttachVolume AttachVolume.Attach succeeded for volume \"data\" "]);
+    lock(&outside.events).clear();
+    begin(&manager, "b").await;
+    let waiting = manager.mounted(&uid("b"), Duration::from_secs(2)).await.unwrap_err();
+    let refused = "AttachVolume.Attach failed for volume \"pv\" : attaching volumes from the kubelet is not supported";
+    let text =
+        "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
+    assert_eq!((waiting.text.as_str(), waiting.errors.as_slice()), (text, &[refused.to_owned()][..]));
+    let said = outside.events();
+    assert!(said.len() > 1 && said.iter().all(|said| *said == format!("FailedAttachVolume {refused}")), "{said:?}");
+    assert_eq!(outside.log(), ["SetUpFc data 50-51-lun-1 xfs false"]);
 }
 
 #[tokio::test(start_paused = true)]

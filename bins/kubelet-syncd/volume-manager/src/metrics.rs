@@ -8,6 +8,7 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, Registry};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     VerifyAttached,
+    Attach,
     Mount,
     Map,
     Unmount,
@@ -20,6 +21,7 @@ impl Operation {
     const fn name(self) -> &'static str {
         match self {
             Operation::VerifyAttached => "verify_controller_attached_volume",
+            Operation::Attach => "volume_attach",
             Operation::Mount => "volume_mount",
             Operation::Map => "map_volume",
             Operation::Unmount => "volume_unmount",

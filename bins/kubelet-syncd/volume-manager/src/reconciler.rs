@@ -20,9 +20,24 @@ pub struct NodeVolumes {
     pub attached: BTreeSet<String>,
 }
 
+/// Who attaches volumes to the node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Attacher {
+    /// A controller: the Node's status tells of what it has attached.
+    #[default]
+    Controller,
+    /// This node (enableControllerAttachDetach: false): what it has attached.
+    Node(BTreeSet<UniqueName>),
+}
+
 /// One operation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
+    /// Where no controller does it.
+    Attach {
+        volume: UniqueName,
+        pod: PodUid,
+    },
     /// Attach is awaited already: stage where that has to be, and publish.
     Mount {
         volume: UniqueName,
@@ -57,6 +72,7 @@ pub struct Look<'a> {
     pub ended: &'a BTreeSet<PodUid>,
     pub back_offs: &'a BackOffs,
     pub node: &'a NodeVolumes,
+    pub attacher: &'a Attacher,
     /// All sources of pods have delivered, and the actual state is of this life of kubelet-volnetd.
     pub may_unmount: bool,
     /// Whether the actual state is known at all: before, nothing is mounted either.
@@ -124,7 +140,13 @@ impl Plan<'_> {
                     self.begin(name, Some(uid), Action::Expand { volume: name.clone(), pod: uid.clone() });
                     continue;
                 }
-                if (done && !volume.remount) || (volume.attachable && !is_attached(self.look.node, name)) {
+                if done && !volume.remount {
+                    continue;
+                }
+                if volume.attachable && !is_attached(self.look.attacher, self.look.node, name) {
+                    if let Attacher::Node(_) = self.look.attacher {
+                        self.begin(name, Some(uid), Action::Attach { volume: name.clone(), pod: uid.clone() });
+                    }
                     continue;
                 }
                 self.begin(name, Some(uid), Action::Mount { volume: name.clone(), pod: uid.clone() });
@@ -142,6 +164,11 @@ impl Plan<'_> {
 
     /// Of what nobody knows the volume of: whether a pod wants it, which makes it known, or has it as a block device.
     fn is_wanted(&self, volume: &ActualVolume) -> bool {
+        if let Some(place) = &volume.disk {
+            // What was found by its folder may have another name than its specification gives it.
+            let desired = self.look.desired.pods.values().flat_map(|pod| pod.volumes.values());
+            return desired.filter_map(|wanted| wanted.spec.place()).any(|wanted| wanted == *place);
+        }
         let Some(it) = volume.nameless() else { return false };
         let desired = self.look.desired.pods.values().flat_map(|pod| pod.volumes.values());
         let mut wanted = desired.filter_map(|wanted| Some((wanted.spec.csi()?, &wanted.spec)));
@@ -174,9 +201,12 @@ impl Plan<'_> {
     }
 }
 
-/// It was reported in use first, and then attached: so no controller detaches it under the mount.
-pub fn is_attached(node: &NodeVolumes, volume: &UniqueName) -> bool {
-    node.in_use.contains(&volume.0) && node.attached.contains(&volume.0)
+/// By a controller: it was reported in use first, and then attached, so that none detaches it under the mount.
+pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName) -> bool {
+    match attacher {
+        Attacher::Controller => node.in_use.contains(&volume.0) && node.attached.contains(&volume.0),
+        Attacher::Node(attached) => attached.contains(volume),
+    }
 }
 
 /// What the Node's status is to list, sorted.

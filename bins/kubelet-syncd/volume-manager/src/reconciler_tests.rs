@@ -57,6 +57,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
     };
     ActualVolume {
         device: Some(api::CsiDevice::default()),
+        disk: None,
         plugin: String::new(),
         staged,
         staging_path: String::new(),
@@ -76,6 +77,7 @@ struct World {
     ended: BTreeSet<PodUid>,
     back_offs: BackOffs,
     node: NodeVolumes,
+    attacher: Attacher,
     may_unmount: bool,
     now: Instant,
 }
@@ -89,6 +91,7 @@ impl World {
             ended: BTreeSet::new(),
             back_offs: BackOffs::default(),
             node: NodeVolumes::default(),
+            attacher: Attacher::Controller,
             may_unmount: true,
             now: Instant::now(),
         }
@@ -112,6 +115,7 @@ impl World {
             ended: &self.ended,
             back_offs: &self.back_offs,
             node: &self.node,
+            attacher: &self.attacher,
             may_unmount: self.may_unmount,
             known: true,
             now: self.now,
@@ -121,6 +125,42 @@ impl World {
     fn actions(&self) -> Vec<Action> {
         self.plan().0
     }
+}
+
+#[test]
+fn a_node_that_attaches_waits_for_no_controller() {
+    let mut world = World::new();
+    world.want("a", "v", true);
+    world.want("a", "w", false);
+    assert_eq!(world.actions(), [mount("w", "a")], "the controller has not attached it");
+    world.attacher = Attacher::Node(BTreeSet::new());
+    // What the Node's status says is nobody's business then.
+    world.node.in_use.insert(unique("v").0);
+    world.node.attached.insert(unique("v").0);
+    let attach = Action::Attach { volume: unique("v"), pod: uid("a") };
+    assert_eq!(world.actions(), [attach, mount("w", "a")]);
+    world.attacher = Attacher::Node(BTreeSet::from([unique("v")]));
+    assert_eq!(world.actions(), [mount("v", "a"), mount("w", "a")]);
+}
+
+/// Found by its folder, whose name stands for the spaces of the specification as well.
+#[test]
+fn a_disk_goes_when_its_last_pod_s_folder_has_gone() {
+    let mut world = World::new();
+    let place = api::DiskPlace { plugin: crate::spec::FC.into(), name: "A_B".into(), block: false };
+    let disk = ActualVolume { device: None, disk: Some(place), ..found(Presence::Yes, &[("a", Presence::Yes)]) };
+    world.actual.volumes.insert(unique("disk"), disk);
+    world.ended.insert(uid("a"));
+    world.actual.forget_folders(&uid("a"));
+    assert_eq!(world.actions(), [], "it is bound in the pod's folder");
+    world.actual.folder_gone(&uid("a"));
+    assert_eq!(world.actions(), [Action::Unstage { volume: unique("disk") }]);
+    let mut wanted = wanted("x", true);
+    let source = crate::spec::FcSource { wwids: vec!["A B".into()], ..Default::default() };
+    wanted.spec = Arc::new(VolumeSpec { source: Source::Fc(source), ..(*wanted.spec).clone() });
+    world.want("b", "x", true);
+    world.desired.pods.get_mut(&uid("b")).unwrap().volumes.insert(unique("x"), wanted);
+    assert_eq!(world.actions(), [], "another pod is about to have it");
 }
 
 fn mount(handle: &str, pod: &str) -> Action {
@@ -244,7 +284,7 @@ proptest! {
         let mut seen = HashSet::new();
         for action in world.actions() {
             let (volume, destroys) = match &action {
-                Action::Mount { volume, pod } | Action::Expand { volume, pod } => {
+                Action::Attach { volume, pod } | Action::Mount { volume, pod } | Action::Expand { volume, pod } => {
                     prop_assert!(world.desired.volume(pod, volume).is_some());
                     (volume, false)
                 }

@@ -3,7 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use bulkhead_ipc::common::FcDisk;
+use bulkhead_ipc::volnetd::DiskPlace;
 use k8s_openapi::api::core::v1::VolumeNodeAffinity;
+
+/// Upstream's plugin.
+pub const FC: &str = "kubernetes.io/fc";
 
 /// The node's name of a volume (upstream UniqueVolumeName). What is attached is listed by it in the Node's status.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +59,49 @@ pub struct CsiSource {
     pub migrated: bool,
 }
 
+/// A disk behind Fibre Channel.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FcSource {
+    pub wwns: Vec<String>,
+    pub lun: Option<u32>,
+    pub wwids: Vec<String>,
+    pub fs_type: String,
+}
+
+impl FcSource {
+    /// By its targets, or else by identifiers of its own (upstream getWwnsLunWwids); `None`: by neither.
+    pub fn disk(&self) -> Option<FcDisk> {
+        match self.lun {
+            Some(lun) if !self.wwns.is_empty() => {
+                Some(FcDisk { target_wwns: self.wwns.clone(), lun, wwids: Vec::new() })
+            }
+            _ if self.wwids.is_empty() => None,
+            _ => {
+                let wwids = self.wwids.iter().map(|wwid| wwid.replace(' ', "_")).collect();
+                Some(FcDisk { wwids, ..FcDisk::default() })
+            }
+        }
+    }
+
+    /// Upstream GetVolumeName: lists as Go prints them.
+    fn volume_name(&self) -> String {
+        match self.lun {
+            Some(lun) if !self.wwns.is_empty() => format!("[{}]:{lun}", self.wwns.join(" ")),
+            _ => format!("[{}]", self.wwids.join(" ")),
+        }
+    }
+
+    /// Upstream makePDNameInternal.
+    fn folder(&self) -> Option<String> {
+        let disk = self.disk()?;
+        Some(if disk.target_wwns.is_empty() {
+            disk.wwids.join("-")
+        } else {
+            format!("{}-lun-{}", disk.target_wwns.join("-"), disk.lun)
+        })
+    }
+}
+
 /// What makes a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -68,6 +116,7 @@ pub enum Source {
         server: String,
         path: String,
     },
+    Fc(FcSource),
     /// PersistentVolume `hostPath`; `kind` as the API writes it.
     HostPath {
         path: String,
@@ -112,8 +161,14 @@ impl VolumeSpec {
     pub fn csi(&self) -> Option<&CsiSource> {
         match &self.source {
             Source::Csi(source) => Some(source),
-            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } => None,
+            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) => None,
         }
+    }
+
+    /// Where kubelet-volnetd has it once a node, if it is a disk that is attached.
+    pub fn place(&self) -> Option<DiskPlace> {
+        let Source::Fc(source) = &self.source else { return None };
+        Some(DiskPlace { plugin: FC.to_owned(), name: source.folder()?, block: self.block })
     }
 
     /// Whether the node has a part in its expansion.
@@ -128,6 +183,7 @@ impl VolumeSpec {
             Source::Local { .. } => "kubernetes.io/local-volume".to_owned(),
             Source::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
             Source::Nfs { .. } => "kubernetes.io/nfs".to_owned(),
+            Source::Fc(_) => FC.to_owned(),
         }
     }
 
@@ -139,6 +195,7 @@ impl VolumeSpec {
             Source::Local { .. } => format!("kubernetes.io/local-volume/{}", self.name),
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
             Source::Nfs { .. } => format!("kubernetes.io/nfs/{pod_uid}-{}", self.name),
+            Source::Fc(source) => format!("{FC}/{}", source.volume_name()),
         })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bulkhead_ipc::common::disk_request::Act;
 use bulkhead_ipc::helper::AskError;
-use bulkhead_types::{PodUid, VolumeName};
+use bulkhead_types::PodUid;
 use tonic::{Code, Status};
 
 use super::{VolumeSetUp, on_the_pool, to_its_end, unexpected};
@@ -17,6 +17,7 @@ use crate::journal::{Intent, StagedKey};
 use crate::node::{Node, PodLock};
 use crate::volumes::disk::global::{self, Mounted};
 use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::place::DiskPlace;
 use crate::volumes::disk::{Device, DiskError, Found};
 use crate::volumes::local::Local;
 use crate::volumes::{LOCAL, VolumeError};
@@ -44,7 +45,7 @@ pub struct Ready {
 }
 
 /// What is done once a node failed: kubelet-syncd says so in upstream's words.
-const DEVICE: &[u8] = b"MountDevice";
+pub(super) const DEVICE: &[u8] = b"MountDevice";
 /// The same, of a device that holds something else than was asked for.
 const MISMATCH: &[u8] = b"FilesystemMismatch";
 
@@ -52,22 +53,23 @@ fn of_device(status: &Status) -> Status {
     detailed(status, DEVICE)
 }
 
-fn detailed(status: &Status, details: &'static [u8]) -> Status {
+pub(super) fn detailed(status: &Status, details: &'static [u8]) -> Status {
     Status::with_details(status.code(), status.message(), details.into())
 }
 
-fn refused(error: &DisksError) -> Status {
+pub(super) fn refused(error: &DisksError, details: &'static [u8]) -> Status {
     let code = match error {
         // Nobody ever will answer.
         DisksError::Ask(AskError::NoHelper) | DisksError::Failed(_) => Code::Aborted,
         DisksError::Ask(AskError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Code::Aborted,
         DisksError::Ask(_) => Code::Unavailable,
     };
-    of_device(&Status::new(code, bulkhead_types::chain(error)))
+    detailed(&Status::new(code, bulkhead_types::chain(error)), details)
 }
 
-fn key(volume: &VolumeName) -> StagedKey {
-    StagedKey::of(&Path::new(LOCAL).join(volume.as_str()))
+/// Of what is done once a node.
+pub(super) fn key(place: &DiskPlace) -> StagedKey {
+    StagedKey::of(&Path::new(place.plugin.name()).join(&place.name))
 }
 
 /// Sets it up, or does nothing if it is.
@@ -86,6 +88,7 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
             (Done::Found(found), _) => found,
             (other, _) => return Err(unexpected(&other)),
         };
+        let place = DiskPlace::local(&volume);
         let what = format!("local volume {volume}");
         let mut local = wanted.local.clone();
         let _of_the_volume = match found {
@@ -94,17 +97,17 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
             }
             Found::Folder => None,
             Found::Device(device) if wanted.block => {
-                let held = node.lock_staged(key(&volume), &what).await?;
-                let task = Task::MapLocal { pod, volume, device };
+                let held = node.lock_staged(key(&place), &what).await?;
+                let task = Task::MapDisk { pod, place, volume, device };
                 return match worker::call(&node.workers, &task, None, (lock, held)).await? {
                     (Done::Path(path), _) => Ok(Ready { path, other_group: None }),
                     (other, _) => Err(unexpected(&other)),
                 };
             }
             Found::Device(device) => {
-                let held = Arc::new(node.lock_staged(key(&volume), &what).await?);
-                mount_once(&node, &wanted, &device, &held).await?;
-                local.path = global::point(&node.settings, &volume);
+                let held = Arc::new(node.lock_staged(key(&place), &what).await?);
+                mount_once(&node, &wanted, &place, &device, &held).await?;
+                local.path = place.point(&node.settings);
                 Some(held)
             }
         };
@@ -130,31 +133,37 @@ async fn other_group(node: &Arc<Node>, pod: &PodUid, local: &Local) -> Result<Op
 }
 
 /// The device is mounted at its place, and fills it where that is wanted. The volume's lock is held.
-async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device, held: &Arc<PodLock>) -> Result<(), Status> {
-    let (volume, of) = (wanted.local.volume.clone(), device.clone());
-    let there = on_the_pool(node, move |node| global::mounted(&node.settings, &volume, &of)).await;
+pub(super) async fn mount_once(
+    node: &Arc<Node>,
+    wanted: &Wanted,
+    place: &DiskPlace,
+    device: &Device,
+    held: &Arc<PodLock>,
+) -> Result<(), Status> {
+    let (at, of) = (place.clone(), device.clone());
+    let there = on_the_pool(node, move |node| global::mounted(&node.settings, &at, &of)).await;
     let there = there.map_err(|status| of_device(&status))?;
     let ask = |act| {
         let text = (device.path.to_string_lossy().into_owned(), device.major, device.minor);
         node.disks.ask(act, text, wanted.fs_type.to_wire(), wanted.options.read_only)
     };
-    let volume = wanted.local.volume.clone();
+    let place = place.clone();
     if let Some(there) = there {
         if wanted.grow && !wanted.options.read_only {
-            grow(node, volume, device, &there, ask(Act::Grow)).await?;
+            grow(node, place, device, &there, ask(Act::Grow)).await?;
         }
         return Ok(());
     }
     let act = if wanted.grow { Act::PrepareAndGrow } else { Act::Prepare };
-    let found = ask(act).await.map_err(|error| refused(&error))?;
+    let found = ask(act).await.map_err(|error| refused(&error, DEVICE))?;
     let (fs_type, options, of) = (wanted.fs_type, wanted.options.clone(), device.clone());
     let details = if found.is_empty() || found == fs_type.name() { DEVICE } else { MISMATCH };
-    let task = Task::MountDevice { volume: volume.clone(), device: of, fs_type, options, found };
+    let task = Task::MountDevice { place: place.clone(), device: of, fs_type, options, found };
     // A worker that does not answer keeps the volume's lock.
     worker::call(&node.workers, &task, None, held.clone()).await.map_err(|status| detailed(&status, details))?;
-    tracing::info!(%volume, device = %device.path.display(), "MountDevice succeeded");
+    tracing::info!(%place, device = %device.path.display(), "MountDevice succeeded");
     if wanted.grow && !wanted.options.read_only && wanted.fs_type == FsType::Xfs {
-        let task = Task::GrowXfs { volume, device: device.clone() };
+        let task = Task::GrowXfs { place, device: device.clone() };
         worker::call(&node.workers, &task, None, ()).await.map_err(|status| of_device(&status))?;
     }
     Ok(())
@@ -162,17 +171,17 @@ async fn mount_once(node: &Arc<Node>, wanted: &Wanted, device: &Device, held: &A
 
 async fn grow(
     node: &Arc<Node>,
-    volume: VolumeName,
+    place: DiskPlace,
     device: &Device,
     there: &Mounted,
     ask: impl Future<Output = Result<String, DisksError>>,
 ) -> Result<(), Status> {
     match there.fs_type.as_str() {
         "xfs" => {
-            let task = Task::GrowXfs { volume, device: device.clone() };
+            let task = Task::GrowXfs { place, device: device.clone() };
             worker::call(&node.workers, &task, None, ()).await.map(|_| ())
         }
-        "ext2" | "ext3" | "ext4" => ask.await.map(|_| ()).map_err(|error| refused(&error)),
+        "ext2" | "ext3" | "ext4" => ask.await.map(|_| ()).map_err(|error| refused(&error, DEVICE)),
         other => {
             let error = DiskError::NoGrowth { fs_type: other.to_owned(), device: device.path.clone() };
             Err(VolumeError::from(error).into())
@@ -188,7 +197,7 @@ pub async fn end_unused(node: &Arc<Node>) {
     };
     for volume in unused {
         // Another verb works on it: it is about to be bound, or goes already.
-        let Some(held) = node.try_lock_staged(&key(&volume)) else { continue };
+        let Some(held) = node.try_lock_staged(&key(&DiskPlace::local(&volume))) else { continue };
         match worker::call(&node.workers, &Task::EndDevice { volume: volume.clone() }, None, held).await {
             Ok(_) => tracing::info!(%volume, "UnmountDevice succeeded"),
             Err(status) => tracing::warn!(%volume, error = status.message(), "UnmountDevice failed"),

@@ -4,6 +4,7 @@
 //! taken out of the journal.
 
 pub mod csi;
+pub mod fc;
 pub mod local;
 pub mod prune;
 

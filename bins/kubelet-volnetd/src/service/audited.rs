@@ -47,6 +47,14 @@ fn reserved(cgroups: &[ReservedCgroup]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
+/// A disk by its targets, or its own names.
+fn fc_disk(disk: &bulkhead_ipc::common::FcDisk) -> String {
+    if disk.target_wwns.is_empty() {
+        return disk.wwids.join(",");
+    }
+    format!("{} lun {}", disk.target_wwns.join(","), disk.lun)
+}
+
 /// A volume by its specification's name, driver and handle.
 fn device(device: Option<&CsiDevice>) -> String {
     let Some(device) = device else { return String::new() };
@@ -63,6 +71,8 @@ subjects! {
     PruneRequest: |r| "", format!("all but {} pods", r.known_pod_uids.len());
     SetUpLocalRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.path);
     SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
+    SetUpFcRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(fc_disk).unwrap_or_default());
+    EndDiskRequest: |r| "", r.place.as_ref().map(|place| format!("{}/{}", place.plugin, place.name)).unwrap_or_default();
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
     EndStageRequest: |r| "", format!("{}{}", device(r.device.as_ref()), r.folder);
@@ -103,6 +113,7 @@ targets! {
     SetUpVolumeReply: |r| r.host_path.clone();
     TearDownPodReply: |r| if r.done { String::new() } else { format!("left: {}", r.left.join("; ")) };
     PrepareStageReply: |r| r.staging_path.clone();
+    EndDiskReply: |_r| String::new();
     CommitStageReply: |_r| String::new();
     EndStageReply: |_r| String::new();
     PreparePublishReply: |r| r.target_path.clone();
@@ -177,10 +188,18 @@ impl Volumes for Audited {
         set_up_empty_dir(SetUpEmptyDirRequest) -> SetUpVolumeReply = "SetUpEmptyDir";
         set_up_local(SetUpLocalRequest) -> SetUpVolumeReply = "SetUpLocal";
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply = "SetUpNfs";
+        set_up_fc(SetUpFcRequest) -> SetUpVolumeReply = "SetUpFc";
+        end_disk(EndDiskRequest) -> EndDiskReply = "EndDisk";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";
         set_up_content(SetUpContentRequest) -> SetUpVolumeReply = "SetUpContent";
         prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply = "PrepareSubPath";
         tear_down_pod(TearDownPodRequest) -> TearDownPodReply = "TearDownPod";
+    }
+
+    type ListDisksStream = <Verbs as Volumes>::ListDisksStream;
+
+    async fn list_disks(&self, request: Request<ListDisksRequest>) -> Result<Response<Self::ListDisksStream>, Status> {
+        Volumes::list_disks(&self.0, request).await
     }
 
     type ListVolumesStream = <Verbs as Volumes>::ListVolumesStream;

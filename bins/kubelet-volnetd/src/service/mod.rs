@@ -5,6 +5,7 @@ mod audit;
 mod audited;
 mod cgroups;
 mod csi;
+mod fc;
 mod files;
 mod nfs;
 mod shutdown;

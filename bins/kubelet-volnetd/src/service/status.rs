@@ -118,6 +118,7 @@ fn code_of_disk(error: &DiskError) -> Code {
         DiskError::Open { source, .. } => code_of_io(source),
         DiskError::Kind { .. } | DiskError::NoDevice { .. } | DiskError::NoGrowth { .. } => Code::InvalidArgument,
         DiskError::NoName { .. } => Code::NotFound,
+        DiskError::InUse { .. } => Code::FailedPrecondition,
         DiskError::Another { .. } | DiskError::Mount { .. } | DiskError::Grow { .. } => Code::Aborted,
     }
 }

@@ -16,6 +16,7 @@ use crate::operations::prune::{self, Action};
 use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
 use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::place::Plugin;
 use crate::volumes::empty_dir::{Group, Medium};
 use crate::volumes::host_path::HostPathType;
 use crate::volumes::local::Local;
@@ -65,6 +66,7 @@ impl Volumes for Verbs {
         let volume = validate::volume(&request.volume)?;
         let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
         let local = Local {
+            plugin: Plugin::Local,
             volume,
             path: validate::host_path(&request.path)?,
             read_only: request.read_only,
@@ -89,6 +91,23 @@ impl Volumes for Verbs {
     async fn set_up_nfs(&self, request: Request<SetUpNfsRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let path = super::nfs::set_up(self, request.into_inner()).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
+    }
+
+    async fn set_up_fc(&self, request: Request<SetUpFcRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        let ready = super::fc::set_up(self, request.into_inner()).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
+    }
+
+    async fn end_disk(&self, request: Request<EndDiskRequest>) -> Result<Response<EndDiskReply>, Status> {
+        super::fc::end(self, request.into_inner()).await?;
+        Ok(Response::new(EndDiskReply {}))
+    }
+
+    type ListDisksStream = Streamed<DiskState>;
+
+    async fn list_disks(&self, _: Request<ListDisksRequest>) -> Result<Response<Self::ListDisksStream>, Status> {
+        let all = super::fc::list(self).await?;
+        Ok(Response::new(Box::pin(tokio_stream::iter(all.into_iter().map(Ok)))))
     }
 
     async fn prepare_sub_path(

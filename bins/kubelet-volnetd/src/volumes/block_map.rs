@@ -141,23 +141,36 @@ impl Place {
     pub fn unmap(&self, base: Option<&OwnedFd>, pod_dir: Option<&OwnedFd>) -> Result<(), VolumeError> {
         self.release()?;
         if let Some(pod_dir) = pod_dir {
-            let relative = self.links.join(&self.name);
-            match way::handle(pod_dir.as_fd(), &self.pod, &relative)? {
-                Some((_, FileType::Symlink)) => way::remove_one(pod_dir.as_fd(), &self.pod, &relative)?,
-                Some((_, kind)) => {
-                    return Err(CsiError::InTheWay { path: self.link(), found: way::name_of(kind) }.into());
-                }
-                None => {}
-            }
+            self.unlink(pod_dir)?;
         }
-        let folder = match base {
-            Some(base) => way::folder(base.as_fd(), &self.base, &self.map)?,
-            None => None,
-        };
-        if let Some(folder) = folder {
-            mount::unmount(folder.as_fd(), &self.pod_uid).map_err(CsiError::Mount)?;
-            way::remove_one(folder.as_fd(), &self.base.join(&self.map), Path::new(&self.pod_uid))?;
+        base.map_or(Ok(()), |base| self.unbind(base))
+    }
+
+    /// Takes back the link alone.
+    ///
+    /// # Errors
+    /// Something else is in its place.
+    pub fn unlink(&self, pod_dir: &OwnedFd) -> Result<(), VolumeError> {
+        let relative = self.links.join(&self.name);
+        match way::handle(pod_dir.as_fd(), &self.pod, &relative)? {
+            Some((_, FileType::Symlink)) => Ok(way::remove_one(pod_dir.as_fd(), &self.pod, &relative)?),
+            Some((_, kind)) => Err(CsiError::InTheWay { path: self.link(), found: way::name_of(kind) }.into()),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Takes back all but the link.
+    ///
+    /// # Errors
+    /// Something holds the device.
+    pub fn release_and_unbind(&self, base: &OwnedFd) -> Result<(), VolumeError> {
+        self.release()?;
+        self.unbind(base)
+    }
+
+    fn unbind(&self, base: &OwnedFd) -> Result<(), VolumeError> {
+        let Some(folder) = way::folder(base.as_fd(), &self.base, &self.map)? else { return Ok(()) };
+        mount::unmount(folder.as_fd(), &self.pod_uid).map_err(CsiError::Mount)?;
+        Ok(way::remove_one(folder.as_fd(), &self.base.join(&self.map), Path::new(&self.pod_uid))?)
     }
 }

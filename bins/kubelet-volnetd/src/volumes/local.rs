@@ -1,5 +1,6 @@
 //! A PersistentVolume of the kind local: a folder of the host, bound into the pod's (upstream `pkg/volume/local`). Its content is
-//! the operator's: the bind is taken away with the pod's other mounts, and of what it shows nothing is ever removed.
+//! the operator's: the bind is taken away with the pod's other mounts, and of what it shows nothing is ever removed. What is mounted
+//! once a node of a disk, whosever it is, is bound as such a folder is.
 //!
 //! The path is an administrator's word in a PersistentVolume and is resolved as the host resolves any path, as a hostPath's is.
 
@@ -13,16 +14,18 @@ use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use super::disk::place::Plugin;
 use super::empty_dir::{Group, SetUp};
 use super::ownership::{self, Access};
-use super::{LOCAL, VolumeError, pod_dir};
+use super::{VolumeError, pod_dir};
 use crate::node::Settings;
 
 /// What the volume is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Local {
+    pub plugin: Plugin,
     pub volume: VolumeName,
-    /// As `validate::host_path` takes it.
+    /// As `validate::host_path` takes it; or where a device is mounted once a node.
     pub path: PathBuf,
     pub read_only: bool,
     pub group: Option<Group>,
@@ -49,9 +52,9 @@ pub fn set_up(
     let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
     let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
     let pod_dir = pod_dir(settings, pod)?;
-    let folder = Path::new("volumes").join(escape_qualified_name(LOCAL));
+    let folder = Path::new("volumes").join(escape_qualified_name(local.plugin.name()));
     let parent = open::create_dirs_beneath(pod_dir.as_fd(), &folder, 0o750).map_err(open_error)?;
-    let path = settings.paths.volume(pod, LOCAL, volume);
+    let path = settings.paths.volume(pod, local.plugin.name(), volume);
     let is_mounted = mount::is_mount_point(parent.as_fd(), volume.as_str()).map_err(VolumeError::Mounts)?;
     if is_mounted && !again {
         return Ok(SetUp::Done(path));
@@ -84,19 +87,19 @@ pub fn set_up(
 /// Where it is bound, if it is.
 pub fn bound(settings: &Settings, pod: &PodUid, local: &Local) -> Result<Option<PathBuf>, VolumeError> {
     let pod_dir = pod_dir(settings, pod)?;
-    let folder = Path::new("volumes").join(escape_qualified_name(LOCAL));
+    let folder = Path::new("volumes").join(escape_qualified_name(local.plugin.name()));
     let parent = match open::dir_beneath(pod_dir.as_fd(), &folder) {
         Ok(parent) => parent,
         Err(error) if error.is_not_found() => return Ok(None),
         Err(source) => return Err(VolumeError::Open { pod: pod.clone(), volume: local.volume.clone(), source }),
     };
     let is_mounted = mount::is_mount_point(parent.as_fd(), local.volume.as_str()).map_err(VolumeError::Mounts)?;
-    Ok(is_mounted.then(|| settings.paths.volume(pod, LOCAL, &local.volume)))
+    Ok(is_mounted.then(|| settings.paths.volume(pod, local.plugin.name(), &local.volume)))
 }
 
 /// The group that the volume, which other pods have too, has been given to, where this pod asks for another one.
 pub fn other_group(settings: &Settings, pod: &PodUid, local: &Local) -> Result<Option<u32>, VolumeError> {
-    let path = settings.paths.volume(pod, LOCAL, &local.volume);
+    let path = settings.paths.volume(pod, local.plugin.name(), &local.volume);
     let Some(group) = local.group else { return Ok(None) };
     if !is_bound_elsewhere(&settings.paths.pods(), &path).map_err(VolumeError::Mounts)? {
         return Ok(None);
@@ -108,7 +111,7 @@ pub fn other_group(settings: &Settings, pod: &PodUid, local: &Local) -> Result<O
     Ok((is.st_gid != group.id).then_some(is.st_gid))
 }
 
-/// As upstream: once, with the first pod that has the volume.
+/// As upstream: with each pod; of a local volume once, with the first one that has it.
 fn give(
     settings: &Settings,
     parent: &OwnedFd,
@@ -116,7 +119,9 @@ fn give(
     local: &Local,
     group: Group,
 ) -> Result<(), ownership::OwnershipError> {
-    if is_bound_elsewhere(&settings.paths.pods(), path).map_err(ownership::OwnershipError::Root)? {
+    if local.plugin == Plugin::Local
+        && is_bound_elsewhere(&settings.paths.pods(), path).map_err(ownership::OwnershipError::Root)?
+    {
         return Ok(());
     }
     let root = open::dir_beneath(parent.as_fd(), local.volume.as_str())

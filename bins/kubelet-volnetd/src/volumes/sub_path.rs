@@ -20,7 +20,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{EMPTY_DIR, LOCAL, NFS, VolumeError, content, csi, pod_dir};
+use super::{EMPTY_DIR, FC, LOCAL, NFS, VolumeError, content, csi, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
@@ -66,6 +66,8 @@ pub enum Root {
     Csi,
     /// A folder of the host that is bound in the pod's.
     Local,
+    /// A disk behind Fibre Channel that is bound in the pod's.
+    Fc,
     /// An export of an NFS server.
     Nfs,
     /// Anywhere on the host, as [`validate::host_path`] takes it.
@@ -88,10 +90,10 @@ pub struct SubPath {
 /// Of the plugins whose volumes lie directly below the pod's directory, by name.
 pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
     let content = content::Plugin::ALL.into_iter().map(Root::Content);
-    let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Nfs];
+    let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Fc, Root::Nfs];
     others.into_iter().chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
         let allowed =
-            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume or nfs";
+            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume, fc or nfs";
         validate::bad("plugin", name, allowed)
     })
 }
@@ -104,6 +106,7 @@ impl Root {
             Root::Content(plugin) => Some(plugin.name()),
             Root::Csi => Some(csi::paths::PLUGIN),
             Root::Local => Some(LOCAL),
+            Root::Fc => Some(FC),
             Root::Nfs => Some(NFS),
             Root::HostPath(_) => None,
         }
@@ -121,6 +124,7 @@ pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<Pa
         Root::EmptyDir => of_plugin(EMPTY_DIR)?,
         Root::Content(plugin) => of_plugin(plugin.name())?,
         Root::Local => of_plugin(LOCAL)?,
+        Root::Fc => of_plugin(FC)?,
         Root::Nfs => of_plugin(NFS)?,
         Root::Csi => {
             let target = settings.paths.pod(pod).join(csi::paths::pod_mount(wanted.volume.as_str()));

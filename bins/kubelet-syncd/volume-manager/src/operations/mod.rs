@@ -5,6 +5,7 @@
 
 pub mod driver_facts;
 pub mod expand;
+pub mod fc;
 pub mod local;
 pub mod mount;
 pub mod nfs;
@@ -20,6 +21,7 @@ use tonic::Code;
 /// Upstream's step, which the message begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    Attach,
     NodeAffinity,
     NewMounter,
     WaitForAttach,
@@ -38,6 +40,7 @@ impl Phase {
     /// `block`: upstream calls it a map.
     pub fn text(self, block: bool) -> &'static str {
         match (self, block) {
+            (Phase::Attach, _) => "AttachVolume.Attach failed",
             (Phase::NodeAffinity, false) => "MountVolume.NodeAffinity check failed",
             (Phase::NodeAffinity, true) => "MapVolume.NodeAffinity check failed",
             (Phase::NewMounter, false) => "MountVolume.NewMounter initialization failed",
@@ -62,7 +65,11 @@ impl Phase {
 impl Phase {
     /// Reason of the event on a mount that has failed. Upstream looks at the node's labels before it knows a map from a mount.
     pub fn reason(self, block: bool) -> &'static str {
-        if block && self != Phase::NodeAffinity { "FailedMapVolume" } else { "FailedMount" }
+        match self {
+            Phase::Attach => "FailedAttachVolume",
+            _ if block && self != Phase::NodeAffinity => "FailedMapVolume",
+            _ => "FailedMount",
+        }
     }
 }
 

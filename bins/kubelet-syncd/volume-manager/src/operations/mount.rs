@@ -11,7 +11,7 @@ use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
-use super::{Failure, Phase, local, nfs, secrets, slow_group};
+use super::{Failure, Phase, fc, local, nfs, secrets, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -83,6 +83,30 @@ impl Mount<'_> {
                 self.one_of_its_pods()?;
                 let reply = self.context.ports.verbs.set_up_nfs(request).await;
                 let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                self.mounted(reply.host_path);
+                Ok(())
+            }
+            Source::Fc(source) => {
+                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let mut request = fc::request(self.uid, &self.spec, source)?;
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
+                self.one_of_its_pods()?;
+                let folder = format!("{}/volumes/kubernetes.io~fc/{}", self.uid, self.spec.name);
+                let work = self.context.ports.verbs.set_up_fc(request);
+                let reply = match group {
+                    Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
+                    None => work.await,
+                };
+                let reply = reply.map_err(|error| {
+                    if fc::may_be_attached(&error) {
+                        self.attempted();
+                    }
+                    fc::failure(&error)
+                })?;
+                if let Some(place) = self.spec.place().filter(|_| self.spec.block) {
+                    let (global, map) = fc::maps(self.uid, &self.spec.name, &place.name, &reply.host_path);
+                    self.say_mapped_at(&global, &map);
+                }
                 self.mounted(reply.host_path);
                 Ok(())
             }
@@ -236,6 +260,7 @@ impl Mount<'_> {
         let mut world = self.context.world();
         let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
             device: Some(self.device(source)),
+            disk: None,
             plugin: self.spec.plugin(),
             staged: Presence::No,
             staging_path: String::new(),
@@ -454,20 +479,37 @@ impl Mount<'_> {
         }
     }
 
-    /// A volume that no driver has made is there.
-    fn mounted(&self, host_path: String) {
-        let mut world = self.context.world();
-        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
+    fn of_no_driver(&self) -> ActualVolume {
+        ActualVolume {
             device: None,
+            disk: self.spec.place(),
             plugin: self.spec.plugin(),
             staged: Presence::No,
             staging_path: String::new(),
-            attachable: Some(false),
+            attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
-        });
+        }
+    }
+
+    /// A disk may be attached now, whatever came of the rest: it is to be detached.
+    fn attempted(&self) {
+        let mut world = self.context.world();
+        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
+        if volume.staged == Presence::No {
+            volume.staged = Presence::Uncertain;
+        }
+    }
+
+    /// A volume that no driver has made is there.
+    fn mounted(&self, host_path: String) {
+        let mut world = self.context.world();
+        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
+        if volume.disk.is_some() {
+            (volume.staged, volume.attachable) = (Presence::Yes, Some(self.attachable));
+        }
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         let published = Published {
             presence: Presence::Yes,

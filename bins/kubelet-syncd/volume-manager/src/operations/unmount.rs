@@ -83,6 +83,10 @@ async fn unstage_nameless(context: &Context, name: &UniqueName, volume: &ActualV
 /// See [`Failure`]; the volume is still there, or may be.
 pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure> {
     let phase = Phase::UnmountDevice;
+    let disk = context.world().actual.volumes.get(name).and_then(|volume| volume.disk.clone());
+    if let Some(place) = disk {
+        return end_disk(context, name, place).await;
+    }
     let known = {
         let world = context.world();
         world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.staging_path.clone())))
@@ -112,6 +116,17 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
     }
     let end = request("end_stage").map_err(failed)?;
     verbs.end_stage(end).await.map_err(failed)?;
+    context.world().actual.volumes.remove(name);
+    tracing::info!(volume = %name, "UnmountDevice succeeded");
+    Ok(())
+}
+
+/// Unmounts and detaches a disk that no pod has any more.
+async fn end_disk(context: &Context, name: &UniqueName, place: api::DiskPlace) -> Result<(), Failure> {
+    let failed = |error| Failure::verb(Phase::UnmountDevice, &error);
+    let verbs = &context.ports.verbs;
+    let guard = Some(verbs.guard("end_disk").map_err(failed)?);
+    verbs.end_disk(api::EndDiskRequest { place: Some(place), guard }).await.map_err(failed)?;
     context.world().actual.volumes.remove(name);
     tracing::info!(volume = %name, "UnmountDevice succeeded");
     Ok(())

@@ -21,14 +21,15 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, or of an in-tree kind
-/// that a CSI driver serves.
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, or of an
+/// in-tree kind that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
     migration::is_migrated(volume)
         || volume.persistent_volume_claim.is_some()
         || volume.ephemeral.is_some()
         || volume.csi.is_some()
         || volume.nfs.is_some()
+        || volume.fc.is_some()
 }
 
 /// Finds out what a volume of a pod is.
@@ -47,6 +48,9 @@ pub async fn populate(
     }
     if let Some(nfs) = &volume.nfs {
         return Ok(resolve::inline_nfs(volume, nfs));
+    }
+    if let Some(fc) = &volume.fc {
+        return Ok(resolve::inline_fc(volume, fc));
     }
     if let Some(translated) = migration::inline(pod, volume) {
         return translated.map_err(refused);

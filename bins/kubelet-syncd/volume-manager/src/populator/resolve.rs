@@ -2,13 +2,14 @@
 
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
-    NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+    FCVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod,
+    SecretReference, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
 use super::migration;
 use crate::names;
-use crate::spec::{Claim, CsiSource, ObjectRef, Source, VolumeSpec};
+use crate::spec::{Claim, CsiSource, FcSource, ObjectRef, Source, VolumeSpec};
 
 /// Protects a claim that pods use.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -222,6 +223,9 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
         // As upstream: read-only is what the claim's use says, and not nfs.readOnly of the PersistentVolume.
         return Ok(Source::Nfs { server: nfs.server.clone(), path: nfs.path.clone() });
     }
+    if let Some(fc) = &spec.fc {
+        return Ok(Source::Fc(fc_source(fc)));
+    }
     if let Some(host) = &spec.host_path {
         return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
     }
@@ -232,7 +236,6 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
 fn kind(v: &PersistentVolumeSpec) -> &'static str {
     let kinds = [
         (v.iscsi.is_some(), "iscsi"),
-        (v.fc.is_some(), "fc"),
         (v.flex_volume.is_some(), "flexVolume"),
         // Upstream has none of these any more.
         (v.cephfs.is_some(), "cephfs"),
@@ -269,6 +272,20 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Result<VolumeSpec, String> {
 pub fn inline_nfs(volume: &Volume, nfs: &NFSVolumeSource) -> VolumeSpec {
     let source = Source::Nfs { server: nfs.server.clone(), path: nfs.path.clone() };
     inline_of(volume, source, nfs.read_only)
+}
+
+/// What an inline volume behind Fibre Channel is.
+pub fn inline_fc(volume: &Volume, fc: &FCVolumeSource) -> VolumeSpec {
+    inline_of(volume, Source::Fc(fc_source(fc)), fc.read_only)
+}
+
+fn fc_source(fc: &FCVolumeSource) -> FcSource {
+    FcSource {
+        wwns: fc.target_wwns.clone().unwrap_or_default(),
+        lun: fc.lun.and_then(|lun| u32::try_from(lun).ok()),
+        wwids: fc.wwids.clone().unwrap_or_default(),
+        fs_type: fc.fs_type.clone().unwrap_or_default(),
+    }
 }
 
 fn inline_of(volume: &Volume, source: Source, read_only: Option<bool>) -> VolumeSpec {

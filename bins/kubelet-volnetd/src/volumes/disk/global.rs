@@ -1,26 +1,21 @@
-//! A device that is mounted once a node, below `plugins/kubernetes.io/local-volume/mounts`, and bound from there into pods. It is
-//! unmounted with the last of them: what nobody below `pods` has is nobody's.
+//! A device that is mounted once a node, below its plugin's folder, and bound from there into pods. A local one is unmounted with the
+//! last of them, one that was attached by kubelet-syncd's word: what nobody below `pods` has is nobody's.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{fs_context, mount, open};
-use bulkhead_types::VolumeName;
+use bulkhead_types::{PodUid, VolumeName};
 use rustix::mount::MountAttrFlags;
 
 use super::super::VolumeError;
 use super::super::csi::way;
+use super::look;
 use super::options::{FsType, Options};
+use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
 use crate::node::Settings;
-
-/// Below the root directory.
-const FOLDER: &str = "plugins/kubernetes.io/local-volume/mounts";
-
-pub fn point(settings: &Settings, volume: &VolumeName) -> PathBuf {
-    settings.paths.root_dir.join(FOLDER).join(volume.as_str())
-}
 
 /// What is mounted there.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -34,13 +29,9 @@ pub struct Mounted {
 ///
 /// # Errors
 /// It cannot be read, or another device is mounted there.
-pub fn mounted(settings: &Settings, volume: &VolumeName, device: &Device) -> Result<Option<Mounted>, VolumeError> {
-    let point = point(settings, volume);
-    let mut info = MountInfo::new();
-    let mounts = info.read().map_err(VolumeError::Mounts)?;
-    let there = mounts.filter(|mount| *mount.mount_point == *point).last();
-    let Some(there) = there else { return Ok(None) };
-    let found = Mounted { fs_type: there.fs_type.to_owned(), device: there.device.to_owned() };
+pub fn mounted(settings: &Settings, place: &DiskPlace, device: &Device) -> Result<Option<Mounted>, VolumeError> {
+    let point = place.point(settings);
+    let Some(found) = at(&point)? else { return Ok(None) };
     let wanted = format!("{}:{}", device.major, device.minor);
     // A file system of several devices has a number of its own.
     if found.device == wanted || found.fs_type == FsType::Btrfs.name() {
@@ -49,13 +40,39 @@ pub fn mounted(settings: &Settings, volume: &VolumeName, device: &Device) -> Res
     Err(DiskError::Another { point, there: found.device, wanted }.into())
 }
 
+fn at(point: &Path) -> Result<Option<Mounted>, VolumeError> {
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let there = mounts.filter(|mount| *mount.mount_point == *point).last();
+    Ok(there.map(|there| Mounted { fs_type: there.fs_type.to_owned(), device: there.device.to_owned() }))
+}
+
+/// Whether something is mounted there.
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn is_mounted(settings: &Settings, place: &DiskPlace) -> Result<bool, VolumeError> {
+    at(&place.point(settings)).map(|there| there.is_some())
+}
+
+/// The device that is mounted there, where the kernel has a name for it.
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn device_at(settings: &Settings, place: &DiskPlace) -> Result<Option<Device>, VolumeError> {
+    let Some(there) = at(&place.point(settings))? else { return Ok(None) };
+    let numbers =
+        there.device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    Ok(numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok()))
+}
+
 /// Mounts it. `found`: what is on it, by blkid's word before it was prepared.
 ///
 /// # Errors
 /// The kernel's own, with upstream's words where something else is on the device.
 pub fn mount(
     settings: &Settings,
-    volume: &VolumeName,
+    place: &DiskPlace,
     device: &Device,
     fs_type: FsType,
     options: &Options,
@@ -63,8 +80,8 @@ pub fn mount(
 ) -> Result<(), VolumeError> {
     let root = root(settings)?;
     let shown = &settings.paths.root_dir;
-    way::is_clear(shown, &point(settings, volume))?;
-    let folder = way::make(root.as_fd(), shown, &Path::new(FOLDER).join(volume.as_str()))?;
+    way::is_clear(shown, &place.point(settings))?;
+    let folder = way::make(root.as_fd(), shown, &place.mount())?;
     let source = device.path.to_string_lossy().into_owned();
     let parameters = std::iter::once(("source".to_owned(), Some(source))).chain(options.parameters.clone());
     let parameters: Vec<fs_context::Parameter> = parameters.collect();
@@ -72,10 +89,10 @@ pub fn mount(
     let done = fs_context::mount(folder.as_fd(), fs_type.name(), &parameters, attributes);
     drop(folder);
     done.map_err(|source| {
-        let _ = way::remove_one(root.as_fd(), shown, &Path::new(FOLDER).join(volume.as_str()));
+        let _ = way::remove_one(root.as_fd(), shown, &place.mount());
         let is_another = !found.is_empty() && found != fs_type.name();
         let mismatch = if is_another { format!(" (current format is {found})") } else { String::new() };
-        let (device, point) = (device.path.clone(), point(settings, volume));
+        let (device, point) = (device.path.clone(), place.point(settings));
         let (fs_type, options) = (fs_type.name(), options.shown.as_str().into());
         let (mismatch, source) = (mismatch.into(), Box::new(source));
         DiskError::Mount { device, point, fs_type, options, mismatch, source }.into()
@@ -89,12 +106,12 @@ fn root(settings: &Settings) -> Result<OwnedFd, VolumeError> {
     })
 }
 
-/// Volumes that are mounted there and that no pod has.
+/// Local volumes that are mounted there and that no pod has.
 ///
 /// # Errors
 /// mountinfo cannot be read.
 pub fn unused(settings: &Settings) -> Result<Vec<VolumeName>, VolumeError> {
-    let (folder, pods) = (settings.paths.root_dir.join(FOLDER), settings.paths.pods());
+    let (folder, pods) = (settings.paths.root_dir.join(Plugin::Local.mounts()), settings.paths.pods());
     let mut info = MountInfo::new();
     let mounts = info.read().map_err(VolumeError::Mounts)?;
     let all: Vec<(PathBuf, String)> =
@@ -115,7 +132,7 @@ fn unused_of(folder: &Path, pods: &Path, mounts: &[(PathBuf, String)]) -> Vec<Vo
     unused
 }
 
-/// Unmounts it and removes its folder, unless a pod has it.
+/// Unmounts a local one and removes its folder, unless a pod has it.
 ///
 /// # Errors
 /// A process holds it.
@@ -123,23 +140,62 @@ pub fn end(settings: &Settings, volume: &VolumeName) -> Result<bool, VolumeError
     if !unused(settings)?.contains(volume) {
         return Ok(false);
     }
-    let (root, shown) = (root(settings)?, &settings.paths.root_dir);
-    let Some(folder) = way::folder(root.as_fd(), shown, Path::new(FOLDER))? else { return Ok(false) };
-    mount::unmount(folder.as_fd(), volume.as_str()).map_err(super::super::csi::CsiError::Mount)?;
-    way::remove_one(folder.as_fd(), &shown.join(FOLDER), Path::new(volume.as_str()))?;
+    let place = DiskPlace::local(volume);
+    unmount(settings, &place)?;
+    forget(settings, &place.mount())?;
     Ok(true)
+}
+
+/// Unmounts it; what is not mounted is unmounted. Its folder stays.
+///
+/// # Errors
+/// A pod has it, or a process holds it.
+pub fn unmount(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let point = place.point(settings);
+    let pods = settings.paths.pods();
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let all: Vec<(PathBuf, String)> =
+        mounts.map(|mount| (mount.mount_point.into_owned(), mount.device.to_owned())).collect();
+    if let Some(pod) = user_of(&point, &pods, &all) {
+        return Err(DiskError::InUse { place: place.clone(), pod: pod.to_string() }.into());
+    }
+    let (root, shown) = (root(settings)?, &settings.paths.root_dir);
+    let relative = place.mount();
+    let (Some(parent), Some(name)) = (relative.parent(), relative.file_name().and_then(|name| name.to_str())) else {
+        return Ok(());
+    };
+    let Some(folder) = way::folder(root.as_fd(), shown, parent)? else { return Ok(()) };
+    Ok(mount::unmount(folder.as_fd(), name).map_err(super::super::csi::CsiError::Mount)?)
+}
+
+/// A pod that has what is mounted at `point`, or a part of it. Pure.
+fn user_of(point: &Path, pods: &Path, mounts: &[(PathBuf, String)]) -> Option<PodUid> {
+    let (_, device) = mounts.iter().rev().find(|(at, _)| at == point)?;
+    mounts.iter().filter(|(_, d)| d == device).find_map(|(at, _)| {
+        let uid = at.strip_prefix(pods).ok()?.components().next()?;
+        PodUid::parse(uid.as_os_str().to_str()?).ok()
+    })
+}
+
+/// Removes the empty folder of a device that is not there any more: of one that is mounted, or mapped.
+///
+/// # Errors
+/// Something is in it.
+pub fn forget(settings: &Settings, relative: &Path) -> Result<(), VolumeError> {
+    Ok(way::remove_one(root(settings)?.as_fd(), &settings.paths.root_dir, relative)?)
 }
 
 /// An xfs that is mounted fills its device. Of the others kubelet-disks takes care.
 ///
 /// # Errors
 /// It is none that can, or the kernel refuses.
-pub fn grow_xfs(settings: &Settings, volume: &VolumeName, device: &Device) -> Result<(), VolumeError> {
-    let point = point(settings, volume);
+pub fn grow_xfs(settings: &Settings, place: &DiskPlace, device: &Device) -> Result<(), VolumeError> {
+    let point = place.point(settings);
     let failed = |source: std::io::Error| DiskError::Grow { point: point.clone(), source };
     let root = root(settings)?;
-    let folder = open::dir_beneath(root.as_fd(), Path::new(FOLDER).join(volume.as_str()))
-        .map_err(|error| failed(std::io::Error::other(error)))?;
+    let folder =
+        open::dir_beneath(root.as_fd(), place.mount()).map_err(|error| failed(std::io::Error::other(error)))?;
     let sectors = std::fs::read_to_string(format!("/sys/dev/block/{}:{}/size", device.major, device.minor));
     let sectors = sectors.map_err(failed)?.trim().parse::<u64>().map_err(|e| failed(std::io::Error::other(e)))?;
     bulkhead_sys::xfs::grow(folder.as_fd(), sectors.saturating_mul(512)).map_err(|source| failed(source).into())
@@ -162,8 +218,12 @@ mod tests {
             ("/mnt", "7:2"),
         ];
         let mounts: Vec<(PathBuf, String)> = mounts.iter().map(|(p, d)| (p.into(), (*d).to_owned())).collect();
-        let folder = Path::new("/r").join(FOLDER);
+        let folder = Path::new("/r").join(Plugin::Local.mounts());
         let unused = unused_of(&folder, Path::new("/r/pods"), &mounts);
         assert_eq!(unused, [VolumeName::parse("c").unwrap()]);
+        for (volume, user) in [("a", Some("u")), ("b", Some("u")), ("c", None), ("none", None)] {
+            let found = user_of(&folder.join(volume), Path::new("/r/pods"), &mounts);
+            assert_eq!(found.as_ref().map(PodUid::as_str), user, "{volume}");
+        }
     }
 }

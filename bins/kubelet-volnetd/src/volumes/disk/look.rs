@@ -32,6 +32,14 @@ pub fn look(path: &Path) -> Result<Found, DiskError> {
     }
 }
 
+/// A device by its numbers.
+///
+/// # Errors
+/// The kernel has none, or no name for it.
+pub fn by_numbers(major: u32, minor: u32) -> Result<Device, DiskError> {
+    device(Path::new("/dev"), major, minor)
+}
+
 /// Whatever name the administrator gave it, the kernel's stands in /dev.
 fn device(path: &Path, major: u32, minor: u32) -> Result<Device, DiskError> {
     let no_name = || DiskError::NoName { path: path.to_owned(), major, minor };

@@ -1,6 +1,5 @@
-//! Block devices of local volumes with volumeMode Block: mapped into a pod, and found again by what is there.
+//! Block devices of volumes with volumeMode Block: mapped into a pod, and found again by what is there.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -9,52 +8,58 @@ use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::super::block_map::Place;
-use super::super::csi::{CsiError, way};
-use super::super::{LOCAL, VolumeError, pod_dir};
+use super::super::csi::way;
+use super::super::{VolumeError, pod_dir};
+use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
 use crate::node::Settings;
 
 /// More volumes than a node has.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Below the root directory. Upstream escapes the plugin's name here, and not where it mounts.
-fn base(settings: &Settings) -> PathBuf {
-    let plugin = escape_qualified_name(LOCAL);
-    settings.paths.root_dir.join("plugins").join(plugin).join("volumeDevices")
+fn links(plugin: Plugin) -> PathBuf {
+    Path::new("volumeDevices").join(escape_qualified_name(plugin.name()))
 }
 
-fn links() -> PathBuf {
-    Path::new("volumeDevices").join(escape_qualified_name(LOCAL))
-}
-
-fn place(settings: &Settings, pod: &PodUid, volume: &str) -> Place {
+/// `map`: below the plugin's folder of maps. `link`: the volume's name.
+fn place(settings: &Settings, pod: &PodUid, plugin: Plugin, map: &str, link: &str) -> Place {
     Place {
-        base: base(settings),
-        map: PathBuf::from(volume),
+        base: settings.paths.root_dir.join(plugin.maps()),
+        map: PathBuf::from(map),
         pod_uid: pod.to_string(),
         pod: settings.paths.pod(pod),
-        links: links(),
-        name: volume.to_owned(),
+        links: links(plugin),
+        name: link.to_owned(),
     }
 }
 
-fn folder_of(settings: &Settings, make: bool) -> Result<Option<OwnedFd>, VolumeError> {
+fn root(settings: &Settings) -> Result<OwnedFd, VolumeError> {
     let shown = &settings.paths.root_dir;
-    let root = open::base_dir(shown)
-        .map_err(|source| VolumeError::List { path: shown.clone(), source: std::io::Error::other(source) })?;
-    let base = base(settings);
-    let relative = base.strip_prefix(shown).unwrap_or(&base);
-    if make {
-        return Ok(Some(way::make(root.as_fd(), shown, relative)?));
-    }
-    Ok(way::folder(root.as_fd(), shown, relative)?)
+    open::base_dir(shown)
+        .map_err(|source| VolumeError::List { path: shown.clone(), source: std::io::Error::other(source) })
+}
+
+/// The plugin's folder of maps.
+fn maps(settings: &Settings, plugin: Plugin) -> Result<Option<OwnedFd>, VolumeError> {
+    Ok(way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(plugin.maps()))?)
+}
+
+fn names(folder: &OwnedFd) -> Vec<String> {
+    let entries = tree::list(folder.as_fd(), MAX_ENTRIES).unwrap_or_default();
+    entries.into_iter().filter_map(|entry| entry.name.into_string().ok()).collect()
 }
 
 /// Maps the device into the pod; gives the link.
 ///
 /// # Errors
 /// It is not the device that was looked at any more, or something is in the way.
-pub fn map(settings: &Settings, pod: &PodUid, volume: &VolumeName, device: &Device) -> Result<PathBuf, VolumeError> {
+pub fn map(
+    settings: &Settings,
+    pod: &PodUid,
+    at: &DiskPlace,
+    volume: &VolumeName,
+    device: &Device,
+) -> Result<PathBuf, VolumeError> {
     let failed = |errno: rustix::io::Errno| DiskError::Open { path: device.path.clone(), source: errno.into() };
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&device.path, flags, Mode::empty()).map_err(failed)?;
@@ -64,48 +69,66 @@ pub fn map(settings: &Settings, pod: &PodUid, volume: &VolumeName, device: &Devi
         return Err(failed(rustix::io::Errno::NODEV).into());
     }
     let pod_dir = pod_dir(settings, pod)?;
-    let place = place(settings, pod, volume.as_str());
+    let place = place(settings, pod, at.plugin, &at.name, volume.as_str());
     way::is_clear(&settings.paths.root_dir.join("plugins"), &place.bound())?;
-    let base = folder_of(settings, true)?.ok_or_else(|| CsiError::NoTarget { path: base(settings) })?;
+    let base = way::make(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(at.plugin.maps()))?;
     place.map(base.as_fd(), pod_dir.as_fd(), &opened, &device.path)
 }
 
-/// Volumes that are mapped into the pod, or half so: by their links, and by their binds.
-fn of_pod(settings: &Settings, pod: &PodUid, dir: &OwnedFd, base: Option<&OwnedFd>) -> BTreeSet<String> {
-    let names = |folder: &OwnedFd| -> Vec<String> {
-        let entries = tree::list(folder.as_fd(), MAX_ENTRIES).unwrap_or_default();
-        entries.into_iter().filter_map(|entry| entry.name.into_string().ok()).collect()
-    };
-    let mut found = BTreeSet::new();
-    if let Ok(Some(links)) = way::folder(dir.as_fd(), &settings.paths.pod(pod), &links()) {
-        found.extend(names(&links));
-    }
-    for volume in base.map(&names).unwrap_or_default() {
-        let bound = Path::new(&volume).join(pod.as_str());
-        if base.is_some_and(|base| open::beneath(base.as_fd(), &bound, OFlags::PATH, 0).is_ok()) {
-            found.insert(volume);
-        }
-    }
-    found
+/// Pods that a device is mapped into.
+///
+/// # Errors
+/// Its folder is none.
+pub fn pods(settings: &Settings, at: &DiskPlace) -> Result<Vec<String>, VolumeError> {
+    let folder = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, &at.map())?;
+    Ok(folder.as_ref().map(names).unwrap_or_default())
 }
 
-/// Takes back all of a pod's; what stands in the way, in words.
+/// Devices of a plugin that have a folder: those that are mounted, and those that are mapped.
+///
+/// # Errors
+/// A folder of ours is none.
+pub fn folders(settings: &Settings, plugin: Plugin) -> Result<(Vec<String>, Vec<String>), VolumeError> {
+    let mounts = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(plugin.mounts()))?;
+    let mut mounts = mounts.as_ref().map(names).unwrap_or_default();
+    mounts.retain(|name| name != "volumeDevices");
+    Ok((mounts, maps(settings, plugin)?.as_ref().map(names).unwrap_or_default()))
+}
+
+/// Takes back all of a pod's, by its binds and by its links; what stands in the way, in words.
 pub fn unmap_all(settings: &Settings, pod: &PodUid, dir: &OwnedFd) -> Vec<String> {
-    let base = match folder_of(settings, false) {
+    Plugin::ALL.into_iter().flat_map(|plugin| unmap(settings, pod, plugin, dir)).collect()
+}
+
+fn unmap(settings: &Settings, pod: &PodUid, plugin: Plugin, dir: &OwnedFd) -> Vec<String> {
+    let base = match maps(settings, plugin) {
         Ok(base) => base,
         Err(error) => return vec![bulkhead_types::chain(&error)],
     };
     let mut left = Vec::new();
-    for volume in of_pod(settings, pod, dir, base.as_ref()) {
-        let place = place(settings, pod, &volume);
-        match place.unmap(base.as_ref(), Some(dir)) {
-            Ok(()) => {
-                // The last pod's: other pods keep it from going.
-                if let Some(base) = &base {
-                    let _ = rustix::fs::unlinkat(base, volume.as_str(), rustix::fs::AtFlags::REMOVEDIR);
-                }
+    for map in base.as_ref().map(names).unwrap_or_default() {
+        let Some(base) = &base else { continue };
+        if open::beneath(base.as_fd(), Path::new(&map).join(pod.as_str()), OFlags::PATH, 0).is_err() {
+            continue;
+        }
+        let place = place(settings, pod, plugin, &map, &map);
+        match place.release_and_unbind(base) {
+            // The last pod's: other pods keep it from going. Of an attached one it goes with the device.
+            Ok(()) if plugin == Plugin::Local => {
+                let _ = rustix::fs::unlinkat(base, map.as_str(), rustix::fs::AtFlags::REMOVEDIR);
             }
-            Err(error) => left.push(format!("{}: {}", place.link().display(), bulkhead_types::chain(&error))),
+            Ok(()) => {}
+            Err(error) => left.push(format!("{}: {}", place.bound().display(), bulkhead_types::chain(&error))),
+        }
+    }
+    if !left.is_empty() {
+        return left;
+    }
+    let links = way::folder(dir.as_fd(), &settings.paths.pod(pod), &links(plugin));
+    for link in links.ok().flatten().as_ref().map(names).unwrap_or_default() {
+        let place = place(settings, pod, plugin, &link, &link);
+        if let Err(error) = place.unlink(dir) {
+            left.push(format!("{}: {}", place.link().display(), bulkhead_types::chain(&error)));
         }
     }
     left

@@ -1,17 +1,22 @@
 //! Block devices that PersistentVolumes name: what is at a path, what of it is mounted once a node, and what is mapped into pods
-//! (upstream `pkg/volume/local`). What is on a device is looked at, formatted and checked by kubelet-disks; here it is mounted.
+//! (upstream `pkg/volume/local`, `pkg/volume/fc`). What is on a device is looked at, formatted and checked by kubelet-disks, which
+//! attaches and detaches as well; here it is mounted.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`options`] | which file systems and mount options there are |
+//! | [`fc`] | how disks behind Fibre Channel are named |
+//! | [`place`] | where a device is mounted once a node, and where it is mapped |
 //! | [`look`] | what is at a path |
 //! | [`global`] | what is mounted once a node, and when nobody has it any more |
 //! | [`map`] | which devices are mapped into a pod |
 
+pub mod fc;
 pub mod global;
 pub mod look;
 pub mod map;
 pub mod options;
+pub mod place;
 
 use std::path::PathBuf;
 
@@ -59,6 +64,8 @@ pub enum DiskError {
     },
     #[error("resize of format {fs_type} is not supported for device {device}")]
     NoGrowth { fs_type: String, device: PathBuf },
+    #[error("{place} is in use by pod {pod}")]
+    InUse { place: place::DiskPlace, pod: String },
     #[error("failed to let the file system at {point} grow")]
     Grow { point: PathBuf, source: std::io::Error },
 }
