@@ -17,6 +17,7 @@ use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::NodeVolumes;
+use crate::selinux::SeLinuxMount;
 use crate::spec::UniqueName;
 
 /// Operations of one driver at a time: one that hangs uses up its own.
@@ -32,6 +33,8 @@ pub struct Ports {
     pub claims: Arc<dyn ClaimWriter>,
     pub metrics: OperationMetrics,
     pub node_name: String,
+    /// `None`: SELinux is off, and no volume has a label.
+    pub selinux: Option<SeLinuxMount>,
 }
 
 impl fmt::Debug for Ports {
