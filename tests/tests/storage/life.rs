@@ -284,8 +284,13 @@ fn is_measured(scene: &Scene, pod: &str, claim: &str) -> Result<()> {
     })
 }
 
+/// A field of the claim's status about `storage`.
+fn of_storage(claim: &Value, field: &str) -> Value {
+    claim["status"][field]["storage"].clone()
+}
+
 #[test]
-fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
+fn a_claim_is_expanded_while_its_pod_runs_and_before_the_next_has_it() -> Result<()> {
     let Some((scene, hostpath)) = with_hostpath()? else { return Ok(()) };
     let cluster = &scene.cluster;
     cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
@@ -304,7 +309,27 @@ fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
     let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
     ensure!(sizes == [json!(128 << 20)], "{sizes:?}");
     is_measured(&scene, "grows", "data")?;
+    ensure!(of_storage(&claim, "allocatedResources") == "128Mi", "{claim:#}");
+    ensure!(of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
     scene.delete("grows")?;
+
+    // Nobody has it: the node's part waits for the next pod, and the claim says so.
+    cluster.patch(CLAIMS, "default", "data", &json!({"spec": {"resources": {"requests": {"storage": "192Mi"}}}}))?;
+    let pending = |claim: &Value| of_storage(claim, "allocatedResourceStatuses") == "NodeResizePending";
+    let claim = cluster
+        .wait_for(CLAIMS, "default", "data", "it is the node's turn", pending)
+        .with_context(|| hostpath.logs())?;
+    let capacity = |claim: &Value| of_storage(claim, "capacity");
+    ensure!(of_storage(&claim, "allocatedResources") == "192Mi" && capacity(&claim) == "128Mi", "{claim:#}");
+    ensure!(claim["status"]["conditions"][0]["type"] == "FileSystemResizePending", "{claim:#}");
+    scene.pod("later", &["data"])?;
+    scene.wait_ready("later").with_context(|| hostpath.logs())?;
+    // The pod begins with the room that it is to have.
+    let claim = cluster.get(CLAIMS, "default", "data")?;
+    ensure!(capacity(&claim) == "192Mi" && of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
+    ensure!(claim["status"]["conditions"].as_array().is_none_or(Vec::is_empty), "{claim:#}");
+    scene.wait_event("later", "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume")?;
+    scene.delete("later")?;
     scene.wait_no_traces()?;
     drop(hostpath);
     scene.finish()

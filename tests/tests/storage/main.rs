@@ -14,6 +14,7 @@ mod local_devices;
 mod migration;
 mod registration;
 mod restarts;
+mod selinux;
 mod take_over;
 mod two_nodes;
 mod unknown_volumes;

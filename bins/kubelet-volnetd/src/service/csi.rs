@@ -113,7 +113,7 @@ impl Csi for Verbs {
         let locks = operations::lock_published(&self.node, &published).await?;
         let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
         let shown = path.clone();
-        let takes_no_labels = self.run(None, move |_| !takes_labels(&shown)).await?;
+        let takes_no_labels = self.run(None, move |_| Ok::<_, Status>(!takes_labels(&shown))).await?;
         Ok(Response::new(CommitPublishReply { host_path: text(&path), takes_no_labels }))
     }
 
