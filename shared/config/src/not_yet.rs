@@ -70,6 +70,7 @@ const GATES: &[&str] = &[
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
+    "SELinuxMount",
     "TaintTolerationComparisonOperators",
 ];
 
