@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
-use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, validate};
+use bulkhead_config::internal::{self, Internal, NotInternal};
+use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, path_text, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
@@ -54,6 +55,8 @@ pub enum StartError {
     NoCredentials(#[from] NoCredentials),
     #[error(transparent)]
     Managers(#[from] ManagersError),
+    #[error(transparent)]
+    Internal(#[from] NotInternal),
 }
 
 fn list(errors: &[FieldError]) -> String {
@@ -116,6 +119,9 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     config.credential_providers = providers;
     config.boot_id = machine::boot_id();
     config.start_id = machine::start_id();
+    if let Some(text) = std::env::var_os(internal::VARIABLE) {
+        config.internal = Internal::parse(&text.to_string_lossy())?;
+    }
     let supervisor = units::supervisor()?;
     if supervisor == Supervisor::Units {
         units::prepare(&mut config)?;
@@ -136,6 +142,9 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     );
     for warning in warnings.iter().chain(&remarks) {
         tracing::warn!("{warning}");
+    }
+    if !config.internal.is_default() {
+        tracing::warn!("{} is set: this node is a test's, and does not behave as a node", internal::VARIABLE);
     }
     if !config.not_yet.is_empty() {
         tracing::warn!(

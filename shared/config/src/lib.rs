@@ -13,6 +13,7 @@ pub mod eviction;
 mod field;
 pub mod flags;
 pub mod gates;
+pub mod internal;
 pub mod kubeconfig;
 pub mod kubelet;
 pub mod kubelet_flags;
@@ -29,6 +30,7 @@ pub mod version;
 
 pub use field::{DurationOrNanos, FieldError};
 pub use gates::FeatureGates;
+pub use internal::Internal;
 pub use kubelet::KubeletConfiguration;
 pub use kubelet_flags::KubeletFlags;
 pub use node::{Identity, NodeConfig, NodeConfigError, ResolveError, Users, run_dir_for, short_hash};

@@ -18,6 +18,7 @@ use crate::cpu_set::CpuSet;
 use crate::credential_providers::CredentialProviders;
 use crate::defaults::flag_defaults;
 use crate::gates::FeatureGates;
+use crate::internal::Internal;
 use crate::kubelet::{KubeletConfiguration, TextMap};
 use crate::kubelet_flags::KubeletFlags;
 use crate::{endpoint, eviction};
@@ -118,6 +119,9 @@ pub struct NodeConfig {
     /// Programs that give credentials for image pulls.
     #[serde(default, deserialize_with = "crate::credential_providers::rendered")]
     pub credential_providers: Option<CredentialProviders>,
+    /// Upstream's values but in tests of whole nodes.
+    #[serde(default, skip_serializing_if = "Internal::is_default")]
+    pub internal: Internal,
 }
 
 /// Why the rendered configuration cannot be used or written.
@@ -254,6 +258,7 @@ impl NodeConfig {
             start_id: String::new(),
             not_yet,
             credential_providers: None,
+            internal: Internal::default(),
         };
         Ok((node, warnings))
     }
@@ -302,6 +307,7 @@ impl NodeConfig {
             start_id: String::new(),
             not_yet: Vec::new(),
             credential_providers: None,
+            internal: Internal::default(),
         }
     }
 

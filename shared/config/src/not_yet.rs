@@ -64,6 +64,7 @@ const GATES: &[&str] = &[
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
+    "SELinuxMount",
     "TaintTolerationComparisonOperators",
     // No option has these stages, with upstream neither.
     "TopologyManagerPolicyAlphaOptions",

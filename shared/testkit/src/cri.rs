@@ -58,6 +58,8 @@ pub struct Container {
     pub annotations: BTreeMap<String, String>,
     /// Container path to host path.
     pub mounts: Vec<(String, String)>,
+    /// Container paths of those whose files the runtime was asked to label.
+    pub relabelled: Vec<String>,
 }
 
 impl Container {
@@ -161,6 +163,12 @@ impl Cri {
                         reason: status.reason,
                         started_at: status.started_at,
                         log_path: status.log_path,
+                        relabelled: status
+                            .mounts
+                            .iter()
+                            .filter(|mount| mount.selinux_relabel)
+                            .map(|mount| mount.container_path.clone())
+                            .collect(),
                         mounts: status
                             .mounts
                             .into_iter()

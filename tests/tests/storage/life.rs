@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::hostpath::{self, Hostpath};
 use bulkhead_testkit::csi::{Fault, objects};
 use bulkhead_testkit::skip::{Lack, skip_this_test};
-use bulkhead_testkit::{LONG, eventually, image, loops, mounts};
+use bulkhead_testkit::{LONG, NodeBuilder, eventually, image, loops, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::{self, Names, Volumes, same_lines};
 use bulkhead_tests::storage::scene::unique_name;
@@ -20,13 +20,18 @@ const CLAIMS: &str = "persistentvolumeclaims";
 
 /// A node with the hostpath driver, registered; nothing (said) where there are no programs.
 fn with_hostpath() -> Result<Option<(Scene, Hostpath)>> {
+    with_hostpath_on(|node| node)
+}
+
+/// The same on a node of another configuration.
+fn with_hostpath_on(configure: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Result<Option<(Scene, Hostpath)>> {
     let Some(lab) = lab()? else { return Ok(None) };
     if !(Hostpath::is_there() && bulkhead_testkit::cluster::controllers_are_there()) {
         skip_this_test(Lack::ControlPlane)?;
         return Ok(None);
     }
     let cluster = lab.cluster_with_controllers()?;
-    let scene = Scene::start(lab, cluster)?;
+    let scene = Scene::start_with(lab, cluster, configure)?;
     let hostpath = Hostpath::start(&scene.node, &scene.cluster)?;
     let there = |node: &Value| node["spec"]["drivers"].as_array().is_some_and(|all| !all.is_empty());
     let registered = scene.cluster.wait_for("csinodes", "", NODE, "the driver is in it", there);
@@ -284,9 +289,16 @@ fn is_measured(scene: &Scene, pod: &str, claim: &str) -> Result<()> {
     })
 }
 
+/// A field of the claim's status about `storage`.
+fn of_storage(claim: &Value, field: &str) -> Value {
+    claim["status"][field]["storage"].clone()
+}
+
 #[test]
-fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
-    let Some((scene, hostpath)) = with_hostpath()? else { return Ok(()) };
+fn a_claim_is_expanded_while_its_pod_runs_and_before_the_next_has_it() -> Result<()> {
+    // A claim's volume is looked at with each sync of its pod.
+    let hasty = |node: NodeBuilder| node.config("syncFrequency", json!("4s"));
+    let Some((scene, hostpath)) = with_hostpath_on(hasty)? else { return Ok(()) };
     let cluster = &scene.cluster;
     cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
     scene.pod("grows", &["data"])?;
@@ -304,7 +316,28 @@ fn a_claim_is_expanded_while_its_pod_runs() -> Result<()> {
     let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
     ensure!(sizes == [json!(128 << 20)], "{sizes:?}");
     is_measured(&scene, "grows", "data")?;
+    ensure!(of_storage(&claim, "allocatedResources") == "128Mi", "{claim:#}");
+    ensure!(of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
     scene.delete("grows")?;
+
+    // Nobody has it: the node's part waits for the next pod, and the claim says so.
+    cluster.patch(CLAIMS, "default", "data", &json!({"spec": {"resources": {"requests": {"storage": "192Mi"}}}}))?;
+    let pending = |claim: &Value| of_storage(claim, "allocatedResourceStatuses") == "NodeResizePending";
+    let claim = cluster
+        .wait_for(CLAIMS, "default", "data", "it is the node's turn", pending)
+        .with_context(|| hostpath.logs())?;
+    let capacity = |claim: &Value| of_storage(claim, "capacity");
+    ensure!(of_storage(&claim, "allocatedResources") == "192Mi" && capacity(&claim) == "128Mi", "{claim:#}");
+    let conditions = claim["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    ensure!(conditions.iter().any(|one| one["type"] == "FileSystemResizePending"), "{claim:#}");
+    scene.pod("later", &["data"])?;
+    scene.wait_ready("later").with_context(|| hostpath.logs())?;
+    // The pod begins with the room that it is to have.
+    let claim = cluster.get(CLAIMS, "default", "data")?;
+    ensure!(capacity(&claim) == "192Mi" && of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
+    ensure!(claim["status"]["conditions"].as_array().is_none_or(Vec::is_empty), "{claim:#}");
+    scene.wait_event("later", "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume")?;
+    scene.delete("later")?;
     scene.wait_no_traces()?;
     drop(hostpath);
     scene.finish()

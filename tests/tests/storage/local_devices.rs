@@ -61,7 +61,8 @@ fn local(scene: &Scene, name: &str, path: &str, mode: &str) -> Result<()> {
 fn with_node() -> Result<Option<Scene>> {
     let Some(lab) = lab()? else { return Ok(None) };
     let cluster = lab.cluster()?;
-    Ok(Some(Scene::start(lab, cluster)?))
+    // A claim's volume is looked at with each sync of its pod.
+    Ok(Some(Scene::start_with(lab, cluster, |node| node.config("syncFrequency", json!("4s")))?))
 }
 
 /// Mount points of local volumes below the node's root directory.

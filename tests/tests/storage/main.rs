@@ -15,6 +15,7 @@ mod migration;
 mod own_attach;
 mod registration;
 mod restarts;
+mod selinux;
 mod take_over;
 mod two_nodes;
 mod unknown_volumes;

@@ -5,6 +5,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`pem`] | certificates and keys as text |
+//! | [`selinux`] | how files of containers are labelled |
 //! | [`validation`] | whether a pod is well formed, in upstream's words |
 //! | [`node_facts`] | nothing: what the node is, and which settings shape its pods |
 //! | [`pod`] | how a spec is read and a pod's containers are named: everybody's vocabulary |
@@ -22,4 +23,5 @@ pub mod node_facts;
 pub mod objects;
 pub mod pem;
 pub mod pod;
+pub mod selinux;
 pub mod validation;

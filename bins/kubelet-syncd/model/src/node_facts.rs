@@ -8,6 +8,8 @@ use std::sync::Arc;
 use bulkhead_types::Quantity;
 use tokio::sync::watch;
 
+use crate::selinux::SeLinux;
+
 /// `memorySwap.swapBehavior`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SwapBehavior {
@@ -208,7 +210,7 @@ impl HostFacts {
             swap_capacity: meminfo_bytes(&meminfo, "SwapTotal:"),
             hugepage_sizes: hugepage_sizes(&root.join("sys/kernel/mm/hugepages")),
             thermal_throttle_cpus: thermal_throttle_cpus(&root.join("sys/devices/system/cpu")),
-            selinux_enabled: root.join("sys/fs/selinux/enforce").exists(),
+            selinux_enabled: SeLinux::is_on(root),
         }
     }
 }

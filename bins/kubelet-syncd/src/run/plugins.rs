@@ -23,7 +23,8 @@ const REGISTRY: &str = "plugins_registry";
 pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
     let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
     let seconds = Arc::new(CallSeconds::register(&start.daemon.registry)?);
-    Ok(CsiClient::new(Drivers::default(), dial).observed_by(seconds))
+    let client = CsiClient::new(Drivers::default(), dial).observed_by(seconds);
+    Ok(client.with_timeout(start.config.internal.csi_timeout()))
 }
 
 /// Registers plugins from here on.

@@ -64,6 +64,7 @@ use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::node_facts::{HostFacts, SharedFacts};
 use kubelet_model::objects::{NoObjects, Objects};
 use kubelet_model::pod::spec::PodIdentity;
+use kubelet_model::selinux::SeLinux;
 use kubelet_pleg::{Pleg, PlegOptions, PodLifecycleEvent};
 use kubelet_probes::hooks;
 use kubelet_probes::prober::leftover::Leftovers;
@@ -196,7 +197,11 @@ impl Machine {
         let capacity = Capacity::read();
         let reserved = reserved(&config.kubelet.kube_reserved, &config.kubelet.system_reserved);
         let resources = node_resources::of_node(config, &capacity, &reserved);
-        Machine { capacity, reserved, resources, host: HostFacts::read(std::path::Path::new("/")) }
+        let host = HostFacts {
+            selinux_enabled: SeLinux::is_on(&config.internal.selinux_root),
+            ..HostFacts::read(std::path::Path::new("/"))
+        };
+        Machine { capacity, reserved, resources, host }
     }
 }
 

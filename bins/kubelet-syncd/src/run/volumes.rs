@@ -13,9 +13,11 @@ use super::stages::Start;
 use crate::api::storage::StorageObjects;
 use crate::storage_writes::StorageWrites;
 use crate::volumes::metrics::VolumeCounts;
+use kubelet_model::selinux::SeLinux;
 use kubelet_volume_manager::edges::{NodeVerbs, RegisteredDrivers};
-use kubelet_volume_manager::metrics::OperationMetrics;
+use kubelet_volume_manager::metrics::{OperationMetrics, SeLinuxMetrics};
 use kubelet_volume_manager::ports::ClaimWriter;
+use kubelet_volume_manager::selinux::SeLinuxMount;
 use kubelet_volume_manager::{Ports, VolumeManager};
 
 /// Claims' statuses are written by kubelet-statusd.
@@ -25,6 +27,15 @@ impl ClaimWriter for Claims {
     fn write(&self, status: ClaimStatus) -> BoxFuture<'_, Result<(), String>> {
         async move { self.0.claim_status(status).await.map_err(|refused| refused.0) }.boxed()
     }
+}
+
+/// Families of metrics are there where SELinux is on.
+fn selinux(start: &Start) -> Result<Option<SeLinuxMount>, RunError> {
+    let config = &start.config;
+    let Some(machine) = SeLinux::read(&config.internal.selinux_root) else { return Ok(None) };
+    let every_mode = config.feature_gates().enabled("SELinuxMount");
+    let metrics = SeLinuxMetrics::register(&start.daemon.registry)?;
+    Ok(Some(SeLinuxMount { machine, every_mode, metrics }))
 }
 
 /// Volumes are reconciled from here on.
@@ -44,6 +55,7 @@ pub(super) fn begin(
         metrics: OperationMetrics::register(registry)?,
         node_name: start.config.node_name.to_string(),
         controller_attaches: start.config.kubelet.enable_controller_attach_detach.unwrap_or(true),
+        selinux: selinux(start)?,
     });
     let counts = VolumeCounts::new(start.reporter.hub.clone())?.with_manager(manager.clone());
     registry.register(Box::new(counts))?;

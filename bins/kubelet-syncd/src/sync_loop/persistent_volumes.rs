@@ -17,9 +17,6 @@ use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes, 
 use kubelet_runtime::status::pod_status::TerminationReason;
 use kubelet_volume_manager::{Root, Waiting};
 
-/// A pod waits so long for its volumes, and for their end, before it is said (upstream podAttachAndMountTimeout).
-const PATIENCE: Duration = Duration::from_secs(123);
-
 /// Upstream's VolumeAttachmentLimitExceededReason.
 const LIMIT_EXCEEDED: &str = "VolumeAttachmentLimitExceeded";
 const LIMIT_REACHED: &str = "Node has reached its volume attachment limit, rejecting pod.";
@@ -36,7 +33,8 @@ impl PodSyncer {
             return Ok(MountedVolumes::new());
         }
         self.why(format!("waits for its volumes: {}", managed.join(", ")));
-        let found = match self.wait(self.node.volume_manager.mounted(&self.uid, PATIENCE)).await? {
+        let patience = self.node.config.internal.pod_volumes_timeout();
+        let found = match self.wait(self.node.volume_manager.mounted(&self.uid, patience)).await? {
             Ok(found) => found,
             Err(waiting) => return Err(self.volumes_missing(pod, waiting).await?),
         };
@@ -89,7 +87,8 @@ impl PodSyncer {
             Ok(()) => return Ok(()),
             Err(left) => self.why(format!("has ended: its volumes are taken back: {left}")),
         }
-        match self.wait(manager.unmounted(&self.uid, PATIENCE)).await? {
+        let patience = self.node.config.internal.pod_volumes_timeout();
+        match self.wait(manager.unmounted(&self.uid, patience)).await? {
             Ok(()) => Ok(()),
             Err(left) => {
                 self.why(format!("has ended: its volumes could not be taken back yet: {left}"));
@@ -112,7 +111,7 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
         // Upstream has neither an export nor a path of the host relabelled.
-        managed: !volume.read_only && !matches!(volume.root, Root::Nfs | Root::HostPath),
+        managed: volume.relabel && !volume.read_only && !matches!(volume.root, Root::Nfs | Root::HostPath),
         root,
         folder: Some(volume.spec_name),
         gid: volume.gid,

@@ -46,6 +46,8 @@ pub struct Published {
     /// Of a volume whose `vol_data.json` cannot be read or is another one's: no driver can be asked, and it is taken back by its
     /// path.
     pub unreadable: bool,
+    /// Where SELinux is on, the runtime labels its files.
+    pub relabel: bool,
 }
 
 /// A volume on this node.
@@ -63,6 +65,8 @@ pub struct ActualVolume {
     /// Whether a controller attaches it; `None`: found on the disk, and nobody has said.
     pub attachable: Option<bool>,
     pub pods: BTreeMap<PodUid, Published>,
+    /// The SELinux label that it is mounted with, for all of its pods; empty: with none.
+    pub label: String,
     /// Bytes that the claim has, as far as its status said so.
     pub claim_size: i64,
     pub expansion: Expansion,
@@ -82,6 +86,11 @@ impl ActualVolume {
         }
         let folder = self.staging_path.rsplit('/').nth(1).unwrap_or_default();
         Some(Nameless::FileSystem { driver: &device.driver, folder })
+    }
+
+    /// It has, or may have, another SELinux label than a further pod wants: it is taken from the node first.
+    pub fn is_labelled_otherwise(&self, pod: &PodUid, label: &str) -> bool {
+        !self.is_gone() && !self.pods.contains_key(pod) && self.label != label
     }
 
     /// Nothing of it is known to be on this node.
@@ -166,6 +175,7 @@ impl ActualState {
             let is_there = found.mounted || volume.device.as_ref().is_some_and(|device| device.block);
             volume.staged = presence(is_there, found.uncertain, &found.problem);
             volume.staging_path = found.staging_path;
+            volume.label = found.selinux_mount_context;
         }
         for found in published {
             let Some(data) = found.data else { continue };
@@ -183,8 +193,12 @@ impl ActualState {
                 target_path: found.target_path,
                 single_pod: false,
                 unreadable: !found.problem.is_empty(),
+                relabel: false,
             };
             let volume = rebuilt.entry(&name, device.clone());
+            if volume.label.is_empty() {
+                volume.label = data.selinux_mount_context;
+            }
             // What is staged of a volume with a file system does not say its name.
             if let Some(known) = volume.device.as_mut().filter(|known| known.spec_name.is_empty()) {
                 known.spec_name = device.spec_name;
@@ -265,6 +279,7 @@ impl ActualState {
             staging_path: String::new(),
             attachable: None,
             pods: BTreeMap::new(),
+            label: String::new(),
             claim_size: 0,
             expansion: Expansion::Possible,
             expansion_failed: false,

@@ -17,6 +17,7 @@ use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::{Attacher, NodeVolumes};
+use crate::selinux::SeLinuxMount;
 use crate::spec::UniqueName;
 
 /// Operations of one driver at a time: one that hangs uses up its own.
@@ -34,6 +35,8 @@ pub struct Ports {
     pub node_name: String,
     /// enableControllerAttachDetach: a controller attaches volumes to this node, and tells by the Node's status.
     pub controller_attaches: bool,
+    /// `None`: SELinux is off, and no volume has a label.
+    pub selinux: Option<SeLinuxMount>,
 }
 
 impl fmt::Debug for Ports {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::selinux::Label;
 use crate::spec::{UniqueName, VolumeSpec};
 
 /// One volume that a pod wants.
@@ -18,6 +19,7 @@ pub struct DesiredVolume {
     pub attachable: bool,
     /// The driver is to be called again although the volume is mounted.
     pub remount: bool,
+    pub label: Label,
 }
 
 /// One pod.
@@ -56,6 +58,16 @@ impl DesiredState {
     /// Some pod wants it.
     pub fn wants(&self, volume: &UniqueName) -> bool {
         self.pods.values().any(|pod| pod.volumes.contains_key(volume))
+    }
+
+    /// Some pod wants it with this SELinux label.
+    pub fn wants_with(&self, volume: &UniqueName, label: &str) -> bool {
+        self.pods.values().any(|pod| pod.volumes.get(volume).is_some_and(|wanted| wanted.label.mount == label))
+    }
+
+    /// The SELinux label with which pods want it.
+    pub fn label(&self, volume: &UniqueName) -> Option<&Label> {
+        self.pods.values().find_map(|pod| Some(&pod.volumes.get(volume)?.label))
     }
 
     /// Names of what a controller attaches.

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`names`] | the names that are computed: attachments, handles of inline volumes, unique volume names |
 //! | [`spec`] | nothing: a volume as it was resolved |
+//! | [`metrics`] | nothing: how long operations take |
+//! | [`selinux`] | with which SELinux label a volume is mounted |
 //! | [`csi`] | what a driver is told |
 //! | [`ports`], [`edges`] | nothing: what is asked of others, and the real ones |
 //! | [`populator`] | what a pod's volume stands for, or why it may not be used |
@@ -15,7 +17,6 @@
 //! | [`actual_state`] | which are there, and whether that is certain |
 //! | [`back_off`] | when something that failed is tried again |
 //! | [`reconciler`] | what is done next |
-//! | [`metrics`] | nothing: how long operations take |
 //! | [`context`] | nothing: both states behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
 //! | [`attach_limit`] | which pod waits for a volume that the node has no place for |
@@ -36,6 +37,7 @@ pub mod operations;
 pub mod populator;
 pub mod ports;
 pub mod reconciler;
+pub mod selinux;
 pub mod spec;
 pub mod statistics;
 

@@ -26,6 +26,7 @@ use crate::operations::{Failure, Phase, unmount};
 use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
 use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes};
+use crate::selinux::Label;
 use crate::spec::{Source, UniqueName, VolumeSpec};
 use crate::statistics::Statistics;
 
@@ -61,6 +62,8 @@ pub struct MountedVolume {
     pub read_only: bool,
     /// Group that the pod gets beside its own.
     pub gid: Option<i64>,
+    /// Where SELinux is on, the runtime labels its files.
+    pub relabel: bool,
 }
 
 /// Why a pod's volumes are not there yet.
@@ -140,6 +143,10 @@ impl VolumeManager {
     /// claims is seen then, and drivers that want to be called again are.
     pub async fn want(&self, uid: &PodUid, pod: &Arc<Pod>) {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        if let Some(selinux) = &self.context.ports.selinux {
+            let others = volumes.clone().filter(|volume| !populator::is_managed(volume));
+            others.for_each(|volume| selinux.count_other(pod, &volume.name));
+        }
         let used = volumes.filter(|volume| populator::is_managed(volume)).filter_map(|volume| {
             let used = Use::of(pod, &volume.name);
             used.any().then_some((volume, used))
@@ -193,11 +200,27 @@ impl VolumeManager {
             let mounted = world.actual.published(&unique, uid).is_some_and(|p| p.presence == Presence::Yes);
             let single_pod = spec.is_single_pod();
             let attachable = (is_csi && facts.attach_required) || spec.place().is_some();
+            let known = wanted.volumes.get(&unique).or_else(|| before.as_ref()?.volumes.get(&unique));
+            let label = match (known, &self.context.ports.selinux) {
+                (Some(known), _) => known.label.clone(),
+                (None, None) => Label::default(),
+                (None, Some(selinux)) => {
+                    let supported = spec.csi().is_some() && facts.selinux_mount;
+                    match selinux.label(pod, &name, &spec, supported, world.desired.label(&unique)) {
+                        Ok(label) => label,
+                        Err(text) => {
+                            wanted.unresolved.insert(name, Unresolved { text, away: false });
+                            continue;
+                        }
+                    }
+                }
+            };
             let volume = wanted.volumes.entry(unique.clone()).or_insert_with(|| DesiredVolume {
                 spec: Arc::new(spec),
                 names: BTreeSet::new(),
                 attachable,
                 remount: facts.requires_republish && mounted,
+                label,
             });
             volume.names.insert(name);
             if let Some(actual) = world.actual.volumes.get_mut(&unique) {
@@ -283,6 +306,7 @@ impl VolumeManager {
                 block: volume.spec.block,
                 read_only: volume.spec.read_only,
                 gid: volume.spec.gid,
+                relabel: there.relabel,
             };
             found.extend(volume.names.iter().map(|name| (name.clone(), mounted.clone())));
         }
@@ -549,6 +573,7 @@ impl VolumeManager {
             world.busy.insert(volume.clone(), pod.cloned());
             tokio::spawn(operate(self.context.clone(), action));
         }
+        let waiting = self.labelled_otherwise(&mut world);
         // An ended pod of which nothing is left, and that no operation is about, is forgotten.
         let World { ended, actual, busy, desired, attacher, .. } = &mut *world;
         if let Attacher::Node(attached) = attacher {
@@ -558,6 +583,11 @@ impl VolumeManager {
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
         drop(world);
+        for (uid, pod, text) in waiting {
+            let text = self.waiting(&uid, Some(vec![Unresolved { text, away: false }])).text;
+            let message = format!("Unable to attach or mount volumes: {text}");
+            self.context.event(&pod, EventType::Warning, "FailedMount", message);
+        }
         self.in_use.send_if_modified(|told| {
             let changed = *told != in_use;
             *told = in_use;
@@ -569,6 +599,33 @@ impl VolumeManager {
             (Some(again), Some(waits)) => Some(again.min(waits)),
             (again, waits) => again.or(waits),
         }
+    }
+}
+
+/// A pod that newly waits, and for what.
+type NewlyWaiting = (PodUid, Arc<Pod>, String);
+
+impl VolumeManager {
+    /// Pods that wait until a volume, mounted with another SELinux label, is taken from the node: said once to each. The volume
+    /// is mounted as soon as it is free, and the pod need not fail for that.
+    fn labelled_otherwise(&self, world: &mut World) -> Vec<NewlyWaiting> {
+        if self.context.ports.selinux.is_none() {
+            return Vec::new();
+        }
+        let mut newly = Vec::new();
+        for (volume, uid) in reconciler::labelled_otherwise(&world.desired, &world.actual) {
+            let text = format!(
+                "waiting for unmount of volume {:?}, because it is already mounted to a different pod with a different SELinux label",
+                volume.0
+            );
+            let known = world.errors.insert((volume, Some(uid.clone())), text.clone());
+            if known.as_ref() != Some(&text)
+                && let Some(pod) = world.desired.pods.get(&uid)
+            {
+                newly.push((uid, pod.pod.clone(), text));
+            }
+        }
+        newly
     }
 }
 
@@ -655,12 +712,18 @@ async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(
         world.desired.pods.get_mut(uid).and_then(|pod| {
             let wanted = pod.volumes.get_mut(volume)?;
             let remount = std::mem::take(&mut wanted.remount);
-            Some((pod.pod.clone(), wanted.spec.clone(), wanted.attachable, remount))
+            Some((pod.pod.clone(), wanted.spec.clone(), wanted.attachable, remount, wanted.label.mount.clone()))
         })
     };
     // Nobody wants it any more.
-    let Some((pod, spec, attachable, remount)) = found else { return Ok(()) };
-    Mount { context, volume, uid, pod, spec, attachable, remount }.run().await
+    let Some((pod, spec, attachable, remount, wanted)) = found else { return Ok(()) };
+    let label = {
+        let world = context.world();
+        // What a pod has, it keeps as it is.
+        let has = world.actual.volumes.get(volume).filter(|there| there.pods.contains_key(uid));
+        has.map_or(wanted, |there| there.label.clone())
+    };
+    Mount { context, volume, uid, pod, spec, attachable, remount, label }.run().await
 }
 
 async fn expand(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {

@@ -22,9 +22,12 @@ use super::*;
 use crate::csi::policy::Capabilities;
 use crate::metrics::OperationMetrics;
 use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
+use crate::selinux::SeLinuxMount;
 
 #[path = "manager_expand_tests.rs"]
 mod expansion;
+#[path = "manager_selinux_tests.rs"]
+mod selinux;
 
 /// What a call of the driver does.
 #[derive(Debug, Clone)]
@@ -50,6 +53,9 @@ struct Outside {
     registered: watch::Sender<u64>,
     republish: bool,
     growth: Mutex<Growth>,
+    selinux: Option<SeLinuxMount>,
+    /// Flags of each mount that the driver was asked for.
+    flags: Mutex<Vec<String>>,
 }
 
 /// Of the claim and its volume, where a test is about their sizes.
@@ -75,6 +81,10 @@ impl Outside {
     }
 
     fn with(republish: bool) -> Arc<Self> {
+        Self::on(republish, None)
+    }
+
+    fn on(republish: bool, selinux: Option<SeLinuxMount>) -> Arc<Self> {
         let node = json!({"metadata": {"name": "n"}, "status": {"volumesInUse": [UNIQUE],
             "volumesAttached": [{"name": UNIQUE, "devicePath": ""}]}});
         Arc::new(Outside {
@@ -89,6 +99,8 @@ impl Outside {
             registered: watch::Sender::new(0),
             republish,
             growth: Mutex::default(),
+            selinux,
+            flags: Mutex::default(),
         })
     }
 
@@ -136,6 +148,7 @@ impl Outside {
             metrics: OperationMetrics::unregistered().unwrap(),
             node_name: "n".into(),
             controller_attaches,
+            selinux: self.selinux.clone(),
         })
     }
 }
@@ -143,6 +156,15 @@ impl Outside {
 /// One of the ends of it.
 #[derive(Debug, Clone)]
 struct End(Arc<Outside>);
+
+impl End {
+    fn note_flags(&self, call: &str, capability: Option<csi::VolumeCapability>) {
+        use csi::volume_capability::AccessType;
+        if let Some(AccessType::Mount(mount)) = capability.and_then(|capability| capability.access_type) {
+            lock(&self.0.flags).push(format!("{call} {}", mount.mount_flags.join(",")));
+        }
+    }
+}
 
 impl EventSink for End {
     fn emit(&self, event: PodEvent) {
@@ -188,6 +210,7 @@ impl Drivers for End {
 
     fn stage<'a>(&'a self, _: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
         assert_eq!(request.publish_context.get("lun").map(String::as_str), Some("3"));
+        self.note_flags("stage", request.volume_capability);
         self.0.called("NodeStageVolume").boxed()
     }
 
@@ -197,6 +220,7 @@ impl Drivers for End {
 
     fn publish<'a>(&'a self, _: &'a str, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
         assert_eq!(request.staging_target_path, "/staging/h");
+        self.note_flags("publish", request.volume_capability);
         self.0.called("NodePublishVolume").boxed()
     }
 
@@ -275,7 +299,7 @@ impl VolumeVerbs for End {
         }
         async move {
             tokio::time::sleep(takes).await;
-            Ok(api::CommitPublishReply { host_path: "/target".into() })
+            Ok(api::CommitPublishReply { host_path: "/target".into(), takes_no_labels: false })
         }
         .boxed()
     }
@@ -376,6 +400,9 @@ impl ClusterReader for End {
     fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
         let mut volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
+        if self.0.selinux.is_some() {
+            volume["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+        }
         let size = lock(&self.0.growth).volume;
         if !size.is_empty() {
             volume["spec"]["capacity"] = json!({"storage": size});
@@ -400,7 +427,7 @@ impl ClusterReader for End {
 
     fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError> {
         let driver = json!({"metadata": {"name": name},
-            "spec": {"requiresRepublish": self.0.republish, "fsGroupPolicy": "File"}});
+            "spec": {"requiresRepublish": self.0.republish, "fsGroupPolicy": "File", "seLinuxMount": true}});
         Ok(Some(Arc::new(serde_json::from_value(driver).unwrap())))
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, Registry};
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts, Registry};
 
 /// An operation's name in `storage_operation_duration_seconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,5 +127,91 @@ impl OperationMetrics {
         if !succeeded {
             self.force_cleaned.failed.inc();
         }
+    }
+}
+
+/// What SELinux labels of volumes came to (upstream `desired_state_of_wold_selinux_metrics.go`). Gauges that only grow, as
+/// upstream's. To be registered once.
+#[derive(Debug, Clone)]
+pub struct SeLinuxMetrics {
+    pod_mismatch: Severity,
+    volume_mismatch: Severity,
+    admitted: GaugeVec,
+}
+
+/// The same for volumes that are mounted with a label, and for those that will be one day.
+#[derive(Debug, Clone)]
+struct Severity {
+    errors: GaugeVec,
+    warnings: GaugeVec,
+}
+
+impl Severity {
+    fn new(what: &str, help: &str, labels: &[&str]) -> Result<Self, prometheus::Error> {
+        let family = |kind: &str, more: &str| {
+            let name = format!("volume_manager_selinux_{what}_mismatch_{kind}_total");
+            GaugeVec::new(Opts::new(name, format!("[ALPHA] {help} {more}")), labels)
+        };
+        let (errors, warnings) = (
+            "Kubelet can't start such a Pod then and it will retry, therefore value of this metric may not represent the actual \
+             nr. of Pods.",
+            "They are not errors yet, but they will become real errors when SELinuxMountReadWriteOncePod feature is expanded to \
+             all volume access modes.",
+        );
+        Ok(Severity { errors: family("errors", errors)?, warnings: family("warnings", warnings)? })
+    }
+
+    fn count(&self, labels: &[&str], is_error: bool) {
+        if is_error { &self.errors } else { &self.warnings }.with_label_values(labels).inc();
+    }
+}
+
+impl SeLinuxMetrics {
+    /// # Errors
+    /// A family cannot be made, or its name is taken.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = Self::unregistered()?;
+        let Self { pod_mismatch, volume_mismatch, admitted } = &metrics;
+        for family in
+            [&pod_mismatch.errors, &pod_mismatch.warnings, &volume_mismatch.errors, &volume_mismatch.warnings, admitted]
+        {
+            registry.register(Box::new(family.clone()))?;
+        }
+        Ok(metrics)
+    }
+
+    /// Counts for nobody.
+    ///
+    /// # Errors
+    /// A family cannot be made.
+    pub fn unregistered() -> Result<Self, prometheus::Error> {
+        let pods = "Number of errors when a Pod defines different SELinux contexts for its containers that use the same volume.";
+        let volumes = "Number of errors when a Pod uses a volume that is already mounted with a different SELinux context than \
+                       the Pod needs.";
+        let both = ["volume_plugin", "access_mode"];
+        let admitted = Opts::new(
+            "volume_manager_selinux_volumes_admitted_total",
+            "[ALPHA] Number of volumes whose SELinux context was fine and will be mounted with mount -o context option.",
+        );
+        Ok(SeLinuxMetrics {
+            pod_mismatch: Severity::new("pod_context", pods, &both[1..])?,
+            volume_mismatch: Severity::new("volume_context", volumes, &both)?,
+            admitted: GaugeVec::new(admitted, &both)?,
+        })
+    }
+
+    /// Containers of a pod label a volume in different ways.
+    pub fn pod_mismatch(&self, access_mode: &str, is_error: bool) {
+        self.pod_mismatch.count(&[access_mode], is_error);
+    }
+
+    /// Another pod has the volume with another label.
+    pub fn volume_mismatch(&self, plugin: &str, access_mode: &str, is_error: bool) {
+        self.volume_mismatch.count(&[plugin, access_mode], is_error);
+    }
+
+    /// A volume whose label is known.
+    pub fn admitted(&self, plugin: &str, access_mode: &str) {
+        self.admitted.with_label_values(&[plugin, access_mode]).inc();
     }
 }

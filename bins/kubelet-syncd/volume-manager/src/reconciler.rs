@@ -149,6 +149,10 @@ impl Plan<'_> {
                     }
                     continue;
                 }
+                let label = &volume.label.mount;
+                if self.look.actual.volumes.get(name).is_some_and(|there| there.is_labelled_otherwise(uid, label)) {
+                    continue;
+                }
                 self.begin(name, Some(uid), Action::Mount { volume: name.clone(), pod: uid.clone() });
             }
         }
@@ -185,7 +189,12 @@ impl Plan<'_> {
         let mut published = self.look.actual.volumes.values().flat_map(|volume| volume.pods.values());
         let somebodys_is_unknown = published.any(|published| published.unreadable);
         for (name, volume) in &self.look.actual.volumes {
-            if !volume.pods.is_empty() || self.look.desired.wants(name) || self.is_wanted(volume) {
+            // With another label than pods want it with, it is staged anew.
+            let wanted = match volume.staged {
+                Presence::No => self.look.desired.wants(name),
+                Presence::Uncertain | Presence::Yes => self.look.desired.wants_with(name, &volume.label),
+            };
+            if !volume.pods.is_empty() || wanted || self.is_wanted(volume) {
                 continue;
             }
             // A pod may have it: nobody knows what that pod's is, nor which pod's this is.
@@ -199,6 +208,16 @@ impl Plan<'_> {
             }
         }
     }
+}
+
+/// Volumes that are still mounted with another SELinux label than a further pod wants.
+pub fn labelled_otherwise(desired: &DesiredState, actual: &ActualState) -> Vec<(UniqueName, PodUid)> {
+    let pods = desired.pods.iter();
+    let wanted = pods.flat_map(|(uid, pod)| pod.volumes.iter().map(move |(name, volume)| (uid, name, volume)));
+    let waiting = wanted.filter(|(uid, name, volume)| {
+        actual.volumes.get(*name).is_some_and(|there| there.is_labelled_otherwise(uid, &volume.label.mount))
+    });
+    waiting.map(|(uid, name, _)| (name.clone(), uid.clone())).collect()
 }
 
 /// By a controller: it was reported in use first, and then attached, so that none detaches it under the mount.

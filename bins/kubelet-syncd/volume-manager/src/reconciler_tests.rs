@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::actual_state::{ActualVolume, Published};
 use crate::desired_state::{DesiredPod, DesiredVolume};
+use crate::selinux::Label;
 use crate::spec::{CsiSource, Source, VolumeSpec};
 
 fn uid(name: &str) -> PodUid {
@@ -43,7 +44,13 @@ fn wanted(handle: &str, attachable: bool) -> DesiredVolume {
         capacity_text: String::new(),
         gid: None,
     };
-    DesiredVolume { spec: Arc::new(spec), names: BTreeSet::from(["v".to_owned()]), attachable, remount: false }
+    DesiredVolume {
+        spec: Arc::new(spec),
+        names: BTreeSet::from(["v".to_owned()]),
+        attachable,
+        remount: false,
+        label: Label::default(),
+    }
 }
 
 fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
@@ -54,6 +61,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         target_path: String::new(),
         single_pod: false,
         unreadable: false,
+        relabel: false,
     };
     ActualVolume {
         device: Some(api::CsiDevice::default()),
@@ -63,6 +71,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         staging_path: String::new(),
         attachable: Some(true),
         pods: pods.iter().map(|(pod, presence)| (uid(pod), published(*presence))).collect(),
+        label: String::new(),
         claim_size: 0,
         expansion: Expansion::Possible,
         expansion_failed: false,
@@ -336,4 +345,33 @@ fn unknown_volumes_are_taken_back_once_nobody_can_have_them() {
     assert!(actions.contains(&unmount), "{actions:?}");
     world.actual.volumes.remove(&UniqueName("kubernetes.io/csi/q-pv".into()));
     assert_eq!(world.plan().0.len(), 3);
+}
+
+#[test]
+fn a_volume_with_another_label_goes_before_it_comes() {
+    let mut world = World::new();
+    world.want("b", "v", false);
+    let label = |world: &mut World, label: &str| {
+        let volume = world.desired.pods.get_mut(&uid("b")).unwrap().volumes.get_mut(&unique("v")).unwrap();
+        volume.label.mount = label.to_owned();
+    };
+    let labelled = |pods: &[(&str, Presence)]| ActualVolume { label: "one".into(), ..found(Presence::Yes, pods) };
+    label(&mut world, "two");
+    world.actual.volumes.insert(unique("v"), labelled(&[("a", Presence::Yes)]));
+    assert_eq!(labelled_otherwise(&world.desired, &world.actual), [(unique("v"), uid("b"))]);
+    assert_eq!(world.actions(), [], "another pod has it, and has not ended");
+    world.ended.insert(uid("a"));
+    assert_eq!(world.actions(), [unmount("v", "a")]);
+    world.actual.volumes.insert(unique("v"), labelled(&[]));
+    assert_eq!(world.actions(), [Action::Unstage { volume: unique("v") }], "staged, it still has the label");
+    world.actual.volumes.insert(unique("v"), ActualVolume { staged: Presence::No, ..labelled(&[]) });
+    assert_eq!(world.actions(), [mount("v", "b")], "nothing of it is there");
+    assert_eq!(labelled_otherwise(&world.desired, &world.actual), []);
+    // The same label needs no other stage, and what a pod has it keeps, whatever it would want now.
+    label(&mut world, "one");
+    world.actual.volumes.insert(unique("v"), labelled(&[]));
+    assert_eq!(world.actions(), [mount("v", "b")]);
+    label(&mut world, "two");
+    world.actual.volumes.insert(unique("v"), labelled(&[("b", Presence::Uncertain)]));
+    assert_eq!(world.actions(), [mount("v", "b")]);
 }

@@ -249,6 +249,7 @@ mod tests {
             target_path: target.to_owned(),
             single_pod: false,
             unreadable: false,
+            relabel: false,
         };
         let mount = there("/r/pods/p/volumes/kubernetes.io~csi/pvc-1/mount");
         assert_eq!(asked_path(&mount, false, &pod), Some(mount.target_path.clone().into()));

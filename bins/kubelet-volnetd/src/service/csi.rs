@@ -1,7 +1,10 @@
 //! `kubelet.volnetd.v1.Csi`.
 
+use std::path::Path;
+
 use bulkhead_ipc::volnetd::csi_server::Csi;
 use bulkhead_ipc::volnetd::{self as wire, *};
+use bulkhead_sys::mountinfo::MountInfo;
 use tonic::{Request, Response, Status};
 
 use super::{Streamed, Verbs, text};
@@ -24,6 +27,17 @@ fn is_nameless(request: &EndStageRequest) -> bool {
     let device = request.device.as_ref();
     let is_block = device.is_some_and(|one| one.block && one.driver.is_empty() && one.volume_handle.is_empty());
     !request.folder.is_empty() || is_block
+}
+
+/// Whether files of the file system that is there can be given SELinux labels of their own (upstream GetSELinuxSupport).
+fn takes_labels(path: &Path) -> bool {
+    // Without SELinux no file system does.
+    if !Path::new("/sys/fs/selinux/enforce").exists() {
+        return false;
+    }
+    let mut mounts = MountInfo::new();
+    let mount = mounts.containing(path).ok().flatten();
+    mount.is_some_and(|mount| mount.super_options.split(',').any(|option| option == "seclabel"))
 }
 
 #[tonic::async_trait]
@@ -98,7 +112,9 @@ impl Csi for Verbs {
         });
         let locks = operations::lock_published(&self.node, &published).await?;
         let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
-        Ok(Response::new(CommitPublishReply { host_path: text(&path) }))
+        let shown = path.clone();
+        let takes_no_labels = self.run(None, move |_| Ok::<_, Status>(!takes_labels(&shown))).await?;
+        Ok(Response::new(CommitPublishReply { host_path: text(&path), takes_no_labels }))
     }
 
     async fn begin_unpublish(&self, request: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {

@@ -100,6 +100,11 @@ impl Fault {
         Self::new(call, "lie", json!({}))
     }
 
+    /// Of NodeExpandVolume: it works, and says that the volume is half as large as it was asked to be.
+    pub fn says_smaller() -> Self {
+        Self::new("NodeExpandVolume", "smaller", json!({}))
+    }
+
     /// Of NodePublishVolume: the target becomes a symbolic link.
     pub fn links(to: &Path) -> Self {
         Self::new("NodePublishVolume", "link", json!({"to": to}))

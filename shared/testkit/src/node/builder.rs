@@ -17,6 +17,7 @@ pub struct NodeBuilder {
     name: String,
     config: Value,
     arguments: Vec<String>,
+    internal: Option<String>,
     programs: Option<PathBuf>,
     /// Everything of the node on disk; its root directory is below.
     folder: PathBuf,
@@ -51,6 +52,7 @@ impl NodeBuilder {
             name: name.to_owned(),
             config,
             arguments: Vec::new(),
+            internal: None,
             programs: None,
             #[cfg(feature = "apiserver")]
             cluster: None,
@@ -143,6 +145,13 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets what no operator sets: times and a made-up machine, as `bulkhead_config::Internal` has them. Upstream's kubelet does not
+    /// look at it.
+    pub fn internal(mut self, parameters: &Value) -> Self {
+        self.internal = Some(parameters.to_string());
+        self
+    }
+
     /// Starts the node and waits until it is healthy.
     ///
     /// # Errors
@@ -184,6 +193,7 @@ impl NodeBuilder {
             root_dir,
             folder: self.folder,
             arguments: self.arguments,
+            internal: self.internal,
             programs: self.programs,
             healthz_port: port_of(&self.config),
             cgroup_root: self.config["cgroupRoot"].as_str().unwrap_or_default().to_owned(),

@@ -37,6 +37,8 @@ pub struct Node {
     cgroup_root: String,
     healthz_port: u16,
     arguments: Vec<String>,
+    /// What the launcher is told in its environment.
+    internal: Option<String>,
     /// Where its programs are, when they are not those of all nodes.
     programs: Option<PathBuf>,
     child: Option<Child>,
@@ -138,6 +140,9 @@ impl Node {
         let log = File::options().create(true).append(true).open(self.log()).context("opening the node's log")?;
         let mut command = in_namespace(&self.lab.netns().path(), Path::new(&line[0]));
         command.args(&line[1..]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        if let Some(parameters) = &self.internal {
+            command.env("BULKHEAD_INTERNAL", parameters);
+        }
         self.child = Some(command.spawn().context("starting the kubelet")?);
         Ok(())
     }

@@ -9,6 +9,7 @@
 //! | `hang` | waits until the object is gone from the file, then does its work and answers |
 //! | `late` | waits for `milliseconds`, then does its work and answers |
 //! | `lie` | answers well and does nothing |
+//! | `smaller` | does its work, and says that the volume is half as large as it was asked to be (NodeExpandVolume) |
 //! | `link` | makes of the target a symbolic link to `to`, and answers well |
 //! | `big` | answers with more than 4 MiB (calls whose answers have room for that) |
 //! | `die` | is gone, without an answer |
@@ -30,6 +31,7 @@ pub(crate) enum Course {
     Work,
     WorkThenFail(Status),
     Lie,
+    Smaller,
     Link(PathBuf),
     Big,
 }
@@ -49,6 +51,7 @@ pub(crate) async fn meet(file: &Path, call: &str, volume: &str) -> Result<Course
         }
         "late" => tokio::time::sleep(Duration::from_millis(fault["milliseconds"].as_u64().unwrap_or_default())).await,
         "lie" => return Ok(Course::Lie),
+        "smaller" => return Ok(Course::Smaller),
         "link" => return Ok(Course::Link(text("to").into())),
         "big" => return Ok(Course::Big),
         "die" => {

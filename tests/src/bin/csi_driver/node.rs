@@ -147,11 +147,12 @@ impl csi::node_server::Node for Served {
             .keys("secrets", &asked.secrets);
         let volume = asked.volume_id.clone();
         self.0.record.secrets("NodeExpandVolume", &asked.volume_id, &asked.secrets);
-        self.call(NODE, "NodeExpandVolume", &volume, fields.value(), move |driver, _| {
+        self.call(NODE, "NodeExpandVolume", &volume, fields.value(), move |driver, course| {
             let bytes = asked.capacity_range.as_ref().map_or(0, |range| range.required_bytes);
             let block = is_block(asked.volume_capability.as_ref());
             volumes::expand(driver, &asked.volume_id, block, asked.volume_path.as_ref(), bytes)?;
-            Ok(csi::NodeExpandVolumeResponse { capacity_bytes: bytes })
+            let capacity_bytes = if matches!(course, Course::Smaller) { bytes / 2 } else { bytes };
+            Ok(csi::NodeExpandVolumeResponse { capacity_bytes })
         })
         .await
     }

@@ -28,7 +28,7 @@ macro_rules! calls {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// See [`CsiError`]; a call is over [`CSI_TIMEOUT`] after the connection was made.
+                /// See [`CsiError`]; a call is over [`CSI_TIMEOUT`] after the connection was made, unless the client has another limit.
                 fn $name(
                     &self,
                     driver: &str,
@@ -45,7 +45,7 @@ macro_rules! calls {
                     };
                     let address = PluginAddress::Endpoint(known.endpoint);
                     let began = Instant::now();
-                    let outcome = call(&self.dial, &address, CSI_TIMEOUT, request, async |channel, request| {
+                    let outcome = call(&self.dial, &address, self.timeout, request, async |channel, request| {
                         NodeClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX).$name(request).await
                     })
                     .await;
@@ -85,17 +85,25 @@ pub struct CsiClient {
     drivers: Drivers,
     dial: Arc<dyn Dial>,
     observer: Option<Arc<dyn CallObserver>>,
+    timeout: Duration,
 }
 
 impl CsiClient {
     pub fn new(drivers: Drivers, dial: Arc<dyn Dial>) -> Self {
-        CsiClient { drivers, dial, observer: None }
+        CsiClient { drivers, dial, observer: None, timeout: CSI_TIMEOUT }
     }
 
     /// The same client, with its calls told to an observer.
     #[must_use]
     pub fn observed_by(mut self, observer: Arc<dyn CallObserver>) -> Self {
         self.observer = Some(observer);
+        self
+    }
+
+    /// The same client, whose calls may take so long.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 

@@ -44,19 +44,29 @@ impl PodInfo {
     }
 }
 
-/// `mount_group`: the pod's fsGroup, where the driver takes it.
+/// The option of mount that gives all of a file system one SELinux label. The quotes are for the comma in it.
+fn context_option(label: &str) -> Option<String> {
+    (!label.is_empty()).then(|| format!("context={label:?}"))
+}
+
+/// `mount_group`: the pod's fsGroup, where the driver takes it. `label`: the SELinux label of all files; empty: none.
 fn capability(
     spec: &VolumeSpec,
     source: &CsiSource,
     can: Capabilities,
     mount_group: Option<i64>,
+    label: &str,
 ) -> v1::VolumeCapability {
     let access_type = if spec.block {
         AccessType::Block(BlockVolume {})
     } else {
         AccessType::Mount(MountVolume {
             fs_type: source.fs_type.clone(),
-            mount_flags: if source.ephemeral { Vec::new() } else { spec.mount_options.clone() },
+            mount_flags: if source.ephemeral { &[] } else { spec.mount_options.as_slice() }
+                .iter()
+                .cloned()
+                .chain(context_option(label))
+                .collect(),
             volume_mount_group: mount_group
                 .filter(|_| can.mount_group)
                 .map(|group| group.to_string())
@@ -75,12 +85,13 @@ pub fn stage(
     mount_group: Option<i64>,
     path: String,
     publish_context: Pairs,
+    label: &str,
 ) -> v1::NodeStageVolumeRequest {
     v1::NodeStageVolumeRequest {
         volume_id: source.handle.clone(),
         publish_context,
         staging_target_path: path,
-        volume_capability: Some(capability(spec, source, can, mount_group)),
+        volume_capability: Some(capability(spec, source, can, mount_group, label)),
         secrets: Pairs::new(),
         volume_context: source.attributes.clone(),
     }
@@ -94,6 +105,8 @@ pub struct Publication {
     pub target_path: String,
     pub publish_context: Pairs,
     pub mount_group: Option<i64>,
+    /// SELinux label of all files; empty: none.
+    pub label: String,
     /// Of the pod, where the driver wants to know it; of tokens, where they go there.
     pub extra_context: Pairs,
 }
@@ -112,7 +125,7 @@ pub fn publish(
         publish_context: publication.publish_context,
         staging_target_path: publication.staging_path,
         target_path: publication.target_path,
-        volume_capability: Some(capability(spec, source, can, publication.mount_group)),
+        volume_capability: Some(capability(spec, source, can, publication.mount_group, &publication.label)),
         readonly: spec.read_only,
         secrets: Pairs::new(),
         volume_context,
@@ -133,7 +146,7 @@ pub fn expand(
         volume_path: path,
         capacity_range: Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
         staging_target_path: staging_path,
-        volume_capability: Some(capability(spec, source, can, None)),
+        volume_capability: Some(capability(spec, source, can, None, "")),
         secrets: Pairs::new(),
     }
 }

@@ -108,7 +108,7 @@ fn publish_json(request: &v1::NodePublishVolumeRequest) -> Value {
 fn a_volume_is_staged() {
     let path = "$ROOT/plugins/kubernetes.io/csi/hostpath.csi.k8s.io/0ba4/globalmount";
     let spec = volume("8afac6de-e688-11f1-8eba-5646475931de", "pvc-06b8", false, false);
-    let request = stage(&spec, source(&spec), CAN, Some(2000), path.to_owned(), Pairs::new());
+    let request = stage(&spec, source(&spec), CAN, Some(2000), path.to_owned(), Pairs::new(), "");
     let shown = compact(&[
         ("volume_id", json!(request.volume_id)),
         ("publish_context", json!(request.publish_context)),
@@ -176,7 +176,7 @@ fn the_group_goes_to_drivers_that_take_it() {
     let spec = volume("h", "v", false, false);
     let can = Capabilities { mount_group: true, ..CAN };
     let group = |can| {
-        let request = stage(&spec, source(&spec), can, Some(2000), "p".into(), Pairs::new());
+        let request = stage(&spec, source(&spec), can, Some(2000), "p".into(), Pairs::new(), "");
         match request.volume_capability.unwrap().access_type.unwrap() {
             AccessType::Mount(mount) => mount.volume_mount_group,
             AccessType::Block(_) => unreachable!(),

@@ -22,6 +22,8 @@ pub struct DriverFacts {
     pub token_requests: Vec<(String, Option<i64>)>,
     /// In this period the driver is asked anew for its limit of volumes; `None`: it is not.
     pub allocatable_period: Option<Duration>,
+    /// The driver mounts with an SELinux label where it is told one.
+    pub selinux_mount: bool,
     /// `None`: there is no such object.
     pub lifecycle_modes: Option<Vec<String>>,
 }
@@ -40,6 +42,7 @@ impl DriverFacts {
             tokens_in_secrets: spec.and_then(|spec| spec.service_account_token_in_secrets).unwrap_or(false),
             token_requests: requests.into_iter().map(|r| (r.audience, r.expiration_seconds)).collect(),
             allocatable_period: driver.and_then(allocatable_period),
+            selinux_mount: spec.and_then(|spec| spec.se_linux_mount).unwrap_or(false),
             lifecycle_modes: spec.map(|spec| {
                 let modes = spec.volume_lifecycle_modes.clone().unwrap_or_default();
                 if modes.is_empty() { vec!["Persistent".to_owned()] } else { modes }

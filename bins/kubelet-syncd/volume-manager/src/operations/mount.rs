@@ -33,6 +33,8 @@ pub struct Mount<'a> {
     pub attachable: bool,
     /// It is mounted, and the driver is to be called once more.
     pub remount: bool,
+    /// SELinux label of all its files; empty: it is mounted with none.
+    pub label: String,
 }
 
 /// What was found on the node when the operation began.
@@ -266,11 +268,15 @@ impl Mount<'_> {
             staging_path: String::new(),
             attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
+            label: String::new(),
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
         });
         volume.attachable = Some(self.attachable);
+        if volume.is_gone() {
+            volume.label.clone_from(&self.label);
+        }
         let is_unknown = |device: &api::CsiDevice| device.volume_handle.is_empty() || device.spec_name.is_empty();
         if volume.device.as_ref().is_some_and(is_unknown) {
             // It was found, and its file does not say as much, or cannot be read.
@@ -287,7 +293,7 @@ impl Mount<'_> {
         let secret = secrets::secret(&*self.context.ports.reader, secret, "NodeStageSecretRef", phase).await?;
         let request = api::PrepareStageRequest {
             device: Some(self.device(source)),
-            selinux_mount_context: String::new(),
+            selinux_mount_context: self.label.clone(),
             node_name: self.context.ports.node_name.clone(),
             attachment_id: self.attachment_id(source),
         };
@@ -300,7 +306,8 @@ impl Mount<'_> {
         self.context.world().actual.is_named(self.volume, &self.device(source), None);
         if can.stage {
             let group = self.fs_group();
-            let mut request = requests::stage(&self.spec, source, can, group, path.clone(), context.clone());
+            let mut request =
+                requests::stage(&self.spec, source, can, group, path.clone(), context.clone(), &self.label);
             request.secrets = secret;
             if let Err(error) = self.context.ports.drivers.stage(&source.driver, request).await {
                 self.stage_failed(source, &error).await;
@@ -365,7 +372,7 @@ impl Mount<'_> {
                 node_name: ports.node_name.clone(),
                 attachment_id: self.attachment_id(source),
                 lifecycle_mode: if source.ephemeral { "Ephemeral" } else { "Persistent" }.to_owned(),
-                selinux_mount_context: String::new(),
+                selinux_mount_context: self.label.clone(),
             }),
         };
         let prepared = ports.verbs.prepare_publish(request).await.map_err(|error| Failure::verb(phase, &error))?;
@@ -373,11 +380,12 @@ impl Mount<'_> {
         let target_path = prepared.target_path;
         let mounted_before = before.published == Presence::Yes;
         if !mounted_before {
-            self.note_published(source, Presence::Uncertain, String::new(), &target_path);
+            self.note_published(source, Presence::Uncertain, String::new(), &target_path, false);
             self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
         let mount_group = self.fs_group();
-        let publication = Publication { staging_path, target_path, publish_context, mount_group, extra_context };
+        let label = self.label.clone();
+        let publication = Publication { staging_path, target_path, publish_context, mount_group, label, extra_context };
         let mut request = requests::publish(&self.spec, source, can, publication);
         request.secrets = secret;
         if let Err(error) = ports.drivers.publish(&source.driver, request).await {
@@ -406,14 +414,22 @@ impl Mount<'_> {
         Expand { context, volume, uid, pod, spec, moment: Moment::Mount }.run().await
     }
 
-    fn note_published(&self, source: &CsiSource, presence: Presence, host_path: String, target_path: &str) {
+    fn note_published(
+        &self,
+        source: &CsiSource,
+        presence: Presence,
+        host_path: String,
+        target_path: &str,
+        relabel: bool,
+    ) {
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         self.note(source, |volume| {
             let target_path = match volume.pods.get(self.uid) {
                 Some(known) if target_path.is_empty() => known.target_path.clone(),
                 _ => target_path.to_owned(),
             };
-            let published = Published { presence, host_path, spec_name, target_path, single_pod, unreadable: false };
+            let published =
+                Published { presence, host_path, spec_name, target_path, single_pod, unreadable: false, relabel };
             volume.pods.insert(self.uid.clone(), published);
         });
     }
@@ -459,7 +475,8 @@ impl Mount<'_> {
         if self.spec.block && !self.remount {
             self.say_mapped(&committed.host_path);
         }
-        self.note_published(source, Presence::Yes, committed.host_path, "");
+        let relabel = self.label.is_empty() && !committed.takes_no_labels;
+        self.note_published(source, Presence::Yes, committed.host_path, "", relabel);
         Ok(())
     }
 
@@ -488,6 +505,7 @@ impl Mount<'_> {
             staging_path: String::new(),
             attachable: Some(self.attachable),
             pods: std::collections::BTreeMap::new(),
+            label: String::new(),
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
@@ -518,6 +536,8 @@ impl Mount<'_> {
             target_path: String::new(),
             single_pod,
             unreadable: false,
+            // No driver has mounted it with a label.
+            relabel: true,
         };
         volume.pods.insert(self.uid.clone(), published);
     }
