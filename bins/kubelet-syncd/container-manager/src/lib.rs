@@ -12,6 +12,7 @@
 //! | [`memory`] | which NUMA nodes' memory |
 //! | [`checkpoint`] | how that is written in upstream's files, and whether a file is to be believed |
 //! | [`manager`] | nothing: all of them behind one door |
+//! | [`settings`] | nothing: what is configured, and the start from it |
 
 pub mod checkpoint;
 pub mod cpu;
@@ -20,6 +21,7 @@ pub mod memory;
 #[cfg(test)]
 pub mod pods;
 pub mod request;
+pub mod settings;
 pub mod topology;
 
 pub use manager::{ContainerManager, Settings, StartError};
