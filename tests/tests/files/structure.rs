@@ -91,6 +91,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
     ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "kubelet-model"]),
+    ("kubelet-pod-resources", &["bulkhead-sys"]),
     (
         "kubelet-syncd",
         &[
@@ -107,6 +108,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-edges",
             "kubelet-pleg",
             "kubelet-images",
+            "kubelet-pod-resources",
             "kubelet-probes",
             "kubelet-runtime",
             "kubelet-volume-manager",

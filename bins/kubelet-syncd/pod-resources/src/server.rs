@@ -14,8 +14,8 @@ use crate::{v1, v1alpha1};
 
 /// Requests are names; nothing that is asked is larger.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Calls that one client may have open, and the headers of one in bytes.
-const STREAMS: u32 = 64;
+/// Calls that one client may have open (libraries begin with 100 before they have heard of a bound), and the headers of one in bytes.
+const STREAMS: u32 = 256;
 const HEADER_BYTES: u32 = 16 << 10;
 /// Silence after which a client is asked whether it still reads, and how long the answer may take.
 const KEEPALIVE: Duration = Duration::from_secs(60);
