@@ -54,6 +54,7 @@ const GATES: &[&str] = &[
     "HostnameOverride",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
+    "KubeletPodResourcesListUseActivePods",
     "KubeletRegistrationGetOnExistsOnly",
     "KubeletSeparateDiskGC",
     "MemoryQoS",

@@ -18,7 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-csi", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
-    ("bulkhead-helper", &["bulkhead-sys", "bulkhead-ipc"]),
+    ("bulkhead-helper", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
     ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
     (
