@@ -22,7 +22,8 @@ use bulkhead_ipc::syncd::resource_entry::Entry;
 use bulkhead_ipc::syncd::resources_server::{Resources, ResourcesServer};
 use bulkhead_ipc::syncd::{
     ContainerState, CpuCore, Event, GetNodeRequest, GetPodRequest, ListPodsRequest, ListResourcesRequest, NodeState,
-    NumaNode, PodState, PodUpdate, PodVolume, ResourceEntry, ResourceHolder, WatchPodsRequest, WorkerState, pod_update::Update,
+    NumaNode, PodState, PodUpdate, PodVolume, ResourceEntry, ResourceHolder, WatchPodsRequest, WorkerState,
+    pod_update::Update,
 };
 use bulkhead_ipc::volnetd::cgroups_server::{Cgroups, CgroupsServer};
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};

@@ -167,7 +167,7 @@ fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     // kubelet-volnetd dies: nothing is bound anew while somebody answers.
     node.kill_daemon("kubelet-volnetd")?;
     eventually("kubelet-volnetd is back", LONG, || node.ctl(&["volumes"]).map(drop))?;
-    ensure!(told(agent.list()?) == listed);
+    ensure!(told(Agent::new(&socket)?.list()?) == listed);
     ensure!(std::fs::metadata(&socket)?.ino() == file.ino(), "another socket");
     eventually("all processes are as in the map", LONG, || privileges_hold(&node))?;
     // Its successor has no copy, so the next death leads to another socket.

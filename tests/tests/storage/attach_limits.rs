@@ -13,16 +13,13 @@ use crate::DRIVER;
 
 const NAME: &str = "limited.test";
 
-/// A node with a driver that says 5, and whose object says how often it is to be asked.
-fn world(seconds: u32, attach: bool) -> Result<Option<(Scene, Driver)>> {
-    let Some(lab) = lab()? else { return Ok(None) };
-    let cluster = lab.cluster()?;
-    let scene = Scene::start(lab, cluster)?;
+/// A driver that says 5, and whose object says how often it is to be asked.
+fn limited(scene: &Scene, seconds: u32, attach: bool) -> Result<Driver> {
     let spec = json!({"nodeAllocatableUpdatePeriodSeconds": seconds, "attachRequired": attach});
     let driver = scene.driver(DRIVER, NAME, &spec)?.argument("--max-volumes", "5").start()?;
     driver.wait_registered()?;
-    ensure!(count(&scene)? == json!(5), "{}", count(&scene)?);
-    Ok(Some((scene, driver)))
+    ensure!(count(scene)? == json!(5), "{}", count(scene)?);
+    Ok(driver)
 }
 
 /// The driver's limit as the scheduler sees it.
@@ -42,7 +39,10 @@ fn wait_count(scene: &Scene, wanted: i64, limit: Duration) -> Result<()> {
 
 #[test]
 fn a_limit_that_changes_is_written_in_the_drivers_period() -> Result<()> {
-    let Some((scene, driver)) = world(10, false)? else { return Ok(()) };
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.cluster()?;
+    let scene = Scene::start(lab, cluster)?;
+    let driver = limited(&scene, 10, false)?;
     driver.max_volumes(7)?;
     wait_count(&scene, 7, LONG)?;
     // The object's word is followed, with no new registration.
@@ -60,35 +60,47 @@ fn a_limit_that_changes_is_written_in_the_drivers_period() -> Result<()> {
     scene.finish()
 }
 
-#[test]
-fn a_pod_whose_volume_finds_no_place_is_refused_and_the_limit_is_asked_for_at_once() -> Result<()> {
-    let Some((scene, driver)) = world(3600, true)? else { return Ok(()) };
-    objects::create_bound(&scene.cluster, "full", NAME, &Value::Null)?;
-    let attachment = recorded::attachment("full", NAME, NODE);
-    scene.cluster.create(&json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-        "metadata": {"name": attachment}, "spec": {"attacher": NAME, "nodeName": NODE,
-            "source": {"persistentVolumeName": "full"}}}))?;
-    let error = json!({"message": "rpc error: code = ResourceExhausted desc = no more", "errorCode": 8});
-    let status = json!({"status": {"attached": false, "attachError": error}});
-    scene.cluster.patch_status("volumeattachments", "", &attachment, &status)?;
-    driver.max_volumes(1)?;
-    let began = Instant::now();
-    scene.pod("refused", &["full"])?;
-    let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
-    let wait = || scene.cluster.wait_for("pods", "default", "refused", "it is refused", failed);
-    // A pod waits for its volumes a little longer than the longest wait of a test.
-    let pod = wait().or_else(|_| wait()).with_context(|| format!("{:#?}", scene.events("refused")))?;
-    ensure!(began.elapsed() >= Duration::from_secs(120), "{:?}", began.elapsed());
-    let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[full], unattached \
-                volumes=[full], failed to process volumes=[]: context deadline exceeded";
-    let status = &pod["status"];
-    ensure!(status["reason"] == "VolumeAttachmentLimitExceeded", "{status}");
-    ensure!(status["message"] == format!("Pod was rejected: {text}"), "{status}");
-    scene.wait_event("refused", &format!("VolumeAttachmentLimitExceeded {text}"))?;
-    wait_count(&scene, 1, Duration::from_secs(10))?;
-    // It is over for good: its volume is wanted no more.
-    scene.wait_no_traces()?;
-    scene.delete("refused")?;
-    drop(driver);
-    scene.finish()
+/// A pod whose volume finds no place at the node. It is refused when it has waited as long as a pod waits for its volumes, two minutes:
+/// whoever waits that long for something else asks for it besides.
+pub(crate) struct Refused {
+    driver: Driver,
+    began: Instant,
+}
+
+impl Refused {
+    pub(crate) fn begin(scene: &Scene) -> Result<Self> {
+        let driver = limited(scene, 3600, true)?;
+        objects::create_bound(&scene.cluster, "full", NAME, &Value::Null)?;
+        let attachment = recorded::attachment("full", NAME, NODE);
+        scene.cluster.create(&json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+            "metadata": {"name": attachment}, "spec": {"attacher": NAME, "nodeName": NODE,
+                "source": {"persistentVolumeName": "full"}}}))?;
+        let error = json!({"message": "rpc error: code = ResourceExhausted desc = no more", "errorCode": 8});
+        let status = json!({"status": {"attached": false, "attachError": error}});
+        scene.cluster.patch_status("volumeattachments", "", &attachment, &status)?;
+        driver.max_volumes(1)?;
+        let began = Instant::now();
+        scene.pod("refused", &["full"])?;
+        Ok(Refused { driver, began })
+    }
+
+    /// The pod is refused, and the limit was asked for at once.
+    pub(crate) fn end(self, scene: &Scene) -> Result<()> {
+        let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
+        let wait = || scene.cluster.wait_for("pods", "default", "refused", "it is refused", failed);
+        // A pod waits for its volumes a little longer than the longest wait of a test.
+        let pod = wait().or_else(|_| wait()).with_context(|| format!("{:#?}", scene.events("refused")))?;
+        ensure!(self.began.elapsed() >= Duration::from_secs(120), "{:?}", self.began.elapsed());
+        let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[full], unattached \
+                    volumes=[full], failed to process volumes=[]: context deadline exceeded";
+        let status = &pod["status"];
+        ensure!(status["reason"] == "VolumeAttachmentLimitExceeded", "{status}");
+        ensure!(status["message"] == format!("Pod was rejected: {text}"), "{status}");
+        scene.wait_event("refused", &format!("VolumeAttachmentLimitExceeded {text}"))?;
+        wait_count(scene, 1, Duration::from_secs(10))?;
+        // It is over for good: its volume is wanted no more, which whoever looks for traces sees.
+        scene.delete("refused")?;
+        drop(self.driver);
+        Ok(())
+    }
 }

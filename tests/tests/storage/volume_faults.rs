@@ -12,6 +12,7 @@ use bulkhead_tests::storage::{NODE, Scene};
 use serde_json::{Value, json};
 
 use crate::DRIVER;
+use crate::attach_limits::Refused;
 
 /// The driver that misbehaves, and the one that does not.
 const BAD: &str = "bad.test";
@@ -321,9 +322,11 @@ fn a_volume_that_cannot_be_taken_away_keeps_its_pod_and_its_data() -> Result<()>
 }
 
 #[test]
-fn a_driver_that_hangs_uses_up_its_own_places_and_its_deadline_is_told() -> Result<()> {
+fn a_driver_that_hangs_uses_up_its_own_places_its_deadline_is_told_and_so_is_a_pod_s() -> Result<()> {
     let Some(world) = world()? else { return Ok(()) };
     let scene = &world.scene;
+    // A pod of another driver that waits as long: its time is over when the call's is.
+    let refused = Refused::begin(scene)?;
     // More pods than anybody has places for.
     let crowd: Vec<String> = (0..12).map(|number| format!("crowd-{number}")).collect();
     world.bad.faults(&[Fault::hangs("NodeStageVolume")])?;
@@ -344,6 +347,7 @@ fn a_driver_that_hangs_uses_up_its_own_places_and_its_deadline_is_told() -> Resu
                 &told("MountDevice", &crowd[0], "rpc error: code = DeadlineExceeded desc = context deadline exceeded"),
             )
         })?;
+    refused.end(scene)?;
     // Half of them go without ever having had their volume: it may be staged, so it is unstaged.
     let (go, stay) = crowd.split_at(6);
     for name in go {

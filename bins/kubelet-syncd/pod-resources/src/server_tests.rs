@@ -100,11 +100,14 @@ async fn both_versions_tell_what_they_know() {
     let [proxy, main] = &listed[0].containers[..] else { panic!("{listed:?}") };
     assert_eq!((proxy.name.as_str(), &proxy.cpu_ids[..]), ("proxy", &[1][..]));
     assert_eq!(main.cpu_ids, [2, 3]);
-    assert_eq!(main.devices[0], v1::ContainerDevices {
-        resource_name: "vendor.com/gpu".into(),
-        device_ids: vec!["g0".into()],
-        topology: Some(topology([1])),
-    });
+    assert_eq!(
+        main.devices[0],
+        v1::ContainerDevices {
+            resource_name: "vendor.com/gpu".into(),
+            device_ids: vec!["g0".into()],
+            topology: Some(topology([1])),
+        }
+    );
     assert_eq!(main.devices[1].topology, None);
     assert_eq!((main.memory[0].size, &main.memory[0].topology), (1 << 30, &Some(topology([0, 1]))));
     let claimed = &main.dynamic_resources[0].claim_resources[0];
@@ -116,12 +119,17 @@ async fn both_versions_tell_what_they_know() {
     let refused = client.get(ask("over")).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (tonic::Code::Unknown, "pod over in namespace ns not found"));
     let all = client.get_allocatable_resources(v1::AllocatableResourcesRequest {}).await.unwrap().into_inner();
-    assert_eq!((all.cpu_ids, all.devices.len(), all.memory[0].memory_type.as_str()), (vec![1, 2, 3], 1, "hugepages-1Gi"));
+    assert_eq!(
+        (all.cpu_ids, all.devices.len(), all.memory[0].memory_type.as_str()),
+        (vec![1, 2, 3], 1, "hugepages-1Gi")
+    );
 
     let first = V1alpha1Client::new(channel).list(v1alpha1::ListPodResourcesRequest {}).await.unwrap().into_inner();
-    let told: Vec<(&str, Vec<&str>)> = first.pod_resources.iter().map(|pod| {
-        (pod.name.as_str(), pod.containers.iter().map(|one| one.name.as_str()).collect())
-    }).collect();
+    let told: Vec<(&str, Vec<&str>)> = first
+        .pod_resources
+        .iter()
+        .map(|pod| (pod.name.as_str(), pod.containers.iter().map(|one| one.name.as_str()).collect()))
+        .collect();
     assert_eq!(told, [("runs", vec!["main"]), ("over", vec!["main"])], "every pod, no sidecar");
     assert_eq!(first.pod_resources[0].containers[0].devices.len(), 2);
 

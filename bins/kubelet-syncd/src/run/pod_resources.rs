@@ -48,9 +48,14 @@ async fn socket(broker: &BrokerClient) -> OwnedFd {
         let kind = listener::Kind::PodResources.into();
         match broker.open(Kind::Listener(Listener { kind })).await {
             Ok(socket) => return socket,
-            Err(error) if matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) => tokio::time::sleep(AGAIN).await,
+            Err(error) if matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) => {
+                tokio::time::sleep(AGAIN).await
+            }
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "Failed to create listener for podResources endpoint");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "Failed to create listener for podResources endpoint"
+                );
                 tokio::time::sleep(MUCH_LATER).await;
             }
         }

@@ -34,7 +34,8 @@ impl Resources for ResourcesApi {
         let manager = self.view.container_manager().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
         let pods = self.view.sources().map(|sources| sources.pods()).unwrap_or_default();
         // Some hundred small files of the kernel's.
-        let machine = tokio::task::spawn_blocking(machine).await.map_err(|error| Status::internal(error.to_string()))?;
+        let machine =
+            tokio::task::spawn_blocking(machine).await.map_err(|error| Status::internal(error.to_string()))?;
         let entries = entries(&self.config, &machine, &manager, &pods);
         let entries = entries.into_iter().map(|entry| Ok(api::ResourceEntry { entry: Some(entry) }));
         Ok(Response::new(Box::pin(futures_util::stream::iter(entries))))
@@ -45,7 +46,9 @@ impl Resources for ResourcesApi {
 fn machine() -> Machine {
     let tree = sysfs::read(Path::new(SYSTEM)).map_err(|error| error.to_string());
     let machine = tree.and_then(|tree| sysfs::machine(&tree).map_err(|error| error.to_string()));
-    machine.inspect_err(|error| tracing::warn!("could not detect the topology of this machine: {error}")).unwrap_or_default()
+    machine
+        .inspect_err(|error| tracing::warn!("could not detect the topology of this machine: {error}"))
+        .unwrap_or_default()
 }
 
 fn entries(config: &NodeConfig, machine: &Machine, manager: &ContainerManager, pods: &[Arc<Pod>]) -> Vec<Entry> {

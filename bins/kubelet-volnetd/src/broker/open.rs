@@ -101,10 +101,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        kind @ (Kind::NodeLog(_)
-        | Kind::EnvFile(_)
-        | Kind::ShutdownInhibitor(_)
-        | Kind::Kmsg(_)) => Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind }),
+        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::ShutdownInhibitor(_) | Kind::Kmsg(_)) => {
+            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
+        }
     }
 }
 
