@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::client_pair::ClientPairError;
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
-use crate::listeners::ListenError;
 use crate::node::{Node, Settings};
+use crate::pod_resources::PodResourcesSocketError;
 use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
 use crate::{journal, verbs};
@@ -95,15 +95,17 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         },
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
-        Kind::Listener(listener) => {
+        Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
             let Settings { paths, named_root_dir, .. } = &node.settings;
-            Ok(node.listeners.take(&paths.root_dir, named_root_dir, listener.kind())?)
+            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir)?)
         }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
-        kind @ (Kind::NodeLog(_) | Kind::EnvFile(_) | Kind::ShutdownInhibitor(_) | Kind::Kmsg(_)) => {
-            Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind })
-        }
+        kind @ (Kind::NodeLog(_)
+        | Kind::EnvFile(_)
+        | Kind::ShutdownInhibitor(_)
+        | Kind::Kmsg(_)
+        | Kind::Listener(_)) => Err(BrokerError::NotServed { kind: verbs::broker_row(&kind).kind }),
     }
 }
 
@@ -176,12 +178,11 @@ fn state_file(kind: StateKind) -> Result<(&'static str, bulkhead_ipc::peers::Rol
     verbs::state_file(kind).ok_or_else(|| validate::bad("kind", "unspecified", "one of the named kinds").into())
 }
 
-impl From<ListenError> for BrokerError {
-    fn from(error: ListenError) -> Self {
+impl From<PodResourcesSocketError> for BrokerError {
+    fn from(error: PodResourcesSocketError) -> Self {
         match error {
-            ListenError::Invalid(error) => error.into(),
-            ListenError::Open(error) => error.into(),
-            ListenError::Kernel { path, source } => BrokerError::Kernel { path, source },
+            PodResourcesSocketError::Open(error) => error.into(),
+            PodResourcesSocketError::Kernel { path, source } => BrokerError::Kernel { path, source },
         }
     }
 }

@@ -1,29 +1,26 @@
-//! Sockets at paths that clients of the kubelet know (decision 83). They are bound here, because their folders are root's; a copy of
-//! each is kept, so that clients wait in its queue while the process that answers restarts.
+//! The socket of the pod resources API (decision 83). It is bound here, because its folder is root's; a copy is kept, so that clients
+//! wait in its queue while the process that answers restarts.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bulkhead_ipc::volnetd::listener::Kind;
 use bulkhead_sys::open::{self, OpenError};
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
-use crate::validate::{self, InvalidRequest};
 
-/// Folder below the root directory, and the socket in it.
-const POD_RESOURCES: (&str, &str) = ("pod-resources", "kubelet.sock");
+/// Below the root directory, and the socket in it.
+const FOLDER: &str = "pod-resources";
+const NAME: &str = "kubelet.sock";
 
 /// Of a folder that somebody has removed (upstream's `CreateListener`).
 const FOLDER_MODE: u32 = 0o750;
 
-/// Why a socket is not given.
+/// Why it is not given.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    #[error(transparent)]
-    Invalid(#[from] InvalidRequest),
+pub enum PodResourcesSocketError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("failed to listen on {path}")]
@@ -37,34 +34,26 @@ struct Bound {
     file: (u64, u64),
 }
 
-/// The copies that are kept.
+/// The copy that is kept.
 #[derive(Debug, Default)]
-pub struct Listeners {
-    pod_resources: Mutex<Option<Bound>>,
-}
+pub struct PodResourcesSocket(Mutex<Option<Bound>>);
 
-impl Listeners {
+impl PodResourcesSocket {
     /// A copy of the listening socket. One that was bound by this process before is given again, as long as its file is there.
     /// `named`: the root directory as the operator wrote it, by which clients find the socket.
     ///
     /// # Errors
-    /// No such socket is known, or its folder is not root's alone, or the kernel refuses.
-    pub fn take(&self, root_dir: &Path, named: &Path, kind: Kind) -> Result<OwnedFd, ListenError> {
-        let (kept, place) = match kind {
-            Kind::PodResources => (&self.pod_resources, POD_RESOURCES),
-            Kind::DevicePlugins | Kind::PodsApi | Kind::Unspecified => {
-                return Err(validate::bad("kind", kind.as_str_name(), "KIND_POD_RESOURCES").into());
-            }
-        };
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let folder = folder(root_dir, place.0)?;
-        let path = named.join(place.0).join(place.1);
-        let there = socket_file(folder.as_fd(), place.1)?;
+    /// Its folder is not root's alone, or the kernel refuses.
+    pub fn take(&self, root_dir: &Path, named: &Path) -> Result<OwnedFd, PodResourcesSocketError> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = folder(root_dir, FOLDER)?;
+        let path = named.join(FOLDER).join(NAME);
+        let there = socket_file(folder.as_fd(), NAME)?;
         let bound = match kept.take().filter(|bound| there == Some(bound.file)) {
             Some(bound) => bound,
-            None => bind(folder.as_fd(), place.1, &path)?,
+            None => bind(folder.as_fd(), NAME, &path)?,
         };
-        let copy = bound.socket.try_clone().map_err(|source| ListenError::Kernel { path, source })?;
+        let copy = bound.socket.try_clone().map_err(|source| PodResourcesSocketError::Kernel { path, source })?;
         *kept = Some(bound);
         Ok(copy)
     }
@@ -93,12 +82,12 @@ fn socket_file(folder: BorrowedFd<'_>, name: &str) -> Result<Option<(u64, u64)>,
 
 /// In place of whatever file is there. It is bound under its own name, and not renamed to it, so that the kernel shows that name
 /// (`/proc/net/unix`); the mode is 0755, by the umask, as upstream's socket has it.
-fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, ListenError> {
+fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, PodResourcesSocketError> {
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(io_error("remove", path, errno).into()),
     }
-    let kernel = |source| ListenError::Kernel { path: path.to_owned(), source };
+    let kernel = |source| PodResourcesSocketError::Kernel { path: path.to_owned(), source };
     let listener = UnixListener::bind(path).map_err(kernel)?;
     listener.set_nonblocking(true).map_err(kernel)?;
     // Root alone could have put another folder there meanwhile.
@@ -126,8 +115,8 @@ mod tests {
     fn one_socket_as_long_as_its_file_is_there() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("pod-resources/kubelet.sock");
-        let listeners = Listeners::default();
-        let take = || listeners.take(root.path(), root.path(), Kind::PodResources);
+        let socket = PodResourcesSocket::default();
+        let take = || socket.take(root.path(), root.path());
         if !rustix::process::getuid().is_root() {
             assert!(take().is_err(), "the folder is another user's");
             return;
@@ -149,8 +138,8 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_ok() && again.accept().is_err(), "another socket");
         // A successor knows nothing of it.
-        let other = Listeners::default();
-        other.take(root.path(), root.path(), Kind::PodResources).unwrap();
+        let other = PodResourcesSocket::default();
+        other.take(root.path(), root.path()).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_err());
     }
@@ -158,21 +147,18 @@ mod tests {
     #[test]
     fn what_is_refused() {
         let root = tempfile::tempdir().unwrap();
-        let listeners = Listeners::default();
-        for kind in [Kind::Unspecified, Kind::DevicePlugins, Kind::PodsApi] {
-            assert!(matches!(listeners.take(root.path(), root.path(), kind), Err(ListenError::Invalid(_))), "{kind:?}");
-        }
+        let socket = PodResourcesSocket::default();
         let folder = root.path().join("pod-resources");
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let writable = listeners.take(root.path(), root.path(), Kind::PodResources);
-        assert!(matches!(writable, Err(ListenError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
+        let writable = socket.take(root.path(), root.path());
+        assert!(matches!(writable, Err(PodResourcesSocketError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
         std::fs::remove_dir(&folder).unwrap();
         std::fs::create_dir(root.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink("elsewhere", &folder).unwrap();
-        assert!(listeners.take(root.path(), root.path(), Kind::PodResources).is_err(), "a link");
+        assert!(socket.take(root.path(), root.path()).is_err(), "a link");
         std::fs::remove_file(&folder).unwrap();
         std::fs::create_dir_all(folder.join("kubelet.sock/in-the-way")).unwrap();
-        assert!(listeners.take(root.path(), root.path(), Kind::PodResources).is_err());
+        assert!(socket.take(root.path(), root.path()).is_err());
     }
 }
