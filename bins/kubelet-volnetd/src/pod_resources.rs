@@ -10,7 +10,6 @@ use bulkhead_sys::open::{self, OpenError};
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
-
 /// Below the root directory, and the socket in it.
 const FOLDER: &str = "pod-resources";
 const NAME: &str = "kubelet.sock";
@@ -90,6 +89,8 @@ fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, PodRes
     let kernel = |source| PodResourcesSocketError::Kernel { path: path.to_owned(), source };
     let listener = UnixListener::bind(path).map_err(kernel)?;
     listener.set_nonblocking(true).map_err(kernel)?;
+    // Nothing of gRPC carries a descriptor; who is accepted later has it from here. On older kernels what comes is closed as it is read.
+    bulkhead_sys::scm::refuse_rights(&listener);
     // Root alone could have put another folder there meanwhile.
     let file = socket_file(folder, name)?.ok_or_else(|| io_error("find", path, Errno::NOENT))?;
     tracing::info!(path = %path.display(), "listening");

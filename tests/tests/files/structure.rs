@@ -102,7 +102,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
     ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "kubelet-model"]),
-    ("kubelet-pod-resources", &["bulkhead-sys"]),
+    ("kubelet-pod-resources", &[]),
     (
         "kubelet-syncd",
         &[

@@ -50,8 +50,6 @@ impl AsyncWrite for Client {
 
 /// Clients, one after the other as there are places. Never ends.
 pub fn clients(listener: UnixListener) -> impl Stream<Item = std::io::Result<Client>> {
-    // Nothing of gRPC carries a descriptor. On older kernels what comes is closed as it is read.
-    bulkhead_sys::scm::refuse_rights(&listener);
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     futures_util::stream::unfold((listener, places), |(listener, places)| async move {
         let place = places.clone().acquire_owned().await.ok()?;

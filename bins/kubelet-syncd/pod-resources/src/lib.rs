@@ -6,30 +6,21 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`api`] | nothing: the messages of both versions, as generated |
 //! | [`holds`] | nothing: what a container has for itself, and who tells it |
 //! | [`rate`] | whether one more request is answered now |
 //! | [`metrics`] | nothing: what is counted of requests |
 //! | [`connections`] | how many clients are talked to at a time |
 //! | [`server`] | what of it each version and method tells, and of which pods |
 
+pub mod api;
 pub mod connections;
 pub mod holds;
 pub mod metrics;
 pub mod rate;
 pub mod server;
 
+pub use api::{v1, v1alpha1};
 pub use holds::Providers;
 pub use metrics::EndpointMetrics;
 pub use server::{Lister, serve};
-
-/// `v1`, as generated: messages, server, and the client that a test asks with.
-#[allow(missing_debug_implementations)]
-pub mod v1 {
-    tonic::include_proto!("v1");
-}
-
-/// `v1alpha1`, the same.
-#[allow(missing_debug_implementations)]
-pub mod v1alpha1 {
-    tonic::include_proto!("v1alpha1");
-}
