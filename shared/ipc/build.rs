@@ -3,7 +3,7 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 22] = [
+const FILES: [&str; 23] = [
     "common/v1/common.proto",
     "common/v1/disks.proto",
     "common/v1/iptables.proto",
@@ -20,6 +20,7 @@ const FILES: [&str; 22] = [
     "syncd/v1/eviction.proto",
     "syncd/v1/images.proto",
     "syncd/v1/oom.proto",
+    "syncd/v1/resources.proto",
     "syncd/v1/storage.proto",
     "syncd/v1/runtime_stats.proto",
     "syncd/v1/logs.proto",

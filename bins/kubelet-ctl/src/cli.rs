@@ -66,6 +66,14 @@ pub fn command() -> Command {
         )
         .subcommand(audit())
         .subcommand(Command::new("plugins").about("Lists plugins (CSI drivers, devices), and what came of their registration"))
+        .subcommand(
+            Command::new("resources")
+                .about("Shows NUMA nodes, CPUs, memory and devices, and which container has what of it for itself")
+                .after_help(
+                    "The map: each core in brackets with its CPUs, [0:r 4:.] [1:A 5:A], a bar of each node's memory, and its devices.\n\
+                     . shared or free, r reserved, a letter the container of that line of the table.",
+                ),
+        )
         .subcommand(pods_command("events", "Lists the pods' recent events, newest last"))
         .subcommand(
             Command::new("completion")

@@ -36,6 +36,7 @@ mod plugins;
 mod pods;
 mod pressure;
 mod privileges;
+mod resources;
 mod stats;
 mod table;
 mod view;
@@ -149,6 +150,7 @@ async fn dispatch(matches: &clap::ArgMatches, out: &mut dyn Write, err: &mut dyn
         "privileges" => privileges::show(&instance, matches.get_flag("detail"), &mut printer).await,
         "stats" => stats::show(&instance, namespace, &mut printer).await,
         "images" => images::show(&instance, &mut printer).await,
+        "resources" => resources::show(&instance, &mut printer).await,
         "plugins" => plugins::show(&instance, &mut printer).await,
         "pressure" => pressure::show(&instance, &mut printer).await,
         "audit" => {

@@ -18,9 +18,12 @@ use bulkhead_ipc::statusd::status_server::{Status as StatusApi, StatusServer};
 use bulkhead_ipc::statusd::{Check, GetStatusRequest, StatusReply};
 use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
 use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
+use bulkhead_ipc::syncd::resource_entry::Entry;
+use bulkhead_ipc::syncd::resources_server::{Resources, ResourcesServer};
 use bulkhead_ipc::syncd::{
-    ContainerState, Event, GetNodeRequest, GetPodRequest, ListPodsRequest, NodeState, PodState, PodUpdate, PodVolume,
-    WatchPodsRequest, WorkerState, pod_update::Update,
+    ContainerState, CpuCore, Event, GetNodeRequest, GetPodRequest, ListPodsRequest, ListResourcesRequest, NodeState,
+    NumaNode, PodState, PodUpdate, PodVolume, ResourceEntry, ResourceHolder, WatchPodsRequest, WorkerState,
+    pod_update::Update,
 };
 use bulkhead_ipc::volnetd::cgroups_server::{Cgroups, CgroupsServer};
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
@@ -124,6 +127,24 @@ impl Node for Fake {
     type WatchStream = List<NodeState>;
     async fn watch(&self, _: Request<bulkhead_ipc::syncd::WatchNodeRequest>) -> Answer<Self::WatchStream> {
         not_faked()
+    }
+}
+
+#[tonic::async_trait]
+impl Resources for Fake {
+    type ListStream = List<ResourceEntry>;
+    async fn list(&self, _: Request<ListResourcesRequest>) -> Answer<Self::ListStream> {
+        let cores = vec![CpuCore { socket: 0, cpus: vec![0, 1] }];
+        let holder = ResourceHolder {
+            namespace: "default".into(),
+            pod: "web-n".into(),
+            pod_uid: "u1".into(),
+            container: "main".into(),
+            cpus: vec![1],
+            ..Default::default()
+        };
+        let entries = [Entry::Node(NumaNode { id: 0, cores, memory_bytes: 1 << 30 }), Entry::Holder(holder)];
+        list(entries.map(|entry| ResourceEntry { entry: Some(entry) }).into())
     }
 }
 
@@ -239,6 +260,7 @@ const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Pods/List", peers: OPERATOR },
     MethodRule { method: "/kubelet.syncd.v1.Pods/Watch", peers: OPERATOR },
     MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: OPERATOR },
+    MethodRule { method: "/kubelet.syncd.v1.Resources/List", peers: OPERATOR },
     MethodRule { method: "/kubelet.statusd.v1.Status/Get", peers: OPERATOR },
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: OPERATOR },
     MethodRule { method: "/kubelet.volnetd.v1.Volumes/ListVolumes", peers: OPERATOR },
@@ -254,7 +276,10 @@ async fn serve(process: Process, run_dir: &Path, ready: bool) {
     let fake = Fake { process, ready };
     let services = services.add(ProcessServer::new(fake.clone()));
     let services = match process {
-        Process::Syncd => services.add(PodsServer::new(fake.clone())).add(NodeServer::new(fake)),
+        Process::Syncd => {
+            let services = services.add(PodsServer::new(fake.clone())).add(NodeServer::new(fake.clone()));
+            services.add(ResourcesServer::new(fake))
+        }
         Process::Volnetd => services.add(VolumesServer::new(fake.clone())).add(CgroupsServer::new(fake)),
         Process::Evictiond => services.add(StatsServer::new(fake)),
         Process::Statusd => services.add(StatusServer::new(fake)),
@@ -331,7 +356,7 @@ async fn a_watch_goes_on_until_the_process_ends_it() {
 #[tokio::test]
 async fn every_command_has_every_form() {
     let node = node(true).await;
-    for command in ["pods", "pod web", "volumes", "health", "privileges", "stats", "top", "events"] {
+    for command in ["pods", "pod web", "volumes", "health", "privileges", "stats", "top", "events", "resources"] {
         for format in ["table", "json", "yaml"] {
             let (exit, out, err) = ctl(node.path(), &format!("{command} -o {format}")).await;
             // The fakes are no processes of their own, which is a difference from the map.
@@ -343,6 +368,8 @@ async fn every_command_has_every_form() {
             }
         }
     }
+    let (_, out, _) = ctl(node.path(), "resources").await;
+    assert!(out.contains("  cpu   [0:. 1:A]\n") && out.contains("A     default     web-n   main"), "{out}");
     let (_, out, _) = ctl(node.path(), "volumes").await;
     assert!(out.contains("default       web-n   scratch   emptyDir   yes       tmpfs   /p"), "{out}");
     let (_, out, _) = ctl(node.path(), "privileges").await;

@@ -13,6 +13,7 @@
 //! | [`kubelet_edges`] | what lies outside the process: connections to pods, volnetd, the runtime |
 //! | [`kubelet_pleg`] | what the runtime has, from its events and a slow audit |
 //! | [`kubelet_volume_manager`] | claims and volumes of CSI drivers and NFS servers: which pods want, which are there, what is done about the difference |
+//! | [`kubelet_pod_resources`] | what is told to agents on the node of the CPUs, memory, devices and claims that containers have for themselves |
 //! | [`kubelet_images`] | whether an image is there and how it gets there |
 //! | [`kubelet_probes`] | what is asked of a running container and run in it: probes, lifecycle hooks |
 //! | [`kubelet_runtime`] | one pod at the container runtime: its size, what to do with its sandbox and containers, its status |
@@ -63,6 +64,7 @@
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
+//! | the pod resources API, a task a connection ([`service::pod_resources`]) | requests of agents on the node | who has what for himself |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and

@@ -52,6 +52,7 @@
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`disks`] | how kubelet-disks is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
+//! | [`pod_resources`] | whether the socket of the pod resources API is bound anew |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -91,6 +92,7 @@ pub mod kubeconfig;
 pub mod metrics;
 pub mod node;
 pub mod operations;
+pub mod pod_resources;
 pub mod service;
 pub mod settings;
 pub mod setup;

@@ -23,6 +23,7 @@ use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
+use crate::pod_resources::PodResourcesSocket;
 
 /// What the operator decided, reduced to what concerns this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,6 +120,8 @@ pub struct Node {
     pub disks: Disks,
     /// The delay of a shutdown.
     pub inhibitor: Inhibitor,
+    /// Bound for kubelet-syncd.
+    pub pod_resources: PodResourcesSocket,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -185,6 +188,7 @@ impl Node {
             workers,
             disks: Disks::default(),
             inhibitor: Inhibitor::default(),
+            pod_resources: PodResourcesSocket::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

@@ -173,8 +173,8 @@ pub const BROKER: [BrokerRow; 23] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg: a kind that no process asks for. The answer is a refusal, and no descriptor is passed.
-    row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
+    // A copy is kept. Whoever can reach the socket may call the one that answers, not this process.
+    row("Listener",            &[Syncd],                        2, &[],        "pod resources alone; folder of root's alone below the root directory; the same socket again while its file is there"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "root's socket below the root directory and not below pods; no link, no folder that others may write, no file system that may not answer on the way; nobody waits for a full backlog"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),

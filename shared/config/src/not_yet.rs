@@ -51,6 +51,7 @@ const GATES: &[&str] = &[
     "ImageVolumeWithDigest",
     "KubeletCrashLoopBackOffMax",
     "KubeletEnsureSecretPulledImages",
+    "KubeletPodResourcesListUseActivePods",
     "KubeletRegistrationGetOnExistsOnly",
     "KubeletSeparateDiskGC",
     "MemoryQoS",

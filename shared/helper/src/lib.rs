@@ -10,9 +10,11 @@
 //! |---|---|
 //! | [`program`] | where a program may lie, with what it is started, how long it may take |
 //! | [`serve`] | who may ask, how many questions are answered at once, when the process ends |
+//! | [`start`] | nothing: what comes before the first question, for helpers that root asks |
 
 pub mod program;
 pub mod serve;
+pub mod start;
 
 pub use program::{Ended, Program};
 pub use serve::{Door, Limits, serve};

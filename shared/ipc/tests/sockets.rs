@@ -148,6 +148,7 @@ async fn reflection_names_what_this_process_serves() -> Result {
             "kubelet.syncd.v1.Node",
             "kubelet.syncd.v1.Ooms",
             "kubelet.syncd.v1.Pods",
+            "kubelet.syncd.v1.Resources",
             "kubelet.syncd.v1.RuntimeStats",
             "kubelet.syncd.v1.Stats",
             "kubelet.syncd.v1.Storage",

@@ -178,7 +178,11 @@ const SYNCD: Row = Row {
     families: &[Family::Unix, Family::Inet, Family::Inet6],
     denied: EVERYTHING,
     runs_programs: RunsPrograms::ForTheApiServerOrImages,
-    serves: &[Serves { socket: "kubelet-syncd.sock", peers: &["kubelet-evictiond", "kubelet-statusd", "operator"] }],
+    serves: &[
+        Serves { socket: "kubelet-syncd.sock", peers: &["kubelet-evictiond", "kubelet-statusd", "operator"] },
+        // Bound by kubelet-volnetd, which keeps a copy and answers nobody there.
+        Serves { socket: "pod-resources/kubelet.sock", peers: &["whoever may enter its folder, which is root's"] },
+    ],
     memory_bytes: 1536 * MIB,
     oom_score_adj: None,
 };
@@ -382,6 +386,17 @@ impl Row {
         [self.capabilities, self.passed_on].concat()
     }
 
+    /// Of those below, the ones that kubelet-volnetd binds for another process: both have them once they were asked for, and a
+    /// kubelet-volnetd that was restarted since has none.
+    pub fn passed_listeners(&self, config: &NodeConfig) -> Vec<String> {
+        match self.program {
+            Program::Daemon(Process::Volnetd | Process::Syncd) => {
+                vec![format!("unix:{}", config.paths.pod_resources_socket().display())]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Listening sockets that it should have and no others, as `PrivilegeReport::sockets` writes them. TCP by port
     /// alone: "tcp:10250".
     pub fn listeners(&self, config: &NodeConfig) -> Vec<String> {
@@ -391,6 +406,7 @@ impl Row {
         if process == Process::Volnetd {
             listeners.push(unix(config.paths.broker_socket()));
         }
+        listeners.extend(self.passed_listeners(config));
         if process == Process::Statusd {
             listeners.extend(fences::statusd_ports(config).into_iter().map(|port| format!("tcp:{port}")));
         }

@@ -81,6 +81,11 @@ impl InstancePaths {
         self.root_dir.join("checkpoints")
     }
 
+    /// Where monitoring agents ask who has which devices; volnetd binds it, syncd answers.
+    pub fn pod_resources_socket(&self) -> PathBuf {
+        self.root_dir.join("pod-resources").join("kubelet.sock")
+    }
+
     pub fn is_default_root(&self) -> bool {
         self.root_dir == Path::new("/var/lib/kubelet")
     }

@@ -9,6 +9,7 @@ mod init_containers;
 mod network_identity;
 mod pod_environment;
 mod pod_files;
+mod pod_resources;
 mod probes;
 mod resize;
 mod resource_managers;

@@ -17,6 +17,7 @@ const CRATES: &[&str] = &[
     "kubelet-syncd/runtime",
     "kubelet-syncd/volume-manager",
     "kubelet-syncd/container-manager",
+    "kubelet-syncd/pod-resources",
     "kubelet-volnetd",
     "kubelet-evictiond",
     "kubelet-statusd",

@@ -18,7 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-csi", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
-    ("bulkhead-helper", &["bulkhead-sys", "bulkhead-ipc"]),
+    ("bulkhead-helper", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
     ("bulkhead-ipc", &["bulkhead-types", "bulkhead-sys", "bulkhead-trace"]),
     ("bulkhead-privileges", &["bulkhead-types", "bulkhead-sys", "bulkhead-config"]),
     (
@@ -102,6 +102,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
     ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "kubelet-model"]),
+    ("kubelet-pod-resources", &[]),
     (
         "kubelet-syncd",
         &[
@@ -118,6 +119,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-edges",
             "kubelet-pleg",
             "kubelet-images",
+            "kubelet-pod-resources",
             "kubelet-probes",
             "kubelet-runtime",
             "kubelet-volume-manager",

@@ -279,9 +279,12 @@ fn listeners(
     });
     let map = row.listeners(config);
     let fact = Fact::same_list("listens on", &map, listening.as_deref());
-    let less = listening.is_some_and(|all| all.iter().all(|one| map.contains(one)));
-    if daemon == Daemon::Statusd && fact.verdict == Comparison::Differs && less {
-        // A port that somebody else holds is no privilege too many.
+    let all = listening.unwrap_or_default();
+    let less = fact.verdict == Comparison::Differs && all.iter().all(|one| map.contains(one));
+    let passed = row.passed_listeners(config);
+    let only_passed = map.iter().all(|one| all.contains(one) || passed.contains(one));
+    if less && (daemon == Daemon::Statusd || only_passed) {
+        // A port that somebody else holds, or a socket that is bound when it is asked for, is no privilege too many.
         return Fact { verdict: Comparison::Shown, ..fact };
     }
     fact

@@ -179,6 +179,24 @@ fn what_cannot_be_seen_is_no_success() {
 }
 
 #[test]
+fn a_socket_that_is_bound_when_it_is_asked_for_may_be_missing() {
+    let context = context(&ALL);
+    for daemon in [Daemon::Syncd, Daemon::Volnetd] {
+        let mut process = as_mapped(&context, daemon);
+        let sockets = process.kernel.as_mut().unwrap().sockets.as_mut().unwrap();
+        sockets.retain(|socket| !socket.contains("pod-resources"));
+        assert_ne!(verdict(&context, &process).0, Comparison::Differs, "{daemon}");
+        let sockets = process.kernel.as_mut().unwrap().sockets.as_mut().unwrap();
+        sockets.remove(0);
+        assert_eq!(verdict(&context, &process).0, Comparison::Differs, "{daemon}: its own socket");
+    }
+    let mut process = as_mapped(&context, Daemon::Evictiond);
+    let socket = "unix:/var/lib/kubelet/pod-resources/kubelet.sock (listening)".to_owned();
+    process.kernel.as_mut().unwrap().sockets.as_mut().unwrap().push(socket);
+    assert_eq!(verdict(&context, &process).0, Comparison::Differs, "not its own");
+}
+
+#[test]
 fn a_process_that_is_down_or_there_twice_is_a_difference() {
     let context = context(&ALL);
     for pids in [vec![], vec![7, 9]] {

@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod resource_manager;
 pub mod state_files;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,6 +22,7 @@ use kubelet_container_manager::manager::{Allocation, CpuUpdate, Running};
 use kubelet_container_manager::memory::Block;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_model::pod::spec::{containers, init_containers};
+use kubelet_pod_resources::holds::{Allocatable, Holds, Memory};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
 use tokio::sync::watch;
@@ -132,6 +134,25 @@ impl ContainerManager {
         self.managers().allocation(uid.as_str(), container)
     }
 
+    /// All that a container has for itself.
+    pub fn holds(&self, pod: &Pod, container: &Container) -> Holds {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let mut holds = self.cpus_and_memory(uid, &container.name);
+        self.others.iter().for_each(|manager| manager.holds(pod, container, &mut holds));
+        holds
+    }
+
+    /// CPUs and memory alone, of which it is known who has them when his pod is not.
+    pub fn cpus_and_memory(&self, uid: &str, container: &str) -> Holds {
+        let Allocation { cpus, memory } = self.managers().allocation(uid, container);
+        Holds { cpus: cpus.iter().collect(), memory: memory.into_iter().map(block).collect(), ..Holds::default() }
+    }
+
+    /// Pod uid and name of every container that has CPUs or memory for itself.
+    pub fn holders(&self) -> BTreeSet<(String, String)> {
+        self.managers().holders()
+    }
+
     /// CPUs that containers can have for themselves at all.
     pub fn allocatable_cpus(&self) -> CpuSet {
         self.managers().allocatable_cpus()
@@ -140,6 +161,17 @@ impl ContainerManager {
     /// The same of memory.
     pub fn allocatable_memory(&self) -> Vec<Block> {
         self.managers().allocatable_memory()
+    }
+
+    /// The same of everything, taken or not.
+    pub fn allocatable(&self) -> Allocatable {
+        let mut all = Allocatable {
+            cpus: self.allocatable_cpus().iter().collect(),
+            memory: self.allocatable_memory().into_iter().map(block).collect(),
+            ..Allocatable::default()
+        };
+        self.others.iter().for_each(|manager| manager.allocatable(&mut all));
+        all
     }
 
     /// Containers are put on certain CPUs.
@@ -192,6 +224,10 @@ impl ContainerManager {
             ActionError { transient: true, ..ActionError::new("CreateContainerError", message) }
         })
     }
+}
+
+fn block(block: Block) -> Memory {
+    Memory { kind: block.kind, bytes: block.size, nodes: block.nodes }
 }
 
 impl run_options::ContainerManager for ContainerManager {

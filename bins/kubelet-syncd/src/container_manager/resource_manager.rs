@@ -7,6 +7,7 @@ use bulkhead_types::{ContainerId, PodUid};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kubelet_container_manager::topology::{HintProvider, Refusal};
+use kubelet_pod_resources::holds::{Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
 
@@ -52,6 +53,12 @@ pub trait ResourceManager: std::fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
         Box::pin(async { Ok(RunContainerOptions::default()) })
     }
+
+    /// What a container has of it goes into `holds`, as the pod resources API tells it.
+    fn holds(&self, _pod: &Pod, _container: &Container, _holds: &mut Holds) {}
+
+    /// What containers can have of it at all.
+    fn allocatable(&self, _all: &mut Allocatable) {}
 
     /// The runtime has made the container.
     fn created(&self, _pod: &Pod, _container: &Container, _id: &ContainerId) {}

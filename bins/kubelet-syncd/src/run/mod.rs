@@ -3,6 +3,7 @@
 mod adoption;
 mod facts;
 mod plugins;
+mod pod_resources;
 mod resources;
 mod runtime;
 mod stages;
@@ -19,6 +20,7 @@ use bulkhead_ipc::syncd::logs_server::LogsServer;
 use bulkhead_ipc::syncd::node_server::NodeServer;
 use bulkhead_ipc::syncd::ooms_server::OomsServer;
 use bulkhead_ipc::syncd::pods_server::PodsServer;
+use bulkhead_ipc::syncd::resources_server::ResourcesServer;
 use bulkhead_ipc::syncd::runtime_stats_server::RuntimeStatsServer;
 use bulkhead_ipc::syncd::stats_server::StatsServer;
 use bulkhead_ipc::syncd::storage_server::StorageServer;
@@ -33,6 +35,7 @@ use crate::service::images::ImagesApi;
 use crate::service::logs::LogsApi;
 use crate::service::node_view::NodeView;
 use crate::service::ooms::OomsApi;
+use crate::service::resources::ResourcesApi;
 use crate::service::rules;
 use crate::service::runtime_stats::RuntimeStatsApi;
 use crate::service::stats::StatsApi;
@@ -65,6 +68,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         stop: daemon.stop.clone(),
     };
     let runtime_apis = RuntimeApis::with_storage(storage);
+    let resources = ResourcesApi { config, view: view.clone() };
     let services = daemon
         .services()?
         .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
@@ -80,6 +84,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(ImagesServer::new(runtime_apis.images.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(OomsServer::new(runtime_apis.ooms.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StorageServer::new(runtime_apis.storage.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
+        .add(ResourcesServer::new(resources).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(LogsServer::new(runtime_apis.logs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
     let serving = daemon.serve(services, rules::RULES);

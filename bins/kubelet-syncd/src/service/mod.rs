@@ -8,6 +8,8 @@ pub mod images;
 pub mod logs;
 pub mod node_view;
 pub mod ooms;
+pub mod pod_resources;
+pub mod resources;
 pub mod rules;
 pub mod runtime_stats;
 pub mod silence;

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::api::node::NodeSeen;
 use crate::api::pods::ApiPods;
+use crate::container_manager::ContainerManager;
 use crate::hub::PodHub;
 use crate::node_resources::{NodeResources, texts};
 use crate::node_shutdown::logind::Preparing;
@@ -135,6 +136,11 @@ impl NodeView {
     /// Where pods come from, once that has begun.
     pub fn sources(&self) -> Option<Arc<Sources>> {
         self.parts().sources.clone()
+    }
+
+    /// Who has what for himself, once that is known.
+    pub fn container_manager(&self) -> Option<Arc<ContainerManager>> {
+        self.parts().node.as_ref().map(|node| node.container_manager.clone())
     }
 
     /// The runtime, once there is a connection to ask for.

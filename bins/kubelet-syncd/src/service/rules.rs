@@ -27,6 +27,7 @@ pub const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Images/Remove", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Images/Report", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Ooms/Report", peers: &[Role::Evictiond] },
+    MethodRule { method: "/kubelet.syncd.v1.Resources/List", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Logs/List", peers: &[Role::Evictiond, Role::Operator] },
     MethodRule { method: "/kubelet.syncd.v1.Logs/RotateLog", peers: &[Role::Evictiond] },
     MethodRule { method: "/kubelet.syncd.v1.Logs/ReopenLog", peers: &[Role::Evictiond] },

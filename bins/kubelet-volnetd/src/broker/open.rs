@@ -15,7 +15,8 @@ use rustix::io::Errno;
 use super::client_pair::ClientPairError;
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
-use crate::node::Node;
+use crate::node::{Node, Settings};
+use crate::pod_resources::PodResourcesSocketError;
 use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
 use crate::{journal, verbs};
@@ -94,6 +95,10 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         },
         Kind::ProductUuid(_) => kernel_file("/sys/class/dmi/id/product_uuid", OFlags::RDONLY),
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
+        Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
+            let Settings { paths, named_root_dir, .. } = &node.settings;
+            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir)?)
+        }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         kind @ (Kind::NodeLog(_)
@@ -171,6 +176,15 @@ pub fn put_state(node: &Node, kind: StateKind, content: OwnedFd) -> Result<(), B
 
 fn state_file(kind: StateKind) -> Result<(&'static str, bulkhead_ipc::peers::Role), BrokerError> {
     verbs::state_file(kind).ok_or_else(|| validate::bad("kind", "unspecified", "one of the named kinds").into())
+}
+
+impl From<PodResourcesSocketError> for BrokerError {
+    fn from(error: PodResourcesSocketError) -> Self {
+        match error {
+            PodResourcesSocketError::Open(error) => error.into(),
+            PodResourcesSocketError::Kernel { path, source } => BrokerError::Kernel { path, source },
+        }
+    }
 }
 
 impl BrokerError {

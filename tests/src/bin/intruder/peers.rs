@@ -130,7 +130,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("serving-key", credential(CredentialKind::ServingKey)),
         ("client-ca", credential(CredentialKind::ClientCa)),
         ("registry-config", Kind::RegistryConfig(wire::RegistryConfig::default())),
-        ("listener", Kind::Listener(wire::Listener::default())),
+        ("listener", Kind::Listener(wire::Listener { kind: wire::listener::Kind::PodResources.into() })),
         ("plugin-socket", Kind::PluginSocket(wire::PluginSocket::default())),
         ("env-file", Kind::EnvFile(wire::EnvFile::default())),
         ("rotated-log", Kind::RotatedLog(wire::RotatedLog::default())),

@@ -1,0 +1,66 @@
+//! Clients of the socket. Whoever can reach it may ask: its folder is root's, and what is told is no secret of a pod. So clients are
+//! bounded together, and who is one too many waits in the listener's queue.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::server::Connected;
+
+/// Clients that are talked to at a time: some agents, each with a connection that it keeps.
+pub const CONNECTIONS: usize = 64;
+
+/// Before the next try to accept, where descriptors or memory have run out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A client, with its place.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connected for Client {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Client {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Client {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Clients, one after the other as there are places. Never ends.
+pub fn clients(listener: UnixListener) -> impl Stream<Item = std::io::Result<Client>> {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    futures_util::stream::unfold((listener, places), |(listener, places)| async move {
+        let place = places.clone().acquire_owned().await.ok()?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return Some((Ok(Client { stream, _place: place }), (listener, places))),
+                Err(error) => {
+                    tracing::warn!(%error, "accept on the pod resources socket failed");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    })
+}
