@@ -222,7 +222,9 @@ mod tests {
         assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);
         assert_eq!(
             events(&[cgroup("system-reserved", ""), cgroup("kube-reserved-compressible", "gone")]),
-            ["Warning FailedNodeAllocatableEnforcement: Failed to enforce Kube Reserved Compressible Cgroup Limits on \"/r\": gone"]
+            [
+                "Warning FailedNodeAllocatableEnforcement: Failed to enforce Kube Reserved Compressible Cgroup Limits on \"/r\": gone"
+            ]
         );
         assert_eq!(events(&[cgroup("system-reserved", "x"), cgroup("of-tomorrow", "")]).len(), 1);
         assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);
