@@ -10,8 +10,6 @@ use bulkhead_ipc::volnetd as wire;
 use bulkhead_sys::cgroup::Resources;
 use bulkhead_types::{ContainerId, ContainerName, IdError, PodUid, QosClass, VolumeName};
 
-use crate::cgroups::QosLevels;
-
 pub use logs::{LogPlace, Pick, PodLog, Removal, log_place, log_stamp, pick, pod_log, removals};
 
 /// Bytes: a list that names each second CPU of the largest machine is shorter.
@@ -139,6 +137,16 @@ pub fn qos(value: i32) -> Result<QosClass, InvalidRequest> {
             Err(bad("qos", &value.to_string(), "GUARANTEED, BURSTABLE or BEST_EFFORT"))
         }
     }
+}
+
+/// What the QoS levels get, in the units of cgroups; None leaves a value as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QosLevels {
+    pub burstable_cpu_shares: u64,
+    pub kubepods_memory_min: Option<u64>,
+    pub burstable_memory_low: Option<u64>,
+    pub burstable_memory_limit: Option<i64>,
+    pub best_effort_memory_limit: Option<i64>,
 }
 
 /// What the QoS levels get.

@@ -124,7 +124,12 @@ mod tests {
     fn memory() {
         assert_eq!(memory_bytes("MemTotal:        2048 kB\nMemFree: 1 kB\n"), Some(2 << 20));
         assert!(memory_bytes("MemFree: 1 kB\n").is_none() && memory_bytes("MemTotal: x kB").is_none());
-        assert!(facts(&KubeletConfiguration::default(), Path::new("/")).unwrap().memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(
+            facts(&KubeletConfiguration::default(), Path::new("/"))
+                .unwrap()
+                .memory_bytes
+                .is_some_and(|bytes| bytes > 1 << 20)
+        );
     }
 
     #[test]

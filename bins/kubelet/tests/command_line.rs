@@ -199,7 +199,10 @@ fn the_machine_is_checked() {
     has(&case.refused(&["--config", &config]), &["[\"no-such\" \"cgroup\"] cgroup is not configured properly"]);
     let config = case.config(&format!("{settings}kubeReserved: {{memory: 100Ti}}\n"));
     let text = case.refused(&["--config", &config]);
-    has(&text, &["invalid Node Allocatable configuration. Resource \"memory\" has a reservation of ", "but capacity of"]);
+    has(
+        &text,
+        &["invalid Node Allocatable configuration. Resource \"memory\" has a reservation of ", "but capacity of"],
+    );
     if Path::new("/sys/fs/cgroup/memory").exists() {
         let config = case.config("failSwapOn: false\n");
         has(&case.refused(&["--config", &config]), &["failCgroupV1: invalid value true", "cgroup v1"]);

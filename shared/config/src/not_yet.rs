@@ -128,11 +128,7 @@ mod tests {
         config.feature_gates.insert("GenericWorkload".into(), true);
         assert_eq!(
             named(&flags, &config),
-            [
-                "--experimental-mounter-path",
-                "volumePluginDir",
-                "featureGates[EventedPLEG]"
-            ]
+            ["--experimental-mounter-path", "volumePluginDir", "featureGates[EventedPLEG]"]
         );
     }
 

@@ -25,7 +25,13 @@ pub struct Part {
 pub const PARTS: [Part; 4] = [
     part("system-reserved", "systemReservedCgroup", "System Reserved", "system reserved", false),
     part("kube-reserved", "kubeReservedCgroup", "Kube Reserved", "kube reserved", false),
-    part("system-reserved-compressible", "systemReservedCgroup", "System Reserved Compressible", "system reserved", true),
+    part(
+        "system-reserved-compressible",
+        "systemReservedCgroup",
+        "System Reserved Compressible",
+        "system reserved",
+        true,
+    ),
     part("kube-reserved-compressible", "kubeReservedCgroup", "Kube Reserved Compressible", "kube reserved", true),
 ];
 
@@ -77,11 +83,8 @@ pub struct Enforcement {
 impl Enforcement {
     /// Controllers whose files are written, by their names of cgroup v1.
     pub fn controllers(&self) -> Vec<&'static str> {
-        let wanted = [
-            ("cpu", self.milli_cpu.is_some()),
-            ("memory", self.memory_bytes.is_some()),
-            ("pids", self.pids.is_some()),
-        ];
+        let wanted =
+            [("cpu", self.milli_cpu.is_some()), ("memory", self.memory_bytes.is_some()), ("pids", self.pids.is_some())];
         wanted.into_iter().filter(|(_, wanted)| *wanted).map(|(name, _)| name).collect()
     }
 
@@ -169,7 +172,8 @@ mod tests {
         assert_eq!(enforcements(&config), []);
         config.enforce_node_allocatable =
             ["kube-reserved-compressible", "pods", "system-reserved"].map(str::to_owned).to_vec();
-        config.system_reserved = map(&[("cpu", "200m"), ("memory", "300Mi"), ("pid", "500"), ("ephemeral-storage", "1Gi")]);
+        config.system_reserved =
+            map(&[("cpu", "200m"), ("memory", "300Mi"), ("pid", "500"), ("ephemeral-storage", "1Gi")]);
         config.kube_reserved = map(&[("cpu", "100m"), ("memory", "100Mi"), ("pid", "300")]);
         config.system_reserved_cgroup = "/sys".into();
         config.kube_reserved_cgroup = "/kube".into();

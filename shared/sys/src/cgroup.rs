@@ -322,10 +322,14 @@ impl Hierarchies {
             }
             Version::V2 => {
                 let path = path.below(&self.trees[0].mount_point).join("cgroup.controllers");
-                let enabled = std::fs::read_to_string(&path)
-                    .map_err(|source| CgroupError::NoControllers { cgroup: cgroup(), path, source })?;
+                let enabled = std::fs::read_to_string(&path).map_err(|source| CgroupError::NoControllers {
+                    cgroup: cgroup(),
+                    path,
+                    source,
+                })?;
                 let available = self.available()?;
-                let lacks = |name: &&&str| available.contains(**name) && !enabled.split_whitespace().any(|c| c == **name);
+                let lacks =
+                    |name: &&&str| available.contains(**name) && !enabled.split_whitespace().any(|c| c == **name);
                 let missing = controllers.iter().filter(lacks).map(|name| (*name).to_owned());
                 let missing: Vec<String> = if by_systemd { Vec::new() } else { missing.collect() };
                 if missing.is_empty() {
@@ -356,7 +360,8 @@ impl Hierarchies {
             Version::V2 => ".max",
         };
         let Some(dir) = self.mount_point("hugetlb").map(|top| path.below(top)) else { return Vec::new() };
-        let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
+        let names =
+            std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
         // "hugetlb.2MB.rsvd.max" and "hugetlb.2MB.events.max" are others.
         let size = |name: String| {
             let size = name.strip_prefix("hugetlb.")?.strip_suffix(end)?;

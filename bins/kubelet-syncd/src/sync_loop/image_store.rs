@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd::{
-    ImageCollectionReason, ImagePull, ImagePullStage, RemoveImageOutcome, RemoveImageRequest, ReportImageCollectionRequest, StoredImage,
+    ImageCollectionReason, ImagePull, ImagePullStage, RemoveImageOutcome, RemoveImageRequest,
+    ReportImageCollectionRequest, StoredImage,
 };
 use bulkhead_types::PodUid;
 use kubelet_images::ImageManager;

@@ -80,9 +80,12 @@ pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Opti
                     say(Some(epoch));
                     let mut events = Vec::from_iter(limits_failed(&node.config.cgroup_root, &reply));
                     again = !events.is_empty();
-                    if let Some(reply) = enforce_reserved(&node).await {
-                        again |= reply.cgroups.iter().any(|cgroup| !cgroup.error.is_empty());
-                        events.extend(told.events(&reply.cgroups));
+                    match enforce_reserved(&node).await {
+                        Some(reply) => {
+                            again |= reply.cgroups.iter().any(|cgroup| !cgroup.error.is_empty());
+                            events.extend(told.events(&reply.cgroups));
+                        }
+                        None => again = true,
                     }
                     events.into_iter().for_each(|event| node.reporter.emit_node(event));
                 }
@@ -127,7 +130,7 @@ async fn ensure_node(node: &NodeContext) -> Option<api::EnsureNodeReply> {
     }
 }
 
-/// None: it is not known; volnetd's next life is asked again.
+/// None: it is not known.
 async fn enforce_reserved(node: &NodeContext) -> Option<api::EnforceReservedReply> {
     match node.volnetd.enforce_reserved(&CallContext::new(), api::EnforceReservedRequest {}).await {
         Ok(reply) => Some(reply),
@@ -222,7 +225,9 @@ mod tests {
         assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);
         assert_eq!(
             events(&[cgroup("system-reserved", ""), cgroup("kube-reserved-compressible", "gone")]),
-            ["Warning FailedNodeAllocatableEnforcement: Failed to enforce Kube Reserved Compressible Cgroup Limits on \"/r\": gone"]
+            [
+                "Warning FailedNodeAllocatableEnforcement: Failed to enforce Kube Reserved Compressible Cgroup Limits on \"/r\": gone"
+            ]
         );
         assert_eq!(events(&[cgroup("system-reserved", "x"), cgroup("of-tomorrow", "")]).len(), 1);
         assert_eq!(events(&[cgroup("system-reserved", "")]), [done]);

@@ -16,6 +16,8 @@ use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies, Resources};
 use bulkhead_sys::session::{self, SessionError};
 use bulkhead_types::{ContainerId, PodUid, QosClass, cpu};
 
+use crate::validate::QosLevels;
+
 /// Huge pages of the QoS levels are not limited (upstream `HugePages unbounded`, 2^62).
 const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
 
@@ -46,16 +48,6 @@ pub struct PodCgroup {
     pub pod: PodUid,
     pub qos: QosClass,
     pub path: CgroupPath,
-}
-
-/// What the QoS levels get, in the units of cgroups; None leaves a value as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QosLevels {
-    pub burstable_cpu_shares: u64,
-    pub kubepods_memory_min: Option<u64>,
-    pub burstable_memory_low: Option<u64>,
-    pub burstable_memory_limit: Option<i64>,
-    pub best_effort_memory_limit: Option<i64>,
 }
 
 /// The tree of this node.

@@ -414,9 +414,19 @@ fn the_machine_has_a_say() {
     assert_eq!(found("reservedSystemCPUs: 0-1", &small), "");
     assert!(found("reservedSystemCPUs: 0-2", &small).contains("online CPUs 0-1"));
     let full = Machine { memory_bytes: Some(2 << 30), root_dir_bytes: Some(10 << 30), ..small.clone() };
-    assert_eq!(found("{kubeReserved: {cpu: 1000m, memory: 1Gi}, systemReserved: {cpu: 1000m, memory: 924Mi}, evictionHard: {memory.available: 100Mi, nodefs.available: 10%}}", &full), "");
-    let text = found("{kubeReserved: {memory: 1Gi}, systemReserved: {memory: 925Mi}, evictionHard: {memory.available: 100Mi}}", &full);
-    let words = "Resource \"memory\" has a reservation of 2049Mi but capacity of 2Gi. Expected capacity >= reservation.";
+    assert_eq!(
+        found(
+            "{kubeReserved: {cpu: 1000m, memory: 1Gi}, systemReserved: {cpu: 1000m, memory: 924Mi}, evictionHard: {memory.available: 100Mi, nodefs.available: 10%}}",
+            &full
+        ),
+        ""
+    );
+    let text = found(
+        "{kubeReserved: {memory: 1Gi}, systemReserved: {memory: 925Mi}, evictionHard: {memory.available: 100Mi}}",
+        &full,
+    );
+    let words =
+        "Resource \"memory\" has a reservation of 2049Mi but capacity of 2Gi. Expected capacity >= reservation.";
     assert!(text.contains("invalid Node Allocatable configuration.") && text.contains(words), "{text}");
     assert!(found("kubeReserved: {cpu: 2001m}", &full).contains("Resource \"cpu\" has a reservation of 2001m"));
     assert_eq!(found("{kubeReserved: {cpu: 3000m}, reservedSystemCPUs: 0-1}", &full), "");
@@ -426,7 +436,10 @@ fn the_machine_has_a_say() {
     let part = crate::reserved::PARTS[0];
     let unfit = UnfitCgroup { part, cgroup: "/s".into(), why: "gone".into() };
     let text = found("{}", &Machine { unfit_cgroups: vec![unfit], ..full });
-    assert_eq!(text, "systemReservedCgroup: invalid value \"/s\": Failed to enforce System Reserved Cgroup Limits on \"/s\": gone");
+    assert_eq!(
+        text,
+        "systemReservedCgroup: invalid value \"/s\": Failed to enforce System Reserved Cgroup Limits on \"/s\": gone"
+    );
     let nodes = "memoryManagerPolicy: Static, reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}, {numaNode: 1, limits: {memory: 1Gi}}]";
     let with = |rest: &str| found(&format!("{{{nodes}, {rest}}}"), &small);
     assert_eq!(with("kubeReserved: {memory: 1Gi}, systemReserved: {memory: 1Gi}"), "");

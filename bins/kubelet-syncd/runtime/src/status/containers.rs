@@ -245,12 +245,7 @@ fn told_message(status: &ContainerStatus, id: &str) -> Option<String> {
 /// It was told to have ended for good, and the runtime has nothing of it any more: nobody starts it again, whatever an earlier
 /// start is thought to have failed with. Told as waiting, it would be a step back, for which the whole status would be thrown
 /// away each time.
-fn stays_ended(
-    inputs: Inputs<'_>,
-    container: &Container,
-    newest: Option<&Instance>,
-    status: &ContainerStatus,
-) -> bool {
+fn stays_ended(inputs: Inputs<'_>, container: &Container, newest: Option<&Instance>, status: &ContainerStatus) -> bool {
     let is_settled = match inputs.kind {
         ContainerKind::Regular => true,
         ContainerKind::Init => !is_sidecar(container) && has_any_regular_container_created(inputs.pod, inputs.runtime),
@@ -329,11 +324,7 @@ fn set_readiness(
 
 /// `images`: those that the container's instance has mounted. Upstream looks for the volume's name in the runtime's answer, which
 /// has none; a mount is known by its path.
-fn mount_statuses(
-    container: &Container,
-    inputs: Inputs<'_>,
-    images: &[ImageMount],
-) -> Option<Vec<VolumeMountStatus>> {
+fn mount_statuses(container: &Container, inputs: Inputs<'_>, images: &[ImageMount]) -> Option<Vec<VolumeMountStatus>> {
     let volumes = inputs.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let is_image = |name: &str| volumes.iter().any(|volume| volume.name == name && volume.image.is_some());
     let image_of = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
