@@ -76,7 +76,7 @@
 //! | manifests, credentials, serving pair: a follower each ([`watch`]) | events | changes to whoever streams them (broadcast) |
 //!
 //! # Known gaps
-//! SELinux labels of the plugin folders are not set. A node log behind a link is refused. fsGroup leaves what is nested
+//! A node log behind a link is refused. fsGroup leaves what is nested
 //! deeper than 256 directories.
 
 pub mod audit;

@@ -119,12 +119,11 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     config.credential_providers = providers;
     config.boot_id = machine::boot_id();
     config.start_id = machine::start_id();
-    if let Some(text) = std::env::var_os(internal::VARIABLE) {
-        config.internal = Internal::parse(&text.to_string_lossy())?;
-    }
     let supervisor = units::supervisor()?;
     if supervisor == Supervisor::Units {
         units::prepare(&mut config)?;
+    } else if let Some(text) = std::env::var_os(internal::VARIABLE) {
+        config.internal = Internal::parse(&text.to_string_lossy())?;
     }
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
