@@ -32,7 +32,7 @@
 //! | [`start_latency`] | nothing: how long pods take to start |
 //! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
-//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself: none yet |
+//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |
@@ -59,6 +59,7 @@
 //! | PLEG ([`kubelet_pleg`]) | the runtime's events, requests for a look | the pod cache, events to its subscribers (mpsc) |
 //! | the prober ([`kubelet_probes::prober`]) | pods that were added, the time | results (its table), that some have changed |
 //! | runtime health, image file system, image list ([`sync_loop`]) | the runtime | the newest of each (watch) |
+//! | the CPUs of running containers ([`sync_loop::cpu_sets`]), and the managers' state files | changes of what containers have (watch), the time | calls of the runtime; upstream's files |
 //! | the node's cgroups, exported allocations ([`sync_loop::node_cgroups`], [`kubelet_runtime::allocation`]) | volnetd's life (watch), grants | the life in which the tree is in place (watch); upstream's files |
 //! | the volume manager's reconciler, and a task for each operation ([`kubelet_volume_manager`]) | wanted volumes, the Node (watch), drivers that come and go, volnetd's lists | calls of drivers and verbs; what is in use (watch), events |
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
@@ -74,7 +75,7 @@
 //!
 //! # Known gaps
 //! Volumes of the kinds iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
-//! resource managers and devices.
+//! devices of plugins.
 
 pub mod admission;
 pub mod api;

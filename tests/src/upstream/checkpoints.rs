@@ -23,6 +23,23 @@ pub fn cpu_manager() -> String {
     format!(r#"{{"policyName":"none","defaultCpuSet":"","checksum":{}}}"#, fnv1a(dump))
 }
 
+/// The same of the policy `static`: shared CPUs; pods' uids, each with its containers and their CPUs, all in order.
+pub fn static_cpu_manager(default: &str, entries: &[(&str, &[(&str, &str)])]) -> String {
+    let containers = |of: &[(&str, &str)]| of.iter().map(|(name, cpus)| format!("{name}:{cpus}")).collect::<Vec<_>>();
+    let dump = entries.iter().map(|(uid, of)| format!("{uid}:map[{}]", containers(of).join(" ")));
+    let dump = format!(
+        "(*state.CPUManagerCheckpoint){{PolicyName:(string)static DefaultCPUSet:(string){default} \
+         Entries:(map[string]map[string]string)map[{}] Checksum:(checksum.Checksum)0}}",
+        dump.collect::<Vec<_>>().join(" ")
+    );
+    let containers =
+        |of: &[(&str, &str)]| of.iter().map(|(name, cpus)| format!("{name:?}:{cpus:?}")).collect::<Vec<_>>();
+    let pods = entries.iter().map(|(uid, of)| format!("{uid:?}:{{{}}}", containers(of).join(",")));
+    let pods = pods.collect::<Vec<_>>().join(",");
+    let pods = if entries.is_empty() { String::new() } else { format!(r#""entries":{{{pods}}},"#) };
+    format!(r#"{{"policyName":"static","defaultCpuSet":"{default}",{pods}"checksum":{}}}"#, fnv1a(&dump))
+}
+
 /// `memory_manager_state` of the policy `None`.
 pub fn memory_manager() -> String {
     let dump = "(*state.MemoryManagerCheckpoint){PolicyName:(string)None MachineState:(state.NUMANodeMap)map[] \

@@ -12,6 +12,7 @@ mod pod_files;
 mod pod_resources;
 mod probes;
 mod resize;
+mod resource_managers;
 mod restarts_of_containers;
 mod runtimes;
 mod security_context;

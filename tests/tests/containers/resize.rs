@@ -67,9 +67,9 @@ fn wait_resized(member: &Member, pod: &str) -> Result<Value> {
 
 /// Limits of a cgroup: CPU shares, CPU quota for each 100 ms in microseconds (-1: none), memory in bytes (-1: none).
 #[derive(Debug, PartialEq, Eq)]
-struct Limits {
+pub(super) struct Limits {
     shares: u64,
-    quota: i64,
+    pub(super) quota: i64,
     memory: i64,
 }
 
@@ -95,7 +95,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// The limits of a process's cgroup, or of the one `above` levels up.
-fn limits(pid: i32, above: usize) -> Result<Limits> {
+pub(super) fn limits(pid: i32, above: usize) -> Result<Limits> {
     let own = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let folder = |controller: &str| -> Result<PathBuf> {
         let mut lines = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));

@@ -143,6 +143,9 @@ fn ended_init_containers() {
     assert_eq!(given(&manager), 6);
     manager.created(&pod, &container("c"), CpuSet::default());
     assert_eq!(given(&manager), 2);
+    // Taken in again, after a restart: what the init container had stays free.
+    manager.admit(&pod, &mut []).unwrap();
+    assert_eq!(given(&manager), 2);
 }
 
 #[test]

@@ -390,7 +390,7 @@ fn blocks(nodes: &[u32], memory: &Memory) -> Vec<Block> {
 impl HintProvider for StaticMemory {
     fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> ResourceHints {
         let Ok(wanted) = &container.memory else { return ResourceHints::new() };
-        if !pod.guaranteed || !pod.managed {
+        if !pod.guaranteed || !pod.managed || self.has_ended(pod, container) {
             return ResourceHints::new();
         }
         match self.state.get(&pod.uid, &container.name) {
@@ -414,7 +414,7 @@ impl HintProvider for StaticMemory {
     }
 
     fn allocate(&mut self, pod: &PodRequest, container: &ContainerRequest, best: Hint) -> Result<(), Refusal> {
-        if !pod.guaranteed || !pod.managed {
+        if !pod.guaranteed || !pod.managed || self.has_ended(pod, container) {
             return Ok(());
         }
         let outcome = self.allocate_container(pod, container, best);
@@ -434,6 +434,14 @@ impl HintProvider for StaticMemory {
 }
 
 impl StaticMemory {
+    /// An init container whose memory was taken back when one after it was made: of a pod that is taken in again, after a restart.
+    /// Upstream gives it memory once more, which nobody uses until the pod ends.
+    fn has_ended(&self, pod: &PodRequest, container: &ContainerRequest) -> bool {
+        let has = |name: &str| self.state.get(&pod.uid, name).is_some();
+        let after = pod.containers.iter().skip_while(|other| other.name != container.name).skip(1);
+        container.kind == Kind::Init && !has(&container.name) && after.into_iter().any(|other| has(&other.name))
+    }
+
     fn allocate_container(
         &mut self,
         pod: &PodRequest,
