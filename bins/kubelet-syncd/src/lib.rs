@@ -31,7 +31,7 @@
 //! | [`start_latency`] | nothing: how long pods take to start |
 //! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
-//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself: none yet |
+//! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
 //! | [`desired`] | the wanted pods as taken in |
 //! | [`admission`] | whether a pod may run here |
@@ -63,6 +63,7 @@
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
+//! | device plugins: a task each that follows its list, one that serves their registration, two that keep the checkpoint and what the Node shows ([`container_manager::devices`]) | what plugins tell | pods whose devices' health is news, amounts (watch), the checkpoint |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
@@ -72,7 +73,7 @@
 //!
 //! # Known gaps
 //! Volumes of the kinds iscsi and fc, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
-//! resource managers and devices.
+//! claims of drivers (DRA).
 
 pub mod admission;
 pub mod api;

@@ -21,6 +21,7 @@ use crate::disks::Disks;
 use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
+use crate::listeners::Listeners;
 use crate::metrics::Metrics;
 
 /// What the operator decided, reduced to what concerns this process.
@@ -116,6 +117,8 @@ pub struct Node {
     pub disks: Disks,
     /// The delay of a shutdown.
     pub inhibitor: Inhibitor,
+    /// Sockets that kubelet-syncd listens on.
+    pub listeners: Listeners,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -182,6 +185,7 @@ impl Node {
             workers,
             disks: Disks::default(),
             inhibitor: Inhibitor::default(),
+            listeners: Listeners::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

@@ -169,8 +169,8 @@ pub const BROKER: [BrokerRow; 23] = [
     // clients' CA.
     row("Credential",          &[Statusd, Syncd],               1, &[],        "configured; regular file of root's on root's path; the kind's peers"),
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
-    // As Kmsg: a kind that no process asks for. The answer is a refusal, and no descriptor is passed.
-    row("Listener",            &[Syncd],                        2, &[],        "not served yet"),
+    // A connection to it is a plugin of root's: only root may enter the folder.
+    row("Listener",            &[Syncd],                        2, &[],        "device-plugins; the folder is root's alone; bound once, anew where its name is gone: sockets in the folder are deleted before"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "root's socket below the root directory and not below pods; no link, no folder that others may write, no file system that may not answer on the way; nobody waits for a full backlog"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),
@@ -223,6 +223,7 @@ pub const fn state_file(kind: StateKind) -> Option<(&'static str, Role)> {
         StateKind::AllocatedPods => Some(("allocated_pods_state", Syncd)),
         StateKind::ActuatedPods => Some(("actuated_pods_state", Syncd)),
         StateKind::DraManager => Some(("dra_manager_state", Syncd)),
+        StateKind::DeviceManager => Some(("device-plugins/kubelet_internal_checkpoint", Syncd)),
         StateKind::GracefulNodeShutdown => Some(("graceful_node_shutdown_state", Syncd)),
     }
 }

@@ -23,6 +23,7 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
+use crate::container_manager::HealthNews;
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::evictions::book::EvictionBook;
 use crate::evictions::pressure::PressureReports;
@@ -308,7 +309,10 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
-        let container_manager = Arc::new(resources::start(start, memory, &followers.pleg.cache()).await?);
+        let news = HealthNews::default();
+        let devices = resources::devices(start, followers.pleg.cache(), news.clone(), state.clone()).await?;
+        let container_manager = resources::start(start, memory, &followers.pleg.cache(), &devices, news).await?;
+        let container_manager = Arc::new(container_manager);
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let cgroups = NodeCgroups {
@@ -382,7 +386,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
-        plugins::begin(start, &connections.csi, link.clone())?;
+        plugins::begin(start, &connections.csi, devices, link.clone())?;
         plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);

