@@ -76,10 +76,10 @@ pub(super) async fn devices(
         machine: machine.nodes.iter().map(|node| node.id).collect(),
         found,
     });
-    tokio::spawn(devices.clone().run());
     // Usually it is there at once, and so before this process says that it is ready.
     let socket = tokio::time::timeout(AGAIN, devices.listener()).await;
     tokio::spawn(serve(devices.clone(), socket.ok().and_then(Result::ok)));
+    tokio::spawn(devices.clone().run());
     Ok(devices)
 }
 

@@ -54,6 +54,8 @@ const COMING_BACK: Duration = Duration::from_secs(30);
 const RESOURCES_MAX: usize = 128;
 /// What the node shows of plugins' resources changes no more often.
 const SHOWN_EVERY: Duration = Duration::from_secs(5);
+/// Plugins of an earlier start usually are back by then.
+const BACK: Duration = Duration::from_secs(2);
 /// While a plugin is away: whether its grace is over.
 const LOOK: Duration = Duration::from_secs(10);
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
@@ -187,7 +189,9 @@ impl Devices {
 
     /// Connects to the plugins of an earlier start, and keeps what others see. Runs for ever.
     pub async fn run(self: Arc<Self>) {
-        for (resource, endpoint) in self.store.load() {
+        let mut changed = self.changed.subscribe();
+        let endpoints = self.store.load();
+        for (resource, endpoint) in endpoints.clone() {
             let devices = self.clone();
             tokio::spawn(async move {
                 if let Err(error) = devices.connect(&resource, &endpoint, true).await {
@@ -195,7 +199,16 @@ impl Devices {
                 }
             });
         }
-        tokio::join!(self.keep_shown(), self.keep_file());
+        // The Node does not lose for a moment what comes back at once.
+        let back = async {
+            let away = || endpoints.keys().any(|resource| lock(&self.manager).plugins().is_coming_back(resource));
+            while away() && changed.changed().await.is_ok() {}
+        };
+        let shown = async {
+            let _ = tokio::time::timeout(BACK, back).await;
+            self.keep_shown().await;
+        };
+        tokio::join!(shown, self.keep_file());
     }
 
     /// The socket of plugins' registration.
