@@ -315,6 +315,9 @@ impl DeviceManager {
             if !self.plugins.is_registered(resource) {
                 return Err(format!("endpoint not found in cache for a registered resource: {resource}"));
             }
+            if self.plugins.lacks_pre_start(resource) {
+                return Err(format!("endpoint {resource} has been stopped"));
+            }
             let Some((generation, _)) = self.plugins.serving(resource).filter(|(_, o)| o.pre_start) else { continue };
             let (uid, name) = (&pod.uid, &container.name);
             let Some(held) = self.held.of(uid, name, resource) else {

@@ -141,6 +141,12 @@ impl Plugins {
         Some((endpoint.generation, endpoint.options))
     }
 
+    /// The plugin that is to hear of each start of a container is not there.
+    pub fn lacks_pre_start(&self, resource: &str) -> bool {
+        let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.stopped.is_some() && endpoint.options.pre_start)
+    }
+
     pub fn healthy(&self, resource: &str) -> Option<&BTreeSet<String>> {
         self.resources.get(resource).filter(|found| found.endpoint.is_some()).map(|found| &found.healthy)
     }

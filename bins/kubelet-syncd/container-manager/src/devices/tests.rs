@@ -254,6 +254,8 @@ fn the_first_answer_counts() {
     assert!(!manager.lacks(&pod, "c"));
     assert_eq!(manager.pre_start(&pod, "c").unwrap(), [(other.to_owned(), generation, vec!["z".to_owned()])]);
     assert_eq!(manager.allocatable_for(&pod), BTreeMap::from([(R.to_owned(), 2), (other.to_owned(), 2)]));
+    manager.disconnect(other, generation, Instant::now());
+    assert_eq!(manager.pre_start(&pod, "c").unwrap_err(), format!("endpoint {other} has been stopped"));
 }
 
 #[derive(Debug, Clone)]
