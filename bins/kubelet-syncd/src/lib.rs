@@ -66,6 +66,7 @@
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
 //! | the pod resources API, a task a connection ([`service::pod_resources`]) | requests of agents on the node | who has what for himself |
+//! | device plugins: a task each that follows its list, one that serves their registration, two that keep the checkpoint and what the Node shows ([`container_manager::devices`]) | what plugins tell | pods whose devices' health is news, amounts (watch), the checkpoint |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!
 //! Invariants: one writer of each fact; nothing is killed, unmounted or deleted before every source has delivered and
@@ -75,7 +76,7 @@
 //!
 //! # Known gaps
 //! Volumes of the kind iscsi, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
-//! devices of plugins.
+//! claims of drivers (DRA).
 
 pub mod admission;
 pub mod api;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::Quantity;
+use kubelet_container_manager::devices::Capacity as DeviceCapacity;
 
 use crate::cgroups::{Capacity, Reserved};
 
@@ -106,6 +107,17 @@ fn threshold_amount(text: &str, total: Quantity) -> Option<Quantity> {
 }
 
 impl NodeResources {
+    /// Puts in what plugins have.
+    pub fn extend(&mut self, shown: &DeviceCapacity) {
+        let put = |to: &mut Amounts, from: &BTreeMap<String, u64>| {
+            to.extend(
+                from.iter().map(|(name, n)| (name.clone(), Quantity::from_i64(i64::try_from(*n).unwrap_or(i64::MAX)))),
+            );
+        };
+        put(&mut self.capacity, &shown.capacity);
+        put(&mut self.allocatable, &shown.allocatable);
+    }
+
     /// Memory that pods may have in sum, bytes: also the upper bound of a memory-backed volume.
     pub fn allocatable_memory(&self) -> u64 {
         self.allocatable.get("memory").and_then(|memory| u64::try_from(memory.value()).ok()).unwrap_or_default()

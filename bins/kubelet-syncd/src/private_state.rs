@@ -1,11 +1,13 @@
 //! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers, what
 //! probes found out, what pods were granted, which users of the machine they have. Small files in the private state folder, each replaced as a whole before anybody relies on it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_daemon::{StateDir, StateError};
 
+use crate::container_manager::devices::EndpointStore;
 use crate::evictions::book::{self, EvictionStore};
 use crate::evictions::pressure::{self, PressureStore};
 use crate::ooms::{self, OomStore};
@@ -29,6 +31,7 @@ const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: al
 const EVICTIONS: StateFile = StateFile { name: "evictions.json", version: book::VERSION };
 const PRESSURE: StateFile = StateFile { name: "pressure.json", version: pressure::VERSION };
 const OOMS: StateFile = StateFile { name: "out-of-memory.json", version: ooms::VERSION };
+const DEVICE_PLUGINS: StateFile = StateFile { name: "device-plugins.json", version: 1 };
 const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 
 /// The state folder, shared by those who keep something in it.
@@ -66,6 +69,32 @@ impl PrivateState {
             None
         })
     }
+}
+
+impl EndpointStore for PrivateState {
+    fn load(&self) -> BTreeMap<String, String> {
+        let loaded = self.0.load(DEVICE_PLUGINS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "device plugins have to register again");
+            None
+        });
+        loaded.map(|file: DevicePlugins| file.endpoints).unwrap_or_default()
+    }
+
+    fn save(&self, endpoints: &BTreeMap<String, String>) {
+        let file = DevicePlugins { version: DEVICE_PLUGINS.version, endpoints: endpoints.clone() };
+        let written = serde_json::to_vec(&file).map_err(std::io::Error::other);
+        let written = written.and_then(|json| self.0.write(DEVICE_PLUGINS.name, &json).map_err(std::io::Error::other));
+        if let Err(error) = written {
+            tracing::warn!(%error, "device plugins would have to register again after a restart");
+        }
+    }
+}
+
+/// The file of device plugins.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct DevicePlugins {
+    version: u64,
+    endpoints: BTreeMap<String, String>,
 }
 
 impl AllocationStore for PrivateState {

@@ -52,6 +52,7 @@
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`disks`] | how kubelet-disks is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
+//! | [`listeners`] | when the socket by which device plugins register is bound anew |
 //! | [`pod_resources`] | whether the socket of the pod resources API is bound anew |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
@@ -89,6 +90,7 @@ pub mod inhibitor;
 pub mod iptables;
 pub mod journal;
 pub mod kubeconfig;
+pub mod listeners;
 pub mod metrics;
 pub mod node;
 pub mod operations;
@@ -129,6 +131,9 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let workers = workers(&daemon)?;
     let metrics = metrics::Metrics::new(&daemon.registry)?;
     let node = prepare(settings, daemon.epoch, metrics, workers.clone()).await?;
+    if let Some(kept) = daemon.take_listener(listeners::KEPT_DEVICE_PLUGINS) {
+        node.listeners.adopt(kept);
+    }
     let settings = &node.settings;
     let watches = watches(&daemon, settings);
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;

@@ -22,6 +22,7 @@ use crate::disks::Disks;
 use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
+use crate::listeners::Listeners;
 use crate::metrics::Metrics;
 use crate::pod_resources::PodResourcesSocket;
 
@@ -122,6 +123,8 @@ pub struct Node {
     pub inhibitor: Inhibitor,
     /// Bound for kubelet-syncd.
     pub pod_resources: PodResourcesSocket,
+    /// Sockets that kubelet-syncd listens on.
+    pub listeners: Listeners,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -189,6 +192,7 @@ impl Node {
             disks: Disks::default(),
             inhibitor: Inhibitor::default(),
             pod_resources: PodResourcesSocket::default(),
+            listeners: Listeners::default(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

@@ -42,6 +42,8 @@ pub struct KubeletFlags {
     pub eviction_exclude_active_page_cache: bool,
     /// Of our own: the first of the vsock ports on which the processes answer read-only calls; 0: none listens.
     pub vsock_port: i32,
+    /// Of our own: a pod that needs a device of a plugin that is coming back is refused at once, as upstream refuses it.
+    pub device_plugin_no_wait: bool,
     /// Flags that upstream's statistics library once leaked: checked for their type, kept, used by nothing.
     pub cadvisor: BTreeMap<String, String>,
 }
@@ -75,6 +77,7 @@ impl Default for KubeletFlags {
             allow_streaming_with_get: false,
             eviction_exclude_active_page_cache: false,
             vsock_port: 0,
+            device_plugin_no_wait: false,
             cadvisor: BTreeMap::new(),
         }
     }

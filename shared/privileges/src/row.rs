@@ -407,6 +407,10 @@ impl Row {
             listeners.push(unix(config.paths.broker_socket()));
         }
         listeners.extend(self.passed_listeners(config));
+        // The socket of device plugins is bound by the one and served by the other.
+        if matches!(process, Process::Volnetd | Process::Syncd) {
+            listeners.push(unix(config.paths.root_dir.join("device-plugins/kubelet.sock")));
+        }
         if process == Process::Statusd {
             listeners.extend(fences::statusd_ports(config).into_iter().map(|port| format!("tcp:{port}")));
         }

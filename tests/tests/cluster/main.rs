@@ -16,6 +16,7 @@ mod cluster_refusals;
 mod cluster_restarts;
 mod cluster_static;
 mod cluster_volumes;
+mod device_plugins;
 mod events_of_faults;
 mod eviction;
 mod eviction_faults;

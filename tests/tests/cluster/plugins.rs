@@ -189,7 +189,10 @@ fn one_plugin_holds_back_nobody_else() -> Result<()> {
             &collides,
             "detected topology value collision: driver reported \"example.com/zone\":\"there\" but existing label is \"example.com/zone\":\"here\"",
         ),
-        (&device, "RegisterPlugin error -- no handler registered for plugin type: DevicePlugin at socket"),
+        (
+            &device,
+            "RegisterPlugin error -- plugin validation failed with err: manager version, v1beta1, is not among plugin supported",
+        ),
         (&invalid, "RegisterPlugin error -- plugin registration failed with err: "),
     ] {
         let (registered, why) = driver.wait_told()?;

@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-config", &["bulkhead-types"]),
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-csi", &[]),
+    ("bulkhead-device-plugin", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
     ("bulkhead-helper", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
@@ -65,7 +66,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // What is about one pod at a time, for kubelet-syncd alone.
     ("kubelet-model", &["bulkhead-types", "bulkhead-cri"]),
-    ("kubelet-edges", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi"]),
+    (
+        "kubelet-edges",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi", "bulkhead-device-plugin"],
+    ),
     ("kubelet-pleg", &["bulkhead-types", "bulkhead-daemon", "bulkhead-cri", "kubelet-model"]),
     (
         "kubelet-images",
@@ -101,7 +105,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
-    ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "kubelet-model"]),
+    ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "bulkhead-device-plugin", "kubelet-model"]),
     ("kubelet-pod-resources", &[]),
     (
         "kubelet-syncd",
@@ -113,6 +117,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "bulkhead-daemon",
             "bulkhead-cri",
             "bulkhead-csi",
+            "bulkhead-device-plugin",
             "bulkhead-apiclient",
             "bulkhead-trace",
             "kubelet-model",

@@ -11,11 +11,13 @@
 //! | [`cpu`] | which CPUs |
 //! | [`memory`] | which NUMA nodes' memory |
 //! | [`checkpoint`] | how that is written in upstream's files, and whether a file is to be believed |
+//! | [`devices`] | which devices of plugins |
 //! | [`manager`] | nothing: all of them behind one door |
 //! | [`settings`] | nothing: what is configured, and the start from it |
 
 pub mod checkpoint;
 pub mod cpu;
+pub mod devices;
 pub mod manager;
 pub mod memory;
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct ContainerRequest {
     pub cpus: u32,
     /// Memory and huge pages that it is to have for itself.
     pub memory: Result<Memory, NoWholeNumber>,
-    /// Its limits, of which the extended resources are the device manager's.
+    /// Its limits, of which the extended resources are the device manager's; those that a claim gives are left out.
     pub limits: Amounts,
 }
 
@@ -78,8 +78,9 @@ impl PodRequest {
         let read = |container: &Container, kind| {
             let resources = container.resources.as_ref();
             let requests = amounts(resources.and_then(|r| r.requests.as_ref()));
-            let limits = amounts(resources.and_then(|r| r.limits.as_ref()));
+            let mut limits = amounts(resources.and_then(|r| r.limits.as_ref()));
             let shares = !guaranteed || (by_pod && !alike(&requests, &limits));
+            limits.retain(|resource, _| !is_of_claim(pod, &container.name, resource));
             ContainerRequest {
                 name: container.name.clone(),
                 kind,
@@ -121,6 +122,14 @@ impl PodRequest {
     pub fn ended_before<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ContainerRequest> {
         self.containers.iter().take_while(move |c| c.name != name).filter(|c| c.kind == Kind::Init)
     }
+}
+
+/// A driver's claim gives the container this resource (gate DRAExtendedResource), and no device plugin.
+fn is_of_claim(pod: &Pod, container: &str, resource: &str) -> bool {
+    let claims = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    claims.is_some_and(|claims| {
+        claims.request_mappings.iter().any(|of| of.container_name == container && of.resource_name == resource)
+    })
 }
 
 /// CPU and memory are requested, and as much as the limits are.

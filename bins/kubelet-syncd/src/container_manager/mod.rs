@@ -5,19 +5,22 @@
 //! CPUs and memory are [`kubelet_container_manager`]'s to decide. What is given beside them is a [`ResourceManager`]'s, one of each
 //! kind, put in by [`ContainerManager::with`].
 
+pub mod devices;
+pub mod health_news;
 pub mod metrics;
 pub mod resource_manager;
 pub mod state_files;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::future::{BoxFuture, join_all, try_join_all};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use kubelet_container_manager::ContainerManager as Managers;
+use kubelet_container_manager::devices::Capacity;
 use kubelet_container_manager::manager::{Allocation, CpuUpdate, Running};
 use kubelet_container_manager::memory::Block;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
@@ -27,6 +30,8 @@ use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
 use tokio::sync::watch;
 
+pub use devices::Devices;
+pub use health_news::HealthNews;
 pub use metrics::AdmissionMetrics;
 pub use resource_manager::ResourceManager;
 pub use state_files::{StateFileError, StateFiles};
@@ -44,6 +49,8 @@ pub struct ContainerManager {
     metrics: Option<AdmissionMetrics>,
     /// Somebody has got or given back CPUs or memory.
     changes: watch::Sender<()>,
+    /// Pods whose devices' health is news.
+    news: HealthNews,
 }
 
 impl ContainerManager {
@@ -53,11 +60,43 @@ impl ContainerManager {
         ContainerManager { managers: Mutex::new(managers), files, metrics, ..ContainerManager::default() }
     }
 
+    /// Whose news of health are told.
+    #[must_use]
+    pub fn told_by(mut self, news: HealthNews) -> Self {
+        self.news = news;
+        self
+    }
+
     /// Puts in a manager of something else, behind those that are there.
     #[must_use]
     pub fn with(mut self, manager: Arc<dyn ResourceManager>) -> Self {
         self.others.push(manager);
         self
+    }
+
+    /// Pods whose devices' health is news.
+    pub fn news(&self) -> &HealthNews {
+        &self.news
+    }
+
+    /// What the node has of resources that this pod asks for, as far as somebody here knows better than the Node's status.
+    pub fn allocatable_for(&self, pod: &Pod) -> BTreeMap<String, u64> {
+        self.others.iter().flat_map(|manager| manager.allocatable_for(pod)).collect()
+    }
+
+    /// What the Node's status says of resources of plugins.
+    pub fn shown(&self) -> Vec<watch::Receiver<Capacity>> {
+        self.others.iter().filter_map(|manager| manager.shown()).collect()
+    }
+
+    /// Puts the health of what containers were given into their statuses.
+    pub fn show_health(&self, uid: &str, statuses: &mut [ContainerStatus]) {
+        for status in statuses {
+            let health: Vec<_> = self.others.iter().flat_map(|manager| manager.health(uid, &status.name)).collect();
+            if !health.is_empty() {
+                status.allocated_resources_status = Some(health);
+            }
+        }
     }
 
     fn managers(&self) -> MutexGuard<'_, Managers> {

@@ -1,15 +1,18 @@
 //! What a manager of something else than CPUs and memory is to the sync loop and to whoever starts containers: devices of plugins,
 //! claims of drivers (upstream `cm/devicemanager`, `cm/dra`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
+use kubelet_container_manager::devices::Capacity;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_pod_resources::holds::{Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
+use tokio::sync::watch;
 
 /// A pod goes this way: it waits until it can be decided on, is given what it asks for or is refused ([`HintProvider`]), waits for
 /// what is left to do, and runs. Refused by somebody else after it was given something, it gives that back. What it has when it is
@@ -59,6 +62,21 @@ pub trait ResourceManager: std::fmt::Debug + Send + Sync {
 
     /// What containers can have of it at all.
     fn allocatable(&self, _all: &mut Allocatable) {}
+
+    /// What the node has of resources that this pod asks for, as far as this manager knows better than the Node's status.
+    fn allocatable_for(&self, _pod: &Pod) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    /// What the Node's status says of this manager's resources.
+    fn shown(&self) -> Option<watch::Receiver<Capacity>> {
+        None
+    }
+
+    /// `status.containerStatuses[].allocatedResourcesStatus`.
+    fn health(&self, _uid: &str, _container: &str) -> Vec<ResourceStatus> {
+        Vec::new()
+    }
 
     /// The runtime has made the container.
     fn created(&self, _pod: &Pod, _container: &Container, _id: &ContainerId) {}

@@ -9,8 +9,9 @@ use kubelet_volume_manager::VolumeManager;
 
 use super::stages::Start;
 use crate::api::storage::StorageObjects;
+use crate::container_manager::Devices;
 use crate::plugin_manager::allocatable::{self, Causes};
-use crate::plugin_manager::attendant::Attendant;
+use crate::plugin_manager::attendant::{Attendant, CSI, DEVICE, Handler};
 use crate::plugin_manager::csi::CsiHandler;
 use crate::plugin_manager::metrics::{CallSeconds, PluginCounts};
 use crate::plugin_manager::sockets::VolnetdSockets;
@@ -28,7 +29,7 @@ pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
 }
 
 /// Registers plugins from here on.
-pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), RunError> {
+pub(super) fn begin(start: &Start, csi: &CsiClient, devices: Arc<Devices>, link: Link) -> Result<(), RunError> {
     let api = &start.runtime_apis.storage;
     let folder = start.config.paths.root_dir.join(REGISTRY);
     let table = PluginTable::new(api.writes.clone());
@@ -38,7 +39,8 @@ pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), Ru
     let standalone = start.config.is_standalone();
     let handler = CsiHandler::new(csi.drivers().clone(), csi.clone(), api.writes.clone(), standalone);
     let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
-    let attendant = Arc::new(Attendant::new(dial, table.clone(), Box::new(handler), folder));
+    let handlers: [(_, Box<dyn Handler>); 2] = [(CSI, Box::new(handler)), (DEVICE, Box::new(devices))];
+    let attendant = Arc::new(Attendant::new(dial, table.clone(), handlers.into(), folder));
     tokio::spawn(plugin_manager::run(VolnetdSockets::new(link), attendant, table));
     Ok(())
 }

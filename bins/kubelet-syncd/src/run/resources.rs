@@ -1,18 +1,24 @@
 //! The start of the container manager: by the function that the launcher has checked machine, settings and files with.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::RunError;
 use kubelet_container_manager::checkpoint::cpu::InitialContainers;
-use kubelet_container_manager::manager::Found;
+use kubelet_container_manager::manager::{Found, Settings};
 use kubelet_container_manager::settings::{self, SYSTEM};
+use kubelet_container_manager::topology::sysfs;
+use kubelet_edges::csi::BrokerDialer;
 use kubelet_pleg::PodCache;
 
 use super::stages::Start;
+use crate::container_manager::devices::metrics::DeviceMetrics;
+use crate::container_manager::devices::{self, Parts};
 use crate::container_manager::metrics::Allocations;
-use crate::container_manager::{AdmissionMetrics, ContainerManager, StateFiles};
+use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, HealthNews, StateFiles};
+use crate::private_state::PrivateState;
 
 /// kubelet-volnetd is away: it is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -23,14 +29,83 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Settings, machine and state files do not fit together; the launcher refuses that before, so a file has changed since.
-pub(super) async fn start(start: &Start, memory: u64, cache: &PodCache) -> Result<Arc<ContainerManager>, RunError> {
+pub(super) async fn start(
+    start: &Start,
+    memory: u64,
+    cache: &PodCache,
+    devices: &Arc<Devices>,
+    news: HealthNews,
+) -> Result<Arc<ContainerManager>, RunError> {
     let files = StateFiles::new(start.daemon.broker.clone());
     let found = found(start, &files).await?;
     let managers = settings::start(&start.config, Path::new(SYSTEM), memory, &found, &containers(cache))?;
+    tokio::spawn(news.clone().pace());
     let registry = &start.daemon.registry;
-    let manager = Arc::new(ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?));
+    let manager = ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?);
+    let manager = Arc::new(manager.told_by(news).with(devices.clone()));
     registry.register(Box::new(Allocations::new(manager.clone())?))?;
     Ok(manager)
+}
+
+/// The device manager. It is served and runs from here on.
+///
+/// # Errors
+/// The daemon is to stop.
+pub(super) async fn devices(
+    start: &Start,
+    cache: Arc<PodCache>,
+    news: HealthNews,
+    store: PrivateState,
+) -> Result<Arc<Devices>, RunError> {
+    let (config, gates) = (&start.config, start.config.feature_gates());
+    let broker = start.daemon.broker.clone();
+    let found = loop {
+        match devices::found(&broker).await {
+            Ok(found) => break found,
+            Err(error) if error.is_away() && !start.daemon.stop.is_cancelled() => tokio::time::sleep(AGAIN).await,
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let machine = sysfs::read(Path::new(SYSTEM)).ok().and_then(|tree| sysfs::machine(&tree).ok()).unwrap_or_default();
+    let devices = Devices::new(Parts {
+        dial: Arc::new(BrokerDialer(broker)),
+        folder: config.paths.root_dir.join("device-plugins"),
+        broker: start.daemon.broker.clone(),
+        cache,
+        metrics: DeviceMetrics::register(&start.daemon.registry)?,
+        store: Box::new(store),
+        news,
+        gates: Settings::of(config, 0).gates,
+        waits: !config.flags.device_plugin_no_wait,
+        health: gates.enabled("ResourceHealthStatus"),
+        machine: machine.nodes.iter().map(|node| node.id).collect(),
+        found,
+    });
+    // Usually it is there at once, and so before this process says that it is ready.
+    let socket = tokio::time::timeout(AGAIN, devices.listener()).await;
+    tokio::spawn(serve(devices.clone(), socket.ok().and_then(Result::ok)));
+    tokio::spawn(devices.clone().run());
+    Ok(devices)
+}
+
+/// Takes registrations of device plugins, for ever.
+async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>) {
+    loop {
+        let served = match socket.take() {
+            Some(socket) => devices.clone().serve(socket).await.map_err(|error| error.to_string()),
+            None => match devices.listener().await {
+                Ok(found) => {
+                    socket = Some(found);
+                    continue;
+                }
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        if let Err(error) = served {
+            tracing::warn!("device plugins cannot register: {error}");
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 async fn found(start: &Start, files: &StateFiles) -> Result<Found, RunError> {

@@ -24,6 +24,7 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
+use crate::container_manager::HealthNews;
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::evictions::book::EvictionBook;
 use crate::evictions::pressure::PressureReports;
@@ -315,7 +316,9 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
-        let container_manager = resources::start(start, memory, &followers.pleg.cache()).await?;
+        let news = HealthNews::default();
+        let devices = resources::devices(start, followers.pleg.cache(), news.clone(), state.clone()).await?;
+        let container_manager = resources::start(start, memory, &followers.pleg.cache(), &devices, news).await?;
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let qos_reserved = facts::qos_reserved(config, &machine.capacity, &machine.reserved);
@@ -393,7 +396,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
-        plugins::begin(start, &connections.csi, link.clone())?;
+        plugins::begin(start, &connections.csi, devices, link.clone())?;
         pod_resources::begin(start)?;
         plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {

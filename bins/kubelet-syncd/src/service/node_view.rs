@@ -126,6 +126,7 @@ impl NodeView {
 
     pub fn set_sync_loop(self: &Arc<Self>, node: Arc<NodeContext>, sources: Arc<Sources>) {
         self.follow(node.volume_manager.in_use());
+        node.container_manager.shown().into_iter().for_each(|shown| self.follow(shown));
         let mut parts = self.parts();
         parts.node = Some(node);
         parts.sources = Some(sources);
@@ -173,6 +174,10 @@ impl NodeView {
         let sources_ready = first.authority.sources_ready();
         let volumes = parts.node.as_ref().map(|node| node.volume_manager.in_use().borrow().clone());
         let volumes = volumes.unwrap_or_default();
+        let mut resources = first.resources.clone();
+        for shown in parts.node.iter().flat_map(|node| node.container_manager.shown()) {
+            resources.extend(&shown.borrow());
+        }
         let orphan_mirrors = if sources_ready { self.orphans(&pods) } else { Vec::new() };
         api::NodeState {
             node_name,
@@ -198,8 +203,8 @@ impl NodeView {
             generation: first.authority.generation(),
             sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_monitor.age().as_secs_f64()),
             image_fs_mountpoint: first.image_fs.borrow().clone(),
-            capacity: texts(&first.resources.capacity).into_iter().collect(),
-            allocatable: texts(&first.resources.allocatable).into_iter().collect(),
+            capacity: texts(&resources.capacity).into_iter().collect(),
+            allocatable: texts(&resources.allocatable).into_iter().collect(),
             images: fitting(&first.images.borrow()),
             runtime_handlers: health.handlers.into_iter().map(handler).collect(),
             supplemental_groups_policy: health.supplemental_groups_policy,

@@ -155,7 +155,10 @@ impl SyncLoop {
         }
         self.remove_stale_resources(Some(uid));
         let others = self.active_pods(uid);
-        let node = self.node_info();
+        let mut node = self.node_info();
+        let given = self.node.container_manager.allocatable_for(pod).into_iter();
+        let amount = |n: u64| Quantity::from_i64(i64::try_from(n).unwrap_or(i64::MAX));
+        node.allocatable.extend(given.map(|(resource, n)| (resource, amount(n))));
         let (settings, context) = (&self.admission_queue.settings, self.admission_context(uid));
         let give = || {
             let given = self.node.container_manager.admit(pod);

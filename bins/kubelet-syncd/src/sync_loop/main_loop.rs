@@ -159,6 +159,7 @@ impl SyncLoop {
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
                 waited = self.admission_queue.waited() => self.on_waited(waited),
                 () = self.node.prober.changed() => self.on_probes(),
+                () = self.node.container_manager.news().changed() => self.on_health_of_devices(),
                 () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -393,6 +394,18 @@ impl SyncLoop {
                 }
                 Some(Lifecycle::Terminating) => view::readiness(&self.node, &uid, &pod),
                 _ => {}
+            }
+        }
+    }
+
+    /// Plugins have told that devices of these pods are well, or not any more.
+    fn on_health_of_devices(&mut self) {
+        for uid in self.node.container_manager.news().take() {
+            let Ok(uid) = PodUid::parse(&uid) else { continue };
+            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            let lives = self.workers.lifecycle(&uid) == Some(Lifecycle::Sync);
+            if lives && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid)) {
+                view::refresh(&self.node, &uid, &pod, Stage::Alive);
             }
         }
     }

@@ -245,7 +245,10 @@ impl RuntimeSide {
             in_sync: node.pods.is_in_sync(uid),
             newer_sandbox: node.knows_of_newer_sandbox(uid),
         };
-        let (status, dropped) = next(&input, observation);
+        let (mut status, dropped) = next(&input, observation);
+        if let Some(statuses) = &mut status.container_statuses {
+            node.container_manager.show_health(uid.as_str(), statuses);
+        }
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
         }

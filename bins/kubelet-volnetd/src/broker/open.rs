@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::client_pair::ClientPairError;
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
+use crate::listeners::{KEPT_DEVICE_PLUGINS, ListenerError};
 use crate::node::{Node, Settings};
 use crate::pod_resources::PodResourcesSocketError;
 use crate::validate::{self, InvalidRequest, LogPlace};
@@ -61,6 +62,8 @@ pub enum BrokerError {
     Volume(#[from] VolumeError),
     #[error(transparent)]
     Log(#[from] FileError),
+    #[error(transparent)]
+    Listener(#[from] ListenerError),
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -101,6 +104,10 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
+        Kind::Listener(listener) if listener.kind() == wire::listener::Kind::DevicePlugins => {
+            let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(KEPT_DEVICE_PLUGINS, fd.as_fd());
+            Ok(node.listeners.device_plugins(&node.settings.paths.root_dir, keep)?)
+        }
         kind @ (Kind::NodeLog(_)
         | Kind::EnvFile(_)
         | Kind::ShutdownInhibitor(_)
@@ -170,7 +177,11 @@ pub fn put_state(node: &Node, kind: StateKind, content: OwnedFd) -> Result<(), B
     let content =
         memfd::read_sealed(&content, MAX_STATE_BYTES).map_err(|source| BrokerError::Memfd { name, source })?;
     let root = open::base_dir(&node.settings.paths.root_dir)?;
-    journal::replace(root.as_fd(), Path::new(name), &content, 0o600)
+    let (folder, file) = match name.rsplit_once('/') {
+        Some((folder, file)) => (open::dir_beneath(root.as_fd(), folder)?, file),
+        None => (root, name),
+    };
+    journal::replace(folder.as_fd(), Path::new(file), &content, 0o600)
         .map_err(|source| BrokerError::PutState { path: node.settings.paths.root_dir.join(name), source })
 }
 
@@ -192,6 +203,7 @@ impl BrokerError {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             BrokerError::Open(error) => error.errno(),
+            BrokerError::Listener(error) => error.errno(),
             BrokerError::Kernel { source, .. }
             | BrokerError::PrivateState { source, .. }
             | BrokerError::PutState { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),

@@ -43,6 +43,7 @@ pub(super) const FLAGS: &[Flag] = &[
     node("exit-on-lock-contention", Bool(|s| &mut s.flags.exit_on_lock_contention), "", "Exit when somebody else opens the lock file"),
     old("experimental-allocatable-ignore-eviction", Bool(|s| &mut s.flags.experimental_allocatable_ignore_eviction), "", "it will be removed", "Leave hard eviction thresholds out of allocatable resources"),
     old("experimental-mounter-path", Text(|s| &mut s.flags.experimental_mounter_path), "", "it will be removed", "Program to mount with"),
+    node("device-plugin-no-wait", Bool(|s| &mut s.flags.device_plugin_no_wait), "", "Not one of the Kubernetes kubelet's: refuse a pod at once that needs a device of a plugin that is coming back, as the Kubernetes kubelet does, in place of waiting 30 s for it"),
     node("eviction-exclude-active-page-cache", Bool(|s| &mut s.flags.eviction_exclude_active_page_cache), "", "Not one of the Kubernetes kubelet's: count page cache that is in use as available memory, too, for eviction thresholds of memory; the Kubernetes kubelet counts the inactive part alone"),
     node("hostname-override", Text(|s| &mut s.flags.hostname_override), "", "Name of the node instead of the machine's host name"),
     node("image-credential-provider-bin-dir", Text(|s| &mut s.flags.image_credential_provider_bin_dir), "", "Folder of image credential provider programs"),

@@ -64,8 +64,22 @@ mod by_node {
     }
 }
 
+/// Bytes as Go writes them in base64, with padding.
+pub fn to_base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        for at in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * at) & 63) as usize];
+            text.push(if at <= group.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
 /// Bytes of a text in base64 (with padding, as Go writes it); None: it is none.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     let value = |letter: u8| -> Option<u32> {
         let at =
             b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/".iter().position(|l| *l == letter)?;
@@ -91,7 +105,7 @@ fn sum(data: &Devices) -> Result<u64, CheckpointError> {
         let response = match &entry.alloc_resp {
             None => "<nil>".to_owned(),
             Some(text) => {
-                let bytes = base64(text).ok_or_else(|| CheckpointError::Json("illegal base64 data".to_owned()))?;
+                let bytes = from_base64(text).ok_or_else(|| CheckpointError::Json("illegal base64 data".to_owned()))?;
                 slice(&bytes, u8::to_string)
             }
         };

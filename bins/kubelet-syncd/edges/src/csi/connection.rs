@@ -83,6 +83,25 @@ fn refused(code: Code) -> io::ErrorKind {
 /// How long a connection may take; the broker answers sooner.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A connection of its own.
+///
+/// # Errors
+/// UNAVAILABLE: nobody was reached.
+async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<UnixStream, Status> {
+    match tokio::time::timeout(DIAL_TIMEOUT, dial.dial(address)).await {
+        Ok(dialed) => dialed.map_err(|error| not_reached(address, &error)),
+        Err(_) => Err(not_reached(address, &io::ErrorKind::TimedOut.into())),
+    }
+}
+
+/// A connection that is kept, for many calls.
+///
+/// # Errors
+/// UNAVAILABLE: nobody was reached.
+pub(crate) async fn kept(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<Channel, Status> {
+    channel(connect(dial, address).await?).await
+}
+
 /// Makes one call on a connection of its own. `deadline` begins when there is one.
 ///
 /// # Errors
@@ -95,10 +114,7 @@ pub async fn call<Q, R>(
     message: Q,
     call: impl AsyncFnOnce(Channel, Request<Q>) -> Result<Response<R>, Status>,
 ) -> Result<R, Status> {
-    let stream = match tokio::time::timeout(DIAL_TIMEOUT, dial.dial(address)).await {
-        Ok(dialed) => dialed.map_err(|error| not_reached(address, &error))?,
-        Err(_) => return Err(not_reached(address, &io::ErrorKind::TimedOut.into())),
-    };
+    let stream = connect(dial, address).await?;
     let bounded = async {
         let channel = channel(stream).await?;
         let mut request = Request::new(message);
@@ -149,7 +165,7 @@ fn source(error: &dyn std::error::Error) -> String {
 }
 
 /// tonic's own refusals by the codes that grpc-go has for them: an answer that is too large leaves open what has happened.
-fn as_grpc_go(status: Status) -> Status {
+pub(crate) fn as_grpc_go(status: Status) -> Status {
     let too_large = status.message().contains("message length too large");
     match status.code() {
         Code::OutOfRange if too_large => {

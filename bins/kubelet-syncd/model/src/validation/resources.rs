@@ -60,7 +60,7 @@ pub fn is_overcommit_allowed(name: &str) -> bool {
 }
 
 /// A device or other countable thing with a domain prefix of its own.
-fn is_extended(name: &str) -> bool {
+pub fn is_extended(name: &str) -> bool {
     !is_native(name) && !name.starts_with("requests.") && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 

@@ -1,0 +1,177 @@
+//! Resources of plugins: their devices, whether the plugin is there, and what of it the node's status shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How long a resource whose plugin has gone stays in the node's capacity (upstream `endpointStopGracePeriod`).
+pub const STOP_GRACE: Duration = Duration::from_secs(5 * 60);
+
+/// A device as its plugin tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Device {
+    pub healthy: bool,
+    /// NUMA nodes; empty: the plugin tells of none.
+    pub nodes: Vec<i64>,
+}
+
+/// By id.
+pub type Devices = BTreeMap<String, Device>;
+
+/// Which of the optional calls a plugin has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PluginOptions {
+    pub pre_start: bool,
+    pub preferred_allocation: bool,
+}
+
+/// The plugin of a resource.
+#[derive(Debug, Clone, Copy)]
+struct Endpoint {
+    /// Of this registration; one of a restart's is 0.
+    generation: u64,
+    options: PluginOptions,
+    /// It has told its devices.
+    listed: bool,
+    stopped: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Resource {
+    /// As told last, also after the plugin has gone: statuses of pods go on saying it.
+    told: Devices,
+    /// Devices that can be had.
+    healthy: BTreeSet<String>,
+    unhealthy: BTreeSet<String>,
+    /// None: its grace is over.
+    endpoint: Option<Endpoint>,
+}
+
+/// What the node's status says of resources of plugins.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Capacity {
+    /// Those that have gone for good stay with zero, as upstream's do.
+    pub capacity: BTreeMap<String, u64>,
+    pub allocatable: BTreeMap<String, u64>,
+}
+
+/// All resources that a plugin has registered.
+#[derive(Debug, Default)]
+pub struct Plugins {
+    resources: BTreeMap<String, Resource>,
+    generations: u64,
+}
+
+impl Plugins {
+    /// A resource of the checkpoint: its plugin has not come back yet.
+    pub fn expect(&mut self, resource: &str, now: Instant) {
+        let endpoint = Endpoint { generation: 0, options: PluginOptions::default(), listed: false, stopped: Some(now) };
+        self.resources.entry(resource.to_owned()).or_default().endpoint = Some(endpoint);
+    }
+
+    /// A plugin has registered a resource. Answers its generation: what one before it says does not count any more.
+    pub fn connect(&mut self, resource: &str, options: PluginOptions) -> u64 {
+        self.generations += 1;
+        let generation = self.generations;
+        let endpoint = Endpoint { generation, options, listed: false, stopped: None };
+        self.resources.entry(resource.to_owned()).or_default().endpoint = Some(endpoint);
+        generation
+    }
+
+    fn of_generation(&mut self, resource: &str, generation: u64) -> Option<&mut Resource> {
+        let found = self.resources.get_mut(resource)?;
+        let current = found.endpoint.is_some_and(|e| e.generation == generation && e.stopped.is_none());
+        current.then_some(found)
+    }
+
+    /// A plugin tells its devices. Answers those whose health is news: told before and different now, or not known before.
+    /// None: another plugin has the resource by now.
+    pub fn list(&mut self, resource: &str, generation: u64, devices: Devices) -> Option<Vec<String>> {
+        let found = self.of_generation(resource, generation)?;
+        if let Some(endpoint) = &mut found.endpoint {
+            endpoint.listed = true;
+        }
+        let old = std::mem::replace(&mut found.told, devices);
+        let is_news = |id: &str, device: &Device| old.get(id).is_none_or(|old| old.healthy != device.healthy);
+        let news = found.told.iter().filter(|(id, device)| is_news(id, device)).map(|(id, _)| id.clone()).collect();
+        let of =
+            |healthy| found.told.iter().filter(move |(_, d)| d.healthy == healthy).map(|(id, _)| id.clone()).collect();
+        (found.healthy, found.unhealthy) = (of(true), of(false));
+        Some(news)
+    }
+
+    /// A plugin has gone: its devices cannot be had. False: another one has the resource by now.
+    pub fn disconnect(&mut self, resource: &str, generation: u64, now: Instant) -> bool {
+        let Some(found) = self.of_generation(resource, generation) else { return false };
+        found.unhealthy.append(&mut found.healthy);
+        if let Some(endpoint) = &mut found.endpoint {
+            endpoint.stopped = Some(now);
+        }
+        true
+    }
+
+    /// What the node's status says now. Resources whose grace is over are forgotten.
+    pub fn capacity(&mut self, now: Instant) -> Capacity {
+        let mut shown = Capacity::default();
+        for (name, resource) in &mut self.resources {
+            let over = |stopped: Instant| now.saturating_duration_since(stopped) > STOP_GRACE;
+            if resource.endpoint.is_some_and(|e| e.stopped.is_some_and(over)) {
+                (resource.endpoint, resource.healthy, resource.unhealthy) = (None, BTreeSet::new(), BTreeSet::new());
+            }
+            let (healthy, unhealthy) = (resource.healthy.len() as u64, resource.unhealthy.len() as u64);
+            shown.capacity.insert(name.clone(), healthy + unhealthy);
+            shown.allocatable.insert(name.clone(), healthy);
+        }
+        shown
+    }
+
+    /// It is a plugin's, and its grace is not over.
+    pub fn is_registered(&self, resource: &str) -> bool {
+        self.resources.get(resource).is_some_and(|found| found.endpoint.is_some())
+    }
+
+    /// The plugin has gone or not told its devices yet, and may do so soon.
+    pub fn is_coming_back(&self, resource: &str) -> bool {
+        let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.stopped.is_some() || !endpoint.listed)
+    }
+
+    /// Options of the plugin that serves a resource, with its generation; None: none does.
+    pub fn serving(&self, resource: &str) -> Option<(u64, PluginOptions)> {
+        let endpoint = self.resources.get(resource)?.endpoint.filter(|endpoint| endpoint.stopped.is_none())?;
+        Some((endpoint.generation, endpoint.options))
+    }
+
+    /// The plugin that is to hear of each start of a container is not there.
+    pub fn lacks_pre_start(&self, resource: &str) -> bool {
+        let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.stopped.is_some() && endpoint.options.pre_start)
+    }
+
+    pub fn healthy(&self, resource: &str) -> Option<&BTreeSet<String>> {
+        self.resources.get(resource).filter(|found| found.endpoint.is_some()).map(|found| &found.healthy)
+    }
+
+    /// As told last.
+    pub fn told(&self, resource: &str) -> Option<&Devices> {
+        self.resources.get(resource).map(|found| &found.told)
+    }
+
+    /// Resource to its devices that can be had, for the checkpoint.
+    pub fn registered(&self) -> BTreeMap<String, Vec<String>> {
+        let registered = self.resources.iter().filter(|(_, found)| found.endpoint.is_some());
+        registered.map(|(name, found)| (name.clone(), found.healthy.iter().cloned().collect())).collect()
+    }
+
+    /// How many resources there are, those that have gone among them.
+    pub fn len(&self) -> usize {
+        self.resources.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.resources.is_empty()
+    }
+
+    pub fn contains(&self, resource: &str) -> bool {
+        self.resources.contains_key(resource)
+    }
+}

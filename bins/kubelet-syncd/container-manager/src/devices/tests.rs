@@ -1,0 +1,341 @@
+//! Pods and plugins against the manager as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use bulkhead_device_plugin::v1beta1::{ContainerAllocateResponse, DeviceSpec};
+use k8s_openapi::api::core::v1::Pod;
+use proptest::prelude::*;
+use prost::Message as _;
+use serde_json::json;
+
+use super::manager::Call;
+use super::plugins::{Device, Devices, PluginOptions, STOP_GRACE};
+use super::{Admission, DeviceManager, Question};
+use crate::checkpoint;
+use crate::request::{Gates, PodRequest};
+use crate::topology::{Hint, HintProvider as _, NumaMask, Refusal};
+
+const R: &str = "example.com/r";
+const NONE: Hint = Hint { affinity: None, preferred: false };
+
+fn device(healthy: bool, nodes: &[i64]) -> Device {
+    Device { healthy, nodes: nodes.to_vec() }
+}
+
+fn devices(list: &[(&str, bool, &[i64])]) -> Devices {
+    list.iter().map(|(id, healthy, nodes)| ((*id).to_owned(), device(*healthy, nodes))).collect()
+}
+
+fn ids(list: &[&str]) -> BTreeSet<String> {
+    list.iter().map(|id| (*id).to_owned()).collect()
+}
+
+/// Init containers, sidecars (`+`), then the others; each with its number of devices.
+fn pod(uid: &str, init: &[(&str, u32)], apps: &[(&str, u32)]) -> PodRequest {
+    let container = |(name, number): &(&str, u32)| {
+        let mut one = json!({"name": name.trim_start_matches('+'), "resources": {"limits": {R: number.to_string()}}});
+        if name.starts_with('+') {
+            one["restartPolicy"] = json!("Always");
+        }
+        one
+    };
+    let spec = json!({"initContainers": init.iter().map(container).collect::<Vec<_>>(),
+        "containers": apps.iter().map(container).collect::<Vec<_>>()});
+    let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": uid}, "spec": spec})).unwrap();
+    PodRequest::of(&pod, Gates::default())
+}
+
+fn order(pod: &PodRequest) -> Vec<String> {
+    pod.containers.iter().map(|container| container.name.clone()).collect()
+}
+
+fn take(manager: &mut DeviceManager, pod: &PodRequest, best: Hint, running: &[&str]) -> Result<(), Refusal> {
+    let mut admission = Admission::new(manager, Box::new(|_: &str| ids(running)));
+    pod.containers.iter().try_for_each(|container| admission.allocate(pod, container, best))
+}
+
+fn answer(manager: &mut DeviceManager, pod: &PodRequest, like: &[&str]) -> Vec<Question> {
+    let mut asked = Vec::new();
+    while let Some(question) = manager.next_question(&pod.uid, &order(pod)).unwrap() {
+        match &question.call {
+            Call::GetPreferredAllocation { .. } => {
+                manager.preferred(&pod.uid, &order(pod), &question, &ids(like)).unwrap();
+            }
+            Call::Allocate { .. } => manager.allocated(&pod.uid, &question, Vec::new()),
+        }
+        asked.push(question);
+    }
+    asked
+}
+
+fn has(manager: &DeviceManager, pod: &PodRequest, container: &str) -> Vec<String> {
+    manager.held().of(&pod.uid, container, R).map(|held| held.devices.iter().cloned().collect()).unwrap_or_default()
+}
+
+fn started(list: &[(&str, bool, &[i64])], preferred: bool) -> (DeviceManager, u64) {
+    let mut manager = DeviceManager::new(vec![0, 1], None, Instant::now());
+    let options = PluginOptions { preferred_allocation: preferred, pre_start: false };
+    let generation = manager.connect(R, options);
+    manager.list(R, generation, devices(list)).unwrap();
+    (manager, generation)
+}
+
+#[test]
+fn refusals_in_upstreams_words() {
+    let (mut manager, generation) = started(&[("a", true, &[]), ("b", false, &[])], false);
+    let refused = |manager: &mut DeviceManager, pod: &PodRequest| take(manager, pod, NONE, &[]).unwrap_err();
+    let refusal = refused(&mut manager, &pod("u", &[], &[("c", 2)]));
+    assert_eq!(refusal.reason, "UnexpectedAdmissionError");
+    assert_eq!(
+        refusal.message,
+        "Allocate failed due to requested number of devices unavailable for example.com/r. Requested: 2, Available: 1, which is unexpected"
+    );
+    let one = pod("v", &[], &[("c", 1)]);
+    take(&mut manager, &one, NONE, &[]).unwrap();
+    answer(&mut manager, &one, &[]);
+    assert_eq!(manager.health("v", "c")[0].resources.as_ref().unwrap()[0].health.as_deref(), Some("Healthy"));
+    assert!(
+        refused(&mut manager, &pod("v", &[], &[("c", 2)]))
+            .message
+            .contains("pod \"v\" container \"c\" changed request for resource \"example.com/r\" from 1 to 2")
+    );
+    assert_eq!(manager.list(R, generation, devices(&[("a", false, &[]), ("b", true, &[])])), Some(ids(&["v"])));
+    assert!(refused(&mut manager, &one).message.contains("previously allocated devices are no longer healthy"));
+    // It runs: nothing is asked.
+    take(&mut manager, &one, NONE, &["c"]).unwrap();
+    assert_eq!(manager.health("v", "c")[0].resources.as_ref().unwrap()[0].health.as_deref(), Some("Unhealthy"));
+    manager.disconnect(R, generation, Instant::now());
+    assert!(
+        refused(&mut manager, &one).message.contains("no healthy devices present; cannot allocate unhealthy devices")
+    );
+    manager.capacity(Instant::now() + STOP_GRACE + Duration::from_secs(1));
+    assert!(refused(&mut manager, &one).message.contains("cannot allocate unregistered device example.com/r"));
+}
+
+#[test]
+fn a_plugin_goes_and_comes_back() {
+    let (mut manager, first) = started(&[("a", true, &[]), ("b", false, &[])], false);
+    let now = Instant::now();
+    let shown = |manager: &mut DeviceManager, at| {
+        let shown = manager.capacity(at);
+        (shown.capacity[R], shown.allocatable[R])
+    };
+    assert_eq!(shown(&mut manager, now), (2, 1));
+    let wants = pod("u", &[], &[("c", 1)]);
+    assert_eq!(manager.waits_for(&wants, &ids(&[])), None);
+    assert!(manager.disconnect(R, first, now));
+    assert_eq!(shown(&mut manager, now + STOP_GRACE), (2, 0));
+    assert_eq!(manager.waits_for(&wants, &ids(&[])).as_deref(), Some(R));
+    assert_eq!(manager.waits_for(&wants, &ids(&["c"])), None, "it runs");
+    // Another one has it now: what the first one says is nothing.
+    let second = manager.connect(R, PluginOptions::default());
+    assert!(!manager.disconnect(R, first, now) && manager.list(R, first, Devices::new()).is_none());
+    assert_eq!(manager.waits_for(&wants, &ids(&[])).as_deref(), Some(R), "it has not told its devices");
+    manager.list(R, second, devices(&[("a", true, &[])])).unwrap();
+    assert_eq!((shown(&mut manager, now), manager.waits_for(&wants, &ids(&[]))), ((1, 1), None));
+    manager.disconnect(R, second, now);
+    assert_eq!(shown(&mut manager, now + STOP_GRACE + Duration::from_secs(1)), (0, 0), "for good");
+    assert_eq!(manager.waits_for(&wants, &ids(&[])), None);
+}
+
+#[test]
+fn init_containers_leave_their_devices() {
+    let (mut manager, _) = started(&[("a", true, &[]), ("b", true, &[]), ("c", true, &[])], false);
+    let pod = pod("u", &[("i", 2), ("+s", 1)], &[("x", 1), ("y", 1)]);
+    take(&mut manager, &pod, NONE, &[]).unwrap();
+    assert_eq!(answer(&mut manager, &pod, &[]).len(), 4);
+    let of = |container: &str| has(&manager, &pod, container);
+    assert_eq!(
+        (of("i"), of("s"), of("x"), of("y")),
+        (vec!["a".into(), "b".into()], vec!["a".into()], vec!["b".into()], vec!["c".into()])
+    );
+}
+
+#[test]
+fn the_plugins_word_is_heard_where_there_is_a_choice() {
+    let (mut manager, _) = started(&[("a", true, &[]), ("b", true, &[]), ("c", true, &[])], true);
+    let pod = pod("u", &[("i", 1)], &[("x", 2)]);
+    take(&mut manager, &pod, NONE, &[]).unwrap();
+    let asked = answer(&mut manager, &pod, &["c"]);
+    assert_eq!(
+        (has(&manager, &pod, "i"), has(&manager, &pod, "x")),
+        (vec!["c".to_owned()], vec!["a".to_owned(), "c".into()])
+    );
+    let Call::GetPreferredAllocation { available, must_include, size } = &asked[2].call else { panic!("{asked:?}") };
+    assert_eq!((available.len(), must_include, *size), (3, &vec!["c".to_owned()], 2));
+    assert_eq!(asked.len(), 4);
+    // All that is left: nothing to choose, and it is not in anybody's way what it says.
+    let rest = super::tests::pod("v", &[], &[("x", 1)]);
+    take(&mut manager, &rest, NONE, &[]).unwrap();
+    answer(&mut manager, &rest, &["a", "nonsense"]);
+    assert_eq!(has(&manager, &rest, "x"), ["b"]);
+    assert!(take(&mut manager, &super::tests::pod("w", &[], &[("x", 1)]), NONE, &[]).is_err());
+    assert!(manager.take_back("v") && !manager.take_back("v"));
+}
+
+#[test]
+fn devices_of_the_nodes_that_were_agreed_on() {
+    let list: &[(&str, bool, &[i64])] =
+        &[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[]), ("e", true, &[0, 1])];
+    let (mut manager, _) = started(list, false);
+    let nobody = || Box::new(|_: &str| BTreeSet::<String>::new());
+    let wants = pod("u", &[], &[("c", 3)]);
+    let hints = Admission::new(&mut manager, nobody()).hints(&wants, &wants.containers[0]);
+    let shown: Vec<(Vec<u32>, bool)> =
+        hints[R].iter().flatten().map(|hint| (hint.affinity.unwrap().nodes().collect(), hint.preferred)).collect();
+    assert_eq!(shown, [(vec![1], true), (vec![0, 1], false)]);
+    take(&mut manager, &wants, Hint::new(NumaMask::new([1]), true), &[]).unwrap();
+    answer(&mut manager, &wants, &[]);
+    assert_eq!(has(&manager, &wants, "c"), ["b", "c", "e"]);
+    // The one that is of the hint's node first, then what is left.
+    let more = pod("v", &[], &[("c", 2)]);
+    take(&mut manager, &more, Hint::new(NumaMask::new([0]), false), &[]).unwrap();
+    answer(&mut manager, &more, &[]);
+    assert_eq!(has(&manager, &more, "c"), ["a", "d"]);
+    let by_node = &manager.held().of("u", "c", R).unwrap().by_node;
+    assert_eq!(by_node.get(&1).unwrap(), &["b", "c", "e"]);
+    assert_eq!(by_node.get(&0).unwrap(), &["e"]);
+    let none = Admission::new(&mut manager, nobody()).hints(&pod("w", &[], &[("c", 1)]), &wants.containers[0]);
+    assert_eq!(none[R], Some(Vec::new()));
+    let again = Admission::new(&mut manager, nobody()).pod_hints(&wants);
+    assert_eq!(again[R].as_ref().unwrap().len(), 2, "what it has already gives the same hints");
+}
+
+#[test]
+fn the_checkpoint_of_upstream_comes_back_as_it_was() {
+    let text = include_str!("../checkpoint/upstream_devices.json").trim_end();
+    let found = checkpoint::devices::read(text.as_bytes()).unwrap();
+    let mut manager = DeviceManager::new(vec![0], Some(&found), Instant::now());
+    let resource = "example.com/resource";
+    assert_eq!(manager.capacity(Instant::now()).capacity, BTreeMap::from([(resource.to_owned(), 0)]));
+    let generation = manager.connect(resource, PluginOptions::default());
+    manager.list(resource, generation, devices(&[("Dev-1", true, &[]), ("Dev-2", true, &[])])).unwrap();
+    let uid = "f6e8e287-3417-4a16-b1ac-b90b9128bbd4";
+    assert_eq!(manager.grants(uid, "c").mounts.len(), 1);
+    assert_eq!(manager.grants(uid, "i").mounts.len() + manager.grants(uid, "i").devices.len(), 1);
+    let written = manager.to_file();
+    let sorted = |file: &checkpoint::devices::Devices| {
+        let mut entries = file.pod_device_entries.clone().unwrap();
+        entries.sort_by(|a, b| (&a.uid, &a.container_name).cmp(&(&b.uid, &b.container_name)));
+        entries
+    };
+    assert_eq!(sorted(&written), sorted(&found));
+    let bytes = checkpoint::devices::write(&written).unwrap();
+    assert_eq!(checkpoint::devices::read(&bytes).unwrap(), written);
+}
+
+#[test]
+fn the_first_answer_counts() {
+    let (mut manager, _) = started(&[("a", true, &[])], false);
+    let other = "example.com/a-first";
+    let generation = manager.connect(other, PluginOptions { pre_start: true, ..Default::default() });
+    manager.list(other, generation, devices(&[("z", true, &[])])).unwrap();
+    let answer = |value: &str| {
+        let device = DeviceSpec {
+            container_path: "/dev/x".into(),
+            host_path: format!("/dev/{value}"),
+            permissions: "rw".into(),
+        };
+        let envs = BTreeMap::from([("WHO".to_owned(), value.to_owned())]);
+        ContainerAllocateResponse { envs, devices: vec![device], ..Default::default() }.encode_to_vec()
+    };
+    let limits = json!({R: "1", other: "1"});
+    let spec = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});
+    let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": spec})).unwrap();
+    let pod = PodRequest::of(&pod, Gates::default());
+    assert!(manager.lacks(&pod, "c"));
+    take(&mut manager, &pod, NONE, &[]).unwrap();
+    while let Some(question) = manager.next_question("u", &order(&pod)).unwrap() {
+        manager.allocated("u", &question, answer(&question.resource[12..]));
+    }
+    let grants = manager.grants("u", "c");
+    assert_eq!((grants.envs["WHO"].as_str(), grants.devices.len()), ("a-first", 1));
+    assert!(!manager.lacks(&pod, "c"));
+    assert_eq!(manager.pre_start(&pod, "c").unwrap(), [(other.to_owned(), generation, vec!["z".to_owned()])]);
+    assert_eq!(manager.allocatable_for(&pod), BTreeMap::from([(R.to_owned(), 2), (other.to_owned(), 2)]));
+    manager.disconnect(other, generation, Instant::now());
+    assert_eq!(manager.pre_start(&pod, "c").unwrap_err(), format!("endpoint {other} has been stopped"));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Pod { uid: u8, init: u32, app: u32 },
+    End(u8),
+    Health(Vec<bool>),
+    Gone,
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0_u8..6, 0_u32..3, 0_u32..4).prop_map(|(uid, init, app)| Step::Pod { uid, init, app }),
+        3 => (0_u8..6).prop_map(Step::End),
+        2 => prop::collection::vec(any::<bool>(), 5).prop_map(Step::Health),
+        1 => Just(Step::Gone),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    /// No device is two pods', none is given that was not healthy, and all come back.
+    #[test]
+    fn a_life_of_devices(steps in prop::collection::vec(step(), 1..60), like in prop::collection::btree_set("[a-e]", 0..4)) {
+        let names = ["a", "b", "c", "d", "e"];
+        let all = |health: &[bool]| names.iter().zip(health).map(|(id, healthy)| ((*id).to_owned(), device(*healthy, &[]))).collect::<Devices>();
+        let options = PluginOptions { preferred_allocation: true, pre_start: false };
+        let now = Instant::now();
+        let mut manager = DeviceManager::new(vec![0], None, now);
+        let mut health = vec![true; 5];
+        let mut generation = manager.connect(R, options);
+        manager.list(R, generation, all(&health));
+        let mut there = true;
+        for step in steps {
+            match step {
+                Step::Pod { uid, init, app } => {
+                    let pod = pod(&format!("u{uid}"), &[("i", init)], &[("x", app)]);
+                    let fresh = !manager.held().has_pod(&pod.uid);
+                    if take(&mut manager, &pod, NONE, &[]).is_err() {
+                        if fresh { manager.take_back(&pod.uid); }
+                        continue;
+                    }
+                    if fresh { prop_assert!(there || app + init == 0); }
+                    while let Ok(Some(question)) = manager.next_question(&pod.uid, &order(&pod)) {
+                        match &question.call {
+                            Call::GetPreferredAllocation { .. } => manager.preferred(&pod.uid, &order(&pod), &question, &like).unwrap(),
+                            Call::Allocate { devices } => {
+                                prop_assert!(devices.iter().all(|id| health[names.iter().position(|n| n == id).unwrap()]), "{:?}", devices);
+                                manager.allocated(&pod.uid, &question, Vec::new());
+                            }
+                        }
+                    }
+                    if fresh {
+                        prop_assert_eq!(has(&manager, &pod, "x").len(), app as usize);
+                        prop_assert_eq!(has(&manager, &pod, "i").len(), init as usize);
+                    }
+                }
+                Step::End(uid) => { manager.take_back(&format!("u{uid}")); }
+                Step::Health(now) => {
+                    health = now;
+                    if !there { generation = manager.connect(R, options); }
+                    there = true;
+                    manager.list(R, generation, all(&health));
+                }
+                Step::Gone => { manager.disconnect(R, generation, now); there = false; }
+                Step::Restart => {
+                    let file = manager.to_file();
+                    manager = DeviceManager::new(vec![0], Some(&file), now);
+                    prop_assert_eq!(manager.to_file().pod_device_entries, file.pod_device_entries);
+                    there = false;
+                }
+            }
+            let mut owners: BTreeMap<String, String> = BTreeMap::new();
+            for uid in manager.held().uids() {
+                let of: BTreeSet<String> = manager.held().of_pod(uid).flat_map(|(_, of)| of.values().flat_map(|a| a.devices.clone())).collect();
+                for id in of {
+                    prop_assert!(owners.insert(id, uid.clone()).is_none());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,636 @@
+//! Devices of plugins (upstream `pkg/kubelet/cm/devicemanager`, decision 80): what [`kubelet_container_manager::devices`] decides, with
+//! the plugins that are asked, the checkpoint, and the socket by which they register.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`metrics`] | nothing: what is counted |
+//! | [`registration`] | nothing: who registers by the socket |
+//! | here | when a pod waits for a plugin, and when the checkpoint is written |
+
+pub mod metrics;
+mod registration;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bulkhead_cri::v1;
+use bulkhead_device_plugin::v1beta1::{DevicePluginOptions, ListAndWatchResponse};
+use bulkhead_device_plugin::{HEALTHY, VERSION};
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{Listener, State, StateKind, listener};
+use bulkhead_sys::memfd;
+use bulkhead_types::PodUid;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
+use kubelet_container_manager::checkpoint::devices as file;
+use kubelet_container_manager::devices::manager::Call;
+use kubelet_container_manager::devices::plugins::{Device, Devices as Told};
+use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, PluginOptions, Question};
+use kubelet_container_manager::request::{Gates, PodRequest};
+use kubelet_container_manager::topology::{HintProvider, Refusal};
+use kubelet_edges::csi::{Dial, PluginAddress};
+use kubelet_edges::device_plugin::DevicePlugin;
+use kubelet_model::validation::resources::is_extended;
+use kubelet_pleg::PodCache;
+use kubelet_runtime::runtime::result::ActionError;
+use kubelet_runtime::runtime::run_options::RunContainerOptions;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::health_news::HealthNews;
+use super::resource_manager::ResourceManager;
+use metrics::DeviceMetrics;
+
+/// A pod waits so long for a plugin that is coming back.
+const COMING_BACK: Duration = Duration::from_secs(30);
+/// Resources of one node; those that have gone count.
+const RESOURCES_MAX: usize = 128;
+/// What the node shows of plugins' resources changes no more often.
+const SHOWN_EVERY: Duration = Duration::from_secs(5);
+/// Plugins of an earlier start usually are back by then.
+const BACK: Duration = Duration::from_secs(2);
+/// While a plugin is away: whether its grace is over.
+const LOOK: Duration = Duration::from_secs(10);
+/// Changes that nobody relies on are gathered for so long before the checkpoint is written.
+const SETTLE: Duration = Duration::from_secs(1);
+/// After a write that failed, and how often one that a pod waits for is tried.
+const WRITE_AGAIN: Duration = Duration::from_millis(500);
+const WRITE_TRIES: u32 = 60;
+/// What volnetd takes of one file.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Which plugins there were, for the next start: they do not register again while the socket stays.
+pub trait EndpointStore: Send + Sync + std::fmt::Debug {
+    /// Resource to absolute path of its plugin's socket.
+    fn load(&self) -> BTreeMap<String, String>;
+    fn save(&self, endpoints: &BTreeMap<String, String>);
+}
+
+/// What the devices are made of.
+#[derive(Debug)]
+pub struct Parts {
+    pub dial: Arc<dyn Dial>,
+    /// device-plugins, absolute.
+    pub folder: PathBuf,
+    pub broker: BrokerClient,
+    pub cache: Arc<PodCache>,
+    pub metrics: DeviceMetrics,
+    pub store: Box<dyn EndpointStore>,
+    pub news: HealthNews,
+    pub gates: Gates,
+    /// A pod waits for a plugin that is coming back.
+    pub waits: bool,
+    /// Gate ResourceHealthStatus.
+    pub health: bool,
+    /// NUMA nodes of the machine.
+    pub machine: Vec<u32>,
+    /// The checkpoint as it was found.
+    pub found: Option<Vec<u8>>,
+}
+
+/// A plugin that serves.
+#[derive(Debug)]
+struct Connected {
+    generation: u64,
+    plugin: DevicePlugin,
+    endpoint: String,
+    /// It registered by kubelet.sock, so it does not do so again after a restart of this process.
+    by_socket: bool,
+    stop: CancellationToken,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Devices {
+    me: Weak<Devices>,
+    manager: Mutex<DeviceManager>,
+    plugins: Mutex<BTreeMap<String, Connected>>,
+    /// Until when each pod waits.
+    deadlines: Mutex<BTreeMap<String, Instant>>,
+    dial: Arc<dyn Dial>,
+    folder: PathBuf,
+    broker: BrokerClient,
+    cache: Arc<PodCache>,
+    metrics: DeviceMetrics,
+    store: Box<dyn EndpointStore>,
+    news: HealthNews,
+    gates: Gates,
+    waits: bool,
+    health: bool,
+    /// A plugin has come, gone or told its devices.
+    changed: watch::Sender<()>,
+    shown: watch::Sender<Capacity>,
+    /// The checkpoint as it was written, by one at a time.
+    written: tokio::sync::Mutex<Option<Vec<u8>>>,
+    dirty: Notify,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In the form of a gRPC error of Go's.
+fn words(status: &Status) -> String {
+    format!("rpc error: code = {} desc = {}", bulkhead_cri::go_name(status.code()), status.message())
+}
+
+/// The checkpoint as it is; None: there is none.
+///
+/// # Errors
+/// It cannot be had.
+pub async fn found(broker: &BrokerClient) -> Result<Option<Vec<u8>>, super::StateFileError> {
+    let kind = State { kind: StateKind::DeviceManager.into() };
+    let fd = match broker.open(Kind::State(kind)).await {
+        Ok(fd) => fd,
+        Err(error) if error.code() == tonic::Code::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut bytes = Vec::new();
+    File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+impl Devices {
+    pub fn new(parts: Parts) -> Arc<Self> {
+        // As upstream: a checkpoint that cannot be read is as good as none.
+        let found = parts.found.as_deref().and_then(|bytes| {
+            let read = file::read(bytes);
+            read.inspect_err(|error| tracing::error!("Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date: {error}")).ok()
+        });
+        let manager = DeviceManager::new(parts.machine, found.as_ref(), std::time::Instant::now());
+        Arc::new_cyclic(|me| Devices {
+            me: me.clone(),
+            manager: Mutex::new(manager),
+            plugins: Mutex::default(),
+            deadlines: Mutex::default(),
+            dial: parts.dial,
+            folder: parts.folder,
+            broker: parts.broker,
+            cache: parts.cache,
+            metrics: parts.metrics,
+            store: parts.store,
+            news: parts.news,
+            gates: parts.gates,
+            waits: parts.waits,
+            health: parts.health,
+            changed: watch::Sender::new(()),
+            shown: watch::Sender::new(Capacity::default()),
+            written: tokio::sync::Mutex::new(parts.found),
+            dirty: Notify::new(),
+        })
+    }
+
+    /// Connects to the plugins of an earlier start, and keeps what others see. Runs for ever.
+    pub async fn run(self: Arc<Self>) {
+        let mut changed = self.changed.subscribe();
+        let endpoints = self.store.load();
+        for (resource, endpoint) in endpoints.clone() {
+            let devices = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = devices.connect(&resource, &endpoint, true).await {
+                    tracing::info!(resource, endpoint, "a plugin of an earlier start has not come back: {error}");
+                }
+            });
+        }
+        // The Node does not lose for a moment what comes back at once.
+        let back = async {
+            let away = || endpoints.keys().any(|resource| lock(&self.manager).plugins().is_coming_back(resource));
+            while away() && changed.changed().await.is_ok() {}
+        };
+        let shown = async {
+            let _ = tokio::time::timeout(BACK, back).await;
+            self.keep_shown().await;
+        };
+        tokio::join!(shown, self.keep_file());
+    }
+
+    /// The socket of plugins' registration.
+    ///
+    /// # Errors
+    /// kubelet-volnetd is away, or cannot bind it.
+    pub async fn listener(&self) -> Result<std::os::fd::OwnedFd, bulkhead_ipc::broker::BrokerError> {
+        let kind = listener::Kind::DevicePlugins.into();
+        self.broker.open(Kind::Listener(Listener { kind })).await
+    }
+
+    /// Takes registrations.
+    ///
+    /// # Errors
+    /// The socket cannot be served.
+    pub async fn serve(
+        self: Arc<Self>,
+        socket: std::os::fd::OwnedFd,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        registration::serve(socket, self).await
+    }
+
+    async fn keep_shown(&self) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            let now = lock(&self.manager).capacity(std::time::Instant::now());
+            let news = self.shown.send_if_modified(|shown| {
+                let differs = *shown != now;
+                *shown = now.clone();
+                differs
+            });
+            if news {
+                tokio::time::sleep(SHOWN_EVERY).await;
+            }
+            let away = now.capacity.keys().any(|resource| lock(&self.manager).plugins().serving(resource).is_none());
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = tokio::time::sleep(LOOK), if away => {}
+            }
+        }
+    }
+
+    async fn keep_file(&self) {
+        loop {
+            self.dirty.notified().await;
+            tokio::time::sleep(SETTLE).await;
+            while let Err(error) = self.write().await {
+                tracing::warn!("Writing checkpoint encountered: {error}");
+                tokio::time::sleep(WRITE_AGAIN * 10).await;
+            }
+        }
+    }
+
+    /// Writes the checkpoint, if it is not as the devices are.
+    async fn write(&self) -> Result<(), super::StateFileError> {
+        let mut written = self.written.lock().await;
+        let bytes = file::write(&lock(&self.manager).to_file())?;
+        if written.as_deref() != Some(&bytes) {
+            self.broker.put_state(StateKind::DeviceManager, memfd::sealed(file::FILE, &bytes)?).await?;
+            *written = Some(bytes);
+        }
+        Ok(())
+    }
+
+    /// The same for a pod that relies on it: kubelet-volnetd may be away for a moment.
+    async fn write_now(&self) -> Result<(), String> {
+        let mut tries = 0;
+        loop {
+            match self.write().await {
+                Ok(()) => return Ok(()),
+                Err(error) if tries < WRITE_TRIES && error.is_away() => {
+                    tries += 1;
+                    tokio::time::sleep(WRITE_AGAIN).await;
+                }
+                Err(error) => return Err(format!("failed to write checkpoint file {:?}: {error}", file::FILE)),
+            }
+        }
+    }
+
+    /// Whether a plugin may have a resource (upstream `ValidatePlugin`).
+    ///
+    /// # Errors
+    /// In upstream's words.
+    pub fn validate(&self, resource: &str, versions: &[String]) -> Result<(), String> {
+        if !versions.iter().any(|version| version == VERSION) {
+            return Err(format!(
+                "manager version, {VERSION}, is not among plugin supported versions [{}]",
+                versions.join(" ")
+            ));
+        }
+        if !is_extended(resource) {
+            return Err(format!("invalid name of device plugin socket: the ResourceName {resource:?} is invalid"));
+        }
+        Ok(())
+    }
+
+    /// A plugin asks to be registered (upstream `Register`).
+    async fn registration(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), String> {
+        tracing::info!(resource, "Got registration request from device plugin with resource");
+        self.metrics.registered(resource);
+        if version != VERSION {
+            return Err(format!(
+                "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
+            ));
+        }
+        if !is_extended(resource) {
+            return Err(format!("the ResourceName {resource:?} is invalid"));
+        }
+        let endpoint = self.folder.join(endpoint.trim_start_matches('/')).display().to_string();
+        self.connect(resource, &endpoint, true).await
+    }
+
+    /// Connects to a plugin: from here on the resource is its.
+    ///
+    /// # Errors
+    /// In upstream's words.
+    pub async fn connect(&self, resource: &str, endpoint: &str, by_socket: bool) -> Result<(), String> {
+        {
+            let manager = lock(&self.manager);
+            if manager.plugins().len() >= RESOURCES_MAX && !manager.plugins().contains(resource) {
+                return Err(format!("{RESOURCES_MAX} resources of device plugins are known, no more are taken"));
+            }
+        }
+        let address = PluginAddress::Endpoint(endpoint.to_owned());
+        let plugin = DevicePlugin::connect(&self.dial, &address)
+            .await
+            .map_err(|status| format!("failed to dial device plugin: {}", words(&status)))?;
+        let options = plugin.options().await;
+        let options = options.map_err(|status| format!("failed to get device plugin options: {}", words(&status)))?;
+        let stop = CancellationToken::new();
+        let DevicePluginOptions { pre_start_required, get_preferred_allocation_available } = options;
+        let options =
+            PluginOptions { pre_start: pre_start_required, preferred_allocation: get_preferred_allocation_available };
+        let generation = lock(&self.manager).connect(resource, options);
+        let connected = Connected {
+            generation,
+            plugin: plugin.clone(),
+            endpoint: endpoint.to_owned(),
+            by_socket,
+            stop: stop.clone(),
+        };
+        if let Some(before) = lock(&self.plugins).insert(resource.to_owned(), connected) {
+            before.stop.cancel();
+        }
+        self.save_endpoints();
+        tracing::info!(resource, endpoint, "Device plugin connected");
+        self.changed.send_replace(());
+        if let Some(me) = self.me.upgrade() {
+            let resource = resource.to_owned();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = me.follow(&resource, generation, &plugin) => {}
+                }
+                me.disconnect(&resource, generation);
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes in what a plugin tells, until it ends.
+    async fn follow(&self, resource: &str, generation: u64, plugin: &DevicePlugin) {
+        let ended = |why: &str| tracing::warn!(resource, "ListAndWatch ended unexpectedly for device plugin: {why}");
+        let mut stream = match plugin.list_and_watch().await {
+            Ok(stream) => stream,
+            Err(status) => return ended(&words(&status)),
+        };
+        loop {
+            match stream.message().await {
+                Ok(Some(told)) => {
+                    if !self.told(resource, generation, told) {
+                        return;
+                    }
+                }
+                Ok(None) => return ended("EOF"),
+                Err(status) => return ended(&words(&status)),
+            }
+        }
+    }
+
+    /// False: another plugin has the resource by now.
+    fn told(&self, resource: &str, generation: u64, told: ListAndWatchResponse) -> bool {
+        let device = |device: bulkhead_device_plugin::v1beta1::Device| {
+            let nodes = device.topology.unwrap_or_default().nodes.into_iter().map(|node| node.id).collect();
+            (device.id, Device { healthy: device.health == HEALTHY, nodes })
+        };
+        let devices: Told = told.devices.into_iter().map(device).collect();
+        tracing::debug!(resource, count = devices.len(), "State pushed for device plugin");
+        let Some(pods) = lock(&self.manager).list(resource, generation, devices) else { return false };
+        if self.health {
+            self.news.tell(pods);
+        }
+        self.changed.send_replace(());
+        self.dirty.notify_one();
+        true
+    }
+
+    /// The plugin of this generation has gone.
+    fn disconnect(&self, resource: &str, generation: u64) {
+        {
+            let mut plugins = lock(&self.plugins);
+            if plugins.get(resource).is_some_and(|connected| connected.generation == generation) {
+                plugins.remove(resource);
+            }
+        }
+        if lock(&self.manager).disconnect(resource, generation, std::time::Instant::now()) {
+            tracing::info!(resource, "Endpoint became unhealthy");
+            self.changed.send_replace(());
+            self.dirty.notify_one();
+        }
+    }
+
+    /// A plugin of plugins_registry has gone.
+    pub fn deregister(&self, resource: &str, endpoint: &str) {
+        if let Some(connected) = lock(&self.plugins).get(resource).filter(|connected| connected.endpoint == endpoint) {
+            connected.stop.cancel();
+        }
+    }
+
+    /// Those that have gone stay, until another takes their place: this process may have lost them by its own restart.
+    fn save_endpoints(&self) {
+        let mut endpoints = self.store.load();
+        for (resource, connected) in &*lock(&self.plugins) {
+            if connected.by_socket {
+                endpoints.insert(resource.clone(), connected.endpoint.clone());
+            } else {
+                endpoints.remove(resource);
+            }
+        }
+        self.store.save(&endpoints);
+    }
+
+    fn running(&self, uid: &str) -> BTreeSet<String> {
+        let Ok(uid) = PodUid::parse(uid) else { return BTreeSet::new() };
+        self.cache.get(&uid).running().map(|container| container.name.clone()).collect()
+    }
+
+    fn serving(&self, question: &Question) -> Result<DevicePlugin, String> {
+        let plugins = lock(&self.plugins);
+        let connected = plugins.get(&question.resource).filter(|found| found.generation == question.generation);
+        connected
+            .map(|found| found.plugin.clone())
+            .ok_or_else(|| format!("endpoint {} has been stopped", question.resource))
+    }
+
+    /// Asks plugins for all that a pod was given and has not been allocated.
+    async fn ask(&self, uid: &str, order: &[String]) -> Result<(), String> {
+        loop {
+            let Some(question) = lock(&self.manager).next_question(uid, order)? else { return Ok(()) };
+            let plugin = self.serving(&question)?;
+            let resource = &question.resource;
+            match question.call.clone() {
+                Call::GetPreferredAllocation { available, must_include, size } => {
+                    let answer = plugin.preferred(available, must_include, size).await;
+                    let preferred = answer.map_err(|status| {
+                        format!("device plugin GetPreferredAllocation rpc failed with err: {}", words(&status))
+                    })?;
+                    let preferred = preferred.into_iter().collect();
+                    lock(&self.manager).preferred(uid, order, &question, &preferred)?;
+                }
+                Call::Allocate { devices } => {
+                    let began = Instant::now();
+                    let answer = plugin.allocate(devices).await;
+                    self.metrics.allocated(resource, began.elapsed());
+                    let response = answer.map_err(|status| words(&status))?;
+                    let response = response.ok_or("no containers return in allocation response &AllocateResponse{}")?;
+                    lock(&self.manager).allocated(uid, &question, prost::Message::encode_to_vec(&response));
+                }
+            }
+        }
+    }
+
+    /// The same, with the checkpoint written before anybody relies on it.
+    async fn settle(&self, uid: &str, order: &[String]) -> Result<(), String> {
+        let done = match self.ask(uid, order).await {
+            Ok(()) => self.write_now().await,
+            failed => failed,
+        };
+        if done.is_err() {
+            lock(&self.manager).drop_open(uid);
+            self.changed.send_replace(());
+        }
+        done
+    }
+
+    fn request(&self, pod: &Pod) -> PodRequest {
+        PodRequest::of(pod, self.gates)
+    }
+
+    /// No plugin ever came: nothing is looked at.
+    fn is_idle(&self) -> bool {
+        let manager = lock(&self.manager);
+        manager.plugins().is_empty() && manager.held().uids().next().is_none()
+    }
+
+    async fn options(&self, pod: &Pod, container: &Container) -> Result<RunContainerOptions, String> {
+        if self.is_idle() {
+            return Ok(RunContainerOptions::default());
+        }
+        let request = self.request(pod);
+        let (uid, name) = (request.uid.as_str(), container.name.as_str());
+        let lacks = lock(&self.manager).lacks(&request, name);
+        if let Some(wanted) = request.container(name).filter(|_| lacks) {
+            tracing::info!(uid, name, "Needs to re-allocate device plugin resources for pod");
+            // Nothing counts as running: it is about to be made.
+            Admission::new(&mut *lock(&self.manager), Box::new(|_: &str| BTreeSet::new())).take(uid, wanted, None)?;
+            self.settle(uid, &[name.to_owned()]).await?;
+        }
+        let calls = lock(&self.manager).pre_start(&request, name)?;
+        for (resource, generation, devices) in calls {
+            let plugin =
+                lock(&self.plugins).get(&resource).filter(|c| c.generation == generation).map(|c| c.plugin.clone());
+            let plugin = plugin.ok_or_else(|| format!("endpoint {resource} has been stopped"))?;
+            plugin
+                .pre_start(devices)
+                .await
+                .map_err(|status| format!("device plugin PreStartContainer rpc failed with err: {}", words(&status)))?;
+        }
+        let grants = lock(&self.manager).grants(uid, name);
+        let device = |d: bulkhead_device_plugin::v1beta1::DeviceSpec| v1::Device {
+            container_path: d.container_path,
+            host_path: d.host_path,
+            permissions: d.permissions,
+        };
+        let mount = |m: bulkhead_device_plugin::v1beta1::Mount| v1::Mount {
+            container_path: m.container_path,
+            host_path: m.host_path,
+            readonly: m.read_only,
+            ..v1::Mount::default()
+        };
+        Ok(RunContainerOptions {
+            devices: grants.devices.into_iter().map(device).collect(),
+            mounts: grants.mounts.into_iter().map(mount).collect(),
+            envs: grants.envs.into_iter().map(|(name, value)| (name, value.into_bytes())).collect(),
+            annotations: grants.annotations,
+            cdi_devices: grants.cdi_devices,
+            ..RunContainerOptions::default()
+        })
+    }
+}
+
+impl ResourceManager for Devices {
+    fn until_decidable(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, ()>> {
+        if !self.waits || self.is_idle() {
+            return None;
+        }
+        let request = self.request(pod);
+        let uid = request.uid.clone();
+        let running = self.running(&uid);
+        lock(&self.manager).waits_for(&request, &running)?;
+        let until = *lock(&self.deadlines).entry(uid).or_insert_with(|| Instant::now() + COMING_BACK);
+        if until <= Instant::now() {
+            return None;
+        }
+        let (me, mut changed) = (self.me.upgrade()?, self.changed.subscribe());
+        Some(Box::pin(async move {
+            loop {
+                changed.borrow_and_update();
+                if lock(&me.manager).waits_for(&request, &running).is_none() {
+                    return;
+                }
+                match tokio::time::timeout_at(until, changed.changed()).await {
+                    Ok(Ok(())) => {}
+                    _ => return,
+                }
+            }
+        }))
+    }
+
+    fn hint_provider(&self) -> Option<Box<dyn HintProvider + '_>> {
+        if self.is_idle() {
+            return None;
+        }
+        Some(Box::new(Admission::new(lock(&self.manager), Box::new(|uid: &str| self.running(uid)))))
+    }
+
+    fn complete(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, Result<(), Refusal>>> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        lock(&self.deadlines).remove(&uid);
+        let open = lock(&self.manager).held().of_pod(&uid).any(|(_, of)| of.values().any(|a| a.response.is_none()));
+        if !open {
+            return None;
+        }
+        let me = self.me.upgrade()?;
+        let order: Vec<String> = self.request(pod).containers.into_iter().map(|container| container.name).collect();
+        Some(Box::pin(async move { me.settle(&uid, &order).await.map_err(Refusal::unexpected) }))
+    }
+
+    fn take_back(&self, uid: &PodUid) {
+        lock(&self.deadlines).remove(uid.as_str());
+        if lock(&self.manager).take_back(uid.as_str()) {
+            self.dirty.notify_one();
+        }
+    }
+
+    fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {
+        if lock(&self.manager).remove_stale(is_active) {
+            self.dirty.notify_one();
+        }
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        Box::pin(async move {
+            let given = self.options(pod, container).await;
+            given.map_err(|error| ActionError::new("CreateContainerConfigError", error))
+        })
+    }
+
+    fn allocatable_for(&self, pod: &Pod) -> BTreeMap<String, u64> {
+        if self.is_idle() { BTreeMap::new() } else { lock(&self.manager).allocatable_for(&self.request(pod)) }
+    }
+
+    fn shown(&self) -> Option<watch::Receiver<Capacity>> {
+        Some(self.shown.subscribe())
+    }
+
+    fn health(&self, uid: &str, container: &str) -> Vec<ResourceStatus> {
+        if self.health { lock(&self.manager).health(uid, container) } else { Vec::new() }
+    }
+}
