@@ -11,10 +11,12 @@
 //! | [`cpu`] | which CPUs |
 //! | [`memory`] | which NUMA nodes' memory |
 //! | [`checkpoint`] | how that is written in upstream's files, and whether a file is to be believed |
+//! | [`dra`] | which claims of drivers a pod may use, who is asked about them, and what containers get of the answers |
 //! | [`manager`] | nothing: all of them behind one door |
 
 pub mod checkpoint;
 pub mod cpu;
+pub mod dra;
 pub mod manager;
 pub mod memory;
 #[cfg(test)]
