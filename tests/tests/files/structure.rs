@@ -110,6 +110,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-probes",
             "kubelet-runtime",
             "kubelet-volume-manager",
+            "kubelet-container-manager",
         ],
     ),
     (

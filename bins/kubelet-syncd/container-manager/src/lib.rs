@@ -13,6 +13,7 @@
 //! | [`checkpoint`] | how that is written in upstream's files, and whether a file is to be believed |
 //! | [`dra`] | which claims of drivers a pod may use, who is asked about them, and what containers get of the answers |
 //! | [`manager`] | nothing: all of them behind one door |
+//! | [`settings`] | nothing: what is configured, and the start from it |
 
 pub mod checkpoint;
 pub mod cpu;
@@ -22,6 +23,7 @@ pub mod memory;
 #[cfg(test)]
 pub mod pods;
 pub mod request;
+pub mod settings;
 pub mod topology;
 
 pub use manager::{ContainerManager, Settings, StartError};

@@ -15,10 +15,11 @@ use crate::memory::reservation::reserved;
 use crate::memory::{Block, MemoryManagerError, MemoryState, StaticMemory};
 use crate::request::{Gates, PodRequest};
 use crate::topology::options::{Policy, TopologyManagerError};
+use crate::topology::sysfs::SysfsError;
 use crate::topology::{CpuTopology, HintProvider, Machine, Refusal, TopologyManager};
 
 /// What is configured.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// `cpuManagerPolicy`, `cpuManagerPolicyOptions`
     pub cpu_policy: String,
@@ -40,6 +41,25 @@ pub struct Settings {
     pub root: PathBuf,
 }
 
+/// As upstream is without configuration: nobody has anything for himself.
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            cpu_policy: "none".to_owned(),
+            cpu_options: BTreeMap::new(),
+            cpu_reservation: Reservation::default(),
+            memory_policy: "None".to_owned(),
+            reserved_memory: Vec::new(),
+            memory_reservation: Amounts::new(),
+            topology_policy: "none".to_owned(),
+            topology_scope: "container".to_owned(),
+            topology_options: BTreeMap::new(),
+            gates: Gates::default(),
+            root: PathBuf::new(),
+        }
+    }
+}
+
 /// The state files as they were found; None: there is none.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
@@ -50,6 +70,10 @@ pub struct Found {
 /// Why the node does not start; upstream's words, after which its kubelet exits 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
+    #[error("could not detect the topology of this machine: {}: {error}", path.display())]
+    Unreadable { path: PathBuf, error: String },
+    #[error(transparent)]
+    Machine(#[from] SysfsError),
     #[error(transparent)]
     Topology(#[from] TopologyManagerError),
     #[error(transparent)]
@@ -124,6 +148,20 @@ pub struct ContainerManager {
     written: BTreeMap<&'static str, Vec<u8>>,
     /// CPUs that the runtime was told, by its id of the container.
     applied: BTreeMap<String, CpuSet>,
+}
+
+/// Policies `none`.
+impl Default for ContainerManager {
+    fn default() -> Self {
+        ContainerManager {
+            gates: Gates::default(),
+            topology: TopologyManager::default(),
+            cpu: None,
+            memory: None,
+            written: BTreeMap::new(),
+            applied: BTreeMap::new(),
+        }
+    }
 }
 
 impl ContainerManager {
@@ -206,13 +244,31 @@ impl ContainerManager {
 
     /// Takes back what containers have that are of no pod that counts. Not before every source of pods has delivered: a pod that is
     /// not known yet would lose its own.
-    pub fn remove_stale(&mut self, active: &BTreeSet<(String, String)>) {
+    /// `is_active`: by pod uid and container name. Answers whether anything was taken back.
+    pub fn remove_stale(&mut self, is_active: impl Fn(&str, &str) -> bool) -> bool {
+        let mut stale = self.holders();
+        stale.retain(|(uid, container)| !is_active(uid, container));
+        for (uid, container) in &stale {
+            self.remove(uid, container);
+        }
+        !stale.is_empty()
+    }
+
+    /// Takes everything of a pod back that was admitted here and does not run after all.
+    pub fn remove_pod(&mut self, uid: &str) {
+        self.remove_stale(|pod, _| pod != uid);
+    }
+
+    /// Pod uid and name of every container that has something for itself.
+    pub fn holders(&self) -> BTreeSet<(String, String)> {
         let cpu = self.cpu.iter().flat_map(|cpu| pairs(&cpu.state.entries));
         let memory = self.memory.iter().flat_map(|memory| pairs(&memory.state.entries));
-        let stale: BTreeSet<(String, String)> = cpu.chain(memory).filter(|entry| !active.contains(entry)).collect();
-        for (uid, container) in stale {
-            self.remove(&uid, &container);
-        }
+        cpu.chain(memory).collect()
+    }
+
+    /// Containers may have CPUs or memory for themselves: what the files say is relied on.
+    pub fn gives(&self) -> bool {
+        self.cpu.is_some() || self.memory.is_some()
     }
 
     /// A container was made with these CPUs and is about to be started: init containers before it have ended, and their memory is taken

@@ -2,7 +2,7 @@
 //! `pkg/kubelet/kubelet.go`, `pkg/kubelet/lifecycle`).
 //!
 //! Pure: a pod, the pods that count beside it, the node and the settings in; a [`Decision`] out. The main loop acts on it.
-//! Not here because this node has none of it: device, CPU and memory managers. What is asked of resizes beforehand is
+//! What the container manager gives is asked for where upstream asks ([`admit_and_give`]). What is asked of resizes beforehand is
 //! [`kubelet_runtime::allocation::feasibility`].
 
 pub mod affinity;
@@ -146,8 +146,22 @@ impl Obstacle {
 
 /// Decides. `others`: pods that count as using the node, by the rule of upstream's `GetActivePods`, without the pod itself.
 pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo, settings: &Settings, circumstances: Context) -> Decision {
+    admit_and_give(pod, others, node, settings, circumstances, || Ok(()))
+}
+
+/// The same. `give` gives the pod CPUs, memory and devices that it is to have for itself, or refuses it; it is asked at most once, and
+/// what follows may still refuse the pod.
+pub fn admit_and_give(
+    pod: &Pod,
+    others: &[Arc<Pod>],
+    node: &NodeInfo,
+    settings: &Settings,
+    circumstances: Context,
+    give: impl FnOnce() -> Result<(), Rejection>,
+) -> Decision {
     let before = pressure::check(pod, circumstances.pressure)
         .or_else(|| sysctls::check(pod, &settings.sysctls))
+        .or_else(|| give().err())
         .or_else(|| os::check(pod, node));
     if let Some(rejection) = before {
         return Decision::Reject(rejection);

@@ -1,22 +1,160 @@
-//! What containers have for themselves: CPUs and memory of NUMA nodes, devices of plugins, claims of drivers (upstream `pkg/kubelet/cm`).
-//! Whoever starts containers asks here ([`kubelet_runtime::runtime::run_options`]). No manager is at work yet: nobody gets anything,
-//! and a pod with claims waits (decision 75).
+//! What containers have for themselves: CPUs and memory of NUMA nodes, devices of plugins, claims of drivers (upstream
+//! `pkg/kubelet/cm`, decisions 75 and 79). The sync loop asks here when a pod is admitted and tells which pods there are; whoever
+//! starts containers asks what they have ([`kubelet_runtime::runtime::run_options`]).
+//!
+//! CPUs and memory are [`kubelet_container_manager`]'s to decide. What is given beside them is a [`ResourceManager`]'s, one of each
+//! kind, put in by [`ContainerManager::with`].
 
-use bulkhead_types::ContainerId;
-use futures_util::future::BoxFuture;
+pub mod resource_manager;
+pub mod state_files;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bulkhead_config::cpu_set::CpuSet;
+use bulkhead_types::{ContainerId, PodUid};
+use futures_util::future::{BoxFuture, join_all, try_join_all};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_container_manager::ContainerManager as Managers;
+use kubelet_container_manager::manager::{Allocation, Running};
+use kubelet_container_manager::memory::Block;
+use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
+use tokio::sync::watch;
+
+pub use resource_manager::ResourceManager;
+pub use state_files::{StateFileError, StateFiles};
 
 /// The managers behind one door.
 #[derive(Debug, Default)]
 pub struct ContainerManager {
+    /// CPUs and memory.
+    managers: Mutex<Managers>,
+    /// Asked before those, in this order.
+    others: Vec<Arc<dyn ResourceManager>>,
+    /// None: nothing is written (tests).
+    files: Option<StateFiles>,
     none: NoContainerManager,
+    /// Somebody has got or given back CPUs or memory.
+    changes: watch::Sender<()>,
+}
+
+impl ContainerManager {
+    pub fn new(managers: Managers, files: StateFiles) -> Self {
+        ContainerManager { managers: Mutex::new(managers), files: Some(files), ..ContainerManager::default() }
+    }
+
+    /// Puts in a manager of something else, behind those that are there.
+    #[must_use]
+    pub fn with(mut self, manager: Arc<dyn ResourceManager>) -> Self {
+        self.others.push(manager);
+        self
+    }
+
+    fn managers(&self) -> MutexGuard<'_, Managers> {
+        self.managers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the pod waits for before it is decided on; None: nothing.
+    pub fn until_decidable(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, ()>> {
+        let waits: Vec<_> = self.others.iter().filter_map(|manager| manager.until_decidable(pod)).collect();
+        (!waits.is_empty()).then(|| -> BoxFuture<'static, ()> {
+            Box::pin(async {
+                join_all(waits).await;
+            })
+        })
+    }
+
+    /// Gives the pod what it asks for; one that has it keeps it (upstream's topology manager as a handler of admission).
+    ///
+    /// # Errors
+    /// It cannot be had. The pod has nothing then.
+    pub fn admit(&self, pod: &Pod) -> Result<(), Refusal> {
+        let mut providers: Vec<Box<dyn HintProvider + '_>> =
+            self.others.iter().filter_map(|manager| manager.hint_provider()).collect();
+        let mut providers: Vec<&mut dyn HintProvider> =
+            providers.iter_mut().map(|provider| &mut **provider as &mut dyn HintProvider).collect();
+        self.managers().admit(pod, &mut providers)?;
+        self.changes.send_replace(());
+        Ok(())
+    }
+
+    /// What is left to do for a pod that has been given what it asks for; None: nothing.
+    pub fn complete(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, Result<(), Refusal>>> {
+        let left: Vec<_> = self.others.iter().filter_map(|manager| manager.complete(pod)).collect();
+        (!left.is_empty()).then(|| -> BoxFuture<'static, Result<(), Refusal>> {
+            Box::pin(async { try_join_all(left).await.map(|_| ()) })
+        })
+    }
+
+    /// The pod is not admitted after all, and never ran: it gives back what it was given.
+    pub fn take_back(&self, uid: &PodUid) {
+        self.managers().remove_pod(uid.as_str());
+        self.changes.send_replace(());
+        self.others.iter().for_each(|manager| manager.take_back(uid));
+    }
+
+    /// Takes back what containers have of which `is_active` (pod uid, container name) says no. Not before every source of pods has
+    /// delivered.
+    pub fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {
+        if self.managers().remove_stale(is_active) {
+            self.changes.send_replace(());
+        }
+        self.others.iter().for_each(|manager| manager.remove_stale(is_active));
+    }
+
+    /// Changes when somebody has got or given back CPUs or memory.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// CPUs and memory that a container has for itself.
+    pub fn allocation(&self, uid: &PodUid, container: &str) -> Allocation {
+        self.managers().allocation(uid.as_str(), container)
+    }
+
+    /// CPUs that containers can have for themselves at all.
+    pub fn allocatable_cpus(&self) -> CpuSet {
+        self.managers().allocatable_cpus()
+    }
+
+    /// The same of memory.
+    pub fn allocatable_memory(&self) -> Vec<Block> {
+        self.managers().allocatable_memory()
+    }
+
+    /// Writes the state files, if they are not as the managers are.
+    ///
+    /// # Errors
+    /// kubelet-volnetd is away or could not write.
+    pub async fn write_files(&self) -> Result<(), StateFileError> {
+        match &self.files {
+            Some(files) => files.write(&self.managers).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Before a container is made of what they say.
+    async fn rely_on_files(&self) -> Result<(), ActionError> {
+        if !self.managers().gives() {
+            return Ok(());
+        }
+        self.write_files().await.map_err(|error| {
+            let message = format!("writing the state of the CPU and memory managers: {error}");
+            ActionError { transient: true, ..ActionError::new("CreateContainerError", message) }
+        })
+    }
 }
 
 impl run_options::ContainerManager for ContainerManager {
     fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
-        self.none.prepare_dynamic_resources(pod)
+        Box::pin(async move {
+            for manager in &self.others {
+                manager.prepare_dynamic_resources(pod).await?;
+            }
+            // Claims: no manager prepares them yet.
+            self.none.prepare_dynamic_resources(pod).await
+        })
     }
 
     fn run_options<'a>(
@@ -24,10 +162,27 @@ impl run_options::ContainerManager for ContainerManager {
         pod: &'a Pod,
         container: &'a Container,
     ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
-        self.none.run_options(pod, container)
+        Box::pin(async move {
+            let mut options = RunContainerOptions::default();
+            for manager in &self.others {
+                options.append(manager.run_options(pod, container).await?);
+            }
+            self.rely_on_files().await?;
+            let (managers, uid) = (self.managers(), pod.metadata.uid.as_deref().unwrap_or_default());
+            options.cpuset_cpus = managers.cpuset_of(uid, &container.name).to_string();
+            options.cpuset_mems = managers.memory_nodes_of(uid, &container.name);
+            Ok(options)
+        })
     }
 
     fn created(&self, pod: &Pod, container: &Container, id: &ContainerId, options: &RunContainerOptions) {
-        self.none.created(pod, container, id, options);
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let made = Running { uid, name: container.name.clone(), id: id.to_string() };
+        let cpus = CpuSet::parse(&options.cpuset_cpus).unwrap_or_default();
+        self.managers().created(pod, &made, cpus);
+        self.others.iter().for_each(|manager| manager.created(pod, container, id));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 mod adoption;
 mod facts;
 mod plugins;
+mod resources;
 mod runtime;
 mod stages;
 mod volumes;

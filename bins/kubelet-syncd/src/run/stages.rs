@@ -16,14 +16,13 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, plugins, runtime, volumes};
+use super::{RuntimeApis, adoption, facts, plugins, resources, runtime, volumes};
 use crate::api::live::{ApiObjects, Certifying, initial_node};
 use crate::api::pod_certificates::metrics::CertificateStates;
 use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
-use crate::container_manager::ContainerManager;
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::evictions::book::EvictionBook;
 use crate::evictions::pressure::PressureReports;
@@ -308,6 +307,8 @@ impl Loops {
         let runtime = runtime_side(start, &connections, &machine, &server, starts.clone())?;
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
+        let memory = machine.capacity.memory;
+        let container_manager = Arc::new(resources::start(start, memory, &followers.pleg.cache()).await?);
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let cgroups = NodeCgroups {
@@ -343,7 +344,7 @@ impl Loops {
             termination_messages: TerminationMessages::new(daemon.broker.clone()),
             ownership: known.ownership,
             allocations,
-            container_manager: Arc::new(ContainerManager::default()),
+            container_manager,
             pods: PodTable::default(),
             cgroups,
             pressure: pressure.clone(),
@@ -351,6 +352,7 @@ impl Loops {
             loop_monitor: LoopMonitor::default(),
         });
         tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_sender));
+        tokio::spawn(resources::keep_files(node.container_manager.clone()));
         let (sources, updates) = Sources::start(
             sources_config(config, known.running),
             BrokerManifests::new(daemon.broker.clone(), link.clone()),

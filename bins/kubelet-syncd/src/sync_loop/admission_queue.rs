@@ -1,6 +1,6 @@
 //! The sync loop's side of admission: which pods are active, what is done with a pod that is rejected, and which pods are
-//! pending because victims of a preemption still run or because the node's labels may just be changing. Decisions are
-//! [`crate::admission`]'s.
+//! pending because victims of a preemption still run, because the node's labels may just be changing, or because the container
+//! manager has something left to do for them. Decisions are [`crate::admission`]'s.
 //!
 //! A rejected pod has no pod worker. It is remembered until its source removes it; so is a pending pod.
 
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::housekeeping::plan::ORPHAN_GRACE;
 use super::main_loop::SyncLoop;
+use super::resource_waits::{ResourceWaits, Waited};
 use super::view;
 use crate::admission::{self, Context, Decision, NodeInfo, Pressure, Rejection, Settings, preemption};
 use crate::desired;
@@ -22,7 +23,7 @@ use crate::sources::SourceKind;
 use crate::sources::static_pod::CONFIG_SOURCE;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::resources::Amounts;
-use kubelet_model::pod::spec::PodIdentity;
+use kubelet_model::pod::spec::{PodIdentity, containers, init_containers};
 use kubelet_runtime::status::pod_status::{self, TerminationReason};
 
 /// A pod that only the node's labels keep out waits so long for their newest state: the pod and the node come by two
@@ -44,13 +45,27 @@ enum Pending {
     Labels {
         until: Instant,
     },
+    /// Something of the container manager's.
+    Resources {
+        /// The wait, which tells of itself that it is over.
+        ticket: u64,
+        /// The pod is admitted but for this, and counts.
+        given: bool,
+    },
 }
 
 impl Pending {
-    fn until(&self) -> Instant {
+    /// None: whoever it waits for tells.
+    fn until(&self) -> Option<Instant> {
         match self {
-            Pending::Room { until, .. } | Pending::Labels { until, .. } => *until,
+            Pending::Room { until, .. } | Pending::Labels { until, .. } => Some(*until),
+            Pending::Resources { .. } => None,
         }
+    }
+
+    /// The pod does not use the node yet.
+    fn is_undecided(&self) -> bool {
+        matches!(self, Pending::Labels { .. } | Pending::Resources { given: false, .. })
     }
 }
 
@@ -62,11 +77,23 @@ pub(super) struct AdmissionQueue {
     pending: HashMap<PodUid, Pending>,
     /// Victims of a preemption: what they hold counts as free.
     victims: HashSet<PodUid>,
+    waits: ResourceWaits,
 }
 
 impl AdmissionQueue {
     pub(super) fn new(settings: Settings) -> Self {
-        AdmissionQueue { settings, rejected: HashSet::new(), pending: HashMap::new(), victims: HashSet::new() }
+        AdmissionQueue {
+            settings,
+            rejected: HashSet::new(),
+            pending: HashMap::new(),
+            victims: HashSet::new(),
+            waits: ResourceWaits::default(),
+        }
+    }
+
+    /// A wait for the container manager that is over.
+    pub(super) async fn waited(&mut self) -> Waited {
+        self.waits.over().await
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -86,7 +113,7 @@ impl AdmissionQueue {
 
     /// When the first pending pod has waited long enough.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.pending.values().map(Pending::until).min()
+        self.pending.values().filter_map(Pending::until).min()
     }
 }
 
@@ -120,10 +147,22 @@ impl SyncLoop {
     }
 
     fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+        if let Some(wait) = self.node.container_manager.until_decidable(pod) {
+            self.node.hub.why(uid, "waits for a plugin that is coming back".to_owned());
+            let ticket = self.admission_queue.waits.decidable(uid, wait);
+            self.admission_queue.pending.insert(uid.clone(), Pending::Resources { ticket, given: false });
+            return;
+        }
+        self.remove_stale_resources(Some(uid));
         let others = self.active_pods(uid);
         let node = self.node_info();
-        match admission::admit(pod, &others, &node, &self.admission_queue.settings, self.admission_context(uid)) {
-            Decision::Admit => self.start_pod_worker(uid, now),
+        let (settings, context) = (&self.admission_queue.settings, self.admission_context(uid));
+        let give = || {
+            let given = self.node.container_manager.admit(pod);
+            given.map_err(|refusal| Rejection::new(refusal.reason, refusal.message))
+        };
+        match admission::admit_and_give(pod, &others, &node, settings, context, give) {
+            Decision::Admit => self.complete_admission(uid, pod, now),
             Decision::Preempt { victims, resource } => self.preempt(uid, victims, &resource, now),
             Decision::Reject(rejection) => self.reject(uid, pod, &rejection, now),
             Decision::RejectByLabels(rejection) => {
@@ -134,16 +173,75 @@ impl SyncLoop {
                     (false, waits) if self.node_labels.borrow().is_none() && (waits.is_none() || is_api(pod)) => {
                         now + LABELS_UNKNOWN
                     }
-                    (false, Some(waits)) => waits.until(),
+                    (false, Some(Pending::Labels { until })) => *until,
+                    (false, Some(_)) => now + LABELS,
                     (false, None) => now + LABELS,
                 };
                 if wait <= now {
                     return self.reject(uid, pod, &rejection, now);
                 }
+                // It is asked for again.
+                self.take_back(uid);
                 self.node.hub.why(uid, format!("waits for the node's newest labels: {}", rejection.message));
                 self.admission_queue.pending.insert(uid.clone(), Pending::Labels { until: wait });
             }
         }
+    }
+
+    /// The pod is admitted, and gets its pod worker once the container manager has nothing left to do for it.
+    fn complete_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+        let Some(left) = self.node.container_manager.complete(pod) else { return self.start_pod_worker(uid, now) };
+        self.node.hub.why(uid, "waits for a plugin that allocates devices".to_owned());
+        let ticket = self.admission_queue.waits.complete(uid, left);
+        self.admission_queue.pending.insert(uid.clone(), Pending::Resources { ticket, given: true });
+    }
+
+    /// The pod never ran, and gives back what the container manager gave it.
+    pub(super) fn take_back(&self, uid: &PodUid) {
+        let runtime = self.node.cache.get(uid);
+        if runtime.sandboxes.is_empty() && runtime.containers.is_empty() {
+            self.node.container_manager.take_back(uid);
+        }
+    }
+
+    /// A wait for the container manager is over.
+    pub(super) fn on_waited(&mut self, waited: Waited) {
+        let Waited { uid, ticket, outcome } = waited;
+        match self.admission_queue.pending.get(&uid) {
+            Some(Pending::Resources { ticket: current, .. }) if *current == ticket => {}
+            // The pod has gone another way since.
+            _ => return,
+        }
+        let now = Instant::now();
+        let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else {
+            self.admission_queue.forget(&uid);
+            return self.take_back(&uid);
+        };
+        match outcome {
+            None => self.decide_admission(&uid, &pod, now),
+            Some(Ok(())) => self.start_pod_worker(&uid, now),
+            Some(Err(refusal)) => self.reject(&uid, &pod, &Rejection::new(refusal.reason, refusal.message), now),
+        }
+    }
+
+    /// What containers have for themselves that are of no pod any more is taken back. `admitted`: a pod that is just being decided on.
+    pub(super) fn remove_stale_resources(&self, admitted: Option<&PodUid>) {
+        if !self.node.volnetd.authority().sources_ready() {
+            return;
+        }
+        let is_active = |uid: &str, container: &str| {
+            let Ok(uid) = PodUid::parse(uid) else { return false };
+            let runs = self.node.cache.get(&uid).running().next().is_some();
+            let Some(desired) = self.desired.get(&uid) else {
+                // Known to the runtime alone, or removed: until its containers have ended.
+                return runs || self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated);
+            };
+            let has = |name: &str| {
+                containers(&desired.pod).iter().chain(init_containers(&desired.pod)).any(|c| c.name == name)
+            };
+            (runs || admitted == Some(&uid) || self.uses_node(&uid, &desired.pod)) && has(container)
+        };
+        self.node.container_manager.remove_stale(&is_active);
     }
 
     /// The pod is admitted and gets its pod worker.
@@ -159,12 +257,17 @@ impl SyncLoop {
     /// preemption (upstream `GetActivePods`).
     pub(super) fn active_pods(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
         let counts = |other: &PodUid, pod: &Pod| {
-            let stopped = self.workers.lifecycle(other).is_some_and(|at| at >= Lifecycle::Terminated);
-            let over = self.node.pods.is_over(other, pod) && !self.workers.termination_requested(other);
-            let pending = matches!(self.admission_queue.pending.get(other), Some(Pending::Labels { .. }));
-            other != uid && !stopped && !over && !pending && !self.admission_queue.victims.contains(other)
+            other != uid && self.uses_node(other, pod) && !self.admission_queue.victims.contains(other)
         };
         self.desired.iter().filter(|(other, d)| counts(other, &d.pod)).map(|(_, d)| d.pod.clone()).collect()
+    }
+
+    /// The desired pod has, or is to have, something of the node.
+    fn uses_node(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let stopped = self.workers.lifecycle(uid).is_some_and(|at| at >= Lifecycle::Terminated);
+        let over = self.node.pods.is_over(uid, pod) && !self.workers.termination_requested(uid);
+        let undecided = self.admission_queue.pending.get(uid).is_some_and(Pending::is_undecided);
+        !stopped && !over && !undecided
     }
 
     pub(super) fn node_info(&self) -> NodeInfo {
@@ -187,6 +290,7 @@ impl SyncLoop {
 
     fn reject(&mut self, uid: &PodUid, pod: &Arc<Pod>, rejection: &Rejection, now: Instant) {
         self.admission_queue.pending.remove(uid);
+        self.take_back(uid);
         let Rejection { reason, message } = rejection;
         self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
         if let Ok(identity) = PodIdentity::of(pod) {
@@ -270,7 +374,7 @@ impl SyncLoop {
     pub(super) fn retry_pending(&mut self, now: Instant) {
         let (mut ready, mut asked) = (Vec::new(), Vec::new());
         for (uid, waits) in &self.admission_queue.pending {
-            let over = waits.until() <= now;
+            let over = waits.until().is_some_and(|until| until <= now);
             match waits {
                 Pending::Room { victims, .. } => {
                     let runs =
@@ -281,7 +385,7 @@ impl SyncLoop {
                     }
                 }
                 Pending::Labels { .. } if over => asked.push(uid.clone()),
-                Pending::Labels { .. } => {}
+                Pending::Labels { .. } | Pending::Resources { .. } => {}
             }
         }
         for (uid, late) in ready {
@@ -293,7 +397,9 @@ impl SyncLoop {
                 self.exceeded_grace_period(&victim);
             }
             // As upstream: once its victims have been killed, a critical pod is admitted, whether or not they have ended.
-            self.start_pod_worker(&uid, now);
+            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
+                self.complete_admission(&uid, &pod, now);
+            }
         }
         // Checked once more, and not simply rejected: while nobody has seen the labels, the wait goes on.
         for uid in asked {

@@ -157,6 +157,7 @@ impl SyncLoop {
                 Ok(()) = self.node_labels.changed() => self.on_node(),
                 Ok(()) = self.facts.changed() => self.on_facts(),
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
+                waited = self.admission_queue.waited() => self.on_waited(waited),
                 () = self.node.prober.changed() => self.on_probes(),
                 () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
                 () = tokio::time::sleep_until(wake) => {}
@@ -298,6 +299,7 @@ impl SyncLoop {
         self.node.allocations.release(uid);
         if self.admission_queue.forget(uid) && self.workers.lifecycle(uid).is_none() {
             // It never began.
+            self.take_back(uid);
             self.node.forget(uid);
             return;
         }
@@ -406,6 +408,7 @@ impl SyncLoop {
         self.retry_pending(now);
         if matches!(done.kind, WorkKind::Terminating | WorkKind::TerminatingRuntime | WorkKind::Terminated) {
             self.retry_resizes(Trigger::PodTerminated, now);
+            self.remove_stale_resources(None);
         }
     }
 

@@ -34,6 +34,7 @@ mod prepare;
 pub mod prune_gate;
 mod resize;
 mod resize_port;
+mod resource_waits;
 pub mod runtime_health;
 pub mod runtime_side;
 pub mod shutdown;

@@ -9,7 +9,7 @@ use super::merge::merge;
 use super::options::{NumaInfo, Policy, Scope, TopologyManagerError, TopologyOptions};
 use crate::request::PodRequest;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TopologyManager {
     policy: Policy,
     scope: Scope,

@@ -224,6 +224,9 @@ fn resources(
     facts: &NodeFacts,
 ) -> v1::LinuxContainerResources {
     let mut resources = container_resources(pod, container, facts);
+    if options.without_quota && facts.cpu_cfs_quota {
+        resources.cpu_quota = -1;
+    }
     resources.cpuset_cpus = options.cpuset_cpus.clone();
     resources.cpuset_mems = options.cpuset_mems.clone();
     resources

@@ -33,6 +33,18 @@ pub struct RunContainerOptions {
     pub without_quota: bool,
 }
 
+impl RunContainerOptions {
+    /// Puts what another manager gives behind what is there.
+    pub fn append(&mut self, other: RunContainerOptions) {
+        let RunContainerOptions { devices, mounts, envs, annotations, cdi_devices, .. } = other;
+        self.devices.extend(devices);
+        self.mounts.extend(mounts);
+        self.envs.extend(envs);
+        self.annotations.extend(annotations);
+        self.cdi_devices.extend(cdi_devices);
+    }
+}
+
 /// The container manager as the executor meets it.
 pub trait ContainerManager: Send + Sync {
     /// Before a pod's sandbox is made (upstream PrepareDynamicResources). The error's text follows `prepare dynamic resources: `.

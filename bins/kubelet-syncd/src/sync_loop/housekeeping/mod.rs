@@ -166,6 +166,7 @@ impl SyncLoop {
         let desired = self.desired.uids();
         let (known, actions) = self.workers.sync_known(&desired, now);
         self.apply(actions, now);
+        self.remove_stale_resources(None);
         let removed: Vec<PodUid> = self
             .housekeeping
             .ended

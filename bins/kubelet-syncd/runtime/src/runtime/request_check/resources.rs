@@ -33,7 +33,11 @@ pub(super) fn container(
     if let Some(cpu) = of("cpu").filter(|_| known.facts.cpu_cfs_quota) {
         let period = asked.cpu_period.max(1);
         let most = (cpu.milli_value().saturating_mul(period) / 1000).max(LEAST_QUOTA);
-        must((1..=most).contains(&asked.cpu_quota), "cpu_quota", asked.cpu_quota, format!("{most} of {period}"))?;
+        // CPUs that nobody else has need no quota.
+        let without =
+            starting.options.without_quota && !starting.options.cpuset_cpus.is_empty() && asked.cpu_quota == -1;
+        let within = without || (1..=most).contains(&asked.cpu_quota);
+        must(within, "cpu_quota", asked.cpu_quota, format!("{most} of {period}"))?;
     }
     cpus_and_nodes(starting, asked)?;
     pages(asked, &[own, pod])?;
