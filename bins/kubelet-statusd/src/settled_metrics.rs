@@ -16,30 +16,6 @@ const NEVER: [(&str, &str); 3] = [
     ("kubelet_pod_watch_events_dropped_total", "[ALPHA] Cumulative number of pod watch events dropped."),
 ];
 
-/// The same where no processor is given to one container alone.
-const NEVER_PINNED: [(&str, &str); 2] = [
-    (
-        "kubelet_cpu_manager_pinning_requests_total",
-        "[ALPHA] The number of cpu core allocations which required pinning.",
-    ),
-    (
-        "kubelet_cpu_manager_pinning_errors_total",
-        "[ALPHA] The number of cpu core allocations which required pinning failed.",
-    ),
-];
-
-/// The same where no memory is.
-const NEVER_RESERVED: [(&str, &str); 2] = [
-    (
-        "kubelet_memory_manager_pinning_requests_total",
-        "[ALPHA] The number of memory pages allocations which required pinning.",
-    ),
-    (
-        "kubelet_memory_manager_pinning_errors_total",
-        "[ALPHA] The number of memory pages allocations which required pinning that failed.",
-    ),
-];
-
 /// Registers them.
 ///
 /// # Errors
@@ -56,17 +32,6 @@ pub fn register(registry: &Registry, config: &NodeConfig) -> Result<(), promethe
         registry.register(Box::new(gauge))
     };
     counters(&NEVER)?;
-    if matches!(config.kubelet.cpu_manager_policy.as_str(), "" | "none") {
-        counters(&NEVER_PINNED)?;
-        gauge(
-            "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-            "[ALPHA] The total number of CPUs exclusively allocated to containers running on this node",
-            0,
-        )?;
-    }
-    if matches!(config.kubelet.memory_manager_policy.as_str(), "" | "None") {
-        counters(&NEVER_RESERVED)?;
-    }
     if let Some(version) = cgroup_version() {
         gauge("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", version)?;
     }
@@ -170,7 +135,6 @@ mod tests {
         let registry = Registry::new();
         let mut config = NodeConfig::for_tests(std::path::Path::new("/none"));
         config.kubelet.feature_gates = [("EventedPLEG".to_owned(), true)].into();
-        config.kubelet.cpu_manager_policy = "static".to_owned();
         register(&registry, &config).unwrap();
         let text = bulkhead_daemon::encode_metrics(&registry);
         for line in [
@@ -179,7 +143,6 @@ mod tests {
             "kubernetes_feature_enabled{name=\"NodeSwap\",stage=\"\"} 1",
             "kubernetes_feature_enabled{name=\"GitRepoVolumeDriver\",stage=\"DEPRECATED\"} 0",
             "hidden_metrics_total 0",
-            "kubelet_memory_manager_pinning_requests_total 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
         }
@@ -187,7 +150,6 @@ mod tests {
         assert!(text.lines().any(|line| line == node), "{node} in\n{text}");
         let build = text.lines().find(|line| line.starts_with("kubernetes_build_info{"));
         assert!(build.is_some_and(|line| line.contains(&format!("git_version=\"{}\"", config.version))), "{build:?}");
-        assert!(!text.contains("kubelet_cpu_manager_pinning"), "what is asked for and not done is not counted as none");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod kubeconfig;
 mod launch;
 mod lock_file;
 mod machine;
+mod managers;
 mod start;
 mod units;
 mod xtables_lock;

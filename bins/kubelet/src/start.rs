@@ -16,6 +16,7 @@ use crate::kubeconfig::NoCredentials;
 use crate::launch::{self, ClaimError, Instance, LaunchError};
 use crate::lock_file::{self, LockError};
 use crate::machine::{self, MachineError};
+use crate::managers::{self, ManagersError};
 use crate::units::{self, Supervisor, UnitsError};
 
 /// Why the node does not run. All end with exit code 1, as upstream.
@@ -51,6 +52,8 @@ pub enum StartError {
     Units(#[from] UnitsError),
     #[error(transparent)]
     NoCredentials(#[from] NoCredentials),
+    #[error(transparent)]
+    Managers(#[from] ManagersError),
 }
 
 fn list(errors: &[FieldError]) -> String {
@@ -115,6 +118,7 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
+    managers::check(&config, facts.memory_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())?;
 
     let log = &config.kubelet.logging;
     logging::start(if log.format == "json" { LogFormat::Json } else { LogFormat::Text }, log.verbosity, None);

@@ -24,14 +24,6 @@ const FIELDS: &[&str] = &[
     "systemCgroups",
     "systemReservedCgroup",
     "kubeReservedCgroup",
-    "cpuManagerPolicy",
-    "cpuManagerPolicyOptions",
-    "cpuManagerReconcilePeriod",
-    "memoryManagerPolicy",
-    "reservedMemory",
-    "topologyManagerPolicy",
-    "topologyManagerScope",
-    "topologyManagerPolicyOptions",
     "qosReserved",
     "enableControllerAttachDetach",
     "volumePluginDir",
@@ -43,6 +35,8 @@ const FIELDS: &[&str] = &[
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
     "CSIVolumeHealth",
     "ClusterTrustBundle",
     "ClusterTrustBundleProjection",
@@ -50,6 +44,7 @@ const GATES: &[&str] = &[
     "ComponentStatusz",
     "ContainerCheckpoint",
     "ContainerStopSignals",
+    "DisableCPUQuotaWithExclusiveCPUs",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "EnvFiles",
@@ -65,12 +60,16 @@ const GATES: &[&str] = &[
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
     "PodCertificateRequest",
+    "PodLevelResourceManagers",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
     "ReduceDefaultCrashLoopBackOffDecay",
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
     "TaintTolerationComparisonOperators",
+    // No option has these stages, with upstream neither.
+    "TopologyManagerPolicyAlphaOptions",
+    "TopologyManagerPolicyBetaOptions",
 ];
 
 /// Names of what is set but does nothing yet, in the order of the tables.
@@ -136,7 +135,6 @@ mod tests {
             named(&flags, &config),
             [
                 "--experimental-mounter-path",
-                "cpuManagerPolicy",
                 "volumePluginDir",
                 "enforceNodeAllocatable[system-reserved]",
                 "featureGates[EventedPLEG]"
@@ -149,7 +147,7 @@ mod tests {
         let mut config = flag_defaults();
         config.feature_gates.insert("AllAlpha".into(), true);
         let named = named(&KubeletFlags::default(), &config);
-        for idle in ["CRIListStreaming", "EventedPLEG", "PodsAPI", "PodLevelResourceManagers"] {
+        for idle in ["CRIListStreaming", "EventedPLEG", "PodsAPI"] {
             assert!(named.contains(&format!("featureGates[{idle}] by its stage")), "{idle}: {named:?}");
         }
         for other in ["MemoryQoS", "ContainerStopSignals", "StorageVersionAPI", "AllAlpha", "ContextualLogging"] {

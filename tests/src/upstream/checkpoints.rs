@@ -19,14 +19,15 @@ pub fn container_hash(name: &str, image: &str) -> String {
 pub fn cpu_manager() -> String {
     let dump = "(*state.CPUManagerCheckpoint){PolicyName:(string)none DefaultCPUSet:(string) \
                 Entries:(map[string]map[string]string)map[] Checksum:(checksum.Checksum)0}";
-    json!({"policyName": "none", "defaultCpuSet": "", "checksum": fnv1a(dump)}).to_string()
+    // In upstream's order, in which a node that takes the file over would write it.
+    format!(r#"{{"policyName":"none","defaultCpuSet":"","checksum":{}}}"#, fnv1a(dump))
 }
 
 /// `memory_manager_state` of the policy `None`.
 pub fn memory_manager() -> String {
     let dump = "(*state.MemoryManagerCheckpoint){PolicyName:(string)None MachineState:(state.NUMANodeMap)map[] \
                 Entries:(state.ContainerMemoryAssignments)map[] Checksum:(checksum.Checksum)0}";
-    json!({"policyName": "None", "machineState": {}, "checksum": fnv1a(dump)}).to_string()
+    format!(r#"{{"policyName":"None","machineState":{{}},"checksum":{}}}"#, fnv1a(dump))
 }
 
 /// `kubelet_internal_checkpoint` with no device.

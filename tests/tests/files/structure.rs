@@ -26,7 +26,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-trace", "bulkhead-privileges"],
     ),
     ("bulkhead-apiclient", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc"]),
-    ("kubelet", &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon"]),
+    // It refuses what the managers of CPUs and memory cannot start with, by the function that kubelet-syncd starts them by.
+    (
+        "kubelet",
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-daemon",
+            "kubelet-container-manager",
+        ],
+    ),
     ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
     ("kubelet-iptables", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
     ("kubelet-disks", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),

@@ -219,7 +219,16 @@ impl ContainerManager {
         }
         providers.extend(cpu.as_mut().map(|cpu| cpu as &mut dyn HintProvider));
         providers.extend(memory.as_mut().map(|memory| memory as &mut dyn HintProvider));
-        self.topology.admit(&pod, &mut providers)?;
+        if let Err(refusal) = self.topology.admit(&pod, &mut providers) {
+            // What was counted stays counted.
+            if let (Some(own), Some(tried)) = (&mut self.cpu, cpu) {
+                own.counts = tried.counts;
+            }
+            if let (Some(own), Some(tried)) = (&mut self.memory, memory) {
+                own.counts = tried.counts;
+            }
+            return Err(refusal);
+        }
         (self.cpu, self.memory) = (cpu, memory);
         let names = pod.containers.iter().map(|container| &container.name);
         Ok(names.map(|name| (name.clone(), self.allocation(&pod.uid, name))).collect())
@@ -345,6 +354,9 @@ impl ContainerManager {
 
     /// Containers that no CFS quota holds (gate `DisableCPUQuotaWithExclusiveCPUs`), and whether none holds the pod either.
     pub fn without_quota(&self, pod: &Pod) -> (BTreeSet<String>, bool) {
+        if !self.gates.no_quota || self.cpu.is_none() {
+            return (BTreeSet::new(), false);
+        }
         let pod = PodRequest::of(pod, self.gates);
         let own = |name: &str| self.isolation(&pod, name) == Isolation::Container;
         let names: BTreeSet<String> = pod.containers.iter().map(|c| c.name.clone()).filter(|name| own(name)).collect();
@@ -360,6 +372,10 @@ impl ContainerManager {
     /// The same of memory.
     pub fn allocatable_memory(&self) -> Vec<Block> {
         self.memory.as_ref().map(StaticMemory::allocatable).unwrap_or_default()
+    }
+
+    pub fn topology(&self) -> &TopologyManager {
+        &self.topology
     }
 
     pub fn cpu(&self) -> Option<&StaticCpu> {

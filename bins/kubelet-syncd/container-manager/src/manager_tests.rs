@@ -22,7 +22,7 @@ fn settings(policy: &str, scope: &str, options: &[(&str, &str)]) -> Settings {
         topology_policy: policy.into(),
         topology_scope: scope.into(),
         topology_options: BTreeMap::new(),
-        gates: Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: false },
+        gates: Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: false, no_quota: true },
         root: "/var/lib/kubelet".into(),
     }
 }

@@ -26,6 +26,8 @@ pub struct Gates {
     pub cpu_beta_options: bool,
     /// `PodLevelResources` and `PodLevelResourceManagers` (the latter alpha, off by default).
     pub pod_level: bool,
+    /// `DisableCPUQuotaWithExclusiveCPUs` (on by default).
+    pub no_quota: bool,
 }
 
 /// When a container runs, beside which others.

@@ -1,8 +1,8 @@
 use super::*;
 use crate::pods::{pod, pod_with};
 
-const ON: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true };
-const OFF: Gates = Gates { cpu_alpha_options: false, cpu_beta_options: true, pod_level: false };
+const ON: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true, no_quota: true };
+const OFF: Gates = Gates { cpu_alpha_options: false, cpu_beta_options: true, pod_level: false, no_quota: true };
 
 fn gi(n: u64) -> u64 {
     n << 30

@@ -43,6 +43,7 @@ impl Settings {
                 cpu_alpha_options: gates.enabled("CPUManagerPolicyAlphaOptions"),
                 cpu_beta_options: gates.enabled("CPUManagerPolicyBetaOptions"),
                 pod_level: gates.enabled("PodLevelResources") && gates.enabled("PodLevelResourceManagers"),
+                no_quota: gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
             },
             root: config.paths.root_dir.clone(),
         }
@@ -150,7 +151,7 @@ mod tests {
             let config = config(|c| c.kubelet.feature_gates.extend(on.iter().map(|gate| ((*gate).to_owned(), true))));
             Settings::of(&config, 0).gates
         };
-        assert_eq!(gates(&[]), Gates { cpu_beta_options: true, ..Gates::default() });
+        assert_eq!(gates(&[]), Gates { cpu_beta_options: true, no_quota: true, ..Gates::default() });
         assert!(gates(&["CPUManagerPolicyAlphaOptions"]).cpu_alpha_options);
         assert!(gates(&["PodLevelResourceManagers"]).pod_level);
     }

@@ -5,23 +5,27 @@
 //! CPUs and memory are [`kubelet_container_manager`]'s to decide. What is given beside them is a [`ResourceManager`]'s, one of each
 //! kind, put in by [`ContainerManager::with`].
 
+pub mod metrics;
 pub mod resource_manager;
 pub mod state_files;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::future::{BoxFuture, join_all, try_join_all};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kubelet_container_manager::ContainerManager as Managers;
-use kubelet_container_manager::manager::{Allocation, Running};
+use kubelet_container_manager::manager::{Allocation, CpuUpdate, Running};
 use kubelet_container_manager::memory::Block;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
+use kubelet_model::pod::spec::{containers, init_containers};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
 use tokio::sync::watch;
 
+pub use metrics::AdmissionMetrics;
 pub use resource_manager::ResourceManager;
 pub use state_files::{StateFileError, StateFiles};
 
@@ -35,13 +39,16 @@ pub struct ContainerManager {
     /// None: nothing is written (tests).
     files: Option<StateFiles>,
     none: NoContainerManager,
+    metrics: Option<AdmissionMetrics>,
     /// Somebody has got or given back CPUs or memory.
     changes: watch::Sender<()>,
 }
 
 impl ContainerManager {
-    pub fn new(managers: Managers, files: StateFiles) -> Self {
-        ContainerManager { managers: Mutex::new(managers), files: Some(files), ..ContainerManager::default() }
+    pub fn new(managers: Managers, files: StateFiles, metrics: AdmissionMetrics) -> Self {
+        metrics.begin(&managers);
+        let (files, metrics) = (Some(files), Some(metrics));
+        ContainerManager { managers: Mutex::new(managers), files, metrics, ..ContainerManager::default() }
     }
 
     /// Puts in a manager of something else, behind those that are there.
@@ -74,8 +81,20 @@ impl ContainerManager {
             self.others.iter().filter_map(|manager| manager.hint_provider()).collect();
         let mut providers: Vec<&mut dyn HintProvider> =
             providers.iter_mut().map(|provider| &mut **provider as &mut dyn HintProvider).collect();
-        self.managers().admit(pod, &mut providers)?;
-        self.changes.send_replace(());
+        let began = Instant::now();
+        let mut managers = self.managers();
+        let before = managers.cpu().map(|cpu| cpu.counts).unwrap_or_default();
+        let outcome = managers.admit(pod, &mut providers);
+        let outcome = outcome.map(|given| given.values().any(|own| !own.cpus.is_empty() || !own.memory.is_empty()));
+        if let Some(metrics) = &self.metrics {
+            // Whole milliseconds, as upstream observes them.
+            let (containers, took) = (containers(pod).len() + init_containers(pod).len(), began.elapsed().as_millis());
+            metrics.admitted(&managers, before, containers, outcome.as_ref().err(), took as f64);
+        }
+        drop(managers);
+        if outcome? {
+            self.changes.send_replace(());
+        }
         Ok(())
     }
 
@@ -121,6 +140,35 @@ impl ContainerManager {
     /// The same of memory.
     pub fn allocatable_memory(&self) -> Vec<Block> {
         self.managers().allocatable_memory()
+    }
+
+    /// Containers are put on certain CPUs.
+    pub fn sets_cpus(&self) -> bool {
+        self.managers().cpu().is_some()
+    }
+
+    /// A container has been started: it may have been made for CPUs that it is no longer to have.
+    pub fn started(&self) {
+        if self.sets_cpus() {
+            self.changes.send_replace(());
+        }
+    }
+
+    /// Containers of these that run on other CPUs than they are to. What the runtime was told of others is forgotten.
+    pub fn plan(&self, running: &[Running]) -> Vec<CpuUpdate> {
+        let mut managers = self.managers();
+        managers.retain(&running.iter().map(|container| container.id.clone()).collect());
+        managers.plan(running)
+    }
+
+    /// The runtime has changed a container's CPUs.
+    pub fn updated(&self, update: CpuUpdate) {
+        self.managers().updated(update);
+    }
+
+    /// No CFS quota holds the pod as a whole: its containers have CPUs that nobody else has.
+    pub fn is_without_quota(&self, pod: &Pod) -> bool {
+        self.managers().without_quota(pod).1
     }
 
     /// Writes the state files, if they are not as the managers are.
@@ -171,6 +219,7 @@ impl run_options::ContainerManager for ContainerManager {
             let (managers, uid) = (self.managers(), pod.metadata.uid.as_deref().unwrap_or_default());
             options.cpuset_cpus = managers.cpuset_of(uid, &container.name).to_string();
             options.cpuset_mems = managers.memory_nodes_of(uid, &container.name);
+            options.without_quota = managers.without_quota(pod).0.contains(&container.name);
             Ok(options)
         })
     }

@@ -11,7 +11,8 @@ use kubelet_container_manager::settings::{self, SYSTEM};
 use kubelet_pleg::PodCache;
 
 use super::stages::Start;
-use crate::container_manager::{ContainerManager, StateFiles};
+use crate::container_manager::metrics::Allocations;
+use crate::container_manager::{AdmissionMetrics, ContainerManager, StateFiles};
 
 /// kubelet-volnetd is away: it is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -22,11 +23,14 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Settings, machine and state files do not fit together; the launcher refuses that before, so a file has changed since.
-pub(super) async fn start(start: &Start, memory: u64, cache: &PodCache) -> Result<ContainerManager, RunError> {
+pub(super) async fn start(start: &Start, memory: u64, cache: &PodCache) -> Result<Arc<ContainerManager>, RunError> {
     let files = StateFiles::new(start.daemon.broker.clone());
     let found = found(start, &files).await?;
     let managers = settings::start(&start.config, Path::new(SYSTEM), memory, &found, &containers(cache))?;
-    Ok(ContainerManager::new(managers, files))
+    let registry = &start.daemon.registry;
+    let manager = Arc::new(ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?));
+    registry.register(Box::new(Allocations::new(manager.clone())?))?;
+    Ok(manager)
 }
 
 async fn found(start: &Start, files: &StateFiles) -> Result<Found, RunError> {

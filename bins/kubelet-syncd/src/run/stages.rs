@@ -42,6 +42,7 @@ use crate::service::streams::StreamParts;
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{HOLD, StartLimiter, slots};
+use crate::sync_loop::cpu_sets;
 use crate::sync_loop::events::Reporter;
 use crate::sync_loop::evictions::{self, Evictions};
 use crate::sync_loop::image_store::ImageStore;
@@ -308,7 +309,7 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
-        let container_manager = Arc::new(resources::start(start, memory, &followers.pleg.cache()).await?);
+        let container_manager = resources::start(start, memory, &followers.pleg.cache()).await?;
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let cgroups = NodeCgroups {
@@ -353,6 +354,7 @@ impl Loops {
         });
         tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_sender));
         tokio::spawn(resources::keep_files(node.container_manager.clone()));
+        tokio::spawn(cpu_sets::keep(node.clone()));
         let (sources, updates) = Sources::start(
             sources_config(config, known.running),
             BrokerManifests::new(daemon.broker.clone(), link.clone()),

@@ -363,6 +363,9 @@ impl SyncLoop {
             }
             None => view::seen(&self.node, &uid, &self.node.cache.get(&uid)),
         }
+        if event.kind == PodLifecycleEventKind::ContainerStarted {
+            self.node.container_manager.started();
+        }
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();
             // What an evicted pod's containers ended with is read before they go.

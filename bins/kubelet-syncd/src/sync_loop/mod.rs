@@ -9,12 +9,14 @@
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
 //! * `prepare` makes what a pod needs before its first container; `persistent_volumes` waits for what the volume manager mounts.
+//! * [`cpu_sets`] keeps running containers on the CPUs that they are to have.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
 
 mod admission_queue;
+pub mod cpu_sets;
 pub mod events;
 pub mod evictions;
 mod housekeeping;

@@ -26,7 +26,10 @@ impl PodSyncer {
         self.wait(self.node.prune_gate.wait(&self.uid)).await?;
         let epoch = self.volnetd().await?;
         let facts = self.node.facts();
-        let resources = pod_cgroup_resources(pod, &facts);
+        let mut resources = pod_cgroup_resources(pod, &facts);
+        if resources.cpu_quota_us.is_some() && self.node.container_manager.is_without_quota(pod) {
+            resources.cpu_quota_us = Some(-1);
+        }
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
         if let Some(prepared) = self.node.pods.prepared(&self.uid, pod, epoch) {

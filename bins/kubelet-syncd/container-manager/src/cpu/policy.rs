@@ -14,7 +14,7 @@ use crate::request::{ContainerRequest, Gates, Kind, PodRequest};
 use crate::topology::cpus::{CpuTopology, Level};
 use crate::topology::mask::{NumaMask, combinations_of};
 use crate::topology::options::Policy;
-use crate::topology::{Hint, HintProvider, Refusal, ResourceHints};
+use crate::topology::{Counts, Hint, HintProvider, Refusal, ResourceHints};
 
 /// Why the node does not start; upstream's words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +69,7 @@ pub struct StaticCpu {
     reserved_cores: CpuSet,
     gates: Gates,
     pub state: CpuState,
+    pub counts: Counts,
     /// CPUs of the init containers of the pod that is being taken in, which those after them may have.
     reusable: Option<(String, CpuSet)>,
 }
@@ -99,6 +100,7 @@ impl StaticCpu {
             reserved_cores: CpuSet::default(),
             gates,
             state: CpuState::default(),
+            counts: Counts::default(),
             reusable: None,
         };
         if manager.reserved.is_empty() {
@@ -371,10 +373,50 @@ impl HintProvider for StaticCpu {
     }
 
     fn allocate(&mut self, pod: &PodRequest, container: &ContainerRequest, best: Hint) -> Result<(), Refusal> {
-        let wanted = container.cpus as usize;
-        if wanted == 0 || !pod.managed {
+        if container.cpus == 0 || !pod.managed {
             return Ok(());
         }
+        let outcome = self.allocate_container(pod, container, best);
+        self.counts.count(&outcome);
+        outcome
+    }
+
+    fn allocate_pod(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
+        // A pod that has its CPUs keeps them; upstream would give it others beside.
+        if pod.cpus == 0 || self.state.pods.contains_key(&pod.uid) {
+            return Ok(());
+        }
+        let outcome = self.allocate_all(pod, best);
+        self.counts.count(&outcome);
+        outcome
+    }
+}
+
+impl StaticCpu {
+    /// CPUs that containers have for themselves.
+    pub fn exclusive(&self) -> CpuSet {
+        let all = self.state.entries.values().flat_map(BTreeMap::values);
+        all.fold(CpuSet::default(), |sum, cpus| sum.union(cpus))
+    }
+
+    /// The same by NUMA node, for each node of the machine.
+    pub fn exclusive_by_node(&self) -> BTreeMap<u32, usize> {
+        let (exclusive, nodes) = (self.exclusive(), self.topology.groups(self.topology.all(), Level::Numa));
+        nodes.iter().map(|node| (*node, self.topology.within(&exclusive, Level::Numa, *node).len())).collect()
+    }
+
+    /// `full-pcpus-only`: what is given is whole cores.
+    pub fn gives_whole_cores(&self) -> bool {
+        self.options.full_pcpus_only
+    }
+
+    fn allocate_container(
+        &mut self,
+        pod: &PodRequest,
+        container: &ContainerRequest,
+        best: Hint,
+    ) -> Result<(), Refusal> {
+        let wanted = container.cpus as usize;
         if let Some(has) = self.state.get(&pod.uid, &container.name).cloned() {
             // Upstream asks for whole free cores first here too, and so refuses a pod at a restart for the cores that it has itself.
             self.update_reusable(&pod.uid, container.kind, &has);
@@ -383,17 +425,14 @@ impl HintProvider for StaticCpu {
         self.check_smt(wanted)?;
         let reusable = self.reusable_of(&pod.uid);
         let cpus = self.allocate_cpus(wanted, best, &reusable).map_err(Refusal::unexpected)?;
+        self.counts.uncore_aligned += u64::from(self.topology.uncore_aligned(&cpus));
         self.update_reusable(&pod.uid, container.kind, &cpus);
         self.state.set(&pod.uid, &container.name, cpus);
         Ok(())
     }
 
-    fn allocate_pod(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
+    fn allocate_all(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
         let wanted = pod.cpus as usize;
-        // A pod that has its CPUs keeps them; upstream would give it others beside.
-        if wanted == 0 || self.state.pods.contains_key(&pod.uid) {
-            return Ok(());
-        }
         check_shared_pool(pod).map_err(Refusal::empty_shared_pool)?;
         self.check_smt(wanted)?;
         let all = self.allocate_cpus(wanted, best, &CpuSet::default()).map_err(Refusal::unexpected)?;

@@ -14,7 +14,7 @@ use crate::topology::mask::NumaMask;
 use crate::topology::options::Policy;
 use crate::topology::{Hint, HintProvider};
 
-const GATES: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true };
+const GATES: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true, no_quota: true };
 const ANY: Hint = Hint { affinity: None, preferred: false };
 
 fn options(list: &[(&str, &str)]) -> BTreeMap<String, String> {

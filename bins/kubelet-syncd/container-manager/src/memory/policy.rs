@@ -11,7 +11,7 @@ use super::state::{Block, MachineState, MemoryState, MemoryTable, NodeState, giv
 use crate::request::{ContainerRequest, Gates, Kind, Memory, PodRequest};
 use crate::topology::machine::HugePages;
 use crate::topology::mask::{NumaMask, combinations_of};
-use crate::topology::{Hint, HintProvider, Machine, Refusal, ResourceHints};
+use crate::topology::{Counts, Hint, HintProvider, Machine, Refusal, ResourceHints};
 
 /// Why the node does not start, or a container gets no memory; upstream's words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +65,7 @@ pub struct StaticMemory {
     empty: MachineState,
     gates: Gates,
     pub state: MemoryState,
+    pub counts: Counts,
     /// What init containers of the pod that is being taken in had of each set of nodes, which those after them may have.
     reusable: Option<(String, Reusable)>,
 }
@@ -113,7 +114,7 @@ impl StaticMemory {
         }
         let empty = empty_machine(machine, reserved);
         let state = MemoryState { machine: empty.clone(), ..MemoryState::default() };
-        Ok(StaticMemory { empty, gates, state, reusable: None })
+        Ok(StaticMemory { empty, gates, state, counts: Counts::default(), reusable: None })
     }
 
     /// Takes over a state that was kept.
@@ -416,6 +417,29 @@ impl HintProvider for StaticMemory {
         if !pod.guaranteed || !pod.managed {
             return Ok(());
         }
+        let outcome = self.allocate_container(pod, container, best);
+        self.counts.count(&outcome);
+        outcome
+    }
+
+    fn allocate_pod(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
+        // A pod that has its memory keeps it; upstream would give it more beside.
+        if !pod.guaranteed || self.state.pods.contains_key(&pod.uid) {
+            return Ok(());
+        }
+        let outcome = self.allocate_all(pod, best);
+        self.counts.count(&outcome);
+        outcome
+    }
+}
+
+impl StaticMemory {
+    fn allocate_container(
+        &mut self,
+        pod: &PodRequest,
+        container: &ContainerRequest,
+        best: Hint,
+    ) -> Result<(), Refusal> {
         if let Some(has) = self.state.get(&pod.uid, &container.name).cloned() {
             self.update_reusable(&pod.uid, container.kind, &has);
             return Ok(());
@@ -435,11 +459,7 @@ impl HintProvider for StaticMemory {
         Ok(())
     }
 
-    fn allocate_pod(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
-        // A pod that has its memory keeps it; upstream would give it more beside.
-        if !pod.guaranteed || self.state.pods.contains_key(&pod.uid) {
-            return Ok(());
-        }
+    fn allocate_all(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
         let Ok(total) = &pod.memory else { return Ok(()) };
         check_shared_pool(pod, total).map_err(Refusal::empty_shared_pool)?;
         let nodes = self.choose(&pod.uid, total, best).map_err(Refusal::unexpected)?;

@@ -56,6 +56,23 @@ impl Refusal {
     }
 }
 
+/// What a manager was asked to give to containers alone, since its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub requests: u64,
+    pub errors: u64,
+    /// Of what was given: CPUs that share one last-level cache.
+    pub uncore_aligned: u64,
+}
+
+impl Counts {
+    /// Counts a request and its outcome.
+    pub(crate) fn count<T, E>(&mut self, outcome: &Result<T, E>) {
+        self.requests += 1;
+        self.errors += u64::from(outcome.is_err());
+    }
+}
+
 /// A manager that gives hints and then resources (upstream `topologymanager.HintProvider`).
 pub trait HintProvider {
     fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> ResourceHints;

@@ -41,6 +41,10 @@ impl TopologyManager {
         self.policy
     }
 
+    pub fn scope(&self) -> Scope {
+        self.scope
+    }
+
     /// Gives a pod what it asks of all managers (devices, CPUs, memory: in that order). A refusal leaves them with what they gave
     /// so far: the caller works on copies.
     ///
