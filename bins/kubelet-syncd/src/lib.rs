@@ -29,7 +29,7 @@
 //! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`sources`], [`manifests`] | which pods are wanted: manifests, HTTP, the API server, merged |
 //! | [`start_latency`] | nothing: how long pods take to start |
-//! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
+//! | [`storage_writes`] | nothing: what is to be written on the API server about storage and ResourceSlices, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
 //! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself: none yet |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |

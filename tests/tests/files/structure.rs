@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-config", &["bulkhead-types"]),
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-csi", &[]),
+    ("bulkhead-dra", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
     ("bulkhead-helper", &["bulkhead-sys", "bulkhead-ipc"]),
@@ -65,7 +66,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // What is about one pod at a time, for kubelet-syncd alone.
     ("kubelet-model", &["bulkhead-types", "bulkhead-cri"]),
-    ("kubelet-edges", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi"]),
+    (
+        "kubelet-edges",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi", "bulkhead-dra"],
+    ),
     ("kubelet-pleg", &["bulkhead-types", "bulkhead-daemon", "bulkhead-cri", "kubelet-model"]),
     (
         "kubelet-images",
@@ -112,6 +116,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "bulkhead-daemon",
             "bulkhead-cri",
             "bulkhead-csi",
+            "bulkhead-dra",
             "bulkhead-apiclient",
             "bulkhead-trace",
             "kubelet-model",

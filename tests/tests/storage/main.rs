@@ -13,6 +13,7 @@ mod life;
 mod local_devices;
 mod migration;
 mod registration;
+mod resource_claims;
 mod restarts;
 mod take_over;
 mod two_nodes;
@@ -22,3 +23,5 @@ mod without_api_server;
 
 /// The driver of our own.
 const DRIVER: &str = env!("CARGO_BIN_EXE_csi_driver");
+/// The driver of our own for claims of devices.
+const DRA_DRIVER: &str = env!("CARGO_BIN_EXE_dra_driver");

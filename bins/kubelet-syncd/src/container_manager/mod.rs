@@ -6,6 +6,7 @@
 //! kind, put in by [`ContainerManager::with`].
 
 pub mod metrics;
+pub mod dra;
 pub mod resource_manager;
 pub mod state_files;
 
@@ -22,7 +23,7 @@ use kubelet_container_manager::memory::Block;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_model::pod::spec::{containers, init_containers};
 use kubelet_runtime::runtime::result::ActionError;
-use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
+use kubelet_runtime::runtime::run_options::{self, RunContainerOptions};
 use tokio::sync::watch;
 
 pub use metrics::AdmissionMetrics;
@@ -38,7 +39,6 @@ pub struct ContainerManager {
     others: Vec<Arc<dyn ResourceManager>>,
     /// None: nothing is written (tests).
     files: Option<StateFiles>,
-    none: NoContainerManager,
     metrics: Option<AdmissionMetrics>,
     /// Somebody has got or given back CPUs or memory.
     changes: watch::Sender<()>,
@@ -200,8 +200,7 @@ impl run_options::ContainerManager for ContainerManager {
             for manager in &self.others {
                 manager.prepare_dynamic_resources(pod).await?;
             }
-            // Claims: no manager prepares them yet.
-            self.none.prepare_dynamic_resources(pod).await
+            Ok(())
         })
     }
 

@@ -1,5 +1,6 @@
 //! One plugin from its socket's coming to its going: asked, registered, told so; asked again after a failure.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +17,18 @@ use super::table::{PluginTable, Stage};
 /// Pauses after failures, as upstream's operations have them.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
-/// The kind that has a handler. Device plugins and DRA drivers have none yet, and are refused as upstream refuses a kind it does not
-/// know.
-const CSI: &str = "CSIPlugin";
+/// What takes plugins of each kind, by the kind's name. One that has none is refused as upstream refuses a kind it does not know.
+pub type Handlers = BTreeMap<&'static str, Box<dyn Handler>>;
+
+/// Kinds of plugins by their names in GetInfo.
+pub const CSI: &str = "CSIPlugin";
+pub const DRA: &str = "DRAPlugin";
 
 /// What every attendant uses.
 pub struct Attendant {
     dial: Arc<dyn Dial>,
     table: PluginTable,
-    csi: Box<dyn Handler>,
+    handlers: Handlers,
     /// `plugins_registry`, absolute.
     folder: PathBuf,
 }
@@ -69,8 +73,8 @@ struct Refused {
 }
 
 impl Attendant {
-    pub fn new(dial: Arc<dyn Dial>, table: PluginTable, csi: Box<dyn Handler>, folder: PathBuf) -> Self {
-        Attendant { dial, table, csi, folder }
+    pub fn new(dial: Arc<dyn Dial>, table: PluginTable, handlers: Handlers, folder: PathBuf) -> Self {
+        Attendant { dial, table, handlers, folder }
     }
 
     /// Sees to one socket until `stop`.
@@ -103,7 +107,9 @@ impl Attendant {
         }
         if let Some(info) = registered {
             tracing::info!(socket, name = info.name, "DeRegisterPlugin");
-            self.csi.deregister(socket, &info);
+            if let Some(handler) = self.handlers.get(info.kind.as_str()) {
+                handler.deregister(socket, &info);
+            }
         }
     }
 
@@ -126,17 +132,17 @@ impl Attendant {
             }
         };
         self.table.identified(socket, &info);
-        if info.kind != CSI {
+        let Some(handler) = self.handlers.get(info.kind.as_str()) else {
             let kind = &info.kind;
             let why = format!("RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {path}");
             return Err(refuse(&registration, dialect, why).await);
-        }
-        if let Err(error) = self.csi.validate(&info) {
+        };
+        if let Err(error) = handler.validate(&info) {
             let why = format!("RegisterPlugin error -- plugin validation failed with err: {error}");
             return Err(refuse(&registration, dialect, why).await);
         }
         *begun = Some(info.clone());
-        if let Err(error) = self.csi.register(socket, &info).await {
+        if let Err(error) = handler.register(socket, &info).await {
             let why = format!("RegisterPlugin error -- plugin registration failed with err: {error}");
             return Err(refuse(&registration, dialect, why).await);
         }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
+use super::attendant::{CSI, Handler};
 use super::csi::CsiHandler;
 use super::wanted::SocketEvent;
 use super::*;
@@ -137,8 +138,8 @@ impl Lab {
         let dial: Arc<dyn Dial> = Arc::new(Direct(folder.path().to_owned()));
         let table = PluginTable::new(writes.clone());
         let client = CsiClient::new(drivers.clone(), dial.clone());
-        let csi = Box::new(CsiHandler::new(drivers.clone(), client, writes.clone(), standalone));
-        let attendant = Arc::new(Attendant::new(dial, table.clone(), csi, folder.path().to_owned()));
+        let csi: Box<dyn Handler> = Box::new(CsiHandler::new(drivers.clone(), client, writes.clone(), standalone));
+        let attendant = Arc::new(Attendant::new(dial, table.clone(), BTreeMap::from([(CSI, csi)]), folder.path().to_owned()));
         tokio::spawn(run(Feed(events), attendant, table.clone()));
         Lab { folder, feed, drivers, writes, table }
     }

@@ -10,8 +10,10 @@ use kubelet_volume_manager::VolumeManager;
 use super::stages::Start;
 use crate::api::storage::StorageObjects;
 use crate::plugin_manager::allocatable::{self, Causes};
-use crate::plugin_manager::attendant::Attendant;
+use crate::container_manager::dra::DraManager;
+use crate::plugin_manager::attendant::{self, Attendant, Handlers};
 use crate::plugin_manager::csi::CsiHandler;
+use crate::plugin_manager::dra::DraHandler;
 use crate::plugin_manager::metrics::{CallSeconds, PluginCounts};
 use crate::plugin_manager::sockets::VolnetdSockets;
 use crate::plugin_manager::{self, PluginTable};
@@ -27,7 +29,12 @@ pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
 }
 
 /// Registers plugins from here on.
-pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), RunError> {
+pub(super) fn begin(
+    start: &Start,
+    csi: &CsiClient,
+    claims: Arc<DraManager>,
+    link: Link,
+) -> Result<(), RunError> {
     let api = &start.runtime_apis.storage;
     let folder = start.config.paths.root_dir.join(REGISTRY);
     let table = PluginTable::new(api.writes.clone());
@@ -36,8 +43,11 @@ pub(super) fn begin(start: &Start, csi: &CsiClient, link: Link) -> Result<(), Ru
     start.daemon.registry.register(Box::new(PluginCounts::new(table.clone(), folder.clone())?))?;
     let standalone = start.config.is_standalone();
     let handler = CsiHandler::new(csi.drivers().clone(), csi.clone(), api.writes.clone(), standalone);
+    let mut handlers = Handlers::new();
+    handlers.insert(attendant::CSI, Box::new(handler));
+    handlers.insert(attendant::DRA, Box::new(DraHandler(claims)));
     let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
-    let attendant = Arc::new(Attendant::new(dial, table.clone(), Box::new(handler), folder));
+    let attendant = Arc::new(Attendant::new(dial, table.clone(), handlers, folder));
     tokio::spawn(plugin_manager::run(VolnetdSockets::new(link), attendant, table));
     Ok(())
 }

@@ -11,6 +11,7 @@ use kubelet_container_manager::settings::{self, SYSTEM};
 use kubelet_pleg::PodCache;
 
 use super::stages::Start;
+use crate::container_manager::dra::DraManager;
 use crate::container_manager::metrics::Allocations;
 use crate::container_manager::{AdmissionMetrics, ContainerManager, StateFiles};
 
@@ -23,12 +24,18 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Settings, machine and state files do not fit together; the launcher refuses that before, so a file has changed since.
-pub(super) async fn start(start: &Start, memory: u64, cache: &PodCache) -> Result<Arc<ContainerManager>, RunError> {
+pub(super) async fn start(
+    start: &Start,
+    memory: u64,
+    cache: &PodCache,
+    claims: Arc<DraManager>,
+) -> Result<Arc<ContainerManager>, RunError> {
     let files = StateFiles::new(start.daemon.broker.clone());
     let found = found(start, &files).await?;
     let managers = settings::start(&start.config, Path::new(SYSTEM), memory, &found, &containers(cache))?;
     let registry = &start.daemon.registry;
-    let manager = Arc::new(ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?));
+    let manager = ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?).with(claims);
+    let manager = Arc::new(manager);
     registry.register(Box::new(Allocations::new(manager.clone())?))?;
     Ok(manager)
 }

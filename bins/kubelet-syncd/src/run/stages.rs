@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, plugins, resources, runtime, volumes};
+use super::{RuntimeApis, adoption, claims, facts, plugins, resources, runtime, volumes};
 use crate::api::live::{ApiObjects, Certifying, initial_node};
 use crate::api::pod_certificates::metrics::CertificateStates;
 use crate::api::pods::{ApiPods, PodSource};
@@ -309,7 +309,8 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
-        let container_manager = resources::start(start, memory, &followers.pleg.cache()).await?;
+        let claims = claims::start(start, server.client.clone())?;
+        let container_manager = resources::start(start, memory, &followers.pleg.cache(), claims.clone()).await?;
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let cgroups = NodeCgroups {
@@ -346,6 +347,7 @@ impl Loops {
             ownership: known.ownership,
             allocations,
             container_manager,
+            claims: claims.clone(),
             pods: PodTable::default(),
             cgroups,
             pressure: pressure.clone(),
@@ -384,7 +386,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
-        plugins::begin(start, &connections.csi, link.clone())?;
+        plugins::begin(start, &connections.csi, claims, link.clone())?;
         plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);

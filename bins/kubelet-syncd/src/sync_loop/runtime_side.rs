@@ -246,7 +246,8 @@ impl RuntimeSide {
             in_sync: node.pods.is_in_sync(uid),
             newer_sandbox: node.knows_of_newer_sandbox(uid),
         };
-        let (status, dropped) = next(&input, observation);
+        let (mut status, dropped) = next(&input, observation);
+        node.claims.show_health(pod, &mut status);
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
         }

@@ -63,6 +63,11 @@ fn extended(pod: &Pod) -> Option<&PodExtendedResourceClaimStatus> {
     pod.status.as_ref()?.extended_resource_claim_status.as_ref()
 }
 
+/// Whether the pod can have claims at all.
+pub fn has_some(pod: &Pod) -> bool {
+    entries(pod).next().is_some() || extended(pod).is_some()
+}
+
 /// All claims of the pod in the order of its spec, last the one for its extended resources, which counts with the gate
 /// DRAExtendedResource.
 ///

@@ -69,7 +69,7 @@ impl AsyncWrite for Watched {
 
 impl Connection {
     /// Begins to connect. `changed` is called with every change. Must be called within a tokio runtime.
-    pub fn begin(dial: Arc<dyn Dial>, endpoint: &str, changed: impl Fn() + Send + 'static) -> Self {
+    pub fn begin(dial: Arc<dyn Dial>, endpoint: &str, changed: impl Fn() + Send + Sync + 'static) -> Self {
         let (sender, state) = watch::channel(State::Connecting);
         let (at_once, stop) = (Arc::new(Notify::new()), CancellationToken::new());
         let address = PluginAddress::Endpoint(endpoint.to_owned());
@@ -122,7 +122,7 @@ async fn keep(
     address: &PluginAddress,
     state: &watch::Sender<State>,
     at_once: &Notify,
-    changed: &(impl Fn() + Send),
+    changed: &(impl Fn() + Send + Sync),
 ) {
     let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {

@@ -13,7 +13,7 @@ pub mod connection;
 pub mod plugin;
 pub mod plugins;
 
-pub use plugin::{CALL_TIMEOUT, Plugin, Service};
+pub use plugin::{CALL_TIMEOUT, Calls, Plugin, Service};
 pub use plugins::{DriverError, Plugins};
 
 #[cfg(test)]

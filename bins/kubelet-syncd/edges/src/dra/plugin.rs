@@ -95,7 +95,7 @@ impl Plugin {
         driver: &str,
         endpoint: &str,
         service: Service,
-        changed: impl Fn() + Send + 'static,
+        changed: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         Plugin {
             driver: driver.to_owned(),
