@@ -62,6 +62,7 @@
 //! | the volume manager's reconciler, and a task for each operation ([`kubelet_volume_manager`]) | wanted volumes, the Node (watch), drivers that come and go, volnetd's lists | calls of drivers and verbs; what is in use (watch), events |
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
+//! | claims of drivers ([`container_manager::dra`]): each plugin's connection and its stream of health, lost pods, ResourceSlices | plugins that come and go (watch), pods that are gone (watch), the time | calls of drivers; which pods are to be looked at (its news), wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |
 //!

@@ -21,7 +21,10 @@ pub enum ManagersError {
     Read(PathBuf, #[source] io::Error),
     #[error("failed to start ContainerManager: {0}")]
     Start(#[from] StartError),
-    #[error("create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {}: {0}", dra::FILE)]
+    #[error(
+        "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {}: {0}",
+        dra::FILE
+    )]
     Claims(CheckpointError),
 }
 

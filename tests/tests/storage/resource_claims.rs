@@ -25,24 +25,22 @@ fn claim(member: &Member, name: &str, drivers: &[&str]) -> Result<()> {
     let request = |name: &str| json!({"name": name, "exactly": {"deviceClassName": "test", "allocationMode": "ExactCount", "count": 1}});
     let spec = json!({"devices": {"requests": [request("a"), request("b")]}});
     let metadata = json!({"name": name, "namespace": NAMESPACE});
-    member.cluster.create(&json!({"apiVersion": GROUP, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}))?;
+    member
+        .cluster
+        .create(&json!({"apiVersion": GROUP, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}))?;
     let results: Vec<Value> = drivers
         .iter()
-        .flat_map(|driver| ["a", "b"].map(|request| json!({"request": request, "driver": driver, "pool": NODE, "device": request})))
+        .flat_map(|driver| {
+            ["a", "b"].map(|request| json!({"request": request, "driver": driver, "pool": NODE, "device": request}))
+        })
         .collect();
     let status = json!({"status": {"allocation": {"devices": {"results": results}}}});
-    member.cluster.patch_status("resourceclaims.resource.k8s.io", NAMESPACE, name, &status).map(|_| ())
+    member.cluster.patch_status("resourceclaims", NAMESPACE, name, &status).map(|_| ())
 }
 
 /// Creates a pod, reserves its claims for it and places it on the node, in this order, as a scheduler does. `extended`: the claim for
 /// its extended resources, with what it is for.
-fn schedule(
-    member: &Member,
-    name: &str,
-    claims: &[&str],
-    extended: Option<(&str, Value)>,
-    spec: &Value,
-) -> Result<()> {
+fn schedule(member: &Member, name: &str, claims: &[&str], extended: Option<(&str, Value)>, spec: &Value) -> Result<()> {
     let mut spec = spec.clone();
     spec["terminationGracePeriodSeconds"] = json!(1);
     let named = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
@@ -53,15 +51,16 @@ fn schedule(
             container["command"] = json!(["sh", "-c", bulkhead_testkit::IDLE]);
         }
     }
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec});
+    let pod =
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec});
     let pod = member.cluster.create(&pod)?;
     let uid = &pod["metadata"]["uid"];
     for claim in claims.iter().copied().chain(extended.iter().map(|(claim, _)| *claim)) {
-        let known = member.cluster.get("resourceclaims.resource.k8s.io", NAMESPACE, claim)?;
+        let known = member.cluster.get("resourceclaims", NAMESPACE, claim)?;
         let mut reserved = known["status"]["reservedFor"].as_array().cloned().unwrap_or_default();
         reserved.push(json!({"resource": "pods", "name": name, "uid": uid}));
         let patch = json!({"status": {"reservedFor": reserved}});
-        member.cluster.patch_status("resourceclaims.resource.k8s.io", NAMESPACE, claim, &patch)?;
+        member.cluster.patch_status("resourceclaims", NAMESPACE, claim, &patch)?;
     }
     if let Some((claim, mappings)) = extended {
         let made = json!({"extendedResourceClaimStatus": {"resourceClaimName": claim, "requestMappings": mappings}});
@@ -111,8 +110,8 @@ fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
     let one = DraDriver::start(DRA_DRIVER, &lab, &member.node, "one.test", "v1.DRAPlugin")?;
     let mut old = DraDriver::start(DRA_DRIVER, &lab, &member.node, "old.test", "v1beta1.DRAPlugin")?;
     // No driver has registered when a node starts: nothing may be placed for what it had before.
-    member.cluster.wait_gone("resourceslices.resource.k8s.io", "", "stale")?;
-    ensure!(member.cluster.find("resourceslices.resource.k8s.io", "", "elsewhere")?.is_some());
+    member.cluster.wait_gone("resourceslices", "", "stale")?;
+    ensure!(member.cluster.find("resourceslices", "", "elsewhere")?.is_some());
 
     // === What each container gets ===
     claim(&member, "own", &["one.test"])?;
@@ -131,24 +130,24 @@ fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
     member.wait_ready("first")?;
     member.wait_ready("second")?;
     let all = |pod: &str, container: &str| devices(&member, pod, container);
-    ensure!(all("first", "side")? == ["DRA_OWN_B=one.test"], "{:?}", all("first", "side")?);
+    ensure!(all("first", "side")? == ["DRA_ONE_TEST_OWN_B=yes"], "{:?}", all("first", "side")?);
     let main = all("first", "main")?;
-    ensure!(main.contains(&"DRA_OWN_A=one.test".to_owned()) && main.len() == 3, "{main:?}");
-    ensure!(all("first", "extends")? == ["DRA_EXTENDED_B=one.test"], "{:?}", all("first", "extends")?);
-    ensure!(all("first", "plain")?.is_empty() && all("second", "main")?.len() == 1);
+    ensure!(main.contains(&"DRA_ONE_TEST_OWN_A=yes".to_owned()) && main.len() == 5, "{main:?}");
+    ensure!(all("first", "extends")? == ["DRA_ONE_TEST_EXTENDED_B=yes"], "{:?}", all("first", "extends")?);
+    ensure!(all("first", "plain")?.is_empty() && all("second", "main")?.len() == 2);
     let prepared: Vec<String> = one.claims_of("NodePrepareResources")?.concat();
     ensure!(prepared.iter().filter(|name| *name == "shared").count() == 1, "once for both pods: {prepared:?}");
     ensure!(one.prepared() == ["extended", "own", "shared"] && old.prepared() == ["shared"]);
     let state = state_file(&member)?;
-    let share = r#""PoolName":"node","DeviceName":"own-a","ShareID":"share-of-own","RequestNames":["a"],"CDIDeviceIDs":["test.bulkhead/claim=own-a"]"#;
+    let share = r#""PoolName":"node","DeviceName":"own-a","ShareID":"share-of-own","RequestNames":["a"],"CDIDeviceIDs":["one.test/claim=own-a"]"#;
     ensure!(state.contains(share), "{state}");
 
     // === Health ===
     let health = |word: &str, message: Value| {
-        let resource = json!({"resourceID": "test.bulkhead/claim=own-a", "health": word});
+        let resource = json!({"resourceID": "one.test/claim=own-a", "health": word});
         let wanted = match message {
             Value::Null => resource,
-            message => json!({"resourceID": "test.bulkhead/claim=own-a", "health": word, "message": message}),
+            message => json!({"resourceID": "one.test/claim=own-a", "health": word, "message": message}),
         };
         member.wait("first", word, |pod| {
             let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -173,7 +172,7 @@ fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
     })?;
     one.wait_registered(2)?;
     ensure!(one.calls_of("NodePrepareResources")?.len() == before, "nothing is prepared twice");
-    ensure!(devices(&member, "first", "main")?.len() == 3);
+    ensure!(devices(&member, "first", "main")?.len() == 5);
 
     // === The end: a driver that is away holds up the end of its pod ===
     old.kill();

@@ -5,8 +5,8 @@
 //! CPUs and memory are [`kubelet_container_manager`]'s to decide. What is given beside them is a [`ResourceManager`]'s, one of each
 //! kind, put in by [`ContainerManager::with`].
 
-pub mod metrics;
 pub mod dra;
+pub mod metrics;
 pub mod resource_manager;
 pub mod state_files;
 

@@ -62,7 +62,12 @@ mod tests {
         };
         assert_eq!(service(&info("gpu.example.com", &["v1beta1.DRAPlugin", "v1.DRAPlugin"])), Ok(Service::V1Beta1));
         let why = service(&info("gpu.example.com", &["v1alpha3"])).unwrap_err();
-        assert!(why.starts_with("invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /p/dra.sock: none of"), "{why}");
+        assert!(
+            why.starts_with(
+                "invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /p/dra.sock: none of"
+            ),
+            "{why}"
+        );
         for bad in ["", "a,spec.nodeName=b", "UPPER", &"n".repeat(64)] {
             assert!(service(&info(bad, &["v1.DRAPlugin"])).is_err(), "{bad}");
         }

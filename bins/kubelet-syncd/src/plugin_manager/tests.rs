@@ -139,7 +139,8 @@ impl Lab {
         let table = PluginTable::new(writes.clone());
         let client = CsiClient::new(drivers.clone(), dial.clone());
         let csi: Box<dyn Handler> = Box::new(CsiHandler::new(drivers.clone(), client, writes.clone(), standalone));
-        let attendant = Arc::new(Attendant::new(dial, table.clone(), BTreeMap::from([(CSI, csi)]), folder.path().to_owned()));
+        let attendant =
+            Arc::new(Attendant::new(dial, table.clone(), BTreeMap::from([(CSI, csi)]), folder.path().to_owned()));
         tokio::spawn(run(Feed(events), attendant, table.clone()));
         Lab { folder, feed, drivers, writes, table }
     }

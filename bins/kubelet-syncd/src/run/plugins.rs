@@ -9,8 +9,8 @@ use kubelet_volume_manager::VolumeManager;
 
 use super::stages::Start;
 use crate::api::storage::StorageObjects;
-use crate::plugin_manager::allocatable::{self, Causes};
 use crate::container_manager::dra::DraManager;
+use crate::plugin_manager::allocatable::{self, Causes};
 use crate::plugin_manager::attendant::{self, Attendant, Handlers};
 use crate::plugin_manager::csi::CsiHandler;
 use crate::plugin_manager::dra::DraHandler;
@@ -29,12 +29,7 @@ pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
 }
 
 /// Registers plugins from here on.
-pub(super) fn begin(
-    start: &Start,
-    csi: &CsiClient,
-    claims: Arc<DraManager>,
-    link: Link,
-) -> Result<(), RunError> {
+pub(super) fn begin(start: &Start, csi: &CsiClient, claims: Arc<DraManager>, link: Link) -> Result<(), RunError> {
     let api = &start.runtime_apis.storage;
     let folder = start.config.paths.root_dir.join(REGISTRY);
     let table = PluginTable::new(api.writes.clone());

@@ -6,7 +6,7 @@
 //! and `health.json` (an object: device names, each with `Healthy` or another word that is its message; looked at ten times a second).
 //!
 //! A claim named `NAME` has two devices in the pool `node`, `NAME-a` for the request `a` and `NAME-b` for the request `b`, as CDI
-//! devices `test.bulkhead/claim=NAME-a` and so on; a container that has one has the variable `DRA_NAME_A` (letters of the name that
+//! devices `DRIVER/claim=NAME-a` and so on; a container that has one has the variable `DRA_DRIVER_NAME_A` (letters of the names that
 //! variables cannot have are `_`).
 
 mod faults;
@@ -34,8 +34,6 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tonic::{Request, Response, Status};
 
-/// Of the CDI devices.
-const KIND: &str = "test.bulkhead/claim";
 /// Between two looks at the health.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -67,18 +65,21 @@ impl Driver {
     /// Its devices, once the runtime can know of them.
     fn prepare(&self, claim: &str) -> Result<Vec<v1::Device>> {
         let part = |request: &str| {
-            let variable = format!("DRA_{claim}_{request}").to_uppercase().replace(|c: char| !c.is_alphanumeric(), "_");
-            let env = [format!("{variable}={}", self.name)];
+            let variable = format!("DRA_{}_{claim}_{request}", self.name)
+                .to_uppercase()
+                .replace(|c: char| !c.is_alphanumeric(), "_");
+            let env = [format!("{variable}=yes")];
             json!({"name": format!("{claim}-{request}"), "containerEdits": {"env": env}})
         };
-        let spec = json!({"cdiVersion": "0.6.0", "kind": KIND, "devices": [part("a"), part("b")]});
+        let kind = format!("{}/claim", self.name);
+        let spec = json!({"cdiVersion": "0.6.0", "kind": kind, "devices": [part("a"), part("b")]});
         std::fs::create_dir_all(&self.cdi).context("the folder of CDI files")?;
         std::fs::write(self.cdi_file(claim), spec.to_string()).context("a CDI file")?;
         let device = |request: &str| v1::Device {
             request_names: vec![request.to_owned()],
             pool_name: "node".to_owned(),
             device_name: format!("{claim}-{request}"),
-            cdi_device_ids: vec![format!("{KIND}={claim}-{request}")],
+            cdi_device_ids: vec![format!("{kind}={claim}-{request}")],
             share_id: Some(format!("share-of-{claim}")),
         };
         Ok(vec![device("a"), device("b")])
@@ -123,7 +124,8 @@ impl v1::dra_plugin_server::DraPlugin for Served {
             let result = match faults::of_claim(&self.0.state, "NodePrepareResources", &claim.name) {
                 Some(error) => v1::NodePrepareResourceResponse { error, ..Default::default() },
                 None => {
-                    let devices = self.0.prepare(&claim.name).map_err(|error| Status::internal(format!("{error:#}")))?;
+                    let devices =
+                        self.0.prepare(&claim.name).map_err(|error| Status::internal(format!("{error:#}")))?;
                     v1::NodePrepareResourceResponse { devices, ..Default::default() }
                 }
             };

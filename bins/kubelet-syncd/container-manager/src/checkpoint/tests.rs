@@ -43,10 +43,8 @@ fn prepared_claims() {
         request_names: requests.map(|all| all.iter().map(ToString::to_string).collect()),
         cdi_device_ids: ids.map(|all| all.iter().map(ToString::to_string).collect()),
     };
-    let devices = vec![
-        device("d0", None, Some(&["r"]), Some(&["test.dev/gpu=a<b"])),
-        device("d1", Some("s-1"), None, None),
-    ];
+    let devices =
+        vec![device("d0", None, Some(&["r"]), Some(&["test.dev/gpu=a<b"])), device("d1", Some("s-1"), None, None)];
     let claim = dra::ClaimState {
         claim_uid: "u".into(),
         claim_name: "c".into(),

@@ -251,10 +251,7 @@ mod tests {
         let why = |of_template, status: Value, owner: &str| {
             usable(&pod, &named(of_template), &claim(status, owner)).unwrap_err().to_string()
         };
-        assert_eq!(
-            why(true, good, "other"),
-            "ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)"
-        );
+        assert_eq!(why(true, good, "other"), "ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)");
         let other = json!([{"resource": "pods", "name": "p", "uid": "another"}]);
         assert_eq!(
             why(false, json!({"reservedFor": other, "allocation": {}}), "pod-uid"),

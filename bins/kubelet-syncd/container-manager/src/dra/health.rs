@@ -128,14 +128,7 @@ impl HealthBook {
 
 /// Puts the health of the devices that each container has by its claims into a pod's status, beside what stands there already.
 /// `messages`: the gate ResourceHealthStatusMessage.
-pub fn show(
-    pod: &Pod,
-    status: &mut PodStatus,
-    book: &ClaimBook,
-    health: &HealthBook,
-    messages: bool,
-    now: Instant,
-) {
+pub fn show(pod: &Pod, status: &mut PodStatus, book: &ClaimBook, health: &HealthBook, messages: bool, now: Instant) {
     let Some(spec) = &pod.spec else { return };
     for shown in status.container_statuses.iter_mut().flatten() {
         let Some(container) = spec.containers.iter().find(|container| container.name == shown.name) else { continue };
@@ -240,7 +233,8 @@ mod tests {
                 {"name": "a", "resources": {"claims": [{"name": "gpu", "request": "r/first"}, {"name": "gpu"}, {"name": "none"}]}},
                 {"name": "b"}],
             "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}, {"name": "none", "resourceClaimTemplateName": "t"}]});
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": spec})).unwrap();
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": spec})).unwrap();
         let given = |name: &str, request: &str, cdi: Option<&str>| Device {
             request_names: Some(vec![request.to_owned()]),
             cdi_device_ids: cdi.map(|id| vec![id.to_owned()]),
@@ -256,8 +250,10 @@ mod tests {
         let (mut health, now) = (HealthBook::default(), Instant::now());
         health.take("d", vec![report("x", Health::Unhealthy, "hot"), report("y", Health::Healthy, "")], now);
         let shown = |messages: bool, before: &Value| {
-            let container = |name: &str| json!({"name": name, "image": "", "imageID": "", "ready": true, "restartCount": 0,
-                "allocatedResourcesStatus": before});
+            let container = |name: &str| {
+                json!({"name": name, "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "allocatedResourcesStatus": before})
+            };
             let mut status: PodStatus =
                 serde_json::from_value(json!({"containerStatuses": [container("a"), container("b")]})).unwrap();
             show(&pod, &mut status, &book, &health, messages, now);

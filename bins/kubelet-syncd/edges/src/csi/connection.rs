@@ -120,9 +120,7 @@ pub(crate) fn not_reached(address: &PluginAddress, error: &io::Error) -> Status 
 }
 
 /// The connection is made already, and is never made anew: a call that broke off is its caller's to repeat.
-pub(crate) async fn channel(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<Channel, Status> {
+pub(crate) async fn channel(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Result<Channel, Status> {
     let mut once = Some(stream);
     // The host part becomes `:authority`. Upstream's client sends this one.
     Endpoint::from_static("http://localhost")

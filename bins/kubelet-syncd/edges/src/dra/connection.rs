@@ -154,10 +154,7 @@ async fn keep(
     }
 }
 
-async fn connect(
-    dial: &Arc<dyn Dial>,
-    address: &PluginAddress,
-) -> Result<(Channel, oneshot::Receiver<()>), Status> {
+async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<(Channel, oneshot::Receiver<()>), Status> {
     let stream = match tokio::time::timeout(DIAL_TIMEOUT, dial.dial(address)).await {
         Ok(dialed) => dialed.map_err(|error| not_reached(address, &error))?,
         Err(_) => return Err(not_reached(address, &io::ErrorKind::TimedOut.into())),

@@ -28,8 +28,7 @@ pub enum Service {
 
 impl Service {
     /// As upstream names them in its refusal, newest first.
-    const SUPPORTED: [(&'static str, Service); 2] =
-        [(v1::SERVICE, Service::V1), (v1beta1::SERVICE, Service::V1Beta1)];
+    const SUPPORTED: [(&'static str, Service); 2] = [(v1::SERVICE, Service::V1), (v1beta1::SERVICE, Service::V1Beta1)];
 
     /// The first one of a plugin's list that this kubelet has.
     ///
@@ -243,8 +242,5 @@ fn newer(answer: v1beta1::NodePrepareResourceResponse) -> v1::NodePrepareResourc
         cdi_device_ids: device.cdi_device_ids,
         share_id: None,
     };
-    v1::NodePrepareResourceResponse {
-        devices: answer.devices.into_iter().map(device).collect(),
-        error: answer.error,
-    }
+    v1::NodePrepareResourceResponse { devices: answer.devices.into_iter().map(device).collect(), error: answer.error }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bulkhead_dra::v1beta1;
-use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use bulkhead_dra::v1;
+use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
+use bulkhead_dra::v1beta1;
 use futures_util::StreamExt as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
@@ -69,7 +69,8 @@ impl v1beta1::dra_plugin_server::DraPlugin for Obeying {
         request: Request<v1beta1::NodePrepareResourcesRequest>,
     ) -> Result<Response<v1beta1::NodePrepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims.into_iter();
-        let device = |name| v1beta1::Device { device_name: name, cdi_device_ids: vec!["v/c=1".into()], ..Default::default() };
+        let device =
+            |name| v1beta1::Device { device_name: name, cdi_device_ids: vec!["v/c=1".into()], ..Default::default() };
         let answer = |name| v1beta1::NodePrepareResourceResponse { devices: vec![device(name)], error: "e".into() };
         let claims = claims.map(|claim| (claim.uid, answer(claim.name))).collect();
         Ok(Response::new(v1beta1::NodePrepareResourcesResponse { claims }))
@@ -116,8 +117,7 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     let folder = tempfile::tempdir().unwrap();
     let (path, old) = (folder.path().join("dra.sock"), folder.path().join("old.sock"));
     let (told, connections) = (Arc::new(Told::default()), Arc::new(AtomicUsize::new(0)));
-    let calls =
-        Calls { dial: Arc::new(Direct), timeout: Duration::from_millis(300), observer: Some(told.clone()) };
+    let calls = Calls { dial: Arc::new(Direct), timeout: Duration::from_millis(300), observer: Some(told.clone()) };
     let plugins = Plugins::new(calls);
     assert_eq!(plugins.get("d").unwrap_err().to_string(), "DRA driver d is not registered");
     assert_eq!(plugins.get("").unwrap_err(), DriverError::NoName);
@@ -148,7 +148,10 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     let older = serve(&old, &connections);
     let answer = beside.prepare(claim("c")).await.unwrap();
     let device = &answer.claims["u"].devices[0];
-    assert_eq!((device.cdi_device_ids[0].as_str(), &device.share_id, answer.claims["u"].error.as_str()), ("v/c=1", &None, "e"));
+    assert_eq!(
+        (device.cdi_device_ids[0].as_str(), &device.share_id, answer.claims["u"].error.as_str()),
+        ("v/c=1", &None, "e")
+    );
     assert_eq!(beside.unprepare(claim("c")).await.unwrap().claims["u"].error, "still there");
     assert_eq!(plugins.get("d").unwrap().endpoint(), old.display().to_string(), "the newer one takes over");
     plugins.remove("d", &endpoint);

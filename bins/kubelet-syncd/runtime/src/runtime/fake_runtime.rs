@@ -277,7 +277,15 @@ pub fn world() -> World {
     let mut facts = NodeFacts::new(HostFacts::default());
     facts.resolv_conf = PathBuf::new();
     facts.cluster_dns = vec!["10.96.0.10".to_owned()];
-    World { fake, manager, facts, now, objects: FakeObjects::default(), volumes: BTreeMap::new(), container_manager: Managers(Box::new(NoContainerManager)) }
+    World {
+        fake,
+        manager,
+        facts,
+        now,
+        objects: FakeObjects::default(),
+        volumes: BTreeMap::new(),
+        container_manager: Managers(Box::new(NoContainerManager)),
+    }
 }
 
 impl World {

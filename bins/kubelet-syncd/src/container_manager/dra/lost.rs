@@ -22,9 +22,7 @@ pub async fn keep(manager: Arc<DraManager>) {
     loop {
         let gone = lost.borrow_and_update().clone();
         let left = sweep(&manager, gone.into_iter()).await;
-        let pause = async {
-            if left { tokio::time::sleep(again.pause()).await } else { std::future::pending().await }
-        };
+        let pause = async { if left { tokio::time::sleep(again.pause()).await } else { std::future::pending().await } };
         tokio::select! {
             told = lost.changed() => if told.is_err() { return },
             told = drivers.changed() => if told.is_err() { return },
@@ -52,10 +50,9 @@ async fn sweep(manager: &DraManager, lost: impl Iterator<Item = String>) -> bool
                     false
                 });
             }
-            Err(error) => tracing::info!(
-                pod_uid = uid,
-                "Unpreparing pod resources in reconcile loop failed, will retry: {error}"
-            ),
+            Err(error) => {
+                tracing::info!(pod_uid = uid, "Unpreparing pod resources in reconcile loop failed, will retry: {error}")
+            }
         }
         outcome.is_err()
     });

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bulkhead_dra::v1;
 use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use bulkhead_ipc::syncd::storage_write::Write;
 use futures_util::FutureExt as _;
@@ -73,8 +74,6 @@ impl Driver {
         Ok(claims.iter().filter(skipped).map(of).collect())
     }
 }
-
-use bulkhead_dra::v1;
 
 #[tonic::async_trait]
 impl DraPlugin for Driver {
@@ -171,8 +170,11 @@ struct Lab {
 
 fn manager(api: &Api, disk: &Disk, registry: &Registry) -> Arc<DraManager> {
     let durations = Durations::register(registry).unwrap();
-    let (dial, observer) = (Arc::new(Direct), Some(Arc::new(durations.clone()) as Arc<_>));
-    let plugins = Plugins::new(Calls { dial, timeout: Duration::from_secs(5), observer });
+    let plugins = Plugins::new(Calls {
+        dial: Arc::new(Direct),
+        timeout: Duration::from_secs(5),
+        observer: Some(Arc::new(durations.clone())),
+    });
     let settings = Settings { extended_resources: true, health: true, health_messages: true };
     DraManager::new(settings, plugins, Box::new(api.clone()), Box::new(disk.clone()), durations)
 }

@@ -26,8 +26,8 @@ use tokio::time::Instant;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
-use crate::pod_workers::{Lifecycle, UpdateType};
 use crate::pod_workers::state::PodWorkerSync;
+use crate::pod_workers::{Lifecycle, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
 use kubelet_model::pod::model::RuntimePod;
 
