@@ -30,7 +30,7 @@
 //! | [`node_resources`] | what the node has, and what of it pods may have |
 //! | [`sources`], [`manifests`] | which pods are wanted: manifests, HTTP, the API server, merged |
 //! | [`start_latency`] | nothing: how long pods take to start |
-//! | [`storage_writes`] | nothing: what is to be written on the API server about storage, and whether it is |
+//! | [`storage_writes`] | nothing: what is to be written on the API server about storage and ResourceSlices, and whether it is |
 //! | [`api`] | what is read from the API server, and how often |
 //! | [`container_manager`] | which CPUs, memory, devices and claims a container has for itself |
 //! | [`pod_workers`] | what each pod gets done next, and what never again |
@@ -64,6 +64,7 @@
 //! | the volume manager's reconciler, and a task for each operation ([`kubelet_volume_manager`]) | wanted volumes, the Node (watch), drivers that come and go, volnetd's lists | calls of drivers and verbs; what is in use (watch), events |
 //! | a plugin's attendant, one task a socket ([`plugin_manager`]) | the socket, answers of kubelet-statusd (watch) | the drivers that can be called (watch), wishes for the API server |
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
+//! | claims of drivers ([`container_manager::dra`]): each plugin's connection and its stream of health, lost pods, ResourceSlices | plugins that come and go (watch), pods that are gone (watch), the time | calls of drivers; which pods are to be looked at (its news), wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
 //! | the pod resources API, a task a connection ([`service::pod_resources`]) | requests of agents on the node | who has what for himself |
 //! | device plugins: a task each that follows its list, one that serves their registration, two that keep the checkpoint and what the Node shows ([`container_manager::devices`]) | what plugins tell | pods whose devices' health is news, amounts (watch), the checkpoint |
@@ -75,8 +76,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Volumes of the kind iscsi, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why. No
-//! claims of drivers (DRA).
+//! Volumes of the kind iscsi, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why.
 
 pub mod admission;
 pub mod api;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::syncd::storage_write::Write;
 use bulkhead_ipc::syncd::{
-    AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, PodCertificateAsk, StorageWrite,
+    AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, PodCertificateAsk, ResourceSliceWipe, StorageWrite,
 };
 use tokio::sync::watch;
 
@@ -38,7 +38,7 @@ struct State {
     drivers_wish: u64,
     /// What came of the lists of drivers up to this one.
     drivers_answer: Answer,
-    /// Statuses of claims by uid, requests for certificates by namespace and name. What is written is forgotten: nobody is to write
+    /// Statuses of claims by uid, requests for certificates by namespace and name, wipes by driver. What is written is forgotten: nobody is to write
     /// it again over what came later.
     singles: BTreeMap<String, SingleWish>,
 }
@@ -168,6 +168,29 @@ impl StorageWrites {
         self.single(format!("{}/{}", ask.namespace, ask.name), Write::PodCertificate(ask)).await
     }
 
+    /// The ResourceSlices of a driver on this node, or of all drivers where its name is empty, are to be deleted; `Ok` once they are, or
+    /// once that was called off. Dropped, the wish stays.
+    ///
+    /// # Errors
+    /// The writer refuses it.
+    pub async fn wipe_resource_slices(&self, driver: &str) -> Result<(), WriteRefused> {
+        let wipe = ResourceSliceWipe { driver: driver.to_owned(), called_off: false };
+        self.single(wipe_key(driver), Write::ResourceSliceWipe(wipe)).await
+    }
+
+    /// The driver is back: if its ResourceSlices have not been deleted yet, they stay.
+    pub fn keep_resource_slices(&self, driver: &str) {
+        self.change(|state| {
+            let key = wipe_key(driver);
+            let open = state.singles.get(&key).filter(|wish| wish.answer.is_none());
+            let Some(waiting) = open.map(|wish| wish.waiting) else { return };
+            state.sequence += 1;
+            let write = Write::ResourceSliceWipe(ResourceSliceWipe { driver: driver.to_owned(), called_off: true });
+            let wish = SingleWish { sequence: state.sequence, write, answer: None, waiting };
+            state.singles.insert(key, wish);
+        });
+    }
+
     async fn single(&self, key: String, write: Write) -> Result<(), WriteRefused> {
         self.change(|state| {
             state.sequence += 1;
@@ -210,6 +233,11 @@ impl StorageWrites {
     pub fn acknowledge(&self, answer: &AcknowledgeRequest) {
         self.change(|state| state.take(answer));
     }
+}
+
+/// No uid of a claim and no namespace has a space.
+fn wipe_key(driver: &str) -> String {
+    format!("resource slices of {driver}")
 }
 
 /// Forgets a wish with the last who waited for its answer.
@@ -364,6 +392,27 @@ mod tests {
         let error = "claim is gone".to_owned();
         writes.acknowledge(&AcknowledgeRequest { sequence, error, r#final: true, ..Default::default() });
         assert_eq!(gone.await, Err(WriteRefused("claim is gone".into())));
+    }
+
+    #[tokio::test]
+    async fn a_wipe_is_called_off_as_long_as_it_is_not_done() {
+        let writes = StorageWrites::default();
+        writes.keep_resource_slices("d");
+        assert!(writes.after(0).is_none(), "there is nothing to call off");
+        let mut wiped = Box::pin(writes.wipe_resource_slices("d"));
+        assert!(wiped.as_mut().now_or_never().is_none());
+        let wipe = |called_off| Write::ResourceSliceWipe(ResourceSliceWipe { driver: "d".into(), called_off });
+        let first = writes.after(0).unwrap();
+        assert_eq!(first.write, Some(wipe(false)));
+        writes.keep_resource_slices("d");
+        let second = writes.after(first.sequence).unwrap();
+        assert_eq!(second.write, Some(wipe(true)));
+        acknowledge(&writes, first.sequence, &[]);
+        assert!(wiped.as_mut().now_or_never().is_none());
+        acknowledge(&writes, second.sequence, &[]);
+        assert_eq!(wiped.await, Ok(()));
+        writes.keep_resource_slices("d");
+        assert!(writes.after(0).is_none() && writes.lock().singles.is_empty());
     }
 
     #[tokio::test]

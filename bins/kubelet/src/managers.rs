@@ -1,4 +1,4 @@
-//! Whether the CPU, memory and topology managers can start: settings, machine and their state files must fit together. Asked here,
+//! Whether the CPU, memory, topology and DRA managers can start: settings, machine and their state files must fit together. Asked here,
 //! by the function that kubelet-syncd starts them by: that process would be restarted on and on, while healthz says ok.
 
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_config::NodeConfig;
 use kubelet_container_manager::StartError;
 use kubelet_container_manager::checkpoint::cpu::InitialContainers;
-use kubelet_container_manager::checkpoint::{CheckpointError, cpu, memory};
+use kubelet_container_manager::checkpoint::{CheckpointError, cpu, dra, memory};
 use kubelet_container_manager::manager::Found;
 use kubelet_container_manager::settings::{self, SYSTEM};
 
@@ -21,11 +21,19 @@ pub enum ManagersError {
     Read(PathBuf, #[source] io::Error),
     #[error("failed to start ContainerManager: {0}")]
     Start(#[from] StartError),
+    #[error(
+        "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {}: {0}",
+        dra::FILE
+    )]
+    Claims(CheckpointError),
 }
 
 /// `memory`: bytes that the machine has.
 pub fn check(config: &NodeConfig, memory: u64) -> Result<(), ManagersError> {
     let root = &config.paths.root_dir;
+    if let Some(file) = read(&root.join(dra::FILE))? {
+        dra::read(&file).map_err(ManagersError::Claims)?;
+    }
     let found = Found { cpu: read(&root.join(cpu::FILE))?, memory: read(&root.join(memory::FILE))? };
     match settings::start(config, Path::new(SYSTEM), memory, &found, &InitialContainers::new()) {
         // Of the first version: which containers there are is known to the runtime, which kubelet-syncd asks.
@@ -79,6 +87,21 @@ mod tests {
         // Of the first version; the runtime knows the container.
         let first = r#"{"policyName":"none","defaultCpuSet":"","entries":{"id":"1"}}"#;
         assert_eq!(refusal("none", Some(first)), None);
+    }
+
+    #[test]
+    fn claims_of_drivers() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = NodeConfig::for_tests(folder.path());
+        std::fs::create_dir_all(&config.paths.root_dir).unwrap();
+        let refusal = |text: &str| {
+            std::fs::write(config.paths.root_dir.join(dra::FILE), text).unwrap();
+            check(&config, 1 << 30).err().map(|error| error.to_string())
+        };
+        assert_eq!(refusal(r#"{"Data":"{}","Checksum":2745614147}"#), None);
+        let damaged = "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint dra_manager_state: ";
+        assert_eq!(refusal(r#"{"Data":"{}","Checksum":7}"#), Some(format!("{damaged}checkpoint is corrupted")));
+        assert_eq!(refusal(r#"{"Data":"#), Some(format!("{damaged}unexpected end of JSON input")));
     }
 
     #[test]

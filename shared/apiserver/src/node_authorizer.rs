@@ -149,7 +149,8 @@ fn related(store: &Store, node: &str, request: &Request) -> Result<(), String> {
         "resourceclaims" => on_node(Some(namespace), &|pod| {
             let claims = pod["spec"]["resourceClaims"].as_array().map(Vec::as_slice).unwrap_or_default();
             let statuses = pod["status"]["resourceClaimStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-            claims.iter().chain(statuses).any(|claim| claim["resourceClaimName"] == name)
+            let extended = &pod["status"]["extendedResourceClaimStatus"];
+            claims.iter().chain(statuses).chain([extended]).any(|claim| claim["resourceClaimName"] == name)
         }),
         _ => false,
     };

@@ -141,6 +141,11 @@ impl Lab {
         folder(self.inner.number)
     }
 
+    /// Files of CDI that this lab's runtime reads, where it is of 2.x.
+    pub fn cdi_folder(&self) -> PathBuf {
+        self.folder().join("containerd/state/cdi")
+    }
+
     /// A cgroup that exists in all hierarchies: the nodes' `cgroupRoot`, or a parent for it.
     pub fn cgroup(&self) -> String {
         cgroup(self.inner.number)

@@ -32,6 +32,8 @@ pub mod cri;
 #[cfg(feature = "apiserver")]
 pub mod csi;
 mod debian;
+#[cfg(feature = "apiserver")]
+pub mod dra;
 #[cfg(feature = "grpc")]
 pub mod floor;
 #[cfg(feature = "apiserver")]

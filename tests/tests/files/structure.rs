@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bulkhead-cri", &["bulkhead-types", "bulkhead-trace"]),
     ("bulkhead-csi", &[]),
     ("bulkhead-device-plugin", &[]),
+    ("bulkhead-dra", &[]),
     ("bulkhead-trace", &[]),
     ("bulkhead-worker", &["bulkhead-sys"]),
     ("bulkhead-helper", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon"]),
@@ -68,7 +69,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubelet-model", &["bulkhead-types", "bulkhead-cri"]),
     (
         "kubelet-edges",
-        &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-cri", "bulkhead-csi", "bulkhead-device-plugin"],
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-ipc",
+            "bulkhead-cri",
+            "bulkhead-csi",
+            "bulkhead-device-plugin",
+            "bulkhead-dra",
+        ],
     ),
     ("kubelet-pleg", &["bulkhead-types", "bulkhead-daemon", "bulkhead-cri", "kubelet-model"]),
     (
@@ -118,6 +127,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "bulkhead-cri",
             "bulkhead-csi",
             "bulkhead-device-plugin",
+            "bulkhead-dra",
             "bulkhead-apiclient",
             "bulkhead-trace",
             "kubelet-model",

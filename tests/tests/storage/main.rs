@@ -14,6 +14,7 @@ mod local_devices;
 mod migration;
 mod own_attach;
 mod registration;
+mod resource_claims;
 mod restarts;
 mod selinux;
 mod take_over;
@@ -24,3 +25,5 @@ mod without_api_server;
 
 /// The driver of our own.
 const DRIVER: &str = env!("CARGO_BIN_EXE_csi_driver");
+/// The driver of our own for claims of devices.
+const DRA_DRIVER: &str = env!("CARGO_BIN_EXE_dra_driver");

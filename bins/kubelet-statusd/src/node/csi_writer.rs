@@ -12,7 +12,9 @@ use bulkhead_ipc::client::{Link, is_unknown};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::storage_write::Write;
-use bulkhead_ipc::syncd::{AcknowledgeRequest, ClaimStatus, CsiDrivers, PodCertificateAsk, WatchWritesRequest};
+use bulkhead_ipc::syncd::{
+    AcknowledgeRequest, ClaimStatus, CsiDrivers, PodCertificateAsk, ResourceSliceWipe, WatchWritesRequest,
+};
 use bulkhead_types::BackOff;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -41,10 +43,11 @@ struct Wish<T> {
     wanted: T,
 }
 
-/// By uid, or by namespace and name.
+/// By uid, by namespace and name, or by driver.
 type Wishes<T> = BTreeMap<String, Wish<T>>;
 type Claims = Wishes<ClaimStatus>;
 type Certificates = Wishes<PodCertificateAsk>;
+type Wipes = Wishes<ResourceSliceWipe>;
 
 /// Writes for ever.
 pub async fn run(server: Server, metrics: Metrics, syncd: Link, progress: Progress) {
@@ -52,20 +55,24 @@ pub async fn run(server: Server, metrics: Metrics, syncd: Link, progress: Progre
     let (told, drivers) = watch::channel(None);
     let (claims, _) = watch::channel(Claims::new());
     let (certificates, _) = watch::channel(Certificates::new());
+    let (wipes, _) = watch::channel(Wipes::new());
     let for_drivers = with_heartbeat("csi drivers");
     let for_claims = with_heartbeat("claims");
     let for_certificates = with_heartbeat("pod certificates");
+    let for_wipes = with_heartbeat("resource slices");
     let (claim_server, claim_metrics) = (for_claims.clone(), metrics.clone());
     let certificate_server = for_certificates.clone();
+    let wipe_server = for_wipes.clone();
     tokio::join!(
-        follow(&syncd, &told, &claims, &certificates),
+        follow(&syncd, &told, &claims, &certificates, &wipes),
         write_drivers(for_drivers, metrics, &syncd, drivers),
         write_each(for_claims, &syncd, &claims, async |wanted: &ClaimStatus| {
             write_claim(&claim_server, &claim_metrics, wanted).await
         }),
         write_each(for_certificates, &syncd, &certificates, async |wanted: &PodCertificateAsk| {
             pod_certificates::write(&certificate_server, wanted).await
-        })
+        }),
+        write_each(for_wipes, &syncd, &wipes, async |wanted: &ResourceSliceWipe| wipe(&wipe_server, wanted).await)
     );
 }
 
@@ -75,6 +82,7 @@ async fn follow(
     drivers: &watch::Sender<Option<Wish<CsiDrivers>>>,
     claims: &watch::Sender<Claims>,
     certificates: &watch::Sender<Certificates>,
+    wipes: &watch::Sender<Wipes>,
 ) {
     let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
@@ -82,6 +90,7 @@ async fn follow(
         // Another life has its own wishes; what was not written of the former one it wishes again, or not.
         claims.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
         certificates.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
+        wipes.send_modify(|all| all.retain(|_, wish| wish.epoch == epoch));
         let mut client = StorageClient::new(syncd.channel()).max_decoding_message_size(MAX_WRITE);
         let request = CallContext::new().streaming_request(WatchWritesRequest {});
         match tokio::time::timeout(START, client.watch_writes(request)).await {
@@ -104,6 +113,11 @@ async fn follow(
                             let key = format!("{}/{}", wanted.namespace, wanted.name);
                             certificates.send_modify(|all| {
                                 all.insert(key, Wish { epoch, sequence, wanted });
+                            });
+                        }
+                        Some(Write::ResourceSliceWipe(wanted)) => {
+                            wipes.send_modify(|all| {
+                                all.insert(wanted.driver.clone(), Wish { epoch, sequence, wanted });
                             });
                         }
                         None => {}
@@ -278,6 +292,20 @@ async fn write_each<T: Clone + PartialEq>(
             None => drop(server.rests(news).await),
         }
     }
+}
+
+/// Tried until it is done or called off, as upstream.
+async fn wipe(server: &Server, wanted: &ResourceSliceWipe) -> Result<Result<(), String>, RequestError> {
+    if wanted.called_off {
+        return Ok(Ok(()));
+    }
+    match server.delete_resource_slices(&wanted.driver).await {
+        Ok(()) => tracing::debug!(driver = wanted.driver, "Deleted ResourceSlices"),
+        // A server without this API has none.
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(Ok(()))
 }
 
 /// The inner error is final.

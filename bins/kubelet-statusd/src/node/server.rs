@@ -9,8 +9,9 @@ use bulkhead_daemon::progress::Heartbeat;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::Value;
 
 /// Leases of nodes.
@@ -230,6 +231,17 @@ impl Server {
         let namespace = request.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<PodCertificateRequest> = Api::namespaced(self.main.clone(), namespace);
         self.within("creating the PodCertificateRequest", api.create(&PostParams::default(), request)).await
+    }
+
+    /// Deletes the ResourceSlices of this node; `driver`: of one driver alone, where it is not empty.
+    pub async fn delete_resource_slices(&self, driver: &str) -> Result<(), RequestError> {
+        let slices: Api<ResourceSlice> = Api::all(self.main.clone());
+        let selector = match driver {
+            "" => format!("spec.nodeName={}", self.name),
+            driver => format!("spec.driver={driver},spec.nodeName={}", self.name),
+        };
+        let (params, of_driver) = (DeleteParams::default(), ListParams::default().fields(&selector));
+        self.within("deleting ResourceSlices", slices.delete_collection(&params, &of_driver)).await.map(|_| ())
     }
 
     /// Deletes the CSINode of this uid, and no other.

@@ -12,12 +12,14 @@
 //! | [`memory`] | which NUMA nodes' memory |
 //! | [`checkpoint`] | how that is written in upstream's files, and whether a file is to be believed |
 //! | [`devices`] | which devices of plugins |
+//! | [`dra`] | which claims of drivers a pod may use, who is asked about them, and what containers get of the answers |
 //! | [`manager`] | nothing: all of them behind one door |
 //! | [`settings`] | nothing: what is configured, and the start from it |
 
 pub mod checkpoint;
 pub mod cpu;
 pub mod devices;
+pub mod dra;
 pub mod manager;
 pub mod memory;
 #[cfg(test)]

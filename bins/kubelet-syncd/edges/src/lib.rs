@@ -9,11 +9,13 @@
 //! | [`volnetd`] | nothing: the verbs of the other side, and the proof that a destructive one needs |
 //! | [`csi`] | which drivers can be called now, and what an answer that is none means |
 //! | [`device_plugin`] | how long a device plugin may take |
+//! | [`dra`] | which plugin of a DRA driver is asked |
 //! | [`runtime_service`] | nothing: the runtime's calls that change something, as a trait |
 
 pub mod csi;
 pub mod device_plugin;
 pub mod dial;
+pub mod dra;
 pub mod http_get;
 pub mod runtime_service;
 pub mod volnetd;

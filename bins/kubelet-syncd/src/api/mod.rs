@@ -9,6 +9,7 @@
 //! | [`live`] | how those questions are answered with an API server |
 //! | [`references`], [`store`] | which configMaps and secrets are needed, and how often they are read |
 //! | [`services`], [`runtime_classes`] | what is kept of those |
+//! | [`resource_claims`] | nothing: claims of drivers, by name |
 //! | [`storage`] | what is read for volumes |
 //! | [`trust_bundles`] | which trust anchors volumes show |
 //! | [`pod_certificates`] | a pod's keys and certificates, and when they are replaced |
@@ -21,6 +22,7 @@ pub mod node;
 pub mod pod_certificates;
 pub mod pods;
 pub mod references;
+pub mod resource_claims;
 pub mod runtime_classes;
 pub mod server;
 pub mod services;

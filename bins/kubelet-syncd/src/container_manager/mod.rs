@@ -6,6 +6,7 @@
 //! kind, put in by [`ContainerManager::with`].
 
 pub mod devices;
+pub mod dra;
 pub mod health_news;
 pub mod metrics;
 pub mod resource_manager;
@@ -27,7 +28,7 @@ use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_model::pod::spec::{containers, init_containers};
 use kubelet_pod_resources::holds::{Allocatable, Holds, Memory};
 use kubelet_runtime::runtime::result::ActionError;
-use kubelet_runtime::runtime::run_options::{self, NoContainerManager, RunContainerOptions};
+use kubelet_runtime::runtime::run_options::{self, RunContainerOptions};
 use tokio::sync::watch;
 
 pub use devices::Devices;
@@ -45,7 +46,6 @@ pub struct ContainerManager {
     others: Vec<Arc<dyn ResourceManager>>,
     /// None: nothing is written (tests).
     files: Option<StateFiles>,
-    none: NoContainerManager,
     metrics: Option<AdmissionMetrics>,
     /// Somebody has got or given back CPUs or memory.
     changes: watch::Sender<()>,
@@ -275,8 +275,7 @@ impl run_options::ContainerManager for ContainerManager {
             for manager in &self.others {
                 manager.prepare_dynamic_resources(pod).await?;
             }
-            // Claims: no manager prepares them yet.
-            self.none.prepare_dynamic_resources(pod).await
+            Ok(())
         })
     }
 

@@ -18,12 +18,13 @@ use crate::container_manager::Devices;
 /// Pauses after failures, as upstream's operations have them.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
-/// Kinds that have a handler; others are refused as upstream refuses a kind it does not know.
-pub const CSI: &str = "CSIPlugin";
-pub const DEVICE: &str = "DevicePlugin";
-
-/// By kind.
+/// What takes plugins of each kind, by the kind's name. One that has none is refused as upstream refuses a kind it does not know.
 pub type Handlers = BTreeMap<&'static str, Box<dyn Handler>>;
+
+/// Kinds of plugins by their names in GetInfo.
+pub const CSI: &str = "CSIPlugin";
+pub const DRA: &str = "DRAPlugin";
+pub const DEVICE: &str = "DevicePlugin";
 
 /// What every attendant uses.
 pub struct Attendant {

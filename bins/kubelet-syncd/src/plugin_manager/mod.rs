@@ -11,6 +11,7 @@
 //! | [`table`] | nothing: what is known of each plugin, for others to see |
 //! | [`registration`] | nothing: the questions to a registration socket |
 //! | [`csi`] | which CSI drivers are registered, and as what |
+//! | [`dra`] | which DRA drivers are registered |
 //! | [`allocatable`] | when a driver is asked anew for its limit |
 //! | [`attendant`] | when a plugin is asked again |
 //! | [`sockets`] | nothing: the sockets as kubelet-volnetd tells them |
@@ -19,6 +20,7 @@
 pub mod allocatable;
 pub mod attendant;
 pub mod csi;
+pub mod dra;
 pub mod info;
 pub mod metrics;
 pub mod registration;

@@ -1,6 +1,7 @@
 //! Puts the parts together, in the order in which one needs the other.
 
 mod adoption;
+mod claims;
 mod facts;
 mod plugins;
 mod pod_resources;

@@ -10,9 +10,11 @@ use kubelet_volume_manager::VolumeManager;
 use super::stages::Start;
 use crate::api::storage::StorageObjects;
 use crate::container_manager::Devices;
+use crate::container_manager::dra::DraManager;
 use crate::plugin_manager::allocatable::{self, Causes};
-use crate::plugin_manager::attendant::{Attendant, CSI, DEVICE, Handler};
+use crate::plugin_manager::attendant::{self, Attendant, Handlers};
 use crate::plugin_manager::csi::CsiHandler;
+use crate::plugin_manager::dra::DraHandler;
 use crate::plugin_manager::metrics::{CallSeconds, PluginCounts};
 use crate::plugin_manager::sockets::VolnetdSockets;
 use crate::plugin_manager::{self, PluginTable};
@@ -28,8 +30,14 @@ pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
     Ok(client.with_timeout(start.config.internal.csi_timeout()))
 }
 
+/// Who takes plugins of the other kinds.
+pub(super) struct Takers {
+    pub(super) devices: Arc<Devices>,
+    pub(super) claims: Arc<DraManager>,
+}
+
 /// Registers plugins from here on.
-pub(super) fn begin(start: &Start, csi: &CsiClient, devices: Arc<Devices>, link: Link) -> Result<(), RunError> {
+pub(super) fn begin(start: &Start, csi: &CsiClient, takers: Takers, link: Link) -> Result<(), RunError> {
     let api = &start.runtime_apis.storage;
     let folder = start.config.paths.root_dir.join(REGISTRY);
     let table = PluginTable::new(api.writes.clone());
@@ -38,9 +46,12 @@ pub(super) fn begin(start: &Start, csi: &CsiClient, devices: Arc<Devices>, link:
     start.daemon.registry.register(Box::new(PluginCounts::new(table.clone(), folder.clone())?))?;
     let standalone = start.config.is_standalone();
     let handler = CsiHandler::new(csi.drivers().clone(), csi.clone(), api.writes.clone(), standalone);
+    let mut handlers = Handlers::new();
+    handlers.insert(attendant::CSI, Box::new(handler));
+    handlers.insert(attendant::DRA, Box::new(DraHandler(takers.claims)));
+    handlers.insert(attendant::DEVICE, Box::new(takers.devices));
     let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
-    let handlers: [(_, Box<dyn Handler>); 2] = [(CSI, Box::new(handler)), (DEVICE, Box::new(devices))];
-    let attendant = Arc::new(Attendant::new(dial, table.clone(), handlers.into(), folder));
+    let attendant = Arc::new(Attendant::new(dial, table.clone(), handlers, folder));
     tokio::spawn(plugin_manager::run(VolnetdSockets::new(link), attendant, table));
     Ok(())
 }

@@ -16,6 +16,7 @@ use kubelet_pleg::PodCache;
 use super::stages::Start;
 use crate::container_manager::devices::metrics::DeviceMetrics;
 use crate::container_manager::devices::{self, Parts};
+use crate::container_manager::dra::DraManager;
 use crate::container_manager::metrics::Allocations;
 use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, HealthNews, StateFiles};
 use crate::private_state::PrivateState;
@@ -25,6 +26,13 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// After a write that failed.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
+/// Managers beside those of CPUs and memory.
+pub(super) struct Others {
+    pub(super) devices: Arc<Devices>,
+    pub(super) news: HealthNews,
+    pub(super) claims: Arc<DraManager>,
+}
+
 /// `memory`: bytes that the machine has. `cache`: what the runtime has.
 ///
 /// # Errors
@@ -33,16 +41,15 @@ pub(super) async fn start(
     start: &Start,
     memory: u64,
     cache: &PodCache,
-    devices: &Arc<Devices>,
-    news: HealthNews,
+    others: Others,
 ) -> Result<Arc<ContainerManager>, RunError> {
     let files = StateFiles::new(start.daemon.broker.clone());
     let found = found(start, &files).await?;
     let managers = settings::start(&start.config, Path::new(SYSTEM), memory, &found, &containers(cache))?;
-    tokio::spawn(news.clone().pace());
+    tokio::spawn(others.news.clone().pace());
     let registry = &start.daemon.registry;
     let manager = ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?);
-    let manager = Arc::new(manager.told_by(news).with(devices.clone()));
+    let manager = Arc::new(manager.told_by(others.news).with(others.devices).with(others.claims));
     registry.register(Box::new(Allocations::new(manager.clone())?))?;
     Ok(manager)
 }

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, facts, plugins, pod_resources, resources, runtime, volumes};
+use super::{RuntimeApis, adoption, claims, facts, plugins, pod_resources, resources, runtime, volumes};
 use crate::api::live::{ApiObjects, Certifying, initial_node};
 use crate::api::pod_certificates::metrics::CertificateStates;
 use crate::api::pods::{ApiPods, PodSource};
@@ -316,9 +316,11 @@ impl Loops {
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
+        let claims = claims::start(start, server.client.clone())?;
         let news = HealthNews::default();
         let devices = resources::devices(start, followers.pleg.cache(), news.clone(), state.clone()).await?;
-        let container_manager = resources::start(start, memory, &followers.pleg.cache(), &devices, news).await?;
+        let others = resources::Others { devices: devices.clone(), news, claims: claims.clone() };
+        let container_manager = resources::start(start, memory, &followers.pleg.cache(), others).await?;
         let (cgroups_sender, cgroups) = watch::channel(None);
         let mirror_pods = Arc::new(MirrorPods::default());
         let qos_reserved = facts::qos_reserved(config, &machine.capacity, &machine.reserved);
@@ -358,6 +360,7 @@ impl Loops {
             ownership: known.ownership,
             allocations,
             container_manager,
+            claims: claims.clone(),
             pods: PodTable::default(),
             cgroups,
             pressure: pressure.clone(),
@@ -396,7 +399,7 @@ impl Loops {
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
-        plugins::begin(start, &connections.csi, devices, link.clone())?;
+        plugins::begin(start, &connections.csi, plugins::Takers { devices, claims }, link.clone())?;
         pod_resources::begin(start)?;
         plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {

@@ -160,6 +160,7 @@ impl SyncLoop {
                 waited = self.admission_queue.waited() => self.on_waited(waited),
                 () = self.node.prober.changed() => self.on_probes(),
                 () = self.node.container_manager.news().changed() => self.on_health_of_devices(),
+                () = self.node.claims.changed() => self.on_claims(),
                 () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -407,6 +408,21 @@ impl SyncLoop {
             if lives && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid)) {
                 view::refresh(&self.node, &uid, &pod, Stage::Alive);
             }
+        }
+    }
+
+    /// The health of pods' devices has changed, or a driver that they wait for is there.
+    fn on_claims(&mut self) {
+        let now = Instant::now();
+        for uid in self.node.claims.take_changed() {
+            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            if self.workers.lifecycle(&uid) == Some(Lifecycle::Sync)
+                && !self.admission_queue.is_not_admitted(&uid)
+                && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid))
+            {
+                view::refresh(&self.node, &uid, &pod, Stage::Alive);
+            }
+            self.update_worker(&uid, pod, UpdateType::Sync, now);
         }
     }
 

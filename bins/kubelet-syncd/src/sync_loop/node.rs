@@ -16,6 +16,7 @@ use super::prune_gate::PruneGate;
 use super::runtime_health::RuntimeHealth;
 use super::termination_messages::TerminationMessages;
 use crate::container_manager::ContainerManager;
+use crate::container_manager::dra::DraManager;
 use crate::evictions::pressure::PressureReports;
 use crate::hub::PodHub;
 use crate::metrics::Metrics;
@@ -60,6 +61,8 @@ pub struct NodeContext {
     pub allocations: Arc<Allocations>,
     /// Devices, claims, CPUs and memory that containers have for themselves.
     pub container_manager: Arc<ContainerManager>,
+    /// Claims of drivers; one of the container manager's.
+    pub claims: Arc<DraManager>,
 
     pub pods: PodTable,
     pub cgroups: NodeCgroups,
@@ -92,6 +95,7 @@ impl NodeContext {
         self.pods.forget(uid);
         self.objects.unregister_pod(uid);
         self.allocations.forget(uid);
+        self.claims.forget(uid);
         self.prober.forget(uid);
         self.hub.remove(uid);
     }

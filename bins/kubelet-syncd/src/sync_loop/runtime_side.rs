@@ -249,6 +249,7 @@ impl RuntimeSide {
         if let Some(statuses) = &mut status.container_statuses {
             node.container_manager.show_health(uid.as_str(), statuses);
         }
+        node.claims.show_health(pod, &mut status);
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
         }

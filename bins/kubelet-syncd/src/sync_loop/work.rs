@@ -296,9 +296,20 @@ impl PodSyncer {
         self.kill(Some(pod), &runtime, work.grace).await?;
         let after = self.stopped(Some(pod)).await?;
         self.node.prober.remove_pod(&self.uid);
+        self.unprepare(pod).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &after, Stage::Stopped);
         view::publish(&self.node, &self.uid, pod, &after, &status, Stage::Stopped);
         Ok(Outcome::Done)
+    }
+
+    /// Claims are given back after the containers have stopped and before that is told: others may get their devices then.
+    async fn unprepare(&self, pod: &Pod) -> Step<()> {
+        if let Err(error) = self.wait(self.node.claims.unprepare(pod)).await? {
+            self.why(format!("is ending: its claims could not be given back yet, trying again: {error}"));
+            tracing::warn!("{error}");
+            return Err(FAILED);
+        }
+        Ok(())
     }
 
     async fn terminating_runtime(&self, grace: u64) -> Step<Outcome> {

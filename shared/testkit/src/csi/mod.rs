@@ -12,7 +12,7 @@
 pub mod driver;
 pub mod hostpath;
 pub mod objects;
-mod process;
+pub(crate) mod process;
 
 pub use driver::{Call, Driver, DriverBuilder, Fault};
 pub use hostpath::Hostpath;

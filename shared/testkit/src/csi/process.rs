@@ -12,7 +12,7 @@ use crate::processes;
 use crate::wait::{SHORT, insist};
 
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     program: PathBuf,
     arguments: Vec<String>,
     log: PathBuf,
@@ -24,7 +24,7 @@ impl Process {
     ///
     /// # Errors
     /// It cannot be started.
-    pub(super) fn start(program: &Path, arguments: Vec<String>, log: PathBuf) -> Result<Self> {
+    pub(crate) fn start(program: &Path, arguments: Vec<String>, log: PathBuf) -> Result<Self> {
         let mut process = Self { program: program.to_owned(), arguments, log, child: None };
         process.again()?;
         Ok(process)
@@ -34,7 +34,7 @@ impl Process {
     ///
     /// # Errors
     /// It cannot be started.
-    pub(super) fn again(&mut self) -> Result<()> {
+    pub(crate) fn again(&mut self) -> Result<()> {
         let said = File::options().create(true).append(true).open(&self.log);
         let said = said.with_context(|| format!("opening {}", self.log.display()))?;
         // The death of the thread that starts it ends it, too: a test that panics in another way than by unwinding.
@@ -51,13 +51,13 @@ impl Process {
         Ok(())
     }
 
-    pub(super) fn log(&self) -> &Path {
+    pub(crate) fn log(&self) -> &Path {
         &self.log
     }
 
     /// # Errors
     /// It has ended: the end of its log.
-    pub(super) fn alive(&mut self) -> Result<()> {
+    pub(crate) fn alive(&mut self) -> Result<()> {
         let ended = match &mut self.child {
             None => bail!("{} does not run", self.program.display()),
             Some(child) => child.try_wait().context("looking after a driver")?,
@@ -71,7 +71,7 @@ impl Process {
     }
 
     /// SIGKILL, and waits for the end.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -80,7 +80,7 @@ impl Process {
 
     /// # Errors
     /// It does not run.
-    pub(super) fn cpu_nanoseconds(&self) -> Result<u64> {
+    pub(crate) fn cpu_nanoseconds(&self) -> Result<u64> {
         let child = self.child.as_ref().with_context(|| format!("{} does not run", self.program.display()))?;
         processes::cpu_nanoseconds(child.id() as i32)
     }
@@ -89,7 +89,7 @@ impl Process {
     ///
     /// # Errors
     /// It still runs.
-    pub(super) fn wait_end(&mut self) -> Result<()> {
+    pub(crate) fn wait_end(&mut self) -> Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         insist("the driver ends", SHORT, || child.try_wait()?.context("it runs"))?;
         self.child = None;
@@ -97,7 +97,7 @@ impl Process {
     }
 
     /// SIGTERM, and waits for the end; SIGKILL where it does not obey.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if let Some(child) = &self.child {
             processes::signal(child.id() as i32, Signal::SIGTERM);
         }

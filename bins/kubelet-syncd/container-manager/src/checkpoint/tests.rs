@@ -33,6 +33,47 @@ fn upstreams_files_are_read_and_written_byte_for_byte() {
     assert_eq!(text(dra::write(&dra::read(DRA.as_bytes()).unwrap())), DRA);
 }
 
+/// As Go writes upstream's structures: sets are objects, what a driver leaves out is `null`, and three letters are escaped twice.
+#[test]
+fn prepared_claims() {
+    let device = |name: &str, share: Option<&str>, requests: Option<&[&str]>, ids: Option<&[&str]>| dra::Device {
+        pool_name: "node".into(),
+        device_name: name.into(),
+        share_id: share.map(str::to_owned),
+        request_names: requests.map(|all| all.iter().map(ToString::to_string).collect()),
+        cdi_device_ids: ids.map(|all| all.iter().map(ToString::to_string).collect()),
+    };
+    let devices =
+        vec![device("d0", None, Some(&["r"]), Some(&["test.dev/gpu=a<b"])), device("d1", Some("s-1"), None, None)];
+    let claim = dra::ClaimState {
+        claim_uid: "u".into(),
+        claim_name: "c".into(),
+        namespace: "ns".into(),
+        pod_uids: Some([("p".to_owned(), dra::Member {})].into()),
+        driver_state: Some(
+            [
+                ("a.test".to_owned(), dra::DriverState { devices: Some(devices) }),
+                ("b.test".to_owned(), dra::DriverState { devices: None }),
+            ]
+            .into(),
+        ),
+    };
+    let file = text(dra::write(std::slice::from_ref(&claim)));
+    let data = concat!(
+        r#"{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"u","ClaimName":"c","#,
+        r#""Namespace":"ns","PodUIDs":{"p":{}},"DriverState":{"a.test":{"Devices":[{"PoolName":"node","DeviceName":"d0","ShareID":null,"#,
+        r#""RequestNames":["r"],"CDIDeviceIDs":["test.dev/gpu=a\u003cb"]},{"PoolName":"node","DeviceName":"d1","ShareID":"s-1","#,
+        r#""RequestNames":null,"CDIDeviceIDs":null}]},"b.test":{"Devices":null}}}]}"#
+    );
+    let outer: serde_json::Value = serde_json::from_str(&file).unwrap();
+    assert_eq!(outer["Data"], data);
+    assert_eq!(dra::read(file.as_bytes()), Ok(vec![claim]));
+    // Upstream looks at the checksum alone.
+    assert_eq!(dra::read(br#"{"Data":"{}","Checksum":2745614147}"#), Ok(vec![]));
+    assert_eq!(dra::read(br#"{"Data":"{}","Checksum":1}"#), Err(CheckpointError::Corrupted));
+    assert_eq!(dra::read(b"{}"), Err(CheckpointError::CutOff), "no claims were never written so");
+}
+
 /// What a node without any of it has.
 #[test]
 fn empty_states() {

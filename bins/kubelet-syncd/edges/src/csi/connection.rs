@@ -9,6 +9,7 @@ use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::volnetd::PluginSocket;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
@@ -81,7 +82,7 @@ fn refused(code: Code) -> io::ErrorKind {
 }
 
 /// How long a connection may take; the broker answers sooner.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection of its own.
 ///
@@ -128,14 +129,14 @@ pub async fn call<Q, R>(
 }
 
 /// In the words of grpc-go, which users search for.
-fn not_reached(address: &PluginAddress, error: &io::Error) -> Status {
+pub(crate) fn not_reached(address: &PluginAddress, error: &io::Error) -> Status {
     Status::unavailable(format!(
         "connection error: desc = \"transport: Error while dialing: dial unix {address}: {error}\""
     ))
 }
 
 /// The connection is made already, and is never made anew: a call that broke off is its caller's to repeat.
-async fn channel(stream: UnixStream) -> Result<Channel, Status> {
+pub(crate) async fn channel(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Result<Channel, Status> {
     let mut once = Some(stream);
     // The host part becomes `:authority`. Upstream's client sends this one.
     Endpoint::from_static("http://localhost")

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
 
-use super::dynamic_resources;
 use super::env::{EnvError, Environment, expand_command};
 use super::image_volumes::ImageVolumes;
 use super::pod_runtime::PodRuntime;
@@ -36,8 +35,6 @@ pub enum ContainerConfigError {
     /// Why is in the log only: it could tell about the host's files.
     #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
     SubPathNotPrepared { mount: String, container: String },
-    #[error("container {container:?} uses {feature}, which is not supported yet")]
-    LaterContainerFeature { container: String, feature: &'static str },
     #[error("invalid MountPropagation mode: {0:?}")]
     Propagation(String),
     #[error("failed to resolve recursive read-only mode: {0}")]
@@ -153,7 +150,7 @@ pub fn check(
     let mut parts = sub_paths(container, instance.environment)?;
     parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
-    mounts(pod, container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
+    mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     devices(container, instance)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     expand_command(container, instance.environment)?;
@@ -186,7 +183,7 @@ pub fn container_config(
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment.cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
-        mounts: mounts(pod, container, instance, facts)?,
+        mounts: mounts(container, instance, facts)?,
         devices: devices(container, instance)?,
         labels: container_labels(container, identity),
         annotations,
@@ -251,18 +248,10 @@ fn devices(container: &Container, instance: &Instance<'_>) -> Result<Vec<v1::Dev
 
 /// What the container manager gives, volumes in the order of the spec, then the hosts file, then the termination message file.
 fn mounts(
-    pod: &Pod,
     container: &Container,
     instance: &Instance<'_>,
     facts: &NodeFacts,
 ) -> Result<Vec<v1::Mount>, ContainerConfigError> {
-    let later = |feature| ContainerConfigError::LaterContainerFeature { container: container.name.clone(), feature };
-    if container.resources.as_ref().and_then(|r| r.claims.as_ref()).is_some_and(|c| !c.is_empty()) {
-        return Err(later("resources.claims (dynamic resource allocation)"));
-    }
-    if dynamic_resources::with_extended_resources(pod).contains(container.name.as_str()) {
-        return Err(later("extended resources from a ResourceClaim (dynamic resource allocation)"));
-    }
     let mut mounts = instance.options.mounts.clone();
     let parts: BTreeMap<usize, String> =
         sub_paths(container, instance.environment)?.into_iter().map(|part| (part.index, part.path)).collect();

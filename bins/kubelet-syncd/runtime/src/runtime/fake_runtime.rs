@@ -21,7 +21,7 @@ use super::image_volumes::Counted;
 use super::ports::{HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::resize::NoResizer;
 use super::result::SyncResult;
-use super::run_options::NoContainerManager;
+use super::run_options::{ContainerManager, NoContainerManager};
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 use kubelet_edges::runtime_service::RuntimeService;
@@ -241,6 +241,15 @@ impl EventSink for Fake {
     }
 }
 
+/// The container manager of a [`World`].
+pub struct Managers(pub Box<dyn ContainerManager>);
+
+impl std::fmt::Debug for Managers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Managers")
+    }
+}
+
 #[derive(Debug)]
 pub struct World {
     pub fake: Fake,
@@ -249,6 +258,7 @@ pub struct World {
     pub now: Arc<Mutex<SystemTime>>,
     pub objects: FakeObjects,
     pub volumes: MountedVolumes,
+    pub container_manager: Managers,
 }
 
 pub fn world() -> World {
@@ -267,7 +277,15 @@ pub fn world() -> World {
     let mut facts = NodeFacts::new(HostFacts::default());
     facts.resolv_conf = PathBuf::new();
     facts.cluster_dns = vec!["10.96.0.10".to_owned()];
-    World { fake, manager, facts, now, objects: FakeObjects::default(), volumes: BTreeMap::new() }
+    World {
+        fake,
+        manager,
+        facts,
+        now,
+        objects: FakeObjects::default(),
+        volumes: BTreeMap::new(),
+        container_manager: Managers(Box::new(NoContainerManager)),
+    }
 }
 
 impl World {
@@ -289,6 +307,11 @@ impl World {
         self.sync_under(pod, status, false, cancel).await
     }
 
+    /// A sync of which the end was asked for already.
+    pub async fn sync_cancelled(&self, pod: &Pod, status: &RuntimePod, cancel: CancellationToken) -> SyncResult {
+        self.sync_under(pod, status, false, cancel).await
+    }
+
     async fn sync_under(
         &self,
         pod: &Pod,
@@ -306,7 +329,7 @@ impl World {
             past: &History { restart_all, ..History::default() },
             cancel: &cancel,
             resizer: &NoResizer,
-            container_manager: &NoContainerManager,
+            container_manager: &*self.container_manager.0,
             on_sandbox_ready: &move |id, ips| fake.log().lines.push(format!("ready {id} {ips:?}")),
         };
         self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await

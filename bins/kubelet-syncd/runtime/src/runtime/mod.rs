@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`actions`] | what one sync has to do: kill, create, start, reset |
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
-//! | [`security`], [`env`], [`sub_paths`], [`dns`], [`hosts`], [`image_volumes`], [`dynamic_resources`] | their parts |
+//! | [`security`], [`env`], [`sub_paths`], [`dns`], [`hosts`], [`image_volumes`] | their parts |
 //! | [`run_options`] | nothing: what the container manager gives a container, and the trait of who gives it |
 //! | [`request_check`] | whether a request grants no more than the spec, asked again before it is sent |
 //! | [`pod_runtime`], [`userns`] | the handler that runs a pod, and which users of the machine are the pod's own |
@@ -28,7 +28,6 @@ pub mod actions;
 pub mod backoff;
 pub mod container_config;
 pub mod dns;
-pub mod dynamic_resources;
 mod end;
 pub mod env;
 pub mod env_files;

@@ -8,7 +8,6 @@ use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::dynamic_resources;
 use super::env::Environment;
 use super::result::ActionError;
 
@@ -62,13 +61,13 @@ pub trait ContainerManager: Send + Sync {
     fn created(&self, pod: &Pod, container: &Container, id: &ContainerId, options: &RunContainerOptions);
 }
 
-/// Gives nothing to anybody, and prepares no claim.
+/// Gives nothing to anybody.
 #[derive(Debug, Default)]
 pub struct NoContainerManager;
 
 impl ContainerManager for NoContainerManager {
-    fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async { dynamic_resources::prepare(pod).map_err(|error| error.to_string()) })
+    fn prepare_dynamic_resources<'a>(&'a self, _: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
     }
 
     fn run_options<'a>(

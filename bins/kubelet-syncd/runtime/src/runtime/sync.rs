@@ -254,13 +254,16 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         if !actions.create_sandbox && !actions.starts_containers() {
             return result;
         }
-        if actions.create_sandbox
-            && let Err(error) = context.container_manager.prepare_dynamic_resources(pod).await
-        {
-            // As upstream, no error of this sync: the pod is looked at again when its time has come.
-            let message = format!("Failed to prepare dynamic resources: prepare dynamic resources: {error}");
-            self.event(PodEvent::pod(identity, EventType::Warning, "FailedPrepareDynamicResources", message));
-            return result;
+        if actions.create_sandbox {
+            let preparing = context.container_manager.prepare_dynamic_resources(pod);
+            // A driver may take its time, and the pod's end does not wait for it: what was begun is taken back then.
+            let Ok(prepared) = unless_cancelled(context.cancel, preparing).await else { return result };
+            if let Err(error) = prepared {
+                // As upstream, no error of this sync: the pod is looked at again when its time has come.
+                let message = format!("Failed to prepare dynamic resources: prepare dynamic resources: {error}");
+                self.event(PodEvent::pod(identity, EventType::Warning, "FailedPrepareDynamicResources", message));
+                return result;
+            }
         }
         let Some(plan) = self.plan_sandbox(pod, identity, actions.attempt, context, &actions, &mut result) else {
             return result;

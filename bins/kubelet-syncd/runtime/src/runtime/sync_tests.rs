@@ -4,12 +4,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bulkhead_cri::Code;
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
+use bulkhead_types::ContainerId;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Volume};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
-use crate::runtime::fake_runtime::{container, simple, status, sub_path, world};
+use crate::runtime::fake_runtime::{Managers, container, simple, status, sub_path, world};
 use crate::runtime::gc::GcPolicy;
+use crate::runtime::result::ActionError;
+use crate::runtime::run_options::RunContainerOptions;
 use kubelet_model::fixtures::{FakeObjects, UID, container_status, pod, uid};
 use kubelet_model::pod::model::SandboxState;
 
@@ -327,28 +332,55 @@ async fn garbage() {
     assert_eq!(w.fake.cri(), ["RemoveContainer a-old"]);
 }
 
+/// Claims that cannot be prepared, or a driver that does not answer.
+struct Claims(bool);
+
+impl ContainerManager for Claims {
+    fn prepare_dynamic_resources<'a>(&'a self, _: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async {
+            if self.0 {
+                return Err("DRA driver d is not registered".to_owned());
+            }
+            std::future::pending().await
+        })
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        _: &'a Pod,
+        _: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        Box::pin(async { Err(ActionError::new("CreateContainerConfigError", "the claim is not known")) })
+    }
+
+    fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
+}
+
 #[tokio::test]
-async fn a_pod_that_was_given_devices_is_held_back() {
-    let w = world();
-    let mut p = simple(&["a", "b"]);
-    p.status = serde_json::from_value(serde_json::json!({"extendedResourceClaimStatus": {
-        "resourceClaimName": "p-extended", "requestMappings": [
-            {"containerName": "b", "resourceName": "example.com/gpu", "requestName": "container-1-request-0"}]}}))
-    .unwrap();
+async fn a_pod_whose_claims_cannot_be_prepared_gets_no_sandbox() {
+    let mut w = world();
+    w.container_manager = Managers(Box::new(Claims(true)));
+    let p = simple(&["a"]);
     let result = w.sync(&p, &RuntimePod::default()).await;
     assert!(result.is_ok() && !result.did_work(), "it waits for its time, as with upstream: {result:?}");
     assert_eq!(
         w.fake.take(),
         [
             "event Warning FailedPrepareDynamicResources  Failed to prepare dynamic resources: prepare dynamic resources: \
-          claim p-extended: dynamic resource allocation is not in this version of the node yet"
+          DRA driver d is not registered"
         ]
     );
-    // Taken over from upstream with its sandbox: what needs no device runs, what needs one is not started without.
+    // It has its sandbox, and its devices are not known: it is not started without them.
     let result = w.sync(&p, &status(vec![])).await;
     let errors: Vec<_> = result.actions.iter().map(|a| a.error.as_ref().map(|e| e.reason.as_str())).collect();
-    assert_eq!(errors, [None, Some("CreateContainerConfigError")]);
-    assert!(w.fake.cri().iter().all(|call| call != "CreateContainer s0 b"));
+    assert_eq!(errors, [Some("CreateContainerConfigError")]);
+    assert!(w.fake.cri().iter().all(|call| !call.starts_with("CreateContainer")));
+    // The end of a pod does not wait for a driver.
+    w.container_manager = Managers(Box::new(Claims(false)));
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let ended = w.sync_cancelled(&p, &RuntimePod::default(), stop).await;
+    assert!(!ended.did_work(), "{ended:?}");
 }
 
 /// A container that needs the API server, in a pod that comes from there.

@@ -26,8 +26,8 @@ use tokio::time::Instant;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
-use crate::pod_workers::UpdateType;
 use crate::pod_workers::state::PodWorkerSync;
+use crate::pod_workers::{Lifecycle, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
 use kubelet_model::pod::model::RuntimePod;
 
@@ -230,7 +230,18 @@ impl SyncLoop {
             self.start_prune(plan.known, &known, now);
         }
         self.forget_what_is_gone(&runtime, &desired);
+        self.give_claims_back(&runtime);
         self.count();
+    }
+
+    /// What pods have of drivers that are not there any more, or have ended, is given back.
+    fn give_claims_back(&self, runtime: &[(PodUid, Arc<RuntimePod>)]) {
+        let alive = |uid: &&PodUid| self.workers.lifecycle(uid).is_some_and(|at| at < Lifecycle::Terminated);
+        let undecided = |uid: &&PodUid| self.workers.lifecycle(uid).is_none();
+        let desired = self.desired.uids();
+        let runs = runtime.iter().filter(|(_, pod)| pod.running().next().is_some()).map(|(uid, _)| uid);
+        let active = self.workers.uids().filter(alive).chain(desired.iter().filter(undecided)).chain(runs);
+        self.node.claims.only(active.map(ToString::to_string).collect());
     }
 
     /// What is kept of pods and containers ends with them.

@@ -1,0 +1,440 @@
+//! Claims from the pod that names them to the container that has their devices, and back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bulkhead_dra::v1;
+use bulkhead_types::{BackOff, PodUid};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
+use kubelet_container_manager::checkpoint::dra as checkpoint;
+use kubelet_container_manager::dra::book::{AskedClaim, ClaimBook, ClaimKey};
+use kubelet_container_manager::dra::claims;
+use kubelet_container_manager::dra::health::{self as device_health, HealthBook};
+use kubelet_edges::csi::CsiError;
+use kubelet_edges::dra::{Plugin, Plugins, Service};
+use kubelet_runtime::runtime::result::ActionError;
+use kubelet_runtime::runtime::run_options::RunContainerOptions;
+use tokio::sync::{OnceCell, watch};
+
+use super::holds::Holds;
+use super::metrics::Durations;
+use super::news::News;
+use super::ports::{BookStore, ClaimReader};
+use crate::container_manager::ResourceManager;
+
+/// What of it is turned on.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The gate DRAExtendedResource.
+    pub extended_resources: bool,
+    /// ResourceHealthStatus.
+    pub health: bool,
+    /// ResourceHealthStatusMessage.
+    pub health_messages: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct DraManager {
+    settings: Settings,
+    plugins: Plugins,
+    reader: Box<dyn ClaimReader>,
+    store: Box<dyn BookStore>,
+    durations: Durations,
+    book: Mutex<ClaimBook>,
+    /// The book is what the file says, or what came of it.
+    loaded: OnceCell<()>,
+    /// One writes at a time: what is older may not come last.
+    writing: tokio::sync::Mutex<()>,
+    /// The book is another one than the file.
+    unsaved: AtomicBool,
+    holds: Holds,
+    health: Mutex<HealthBook>,
+    news: Arc<News>,
+    /// Pods for which something has failed, each with the pause before it is looked at again.
+    waiting: Mutex<BTreeMap<String, BackOff>>,
+    /// Pods that are gone and have hold of claims still.
+    pub(super) lost: watch::Sender<BTreeSet<String>>,
+}
+
+/// A pod whose claims could not be had is looked at again after so long, and at once when a driver comes back.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A call's failure as Go's gRPC says it.
+fn call_error(status: tonic::Status) -> CsiError {
+    CsiError::from(status)
+}
+
+impl DraManager {
+    pub fn new(
+        settings: Settings,
+        plugins: Plugins,
+        reader: Box<dyn ClaimReader>,
+        store: Box<dyn BookStore>,
+        durations: Durations,
+    ) -> Arc<Self> {
+        Arc::new(DraManager {
+            settings,
+            plugins,
+            reader,
+            store,
+            durations,
+            book: Mutex::default(),
+            loaded: OnceCell::new(),
+            writing: tokio::sync::Mutex::default(),
+            unsaved: AtomicBool::new(false),
+            holds: Holds::default(),
+            health: Mutex::default(),
+            news: Arc::default(),
+            waiting: Mutex::default(),
+            lost: watch::channel(BTreeSet::new()).0,
+        })
+    }
+
+    pub fn plugins(&self) -> &Plugins {
+        &self.plugins
+    }
+
+    fn book(&self) -> MutexGuard<'_, ClaimBook> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn health_book(&self) -> MutexGuard<'_, HealthBook> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tells_health(&self) -> bool {
+        self.settings.health
+    }
+
+    /// Reads the file, once. Whoever needs the book waits for that.
+    async fn load(&self) -> Result<(), String> {
+        let load = || async {
+            let content = self.store.load().await.map_err(|error| error.to_string())?;
+            let states = match content {
+                Some(content) => checkpoint::read(&content).map_err(|error| error.to_string())?,
+                None => Vec::new(),
+            };
+            *self.book() = ClaimBook::of(states);
+            Ok::<(), String>(())
+        };
+        let loaded = self.loaded.get_or_try_init(load).await;
+        loaded.map(|()| ()).map_err(|error| format!("read the checkpoint {}: {error}", checkpoint::FILE))
+    }
+
+    /// Writes the book, if the file is another one.
+    async fn save(&self) -> Result<(), String> {
+        let _one = self.writing.lock().await;
+        if !self.unsaved.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let states = self.book().states();
+        let content = checkpoint::write(&states).map_err(|error| error.to_string());
+        let saved = match content {
+            Ok(content) => self.store.save(content).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error),
+        };
+        saved.inspect_err(|_| self.unsaved.store(true, Ordering::Relaxed))
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut ClaimBook) -> T) -> T {
+        let result = how(&mut self.book());
+        self.unsaved.store(true, Ordering::Relaxed);
+        result
+    }
+
+    // === A plugin comes and goes ===
+
+    /// A plugin of a driver has registered. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// In upstream's words.
+    pub fn register(self: &Arc<Self>, driver: &str, endpoint: &str, service: Service) -> Result<(), String> {
+        let plugin = self.plugins.add(driver, endpoint, service).map_err(|error| error.to_string())?;
+        if self.settings.health {
+            tokio::spawn(super::health::follow(self.clone(), Arc::downgrade(&plugin)));
+        }
+        Ok(())
+    }
+
+    /// It is registered no more.
+    pub fn deregister(&self, driver: &str, endpoint: &str) {
+        self.plugins.remove(driver, endpoint);
+    }
+
+    // === Prepare ===
+
+    /// Has all claims of a pod prepared that are not prepared yet (upstream PrepareResources).
+    ///
+    /// # Errors
+    /// In upstream's words. What was begun is in the book, and is taken back when the pod ends.
+    pub async fn prepare(&self, pod: &Pod) -> Result<(), String> {
+        let began = Instant::now();
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let outcome = self.prepare_claims(pod).await;
+        self.durations.operation("PrepareResources", outcome.is_err(), began.elapsed());
+        self.waits(&uid, outcome.is_err());
+        outcome
+    }
+
+    async fn prepare_claims(&self, pod: &Pod) -> Result<(), String> {
+        let named = claims::of_pod(pod, self.settings.extended_resources).map_err(|error| error.to_string())?;
+        if named.is_empty() {
+            return Ok(());
+        }
+        self.load().await?;
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let mut usable = Vec::new();
+        for claim in &named {
+            let object = self.reader.claim(namespace, &claim.object).await;
+            let object = object.map_err(|error| format!("fetch ResourceClaim {}: {error}", claim.object))?;
+            let state = claims::usable(pod, claim, &object).map_err(|error| error.to_string())?;
+            // Also where it is prepared already: something is wrong with a node whose driver is away.
+            for driver in state.driver_state.iter().flatten().map(|(driver, _)| driver) {
+                self.plugins.get(driver).map_err(|error| error.to_string())?;
+            }
+            usable.push(state);
+        }
+        let keys: BTreeSet<ClaimKey> = usable
+            .iter()
+            .map(|state| ClaimKey { namespace: state.namespace.clone(), name: state.claim_name.clone() })
+            .collect();
+        let _held = self.holds.hold(keys.into_iter().collect()).await;
+        let batches = self.change(|book| book.begin(usable)).map_err(|error| error.to_string())?;
+        self.save().await.map_err(|error| format!("checkpoint ResourceClaim cache: {error}"))?;
+        let mut prepared = BTreeSet::new();
+        for (driver, claims) in batches {
+            let plugin = self.plugins.get(&driver).map_err(|error| error.to_string())?;
+            self.prepare_at(&plugin, &claims).await?;
+            prepared.extend(claims.iter().map(AskedClaim::key));
+        }
+        if !prepared.is_empty() {
+            self.change(|book| book.set_prepared(&prepared));
+        }
+        self.save().await.map_err(|error| format!("checkpoint ResourceClaim state: {error}"))
+    }
+
+    async fn prepare_at(&self, plugin: &Plugin, claims: &[AskedClaim]) -> Result<(), String> {
+        let answer = plugin.prepare(asked(claims)).await;
+        let answer = answer.map_err(|status| format!("NodePrepareResources: {}", call_error(status)))?;
+        let answered = answer.claims.len();
+        for (uid, result) in answer.claims {
+            let Some(claim) = claims.iter().find(|claim| claim.uid == uid) else {
+                return Err(format!("NodePrepareResources returned result for unknown claim UID {uid}"));
+            };
+            if !result.error.is_empty() {
+                return Err(format!("NodePrepareResources failed for ResourceClaim {}: {}", claim.name, result.error));
+            }
+            let devices = result.devices.into_iter().map(device).collect();
+            self.change(|book| book.give(&claim.key(), plugin.driver(), devices)).map_err(|error| error.to_string())?;
+        }
+        match claims.len().saturating_sub(answered) {
+            0 => Ok(()),
+            skipped => Err(format!("NodePrepareResources skipped {skipped} ResourceClaims")),
+        }
+    }
+
+    // === What containers have ===
+
+    /// Names of the CDI devices of a container (upstream GetResources).
+    ///
+    /// # Errors
+    /// A claim is not known: it was not prepared here.
+    pub async fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, String> {
+        let wanted = claims::of_container(pod, container, self.settings.extended_resources);
+        let wanted = wanted.map_err(|error| error.to_string())?;
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.load().await?;
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let book = self.book();
+        let mut devices = Vec::new();
+        for (name, request) in wanted {
+            let key = ClaimKey { namespace: namespace.clone(), name };
+            for device in book.cdi_devices(&key, &request).map_err(|error| error.to_string())? {
+                if !devices.contains(&device) {
+                    devices.push(device);
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Puts the health of devices into a pod's status.
+    pub fn show_health(&self, pod: &Pod, status: &mut PodStatus) {
+        if self.settings.health && claims::has_some(pod) {
+            let (book, health) = (self.book(), self.health_book());
+            device_health::show(pod, status, &book, &health, self.settings.health_messages, Instant::now());
+        }
+    }
+
+    /// How many claims are prepared: by driver, and of all.
+    pub fn in_use(&self) -> (BTreeMap<String, usize>, usize) {
+        let book = self.book();
+        let (by_driver, all) = book.in_use();
+        (by_driver.into_iter().map(|(driver, count)| (driver.to_owned(), count)).collect(), all)
+    }
+
+    // === Unprepare ===
+
+    /// Takes back what a pod has, whose containers have ended (upstream UnprepareResources). Done once, it is nothing to do.
+    ///
+    /// # Errors
+    /// In upstream's words; it is to be tried again.
+    pub async fn unprepare(&self, pod: &Pod) -> Result<(), String> {
+        let began = Instant::now();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let outcome = if claims::has_some(pod) { self.unprepare_claims(uid).await } else { Ok(()) };
+        self.durations.operation("UnprepareResources", outcome.is_err(), began.elapsed());
+        self.waits(uid, outcome.is_err());
+        outcome.map_err(|error| format!("unprepare dynamic resources: {error}"))
+    }
+
+    pub(super) async fn unprepare_claims(&self, uid: &str) -> Result<(), String> {
+        self.load().await?;
+        let keys = self.book().of_pod(uid);
+        let _held = self.holds.hold(keys).await;
+        let ending = self.book().ending(uid);
+        for (driver, claims) in &ending.batches {
+            let plugin = self.plugins.get(driver).map_err(|error| error.to_string())?;
+            unprepare_at(&plugin, claims).await?;
+        }
+        if !ending.last.is_empty() || !ending.shared.is_empty() {
+            self.change(|book| book.end(uid, &ending));
+        }
+        self.save().await.map_err(|error| format!("checkpoint ResourceClaim state: {error}"))
+    }
+
+    /// Every source of pods has delivered, and these are the pods that may use what they have: all others are to give it back.
+    pub fn only(self: &Arc<Self>, active: BTreeSet<String>) {
+        let manager = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = manager.load().await {
+                tracing::warn!("{error}");
+                return;
+            }
+            let lost: BTreeSet<String> = {
+                let book = manager.book();
+                book.pods().into_iter().filter(|uid| !active.contains(*uid)).map(str::to_owned).collect()
+            };
+            manager.lost.send_if_modified(|known| {
+                let new = *known != lost;
+                *known = lost;
+                new
+            });
+        });
+    }
+
+    // === Who is to be looked at again ===
+
+    fn waits(&self, uid: &str, waits: bool) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waits {
+            waiting.remove(uid);
+            return;
+        }
+        let pause = waiting.entry(uid.to_owned()).or_insert_with(|| BackOff::new(AGAIN.0, AGAIN.1)).pause();
+        let (news, uid) = (self.news.clone(), uid.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            news.add([uid]);
+        });
+    }
+
+    /// Nothing of the pod is left.
+    pub fn forget(&self, uid: &PodUid) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.as_str());
+    }
+
+    /// A driver can be asked again: who waited for one is looked at.
+    pub(super) fn driver_is_back(&self) {
+        let waiting: Vec<String> =
+            self.waiting.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
+        if !waiting.is_empty() {
+            self.news.add(waiting);
+        }
+    }
+
+    /// The health of these devices of a driver has changed.
+    pub(super) fn health_changed(&self, driver: &str, devices: &BTreeSet<device_health::DeviceName>) {
+        if devices.is_empty() {
+            return;
+        }
+        let pods = self.book().pods_of_devices(driver, devices);
+        if !pods.is_empty() {
+            self.news.add(pods);
+        }
+    }
+
+    /// Waits until pods are to be looked at again; once a second at most.
+    pub async fn changed(&self) {
+        self.news.changed().await;
+    }
+
+    /// Those pods.
+    pub fn take_changed(&self) -> BTreeSet<PodUid> {
+        self.news.take()
+    }
+}
+
+async fn unprepare_at(plugin: &Plugin, claims: &[AskedClaim]) -> Result<(), String> {
+    let answer = plugin.unprepare(asked(claims)).await;
+    let answer = answer.map_err(|status| format!("NodeUnprepareResources: {}", call_error(status)))?;
+    for (uid, result) in &answer.claims {
+        let Some(claim) = claims.iter().find(|claim| claim.uid == *uid) else {
+            return Err(format!("NodeUnprepareResources returned result for unknown claim UID {uid}"));
+        };
+        if !result.error.is_empty() {
+            return Err(format!("NodeUnprepareResources failed for ResourceClaim {}: {}", claim.name, result.error));
+        }
+    }
+    match claims.len().saturating_sub(answer.claims.len()) {
+        0 => Ok(()),
+        skipped => Err(format!("NodeUnprepareResources skipped {skipped} ResourceClaims")),
+    }
+}
+
+fn asked(claims: &[AskedClaim]) -> Vec<v1::Claim> {
+    let claim = |claim: &AskedClaim| v1::Claim {
+        namespace: claim.namespace.clone(),
+        uid: claim.uid.clone(),
+        name: claim.name.clone(),
+    };
+    claims.iter().map(claim).collect()
+}
+
+/// What is empty is `null` in the file.
+fn device(given: v1::Device) -> checkpoint::Device {
+    let list = |names: Vec<String>| Some(names).filter(|names| !names.is_empty());
+    checkpoint::Device {
+        pool_name: given.pool_name,
+        device_name: given.device_name,
+        share_id: given.share_id,
+        request_names: list(given.request_names),
+        cdi_device_ids: list(given.cdi_device_ids),
+    }
+}
+
+impl ResourceManager for DraManager {
+    fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        self.prepare(pod).boxed()
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        async move {
+            let devices = self.cdi_devices(pod, container).await;
+            let cdi_devices = devices.map_err(|error| ActionError::new("CreateContainerConfigError", error))?;
+            Ok(RunContainerOptions { cdi_devices, ..RunContainerOptions::default() })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,60 @@
+//! Whom the manager asks: the API server for claims, kubelet-volnetd for the state file.
+
+use std::fs::File;
+use std::io::Read as _;
+
+use bulkhead_ipc::broker::BrokerClient;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{State, StateKind};
+use bulkhead_sys::memfd;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kubelet_model::objects::ObjectError;
+use tonic::Code;
+
+use crate::api::resource_claims::ResourceClaims;
+use crate::container_manager::StateFileError;
+
+/// What volnetd takes of one file.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Claims by name.
+pub trait ClaimReader: std::fmt::Debug + Send + Sync {
+    /// The claim as the API server has it now.
+    fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Result<ResourceClaim, ObjectError>>;
+}
+
+impl ClaimReader for ResourceClaims {
+    fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Result<ResourceClaim, ObjectError>> {
+        self.get(namespace, name)
+    }
+}
+
+/// The file `dra_manager_state`.
+pub trait BookStore: std::fmt::Debug + Send + Sync {
+    /// `None`: there is none.
+    fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>>;
+    /// Replaces it as a whole.
+    fn save(&self, content: Vec<u8>) -> BoxFuture<'_, Result<(), StateFileError>>;
+}
+
+impl BookStore for BrokerClient {
+    fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>> {
+        async move {
+            let fd = match self.open(Kind::State(State { kind: StateKind::DraManager.into() })).await {
+                Ok(fd) => fd,
+                Err(error) if error.code() == Code::NotFound => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            let mut bytes = Vec::new();
+            File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
+            Ok(Some(bytes))
+        }
+        .boxed()
+    }
+
+    fn save(&self, content: Vec<u8>) -> BoxFuture<'_, Result<(), StateFileError>> {
+        async move { Ok(self.put_state(StateKind::DraManager, memfd::sealed("claims", &content)?).await?) }.boxed()
+    }
+}

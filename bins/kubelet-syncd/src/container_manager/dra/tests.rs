@@ -1,0 +1,423 @@
+//! Claims through the manager: an API server, a file and drivers that do as they are told.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bulkhead_dra::v1;
+use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
+use bulkhead_ipc::syncd::storage_write::Write;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kubelet_edges::csi::connection::DialFuture;
+use kubelet_edges::csi::{Dial, PluginAddress};
+use kubelet_edges::dra::{Calls, Plugins, Service};
+use kubelet_model::objects::ObjectError;
+use prometheus::Registry;
+use serde_json::{Value, json};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+use tonic::{Request, Response, Status};
+
+use super::manager::{DraManager, Settings};
+use super::metrics::{ClaimsInUse, Durations};
+use super::ports::{BookStore, ClaimReader};
+use super::*;
+use crate::container_manager::StateFileError;
+use crate::storage_writes::StorageWrites;
+
+#[derive(Debug)]
+struct Direct;
+
+impl Dial for Direct {
+    fn dial(&self, address: &PluginAddress) -> DialFuture {
+        let PluginAddress::Endpoint(path) = address.clone() else { panic!("an endpoint was named") };
+        Box::pin(UnixStream::connect(path))
+    }
+}
+
+/// What a driver was asked, and what it says of claims by their names.
+#[derive(Debug, Default)]
+struct Told {
+    calls: Vec<String>,
+    errors: Vec<(String, &'static str)>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Driver(Arc<Mutex<Told>>);
+
+impl Driver {
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    fn says(&self, what: &str, error: &'static str) {
+        self.0.lock().unwrap().errors = vec![(what.to_owned(), error)];
+    }
+
+    fn asked(&self, method: &str, claims: &[v1::Claim]) -> Result<Vec<(String, String, String)>, Status> {
+        let names: Vec<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
+        let mut told = self.0.lock().unwrap();
+        told.calls.push(format!("{method} {}", names.join("+")));
+        let error = |what: &str| told.errors.iter().find(|(of, _)| of == what).map(|(_, error)| (*error).to_owned());
+        if let Some(error) = error(method) {
+            return Err(Status::internal(error));
+        }
+        let of = |claim: &v1::Claim| {
+            let uid = error(&format!("uid {}", claim.name)).unwrap_or_else(|| claim.uid.clone());
+            (uid, claim.name.clone(), error(&claim.name).unwrap_or_default())
+        };
+        let skipped = |claim: &&v1::Claim| error(&format!("skip {}", claim.name)).is_none();
+        Ok(claims.iter().filter(skipped).map(of).collect())
+    }
+}
+
+#[tonic::async_trait]
+impl DraPlugin for Driver {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
+        let asked = self.asked("prepare", &request.get_ref().claims)?;
+        let device = |name: &str, request: &str| v1::Device {
+            request_names: vec![request.to_owned()],
+            pool_name: "node".into(),
+            device_name: format!("{name}-{request}"),
+            cdi_device_ids: vec![format!("t/c={name}-{request}")],
+            share_id: None,
+        };
+        let answer = |(uid, name, error): (String, String, String)| {
+            let devices = vec![device(&name, "a"), device(&name, "b")];
+            (uid, v1::NodePrepareResourceResponse { devices, error })
+        };
+        Ok(Response::new(v1::NodePrepareResourcesResponse { claims: asked.into_iter().map(answer).collect() }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<v1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
+        let asked = self.asked("unprepare", &request.get_ref().claims)?.into_iter();
+        let claims = asked.map(|(uid, _, error)| (uid, v1::NodeUnprepareResourceResponse { error })).collect();
+        Ok(Response::new(v1::NodeUnprepareResourcesResponse { claims }))
+    }
+}
+
+/// A claim named `c` of driver `d`, reserved for the pods named.
+#[derive(Debug, Clone, Default)]
+struct Api(Arc<Mutex<Vec<Value>>>);
+
+impl Api {
+    fn put(&self, name: &str, uid: &str, drivers: &[&str], pods: &[&str]) {
+        let reserved: Vec<_> = pods.iter().map(|pod| json!({"resource": "pods", "name": pod, "uid": pod})).collect();
+        let result = |driver: &&str| json!({"request": "a", "driver": driver, "pool": "node", "device": "d"});
+        let results: Vec<_> = drivers.iter().map(result).collect();
+        let status = json!({"reservedFor": reserved, "allocation": {"devices": {"results": results}}});
+        let metadata = json!({"name": name, "namespace": "ns", "uid": uid});
+        let mut all = self.0.lock().unwrap();
+        all.retain(|claim| claim["metadata"]["name"] != name);
+        all.push(json!({"metadata": metadata, "spec": {}, "status": status}));
+    }
+}
+
+impl ClaimReader for Api {
+    fn claim<'a>(&'a self, _: &'a str, name: &'a str) -> BoxFuture<'a, Result<ResourceClaim, ObjectError>> {
+        let found = self.0.lock().unwrap().iter().find(|claim| claim["metadata"]["name"] == name).cloned();
+        let none = || ObjectError::NotFound(format!("resourceclaims.resource.k8s.io {name:?} not found"));
+        async move { found.map(|claim| serde_json::from_value(claim).unwrap()).ok_or_else(none) }.boxed()
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Disk {
+    content: Arc<Mutex<Option<Vec<u8>>>>,
+    fails: Arc<Mutex<bool>>,
+}
+
+impl Disk {
+    fn text(&self) -> String {
+        String::from_utf8(self.content.lock().unwrap().clone().unwrap_or_default()).unwrap()
+    }
+}
+
+impl BookStore for Disk {
+    fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>> {
+        async { Ok(self.content.lock().unwrap().clone()) }.boxed()
+    }
+
+    fn save(&self, content: Vec<u8>) -> BoxFuture<'_, Result<(), StateFileError>> {
+        async move {
+            if *self.fails.lock().unwrap() {
+                return Err(std::io::Error::other("no space left").into());
+            }
+            *self.content.lock().unwrap() = Some(content);
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+struct Lab {
+    folder: tempfile::TempDir,
+    api: Api,
+    disk: Disk,
+    registry: Registry,
+    manager: Arc<DraManager>,
+}
+
+fn manager(api: &Api, disk: &Disk, registry: &Registry) -> Arc<DraManager> {
+    let durations = Durations::register(registry).unwrap();
+    let plugins = Plugins::new(Calls {
+        dial: Arc::new(Direct),
+        timeout: Duration::from_secs(5),
+        observer: Some(Arc::new(durations.clone())),
+    });
+    let settings = Settings { extended_resources: true, health: true, health_messages: true };
+    DraManager::new(settings, plugins, Box::new(api.clone()), Box::new(disk.clone()), durations)
+}
+
+impl Lab {
+    fn new() -> Self {
+        let (api, disk, registry) = (Api::default(), Disk::default(), Registry::new());
+        let manager = manager(&api, &disk, &registry);
+        registry.register(Box::new(ClaimsInUse::new(manager.clone()).unwrap())).unwrap();
+        Lab { folder: tempfile::tempdir().unwrap(), api, disk, registry, manager }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.sock"))
+    }
+
+    async fn driver(&self, name: &str) -> (Driver, JoinHandle<()>) {
+        let driver = Driver::default();
+        let server = serve(&self.path(name), driver.clone());
+        self.manager.register(name, &self.path(name).display().to_string(), Service::V1).unwrap();
+        self.connected(name, true).await;
+        (driver, server)
+    }
+
+    async fn connected(&self, name: &str, is: bool) {
+        let mut changes = self.manager.plugins().changes();
+        while self.manager.plugins().usable().get(name).copied().unwrap_or_default() != is {
+            changes.changed().await.unwrap();
+        }
+    }
+}
+
+fn serve(path: &Path, driver: Driver) -> JoinHandle<()> {
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).unwrap();
+    let incoming = stream::unfold(listener, |listener| async {
+        Some((listener.accept().await.map(|(connection, _)| connection), listener))
+    });
+    tokio::spawn(async move {
+        let server = tonic::transport::Server::builder().add_service(DraPluginServer::new(driver));
+        let _ = server.serve_with_incoming(incoming).await;
+    })
+}
+
+/// With one container for each claim, which asks for its request `a`.
+fn pod(uid: &str, claims: &[&str]) -> k8s_openapi::api::core::v1::Pod {
+    let claim = |name: &&str| json!({"name": name, "resourceClaimName": name});
+    let container =
+        |name: &&str| json!({"name": name, "image": "i", "resources": {"claims": [{"name": name, "request": "a"}]}});
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+        "spec": {"containers": claims.iter().map(container).collect::<Vec<_>>(),
+                 "resourceClaims": claims.iter().map(claim).collect::<Vec<_>>()}}))
+    .unwrap()
+}
+
+fn uid(text: &str) -> bulkhead_types::PodUid {
+    bulkhead_types::PodUid::parse(text).unwrap()
+}
+
+#[tokio::test]
+async fn a_claim_from_its_pod_to_its_containers_and_back() {
+    let lab = Lab::new();
+    let (one, _one) = lab.driver("one.test").await;
+    let (two, _two) = lab.driver("two.test").await;
+    lab.api.put("c", "uid-c", &["one.test", "two.test"], &["p1", "p2"]);
+    lab.api.put("d", "uid-d", &["two.test"], &["p1"]);
+    let first = pod("p1", &["c", "d"]);
+    lab.manager.prepare(&first).await.unwrap();
+    assert_eq!((one.calls(), two.calls()), (vec!["prepare c".to_owned()], vec!["prepare c+d".to_owned()]));
+    let text = lab.disk.text();
+    assert!(text.contains(r#"\"ClaimName\":\"c\""#) && text.contains("t/c=d-b"), "{text}");
+    let containers = &first.spec.as_ref().unwrap().containers;
+    // Both drivers have given one for the request.
+    assert_eq!(lab.manager.cdi_devices(&first, &containers[0]).await.unwrap(), ["t/c=c-a"]);
+    assert_eq!(lab.manager.cdi_devices(&first, &containers[1]).await.unwrap(), ["t/c=d-a"]);
+    // Another pod of the same claim; and two at once.
+    let second = pod("p2", &["c"]);
+    lab.manager.prepare(&second).await.unwrap();
+    assert!(one.calls().is_empty());
+    let metrics = bulkhead_daemon::encode_metrics(&lab.registry);
+    for line in [
+        "dra_resource_claims_in_use{driver_name=\"<any>\"} 2",
+        "dra_resource_claims_in_use{driver_name=\"one.test\"} 1",
+        "dra_operations_duration_seconds_count{is_error=\"false\",operation_name=\"PrepareResources\"} 2",
+        "dra_grpc_operations_duration_seconds_count{driver_name=\"two.test\",grpc_status_code=\"OK\",method_name=\"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources\"} 1",
+    ] {
+        assert!(metrics.lines().any(|one| one == line), "{line} in\n{metrics}");
+    }
+    lab.manager.unprepare(&first).await.unwrap();
+    assert_eq!((one.calls(), two.calls()), (vec![], vec!["unprepare d".to_owned()]));
+    // A disk that is full: the driver is not asked once more when it is tried again, and it is written then.
+    *lab.disk.fails.lock().unwrap() = true;
+    let error = lab.manager.unprepare(&second).await.unwrap_err();
+    assert_eq!(error, "unprepare dynamic resources: checkpoint ResourceClaim state: no space left");
+    *lab.disk.fails.lock().unwrap() = false;
+    lab.manager.unprepare(&second).await.unwrap();
+    assert_eq!(one.calls(), ["unprepare c"]);
+    assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
+}
+
+#[tokio::test]
+async fn two_pods_of_one_claim_at_once() {
+    let lab = Lab::new();
+    let (driver, _server) = lab.driver("d.test").await;
+    lab.api.put("c", "u", &["d.test"], &["p1", "p2", "p3"]);
+    let (p1, p2, p3) = (pod("p1", &["c"]), pod("p2", &["c"]), pod("p3", &["c"]));
+    let (a, b, c) = tokio::join!(lab.manager.prepare(&p1), lab.manager.prepare(&p2), lab.manager.prepare(&p3));
+    assert!(a.is_ok() && b.is_ok() && c.is_ok());
+    assert_eq!(driver.calls(), ["prepare c"], "it is prepared once");
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_said_in_upstreams_words() {
+    let lab = Lab::new();
+    lab.api.put("c", "u", &["d.test"], &["p"]);
+    let p = pod("p", &["c"]);
+    let why = || async { lab.manager.prepare(&p).await.unwrap_err() };
+    assert_eq!(why().await, "DRA driver d.test is not registered");
+    assert_eq!(lab.disk.text(), "", "the driver was never there: nothing is begun");
+    let gone = lab.manager.prepare(&pod("p", &["none"])).await.unwrap_err();
+    assert_eq!(gone, "fetch ResourceClaim none: resourceclaims.resource.k8s.io \"none\" not found");
+    let other = lab.manager.prepare(&pod("x", &["c"])).await.unwrap_err();
+    assert_eq!(other, "pod x (x) is not allowed to use ResourceClaim c (u)");
+    let (driver, server) = lab.driver("d.test").await;
+    for (what, error, said) in [
+        ("prepare", "no", "NodePrepareResources: rpc error: code = Internal desc = no"),
+        ("c", "broken", "NodePrepareResources failed for ResourceClaim c: broken"),
+        ("skip c", "x", "NodePrepareResources skipped 1 ResourceClaims"),
+        ("uid c", "other", "NodePrepareResources returned result for unknown claim UID other"),
+    ] {
+        driver.says(what, error);
+        assert_eq!(why().await, said);
+    }
+    assert!(lab.disk.text().contains("uid"), "what may be prepared is written down");
+    driver.says("nothing", "");
+    lab.manager.prepare(&p).await.unwrap();
+    let devices = lab.manager.cdi_devices(&p, &p.spec.as_ref().unwrap().containers[0]).await.unwrap();
+    assert_eq!(devices, ["t/c=c-a"]);
+    // Deleted and made anew under its name while the pod before it still has it.
+    lab.api.put("c", "u2", &["d.test"], &["q"]);
+    let old = lab.manager.prepare(&pod("q", &["c"])).await.unwrap_err();
+    assert!(old.starts_with("old ResourceClaim with same name c and different UID u still exists"), "{old}");
+    let ended = || async { lab.manager.unprepare(&p).await.unwrap_err() };
+    for (what, error, said) in [
+        ("unprepare", "no", "NodeUnprepareResources: rpc error: code = Internal desc = no"),
+        ("c", "busy", "NodeUnprepareResources failed for ResourceClaim c: busy"),
+        ("skip c", "x", "NodeUnprepareResources skipped 1 ResourceClaims"),
+    ] {
+        driver.says(what, error);
+        assert_eq!(ended().await, format!("unprepare dynamic resources: {said}"));
+    }
+    server.abort();
+    drop(server.await);
+    lab.connected("d.test", false).await;
+    assert!(ended().await.contains("code = Unavailable"), "{}", ended().await);
+    lab.manager.deregister("d.test", &lab.path("d.test").display().to_string());
+    assert_eq!(ended().await, "unprepare dynamic resources: DRA driver d.test is not registered");
+}
+
+#[tokio::test]
+async fn after_a_restart_lost_pods_give_back_and_others_keep() {
+    let lab = Lab::new();
+    let (driver, server) = lab.driver("d.test").await;
+    lab.api.put("kept", "k", &["d.test"], &["stays"]);
+    lab.api.put("lost", "l", &["d.test"], &["gone"]);
+    let stays = pod("stays", &["kept"]);
+    lab.manager.prepare(&stays).await.unwrap();
+    lab.manager.prepare(&pod("gone", &["lost"])).await.unwrap();
+    driver.calls();
+    server.abort();
+    // Another life, whose driver comes later.
+    let again = manager(&lab.api, &lab.disk, &Registry::new());
+    let keeping = tokio::spawn(lost::keep(again.clone()));
+    let devices = again.cdi_devices(&stays, &stays.spec.as_ref().unwrap().containers[0]).await.unwrap();
+    assert_eq!(devices, ["t/c=kept-a"], "a container may start again at once");
+    again.only(["stays".to_owned()].into());
+    let mut lost = again.lost.subscribe();
+    lost.wait_for(|lost| lost.contains("gone")).await.unwrap();
+    // A pod that waits for its driver is told of it.
+    assert!(again.prepare(&stays).await.is_err());
+    let path = lab.path("new");
+    let _server = serve(&path, driver.clone());
+    again.register("d.test", &path.display().to_string(), Service::V1).unwrap();
+    again.changed().await;
+    assert_eq!(again.take_changed(), [uid("stays")].into());
+    while again.lost.borrow().contains("gone") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(driver.calls(), ["unprepare lost"]);
+    assert!(!lab.disk.text().contains("lost") && lab.disk.text().contains("kept"), "{}", lab.disk.text());
+    again.prepare(&stays).await.unwrap();
+    assert_eq!(driver.calls(), ["prepare kept"], "a new sandbox has it prepared again");
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_not_overwritten() {
+    let lab = Lab::new();
+    *lab.disk.content.lock().unwrap() = Some(br#"{"Data":"{}","Checksum":1}"#.to_vec());
+    lab.api.put("c", "u", &["d.test"], &["p"]);
+    let p = pod("p", &["c"]);
+    assert_eq!(
+        lab.manager.prepare(&p).await.unwrap_err(),
+        "read the checkpoint dra_manager_state: checkpoint is corrupted"
+    );
+    let mut status = PodStatus::default();
+    lab.manager.show_health(&p, &mut status);
+    assert!(lab.disk.text().contains("\"Checksum\":1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_go_at_the_start_and_when_a_driver_has_been_away_for_its_time() {
+    let lab = Lab::new();
+    let writes = StorageWrites::default();
+    let plugins = lab.manager.plugins().clone();
+    let keeping = tokio::spawn(slices::keep(plugins.clone(), writes.clone(), slices::GRACE));
+    let next = |after: u64| {
+        let writes = writes.clone();
+        async move {
+            let mut changed = writes.watch();
+            loop {
+                changed.borrow_and_update();
+                if let Some(write) = writes.after(after) {
+                    let Some(Write::ResourceSliceWipe(wipe)) = write.write else { panic!("something else") };
+                    return (write.sequence, wipe.driver, wipe.called_off);
+                }
+                changed.changed().await.unwrap();
+            }
+        }
+    };
+    let (sequence, driver, _) = next(0).await;
+    assert_eq!(driver, "", "all of them");
+    let begun = tokio::time::Instant::now();
+    // Nobody answers there.
+    let endpoint = lab.path("away").display().to_string();
+    plugins.add("away.test", &endpoint, Service::V1).unwrap();
+    let (sequence, driver, _) = next(sequence).await;
+    assert_eq!(driver, "away.test");
+    let waited = begun.elapsed();
+    assert!(waited >= slices::GRACE && waited < slices::GRACE + Duration::from_secs(2), "{waited:?}");
+    // The API server was away all the time; meanwhile the driver is back.
+    let _server = serve(&lab.path("away"), Driver::default());
+    assert_eq!(next(sequence).await, (sequence + 1, "away.test".to_owned(), true));
+    keeping.abort();
+}

@@ -1,0 +1,230 @@
+//! Claims of DRA drivers on a runtime that knows CDI: prepared before a pod begins, given to the containers that ask for them, taken
+//! back when it ends, over restarts and drivers that are away.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::dra::DraDriver;
+use bulkhead_testkit::wait::holds_for;
+use bulkhead_testkit::{LONG, Lab, Release, eventually};
+use bulkhead_tests::joined::{Member, NAMESPACE, NODE};
+use bulkhead_tests::lab_on;
+use serde_json::{Value, json};
+
+use crate::DRA_DRIVER;
+
+const GROUP: &str = "resource.k8s.io/v1";
+
+fn slice(name: &str, node: &str, driver: &str) -> Value {
+    json!({"apiVersion": GROUP, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": {"driver": driver, "nodeName": node,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "d"}]}})
+}
+
+/// Creates a claim for the requests `a` and `b` and allocates it from drivers, as a scheduler does.
+fn claim(member: &Member, name: &str, drivers: &[&str]) -> Result<()> {
+    let request = |name: &str| json!({"name": name, "exactly": {"deviceClassName": "test", "allocationMode": "ExactCount", "count": 1}});
+    let spec = json!({"devices": {"requests": [request("a"), request("b")]}});
+    let metadata = json!({"name": name, "namespace": NAMESPACE});
+    member
+        .cluster
+        .create(&json!({"apiVersion": GROUP, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}))?;
+    let results: Vec<Value> = drivers
+        .iter()
+        .flat_map(|driver| {
+            ["a", "b"].map(|request| json!({"request": request, "driver": driver, "pool": NODE, "device": request}))
+        })
+        .collect();
+    let status = json!({"status": {"allocation": {"devices": {"results": results}}}});
+    member.cluster.patch_status("resourceclaims", NAMESPACE, name, &status).map(|_| ())
+}
+
+/// Creates a pod, reserves its claims for it and places it on the node, in this order, as a scheduler does. `extended`: the claim for
+/// its extended resources, with what it is for.
+fn schedule(member: &Member, name: &str, claims: &[&str], extended: Option<(&str, Value)>, spec: &Value) -> Result<()> {
+    let mut spec = spec.clone();
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    let named = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
+    spec["resourceClaims"] = claims.iter().map(named).collect();
+    for list in ["initContainers", "containers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            container["image"] = json!(member.node.image());
+            container["command"] = json!(["sh", "-c", bulkhead_testkit::IDLE]);
+        }
+    }
+    let pod =
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec});
+    let pod = member.cluster.create(&pod)?;
+    let uid = &pod["metadata"]["uid"];
+    for claim in claims.iter().copied().chain(extended.iter().map(|(claim, _)| *claim)) {
+        let known = member.cluster.get("resourceclaims", NAMESPACE, claim)?;
+        let mut reserved = known["status"]["reservedFor"].as_array().cloned().unwrap_or_default();
+        reserved.push(json!({"resource": "pods", "name": name, "uid": uid}));
+        let patch = json!({"status": {"reservedFor": reserved}});
+        member.cluster.patch_status("resourceclaims", NAMESPACE, claim, &patch)?;
+    }
+    if let Some((claim, mappings)) = extended {
+        let made = json!({"extendedResourceClaimStatus": {"resourceClaimName": claim, "requestMappings": mappings}});
+        member.cluster.patch_status("pods", NAMESPACE, name, &json!({"status": made}))?;
+    }
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": NAMESPACE},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": NODE}});
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/binding");
+    member.cluster.client().send_json("POST", &path, &binding)?.success().map(|_| ())
+}
+
+/// A pod whose container `main` has one request of each claim.
+fn simple(member: &Member, name: &str, claims: &[&str]) -> Result<()> {
+    let wanted: Vec<Value> = claims.iter().map(|claim| json!({"name": claim, "request": "a"})).collect();
+    let spec = json!({"containers": [{"name": "main", "resources": {"claims": wanted}}]});
+    schedule(member, name, claims, None, &spec)
+}
+
+/// What a container has of drivers.
+fn devices(member: &Member, pod: &str, container: &str) -> Result<Vec<String>> {
+    let said = member.exec(pod, container, &["env"])?;
+    let mut found: Vec<String> = said.lines().filter(|line| line.starts_with("DRA_")).map(str::to_owned).collect();
+    found.sort();
+    Ok(found)
+}
+
+fn state_file(member: &Member) -> Result<String> {
+    let path = member.node.root_dir().join("dra_manager_state");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let file: Value = serde_json::from_str(&text)?;
+    file["Data"].as_str().map(str::to_owned).context("no data")
+}
+
+fn delete(member: &Member, name: &str) -> Result<()> {
+    member.cluster.delete("pods", NAMESPACE, name, None)
+}
+
+fn start(lab: &Lab, objects: &[Value]) -> Result<Member> {
+    Member::start(lab, objects, |node| node.config("syncFrequency", json!("20s")))
+}
+
+#[test]
+fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
+    let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
+    let slices = [slice("stale", NODE, "gone.test"), slice("elsewhere", "beta", "gone.test")];
+    let mut member = start(&lab, &slices)?;
+    let one = DraDriver::start(DRA_DRIVER, &lab, &member.node, "one.test", "v1.DRAPlugin")?;
+    let mut old = DraDriver::start(DRA_DRIVER, &lab, &member.node, "old.test", "v1beta1.DRAPlugin")?;
+    // No driver has registered when a node starts: nothing may be placed for what it had before.
+    member.cluster.wait_gone("resourceslices", "", "stale")?;
+    ensure!(member.cluster.find("resourceslices", "", "elsewhere")?.is_some());
+
+    // === What each container gets ===
+    claim(&member, "own", &["one.test"])?;
+    claim(&member, "shared", &["one.test", "old.test"])?;
+    claim(&member, "extended", &["one.test"])?;
+    one.health(&json!({"own-a": "Healthy", "own-b": "Healthy"}))?;
+    let spec = json!({
+        "initContainers": [{"name": "side", "restartPolicy": "Always", "resources": {"claims": [{"name": "own", "request": "b"}]}}],
+        "containers": [
+            {"name": "main", "resources": {"claims": [{"name": "own", "request": "a"}, {"name": "shared"}]}},
+            {"name": "extends", "resources": {"requests": {"example.com/gpu": "1"}, "limits": {"example.com/gpu": "1"}}},
+            {"name": "plain"}]});
+    let mapping = json!([{"containerName": "extends", "resourceName": "example.com/gpu", "requestName": "b"}]);
+    schedule(&member, "first", &["own", "shared"], Some(("extended", mapping)), &spec)?;
+    simple(&member, "second", &["shared"])?;
+    member.wait_ready("first")?;
+    member.wait_ready("second")?;
+    let all = |pod: &str, container: &str| devices(&member, pod, container);
+    ensure!(all("first", "side")? == ["DRA_ONE_TEST_OWN_B=yes"], "{:?}", all("first", "side")?);
+    let main = all("first", "main")?;
+    ensure!(main.contains(&"DRA_ONE_TEST_OWN_A=yes".to_owned()) && main.len() == 5, "{main:?}");
+    ensure!(all("first", "extends")? == ["DRA_ONE_TEST_EXTENDED_B=yes"], "{:?}", all("first", "extends")?);
+    ensure!(all("first", "plain")?.is_empty() && all("second", "main")?.len() == 2);
+    let prepared: Vec<String> = one.claims_of("NodePrepareResources")?.concat();
+    ensure!(prepared.iter().filter(|name| *name == "shared").count() == 1, "once for both pods: {prepared:?}");
+    ensure!(one.prepared() == ["extended", "own", "shared"] && old.prepared() == ["shared"]);
+    let state = state_file(&member)?;
+    let share = r#""PoolName":"node","DeviceName":"own-a","ShareID":"share-of-own","RequestNames":["a"],"CDIDeviceIDs":["one.test/claim=own-a"]"#;
+    ensure!(state.contains(share), "{state}");
+
+    // === Health ===
+    let health = |word: &str, message: Value| {
+        let resource = json!({"resourceID": "one.test/claim=own-a", "health": word});
+        let wanted = match message {
+            Value::Null => resource,
+            message => json!({"resourceID": "one.test/claim=own-a", "health": word, "message": message}),
+        };
+        member.wait("first", word, |pod| {
+            let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+            let main = statuses.iter().find(|one| one["name"] == "main").cloned().unwrap_or_default();
+            let shown = main["allocatedResourcesStatus"].as_array().cloned().unwrap_or_default();
+            shown.iter().any(|one| one["name"] == "claim:own/a" && one["resources"] == json!([wanted]))
+        })
+    };
+    health("Healthy", Value::Null)?;
+    one.health(&json!({"own-a": "too hot", "own-b": "Healthy"}))?;
+    health("Unhealthy", json!("too hot"))?;
+
+    // === A restart of syncd changes nothing, and a container that begins again has its devices ===
+    let before = one.calls_of("NodePrepareResources")?.len();
+    member.decide_anew("first")?;
+    // It ends by that; what runs in it may end with it.
+    let _ = member.try_exec("first", "main", &["kill", "1"]);
+    member.wait("first", "main has begun again", |pod| {
+        let statuses = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+        let main = statuses.clone().find(|one| one["name"] == "main");
+        main.is_some_and(|one| one["restartCount"] == 1 && one["state"]["running"].is_object())
+    })?;
+    one.wait_registered(2)?;
+    ensure!(one.calls_of("NodePrepareResources")?.len() == before, "nothing is prepared twice");
+    ensure!(devices(&member, "first", "main")?.len() == 5);
+
+    // === The end: a driver that is away holds up the end of its pod ===
+    old.kill();
+    delete(&member, "first")?;
+    delete(&member, "second")?;
+    eventually("what nobody else has is given back", LONG, || {
+        ensure!(one.prepared().iter().all(|name| name == "shared"), "{:?}", one.prepared());
+        Ok(())
+    })?;
+    holds_for("a pod whose claim is not given back is not gone", Duration::from_secs(2), || {
+        let both = ["first", "second"].map(|name| member.cluster.find("pods", NAMESPACE, name));
+        ensure!(both.into_iter().filter_map(Result::ok).flatten().count() >= 1, "both are gone");
+        Ok(())
+    })?;
+    old.again()?;
+    member.cluster.wait_gone("pods", NAMESPACE, "first")?;
+    member.cluster.wait_gone("pods", NAMESPACE, "second")?;
+    ensure!(one.prepared().is_empty() && old.prepared().is_empty(), "{:?} {:?}", one.prepared(), old.prepared());
+    let state = state_file(&member)?;
+    ensure!(state.ends_with(r#""ClaimInfoStateList":[]}"#), "{state}");
+
+    // === What cannot be prepared ===
+    claim(&member, "broken", &["one.test"])?;
+    claim(&member, "nobody", &["none.test"])?;
+    one.faults(&[json!({"call": "NodePrepareResources", "act": "claim", "claim": "broken", "message": "no power"})])?;
+    simple(&member, "fails", &["broken"])?;
+    simple(&member, "waits", &["nobody"])?;
+    let failed = "Failed to prepare dynamic resources: prepare dynamic resources: ";
+    member.wait_event("fails", "FailedPrepareDynamicResources", |text| {
+        text == format!("{failed}NodePrepareResources failed for ResourceClaim broken: no power")
+    })?;
+    member.wait_event("waits", "FailedPrepareDynamicResources", |text| {
+        text == format!("{failed}DRA driver none.test is not registered")
+    })?;
+    one.faults(&[])?;
+    member.wait_ready("fails")?;
+    let none = DraDriver::start(DRA_DRIVER, &lab, &member.node, "none.test", "v1.DRAPlugin")?;
+    member.wait_ready("waits")?;
+    // A driver that hangs holds up nobody's end.
+    claim(&member, "hangs", &["one.test"])?;
+    one.faults(&[json!({"call": "NodePrepareResources", "act": "hang"})])?;
+    simple(&member, "hangs", &["hangs"])?;
+    eventually("the driver is asked", LONG, || {
+        ensure!(one.claims_of("NodePrepareResources")?.contains(&vec!["hangs".to_owned()]));
+        Ok(())
+    })?;
+    for name in ["hangs", "fails", "waits"] {
+        delete(&member, name)?;
+    }
+    for name in ["hangs", "fails", "waits"] {
+        member.cluster.wait_gone("pods", NAMESPACE, name)?;
+    }
+    drop((one, old, none));
+    member.node.finish()
+}
