@@ -319,6 +319,8 @@ impl ActualState {
                 expansion: Expansion::Possible,
                 expansion_failed: false,
                 disk: Some(place.clone()),
+                // Labels are of CSI drivers' volumes alone.
+                label: String::new(),
             };
             self.volumes.insert(disk_name(&place), volume);
         }
