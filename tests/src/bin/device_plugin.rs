@@ -34,6 +34,8 @@ use tonic::{Request, Response, Status};
 
 const LOOK: Duration = Duration::from_millis(20);
 
+type Lists = BoxStream<'static, Result<ListAndWatchResponse, Status>>;
+
 #[derive(Debug, Clone)]
 struct Plugin(Arc<PathBuf>);
 
@@ -94,9 +96,7 @@ impl DevicePlugin for Plugin {
         }))
     }
 
-    type ListAndWatchStream = BoxStream<'static, Result<ListAndWatchResponse, Status>>;
-
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         self.meet("ListAndWatch", Value::Null).await?;
         let plugin = self.clone();
         let lists = futures_util::stream::unfold((None, false), move |(last, flip): (Option<Vec<Device>>, bool)| {
