@@ -34,6 +34,8 @@ use tonic::{Request, Response, Status};
 
 const LOOK: Duration = Duration::from_millis(20);
 
+type Lists = BoxStream<'static, Result<ListAndWatchResponse, Status>>;
+
 #[derive(Debug, Clone)]
 struct Plugin(Arc<PathBuf>);
 
@@ -94,9 +96,7 @@ impl DevicePlugin for Plugin {
         }))
     }
 
-    type ListAndWatchStream = BoxStream<'static, Result<ListAndWatchResponse, Status>>;
-
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         self.meet("ListAndWatch", Value::Null).await?;
         let plugin = self.clone();
         let lists = futures_util::stream::unfold((None, false), move |(last, flip): (Option<Vec<Device>>, bool)| {
@@ -216,8 +216,12 @@ async fn run(resource: &str, folder: &Path, plugin: &Plugin) -> Result<()> {
             resource_name: resource.to_owned(),
             options: None,
         };
-        let registered = match RegistrationClient::connect(format!("unix://{}", kubelet.display())).await {
-            Ok(mut client) => client.register(request).await.map(|_| ()).map_err(|status| status.to_string()),
+        let address = Endpoint::from_shared(format!("unix://{}", kubelet.display()))?;
+        let registered = match address.connect().await {
+            Ok(channel) => {
+                let answer = RegistrationClient::new(channel).register(request).await;
+                answer.map(|_| ()).map_err(|status| status.to_string())
+            }
             Err(error) => Err(error.to_string()),
         };
         plugin.record("Register", &json!(registered.as_ref().err()));

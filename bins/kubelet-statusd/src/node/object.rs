@@ -100,7 +100,7 @@ pub fn reconciled(existing: &Node, initial: &Node, first: bool) -> Node {
     let status = node.status.get_or_insert_with(NodeStatus::default);
     let capacity = status.capacity.get_or_insert_with(|| new.capacity.clone().unwrap_or_default());
     let allocatable = status.allocatable.get_or_insert_with(|| new.allocatable.clone().unwrap_or_default());
-    // There are no device plugins yet: what an earlier kubelet offered of them is not to be had. What an administrator
+    // What an earlier kubelet offered of device plugins is not to be had before they are back. What an administrator
     // offers after the kubelet has started stays until it starts again, as with upstream's.
     for (name, amount) in capacity.iter_mut().filter(|(name, _)| first && is_extended(name)) {
         *amount = ApiQuantity("0".to_owned());
