@@ -29,7 +29,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tonic::transport::Server;
+use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
 const LOOK: Duration = Duration::from_millis(20);
