@@ -189,6 +189,10 @@ fn start_node(options: &Options, lab: &Lab, cluster: &Cluster) -> Result<Node> {
     std::fs::create_dir_all(&folder)?;
     std::os::unix::fs::symlink(kubelet, folder.join("kubelet")).context("linking the kubelet into the lab")?;
     let mut node = builder.programs(&folder).prepare()?;
+    if let Some(path) = &options.root_dir {
+        // Upstream's kubelet would bind the folder over itself, and of the two mounts containerd 1.6 looks at the private one.
+        machine::run("mount", &["--make-rshared", &path.display().to_string()])?;
+    }
     node.launch()?;
     let ended = eventually("the kubelet is healthy", LONG, || {
         if node.all_pids().is_empty() {

@@ -43,9 +43,9 @@ impl Context {
 /// The value of a key in a file of `key = "value"` lines.
 fn value(text: &str, key: &str) -> Option<String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with([';', '#']));
-    let pairs = lines.filter_map(|line| line.split_once('='));
+    let mut pairs = lines.filter_map(|line| line.split_once('='));
     // As upstream reads it, the last one counts.
-    let found = pairs.filter(|(name, _)| name.trim() == key).last()?;
+    let found = pairs.rfind(|(name, _)| name.trim() == key)?;
     Some(found.1.trim().trim_matches('"').to_owned())
 }
 
