@@ -196,12 +196,10 @@ fn newer(claim: v1beta1::Claim) -> v1::Claim {
 
 #[tonic::async_trait]
 impl health::dra_resource_health_server::DraResourceHealth for Served {
-    type NodeWatchResourcesStream = BoxStream<'static, Result<health::NodeWatchResourcesResponse, Status>>;
-
     async fn node_watch_resources(
         &self,
         _: Request<health::NodeWatchResourcesRequest>,
-    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+    ) -> Result<Response<BoxStream<'static, Result<health::NodeWatchResourcesResponse, Status>>>, Status> {
         let start = (self.clone(), None);
         let told = stream::unfold(start, |(served, last)| async move {
             loop {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checkpoint::dra::{ClaimState, Device, DriverState, Member};
+use crate::checkpoint::dra::{ClaimState, Device, DriverState};
 
 /// Namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -250,16 +250,16 @@ fn is_for(device: &Device, request: &str) -> bool {
     request.is_empty() || names.is_empty() || names.iter().any(|name| name == request)
 }
 
-/// The users of a claim.
-pub fn users<const N: usize>(uids: [&str; N]) -> Option<BTreeMap<String, Member>> {
-    Some(uids.map(|uid| (uid.to_owned(), Member {})).into())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::checkpoint::dra::Member;
+
+    fn users<const N: usize>(uids: [&str; N]) -> Option<BTreeMap<String, Member>> {
+        Some(uids.map(|uid| (uid.to_owned(), Member {})).into())
+    }
 
     fn claim(name: &str, pod: &str, drivers: &[&str]) -> ClaimState {
         ClaimState {
