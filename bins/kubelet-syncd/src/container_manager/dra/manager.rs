@@ -107,10 +107,6 @@ impl DraManager {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tells_health(&self) -> bool {
-        self.settings.health
-    }
-
     /// Reads the file, once. Whoever needs the book waits for that.
     async fn load(&self) -> Result<(), String> {
         let load = || async {
