@@ -22,17 +22,17 @@ pub enum ManagersError {
     #[error("failed to start ContainerManager: {0}")]
     Start(#[from] StartError),
     #[error(
-        "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {}: {0}",
-        dra::FILE
+        "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {name}: {error}",
+        name = dra::FILE
     )]
-    Claims(CheckpointError),
+    Claims { error: CheckpointError },
 }
 
 /// `memory`: bytes that the machine has.
 pub fn check(config: &NodeConfig, memory: u64) -> Result<(), ManagersError> {
     let root = &config.paths.root_dir;
     if let Some(file) = read(&root.join(dra::FILE))? {
-        dra::read(&file).map_err(ManagersError::Claims)?;
+        dra::read(&file).map_err(|error| ManagersError::Claims { error })?;
     }
     let found = Found { cpu: read(&root.join(cpu::FILE))?, memory: read(&root.join(memory::FILE))? };
     match settings::start(config, Path::new(SYSTEM), memory, &found, &InitialContainers::new()) {

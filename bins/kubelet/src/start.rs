@@ -9,7 +9,7 @@ use std::time::Duration;
 use bulkhead_config::command_line::{self, CommandLineError, Effective, Request};
 use bulkhead_config::credential_providers::{self, ProviderConfigError};
 use bulkhead_config::internal::{self, Internal, NotInternal};
-use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, path_text, validate};
+use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingError, Users, validate};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
