@@ -77,6 +77,17 @@ fn wait_cpu_state(node: &Node, default: &str, entries: &[(&str, &[(&str, &str)])
     })
 }
 
+/// The memory manager's likewise: its entries, and bytes that are given.
+fn wait_memory_state(node: &Node, entries: &Value, reserved: i64) -> Result<()> {
+    eventually("the memory manager's state is written", LONG, || {
+        let now: Value = serde_json::from_str(&state(node, "memory_manager_state")?)?;
+        let table = &now["machineState"]["0"]["memoryMap"]["memory"];
+        ensure!(now["policyName"] == "Static" && &now["entries"] == entries, "{now}");
+        ensure!(table["reserved"] == reserved && table["systemReserved"] == 100 << 20, "{now}");
+        Ok(())
+    })
+}
+
 fn metrics(lab: &Lab) -> Result<Scrape> {
     let port = Https::plain(SocketAddr::new(lab.netns().address().into(), READ_ONLY_PORT));
     Scrape::read(&String::from_utf8_lossy(&port.get("/metrics")?.body), Format::Prometheus)
@@ -110,11 +121,8 @@ fn containers_have_cpus_and_memory_for_themselves() -> Result<()> {
     let containers = [("init", own.as_str()), ("main", own.as_str())];
     let entries = [(pod.uid.as_str(), containers.as_slice())];
     wait_cpu_state(&node, "0", &entries)?;
-    let memory: Value = serde_json::from_str(&state(&node, "memory_manager_state")?)?;
     let block = json!([{"numaAffinity": [0], "type": "memory", "size": 32 << 20}]);
-    ensure!(memory["policyName"] == "Static" && memory["entries"] == json!({&pod.uid: {"main": block}}), "{memory}");
-    let table = &memory["machineState"]["0"]["memoryMap"]["memory"];
-    ensure!(table["reserved"] == 32 << 20 && table["systemReserved"] == 100 << 20, "{memory}");
+    wait_memory_state(&node, &json!({&pod.uid: {"main": block}}), 32 << 20)?;
     let (pid, _) = process(&node, "own")?;
     ensure!((limits(pid, 0)?.quota, limits(pid, 1)?.quota) == (-1, -1), "{:?} {:?}", limits(pid, 0)?, limits(pid, 1)?);
 
@@ -160,7 +168,8 @@ fn containers_have_cpus_and_memory_for_themselves() -> Result<()> {
     })?;
     node.wait_pod("own", "it still runs", |pod| pod.phase == "Running" && pod.containers.iter().all(|c| c.ready))?;
     wait_cpu_state(&node, "0", &entries)?;
-    ensure!(state(&node, "memory_manager_state")? == before, "{}", state(&node, "memory_manager_state")?);
+    let after = state(&node, "memory_manager_state")?;
+    ensure!(after == before, "{after}");
     ensure!((process(&node, "own")?, process(&node, "shared")?) == ids, "a container was restarted");
     ensure!(allowed(&node, "own")?.0 == own && allowed(&node, "shared")?.0 == "0");
 
@@ -170,11 +179,7 @@ fn containers_have_cpus_and_memory_for_themselves() -> Result<()> {
     }
     wait_cpus(&node, "shared", &all)?;
     wait_cpu_state(&node, &all, &[])?;
-    let memory: Value = serde_json::from_str(&state(&node, "memory_manager_state")?)?;
-    ensure!(
-        memory["entries"].is_null() && memory["machineState"]["0"]["memoryMap"]["memory"]["reserved"] == 0,
-        "{memory}"
-    );
+    wait_memory_state(&node, &Value::Null, 0)?;
     node.write(&guaranteed("late", 1))?;
     node.wait_pod("late", "it fits now", |pod| pod.phase == "Running")?;
     wait_cpus(&node, "late", "1")?;

@@ -303,6 +303,10 @@ impl run_options::ContainerManager for ContainerManager {
         let made = Running { uid, name: container.name.clone(), id: id.to_string() };
         let cpus = CpuSet::parse(&options.cpuset_cpus).unwrap_or_default();
         self.managers().created(pod, &made, cpus);
+        // What init containers before it had may be free now.
+        if self.managers().gives() {
+            self.changes.send_replace(());
+        }
         self.others.iter().for_each(|manager| manager.created(pod, container, id));
     }
 }
