@@ -147,11 +147,11 @@ pub fn path(cgroup: &str, systemd: bool) -> String {
 const SLICE: &str = ".slice";
 
 fn components(cgroup: &str, systemd: bool) -> Vec<String> {
-    let parts = cgroup.split('/').filter(|part| !part.is_empty());
+    let mut parts = cgroup.split('/').filter(|part| !part.is_empty());
     if !systemd {
         return parts.map(str::to_owned).collect();
     }
-    let name = parts.last().unwrap_or_default();
+    let name = parts.next_back().unwrap_or_default();
     let levels = name.strip_suffix(SLICE).unwrap_or(name).split('-').filter(|level| !level.is_empty());
     levels.map(|level| level.replace('_', "-")).collect()
 }

@@ -33,9 +33,10 @@ impl Registry {
                 match (listener.accept(), answer) {
                     (Ok((mut client, _)), Some(answer)) => {
                         let _ = client.set_nonblocking(false);
-                        let _ = client.read(&mut [0; 4096]);
-                        requests.fetch_add(1, Ordering::Relaxed);
-                        let _ = client.write_all(answer.as_bytes());
+                        if client.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {
+                            requests.fetch_add(1, Ordering::Relaxed);
+                            let _ = client.write_all(answer.as_bytes());
+                        }
                     }
                     (Ok((client, _)), None) => {
                         requests.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +114,12 @@ fn a_registry_that_never_answers_holds_up_its_own_pulls_alone() -> Result<()> {
     // Its successor keeps what is left of the pause, or, should that be over by then, the length of the next one: an attempt
     // that forgot would be followed by a pause of the first length again.
     node.kill_daemon("kubelet-syncd")?;
-    in_stage(&node, &first, "pulling")?;
+    // Whose turn it is now, the order decides in which pods were found.
+    eventually("the others are pulled again", LONG, || {
+        let stages = [pull(&node, &first)?, pull(&node, &second)?].map(|pull| pull["stage"].clone());
+        ensure!(stages.contains(&json!("pulling")) && stages.contains(&json!("queued")), "{stages:?}");
+        Ok(())
+    })?;
     holds_for("the pause goes on", Duration::from_secs(1), || {
         let pull = in_stage(&node, &other, "back-off")?;
         let seconds = |field: &str| pull[field].as_f64().with_context(|| format!("no {field}: {pull}"));

@@ -78,7 +78,8 @@ pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Opti
                 Some(reply) => {
                     node.cgroups.limited.store(reply.limits_error.is_empty(), Ordering::Relaxed);
                     say(Some(epoch));
-                    let mut events = Vec::from_iter(limits_failed(&node.config.cgroup_root, &reply));
+                    let mut events: Vec<NodeEvent> =
+                        limits_failed(&node.config.cgroup_root, &reply).into_iter().collect();
                     again = !events.is_empty();
                     match enforce_reserved(&node).await {
                         Some(reply) => {

@@ -332,7 +332,8 @@ fn mount_statuses(container: &Container, inputs: Inputs<'_>, images: &[ImageMoun
         let path = absolute(&mount.mount_path);
         let found = images.iter().find(|image| wanted && image.path == path)?;
         let image_ref = found.image.clone();
-        (image_ref.len() <= IMAGE_REF_MAX).then(|| VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
+        let fits = image_ref.len() <= IMAGE_REF_MAX;
+        fits.then_some(VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
     };
     let supported = inputs.recursive_read_only;
     let mounts = container.volume_mounts.as_deref().filter(|m| !m.is_empty())?;
