@@ -126,7 +126,7 @@ impl Api {
 impl ClaimReader for Api {
     fn claim<'a>(&'a self, _: &'a str, name: &'a str) -> BoxFuture<'a, Result<ResourceClaim, ObjectError>> {
         let found = self.0.lock().unwrap().iter().find(|claim| claim["metadata"]["name"] == name).cloned();
-        let none = || ObjectError::NotFound(format!("resourceclaims.resource.k8s.io {name:?} not found"));
+        let none = move || ObjectError::NotFound(format!("resourceclaims.resource.k8s.io {name:?} not found"));
         async move { found.map(|claim| serde_json::from_value(claim).unwrap()).ok_or_else(none) }.boxed()
     }
 }
