@@ -515,7 +515,8 @@ impl Devices {
         if let Some(wanted) = request.container(name).filter(|_| lacks) {
             tracing::info!(uid, name, "Needs to re-allocate device plugin resources for pod");
             // Nothing counts as running: it is about to be made.
-            Admission::new(&mut *lock(&self.manager), Box::new(|_: &str| BTreeSet::new())).take(uid, wanted, None)?;
+            Admission::new(&mut *lock(&self.manager), Box::new(|_: &str| BTreeSet::<String>::new()))
+                .take(uid, wanted, None)?;
             self.settle(uid, &[name.to_owned()]).await?;
         }
         let calls = lock(&self.manager).pre_start(&request, name)?;
