@@ -20,7 +20,7 @@ pub enum ManagersError {
     #[error("failed to read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
     #[error("failed to start ContainerManager: {0}")]
-    Start(#[from] StartError),
+    Start(#[source] Box<StartError>),
     #[error(
         "create ResourceClaim cache: GetOrCreate() on checkpoint state: failed to get checkpoint {name}: {error}",
         name = dra::FILE
@@ -38,7 +38,7 @@ pub fn check(config: &NodeConfig, memory: u64) -> Result<(), ManagersError> {
     match settings::start(config, Path::new(SYSTEM), memory, &found, &InitialContainers::new()) {
         // Of the first version: which containers there are is known to the runtime, which kubelet-syncd asks.
         Ok(_) | Err(StartError::CpuFile { error: CheckpointError::UnknownContainer(_), .. }) => Ok(()),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(ManagersError::Start(Box::new(error))),
     }
 }
 

@@ -99,6 +99,11 @@ fn privileges_hold(node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// Which file it is: numbers of inodes are used again at once.
+fn identity(file: &std::fs::Metadata) -> (u64, i64, i64) {
+    (file.ino(), file.ctime(), file.ctime_nsec())
+}
+
 #[test]
 fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
@@ -162,18 +167,18 @@ fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
         Ok(listed)
     })?;
     ensure!(again == listed, "{again:?}");
-    ensure!(std::fs::metadata(&socket)?.ino() == file.ino(), "another socket");
+    ensure!(identity(&std::fs::metadata(&socket)?) == identity(&file), "another socket");
 
     // kubelet-volnetd dies: nothing is bound anew while somebody answers.
     node.kill_daemon("kubelet-volnetd")?;
     eventually("kubelet-volnetd is back", LONG, || node.ctl(&["volumes"]).map(drop))?;
     ensure!(told(Agent::new(&socket)?.list()?) == listed);
-    ensure!(std::fs::metadata(&socket)?.ino() == file.ino(), "another socket");
+    ensure!(identity(&std::fs::metadata(&socket)?) == identity(&file), "another socket");
     eventually("all processes are as in the map", LONG, || privileges_hold(&node))?;
     // Its successor has no copy, so the next death leads to another socket.
     node.kill_daemon("kubelet-syncd")?;
     eventually("a new socket answers", LONG, || {
-        ensure!(std::fs::metadata(&socket)?.ino() != file.ino(), "the old one");
+        ensure!(identity(&std::fs::metadata(&socket)?) != identity(&file), "the old one");
         ensure!(told(Agent::new(&socket)?.list()?) == listed);
         Ok(())
     })?;

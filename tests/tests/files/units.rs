@@ -290,7 +290,11 @@ fn every_unit_has_its_bound_of_memory_and_dies_before_pods_do_for_it() {
         };
         assert_eq!(values(&text, "OOMScoreAdjust").first().copied(), score.as_deref(), "{service}");
     }
-    assert_eq!(values(&unit("kubelet-volnetd.service"), "FileDescriptorStoreMax"), ["1"], "its inotify instance");
+    assert_eq!(
+        values(&unit("kubelet-volnetd.service"), "FileDescriptorStoreMax"),
+        ["2"],
+        "its inotify instance, and the socket of device plugins"
+    );
 }
 
 #[test]

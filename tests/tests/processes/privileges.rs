@@ -121,8 +121,12 @@ fn compared(node: &Node) -> Result<Compared> {
 fn kubelet_ctl_compares_map_and_reality() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
-    let (code, wrong) = compared(&node)?;
-    ensure!(code == Some(0) && wrong.is_empty(), "exit code {code:?}: {wrong:#?}");
+    // Sockets that one process binds and another serves are there a moment after both are ready.
+    bulkhead_testkit::wait::eventually("all is as in the map", std::time::Duration::from_secs(20), || {
+        let (code, wrong) = compared(&node)?;
+        ensure!(code == Some(0) && wrong.is_empty(), "exit code {code:?}: {wrong:#?}");
+        Ok(())
+    })?;
 
     // Somebody without rights sees little, and is not told that all is well.
     let ctl = node.ctl_command(&["privileges"])?;

@@ -165,7 +165,7 @@ impl Enforced {
             if cgroup.error.is_empty() {
                 let message = part.enforced(&cgroup.cgroup);
                 let new = self.0.insert(cgroup.enforcement.clone());
-                new.then(|| NodeEvent { kind: EventType::Normal, reason: "NodeAllocatableEnforced", message })
+                new.then_some(NodeEvent { kind: EventType::Normal, reason: "NodeAllocatableEnforced", message })
             } else {
                 self.0.remove(&cgroup.enforcement);
                 Some(warning(part.failed(&cgroup.cgroup, &cgroup.error)))

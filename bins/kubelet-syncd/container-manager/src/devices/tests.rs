@@ -290,9 +290,17 @@ proptest! {
         let mut generation = manager.connect(R, options);
         manager.list(R, generation, all(&health));
         let mut there = true;
+        let mut specs: BTreeMap<u8, (u32, u32)> = BTreeMap::new();
         for step in steps {
             match step {
                 Step::Pod { uid, init, app } => {
+                    // What a pod asks of devices does not change in its life.
+                    let (init, app) = if manager.held().has_pod(&format!("u{uid}")) {
+                        specs.get(&uid).copied().unwrap_or((init, app))
+                    } else {
+                        (init, app)
+                    };
+                    specs.insert(uid, (init, app));
                     let pod = pod(&format!("u{uid}"), &[("i", init)], &[("x", app)]);
                     let fresh = !manager.held().has_pod(&pod.uid);
                     if take(&mut manager, &pod, NONE, &[]).is_err() {

@@ -10,7 +10,6 @@ use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use bulkhead_dra::v1beta1;
 use futures_util::StreamExt as _;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
@@ -87,16 +86,45 @@ impl v1beta1::dra_plugin_server::DraPlugin for Obeying {
     }
 }
 
-fn serve(path: &Path, connections: &Arc<AtomicUsize>) -> JoinHandle<()> {
+/// A server in a thread of its own: with it, its connections end.
+struct Serving(Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>);
+
+impl Serving {
+    fn new<F: Future<Output = ()>>(serve: impl FnOnce() -> F + Send + 'static) -> Self {
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve() => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Serving(Some((stop, thread)))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let Some((stop, thread)) = self.0.take() else { return };
+        let _ = stop.send(());
+        let _ = thread.join();
+    }
+}
+
+fn serve(path: &Path, connections: &Arc<AtomicUsize>) -> Serving {
     let _ = std::fs::remove_file(path);
     let counted = connections.clone();
-    let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap()).inspect(move |_| {
-        counted.fetch_add(1, Ordering::Relaxed);
-    });
+    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+    listener.set_nonblocking(true).unwrap();
     let services = Server::builder()
         .add_service(DraPluginServer::new(Obeying))
         .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(Obeying));
-    tokio::spawn(async move {
+    Serving::new(move || async move {
+        let incoming = UnixListenerStream::new(UnixListener::from_std(listener).unwrap()).inspect(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
         let _ = services.serve_with_incoming(incoming).await;
     })
 }
@@ -136,8 +164,7 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     assert_eq!(plugin.prepare(claim("never")).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(plugin.watch_health().await.unwrap_err().code(), Code::Unimplemented);
     assert_eq!((connections.load(Ordering::Relaxed), plugins.usable()["d"]), (1, true));
-    server.abort();
-    drop(server.await);
+    drop(server);
     wait(&plugins, "d", false).await;
     let server = serve(&path, &connections);
     wait(&plugins, "d", true).await;
@@ -162,8 +189,7 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     assert_eq!(told[0], (v1("NodePrepareResources"), Code::Unavailable));
     assert_eq!(told[4], (v1("NodeUnprepareResources"), Code::Unimplemented));
     assert_eq!(told[5], (v1("NodePrepareResources"), Code::DeadlineExceeded));
-    server.abort();
-    older.abort();
+    drop((server, older));
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl DraManager {
             Ok::<(), String>(())
         };
         let loaded = self.loaded.get_or_try_init(load).await;
-        loaded.map(|()| ()).map_err(|error| format!("read the checkpoint {}: {error}", checkpoint::FILE))
+        loaded.copied().map_err(|error| format!("read the checkpoint {}: {error}", checkpoint::FILE))
     }
 
     /// Writes the book, if the file is another one.

@@ -19,7 +19,6 @@ use kubelet_model::objects::ObjectError;
 use prometheus::Registry;
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
 
 use super::manager::{DraManager, Settings};
@@ -191,7 +190,7 @@ impl Lab {
         self.folder.path().join(format!("{name}.sock"))
     }
 
-    async fn driver(&self, name: &str) -> (Driver, JoinHandle<()>) {
+    async fn driver(&self, name: &str) -> (Driver, Serving) {
         let driver = Driver::default();
         let server = serve(&self.path(name), driver.clone());
         self.manager.register(name, &self.path(name).display().to_string(), Service::V1).unwrap();
@@ -207,13 +206,41 @@ impl Lab {
     }
 }
 
-fn serve(path: &Path, driver: Driver) -> JoinHandle<()> {
+/// A server in a thread of its own: with it, its connections end.
+struct Serving(Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>);
+
+impl Serving {
+    fn new<F: Future<Output = ()>>(serve: impl FnOnce() -> F + Send + 'static) -> Self {
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve() => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Serving(Some((stop, thread)))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let Some((stop, thread)) = self.0.take() else { return };
+        let _ = stop.send(());
+        let _ = thread.join();
+    }
+}
+
+fn serve(path: &Path, driver: Driver) -> Serving {
     let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path).unwrap();
-    let incoming = stream::unfold(listener, |listener| async {
-        Some((listener.accept().await.map(|(connection, _)| connection), listener))
-    });
-    tokio::spawn(async move {
+    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    Serving::new(move || async move {
+        let incoming = stream::unfold(UnixListener::from_std(listener).unwrap(), |listener| async {
+            Some((listener.accept().await.map(|(connection, _)| connection), listener))
+        });
         let server = tonic::transport::Server::builder().add_service(DraPluginServer::new(driver));
         let _ = server.serve_with_incoming(incoming).await;
     })
@@ -309,7 +336,7 @@ async fn what_goes_wrong_is_said_in_upstreams_words() {
         driver.says(what, error);
         assert_eq!(why().await, said);
     }
-    assert!(lab.disk.text().contains("uid"), "what may be prepared is written down");
+    assert!(lab.disk.text().contains("ClaimUID"), "what may be prepared is written down: {}", lab.disk.text());
     driver.says("nothing", "");
     lab.manager.prepare(&p).await.unwrap();
     let devices = lab.manager.cdi_devices(&p, &p.spec.as_ref().unwrap().containers[0]).await.unwrap();
@@ -327,8 +354,7 @@ async fn what_goes_wrong_is_said_in_upstreams_words() {
         driver.says(what, error);
         assert_eq!(ended().await, format!("unprepare dynamic resources: {said}"));
     }
-    server.abort();
-    drop(server.await);
+    drop(server);
     lab.connected("d.test", false).await;
     assert!(ended().await.contains("code = Unavailable"), "{}", ended().await);
     lab.manager.deregister("d.test", &lab.path("d.test").display().to_string());
@@ -345,7 +371,7 @@ async fn after_a_restart_lost_pods_give_back_and_others_keep() {
     lab.manager.prepare(&stays).await.unwrap();
     lab.manager.prepare(&pod("gone", &["lost"])).await.unwrap();
     driver.calls();
-    server.abort();
+    drop(server);
     // Another life, whose driver comes later.
     let again = manager(&lab.api, &lab.disk, &Registry::new());
     let keeping = tokio::spawn(lost::keep(again.clone()));
