@@ -118,6 +118,11 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
         "{one:#}"
     );
 
+    // Shown to an operator as to an agent that asks.
+    let shown: Value = serde_json::from_str(&member.node.ctl(&["resources", "-o", "json"])?)?;
+    let (holder, all) = (&shown["holders"][0], shown["devices"].as_array().map(Vec::len));
+    ensure!(holder["podUid"] == uid.as_str() && holder["devices"][0]["id"] == "c" && all == Some(3), "{shown:#}");
+
     // Its health: in its status, and in the Node's; as often as it changes, others are not flooded.
     let ill = devices(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Unhealthy")]);
     plugin.tell(&json!({"devices": ill, "prefer": ["c"]}))?;

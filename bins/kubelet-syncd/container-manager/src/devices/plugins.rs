@@ -156,6 +156,14 @@ impl Plugins {
         self.resources.get(resource).map(|found| &found.told)
     }
 
+    /// Resource, id and what is told of every device that can be had.
+    pub fn usable(&self) -> impl Iterator<Item = (&str, &str, &Device)> {
+        self.resources.iter().flat_map(|(name, resource)| {
+            let told = resource.told.iter().filter(|(id, _)| resource.healthy.contains(*id));
+            told.map(move |(id, device)| (name.as_str(), id.as_str(), device))
+        })
+    }
+
     /// Resource to its devices that can be had, for the checkpoint.
     pub fn registered(&self) -> BTreeMap<String, Vec<String>> {
         let registered = self.resources.iter().filter(|(_, found)| found.endpoint.is_some());

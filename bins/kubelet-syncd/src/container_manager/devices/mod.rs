@@ -37,6 +37,7 @@ use kubelet_edges::csi::{Dial, PluginAddress};
 use kubelet_edges::device_plugin::DevicePlugin;
 use kubelet_model::validation::resources::is_extended;
 use kubelet_pleg::PodCache;
+use kubelet_pod_resources::holds::{self, Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
 use tokio::sync::{Notify, watch};
@@ -621,6 +622,28 @@ impl ResourceManager for Devices {
             let given = self.options(pod, container).await;
             given.map_err(|error| ActionError::new("CreateContainerConfigError", error))
         })
+    }
+
+    fn holds(&self, pod: &Pod, container: &Container, holds: &mut Holds) {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let manager = lock(&self.manager);
+        let of = manager.held().of_container(uid, &container.name).into_iter().flatten();
+        for (resource, allocated) in of.filter(|(_, allocated)| allocated.response.is_some()) {
+            holds.devices.extend(allocated.devices.iter().map(|id| {
+                let near = allocated.by_node.iter().filter(|(node, ids)| **node >= 0 && ids.contains(id));
+                let nodes: Vec<i64> = near.map(|(node, _)| *node).collect();
+                holds::Device { resource: resource.clone(), id: id.clone(), nodes: Some(nodes).filter(|n| !n.is_empty()) }
+            }));
+        }
+    }
+
+    fn allocatable(&self, all: &mut Allocatable) {
+        let manager = lock(&self.manager);
+        all.devices.extend(manager.plugins().usable().map(|(resource, id, device)| holds::Device {
+            resource: resource.to_owned(),
+            id: id.to_owned(),
+            nodes: Some(device.nodes.clone()).filter(|nodes| !nodes.is_empty()),
+        }));
     }
 
     fn allocatable_for(&self, pod: &Pod) -> BTreeMap<String, u64> {

@@ -16,6 +16,7 @@ use kubelet_container_manager::dra::claims;
 use kubelet_container_manager::dra::health::{self as device_health, HealthBook};
 use kubelet_edges::csi::CsiError;
 use kubelet_edges::dra::{Plugin, Plugins, Service};
+use kubelet_pod_resources::holds as told;
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
 use tokio::sync::{OnceCell, watch};
@@ -417,6 +418,27 @@ fn device(given: v1::Device) -> checkpoint::Device {
 }
 
 impl ResourceManager for DraManager {
+    /// All devices of each claim that the container names, whichever request it names (upstream GetDynamicResources).
+    fn holds(&self, pod: &Pod, container: &Container, holds: &mut told::Holds) {
+        let Ok(wanted) = claims::of_container(pod, container, self.settings.extended_resources) else { return };
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let names: BTreeSet<String> = wanted.into_iter().map(|(name, _)| name).collect();
+        let book = self.book();
+        for name in names {
+            let key = ClaimKey { namespace: namespace.clone(), name };
+            let Some(devices) = book.devices(&key, "") else { continue };
+            let device = |(driver, device): (&str, &checkpoint::Device)| told::ClaimDevice {
+                driver: driver.to_owned(),
+                pool: device.pool_name.clone(),
+                device: device.device_name.clone(),
+                share_id: device.share_id.clone(),
+                cdi: device.cdi_device_ids.clone().unwrap_or_default(),
+            };
+            let devices = devices.into_iter().map(device).collect();
+            holds.claims.push(told::Claim { namespace: key.namespace, name: key.name, devices });
+        }
+    }
+
     fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
         self.prepare(pod).boxed()
     }
