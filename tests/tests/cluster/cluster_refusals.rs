@@ -106,7 +106,7 @@ fn each_refusal_has_its_reason_message_and_event() -> Result<()> {
     node.finish()
 }
 
-/// Devices that nobody here prepares: the pod is held and says why, whichever way they were asked for, and what the
+/// Claims that nobody has made: the pod is held and says why, whichever way they were asked for, and what the
 /// scheduler wrote stays.
 #[test]
 fn a_pod_with_devices_waits_and_says_for_what() -> Result<()> {
@@ -118,14 +118,14 @@ fn a_pod_with_devices_waits_and_says_for_what() -> Result<()> {
     let pod = create(&cluster, Pod::idle("devices").spec("resourceClaims", claims))?;
     let failed =
         "Warning FailedPrepareDynamicResources  Failed to prepare dynamic resources: prepare dynamic resources: ";
-    wait_event(&cluster, &pod, &format!("{failed}ResourceClaim not created yet for pod claim \"gpu\""))?;
+    wait_event(&cluster, &pod, &format!("{failed}pod \"default/devices\": ResourceClaim not created yet"))?;
     // The claim needs no object of its own; the scheduler made one for extended resources.
     let extended = json!({"resourceClaimName": "devices-extended", "requestMappings": [
         {"containerName": "main", "resourceName": "example.com/gpu", "requestName": "r0"}]});
     let status =
         json!({"status": {"resourceClaimStatuses": [{"name": "gpu"}], "extendedResourceClaimStatus": extended}});
     cluster.patch_status("pods", "default", "devices", &status)?;
-    wait_event(&cluster, &pod, &format!("{failed}claim devices-extended: "))?;
+    wait_event(&cluster, &pod, &format!("{failed}fetch ResourceClaim devices-extended: "))?;
     let now = cluster.get("pods", "default", "devices")?;
     ensure!(now["status"]["phase"] == "Pending" && main_of(&now)["state"]["running"].is_null(), "{now:#}");
     ensure!(now["status"]["extendedResourceClaimStatus"] == extended, "{now:#}");

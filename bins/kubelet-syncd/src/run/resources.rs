@@ -12,6 +12,7 @@ use kubelet_container_manager::settings::{self, SYSTEM};
 use kubelet_container_manager::topology::sysfs;
 use kubelet_edges::csi::BrokerDialer;
 use kubelet_pleg::PodCache;
+use tonic::Code;
 
 use super::stages::Start;
 use crate::container_manager::devices::metrics::DeviceMetrics;
@@ -23,6 +24,8 @@ use crate::private_state::PrivateState;
 
 /// kubelet-volnetd is away: it is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
+/// The path cannot be bound, or kubelet-volnetd is of a version that does not bind it.
+const MUCH_LATER: Duration = Duration::from_secs(30);
 /// After a write that failed.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -98,6 +101,7 @@ pub(super) async fn devices(
 /// Takes registrations of device plugins, for ever.
 async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>) {
     loop {
+        let mut pause = AGAIN;
         let served = match socket.take() {
             Some(socket) => devices.clone().serve(socket).await.map_err(|error| error.to_string()),
             None => match devices.listener().await {
@@ -105,13 +109,18 @@ async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>) {
                     socket = Some(found);
                     continue;
                 }
-                Err(error) => Err(error.to_string()),
+                Err(error) => {
+                    if !matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) {
+                        pause = MUCH_LATER;
+                    }
+                    Err(error.to_string())
+                }
             },
         };
         if let Err(error) = served {
             tracing::warn!("device plugins cannot register: {error}");
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

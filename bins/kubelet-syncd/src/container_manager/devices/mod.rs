@@ -151,6 +151,11 @@ pub async fn found(broker: &BrokerClient) -> Result<Option<Vec<u8>>, super::Stat
     let fd = match broker.open(Kind::State(kind)).await {
         Ok(fd) => fd,
         Err(error) if error.code() == tonic::Code::NotFound => return Ok(None),
+        // kubelet-volnetd of an earlier version: no device was ever given.
+        Err(error) if error.code() == tonic::Code::InvalidArgument => {
+            tracing::warn!("kubelet-volnetd keeps no devices of plugins: {error}");
+            return Ok(None);
+        }
         Err(error) => return Err(error.into()),
     };
     let mut bytes = Vec::new();
@@ -632,7 +637,11 @@ impl ResourceManager for Devices {
             holds.devices.extend(allocated.devices.iter().map(|id| {
                 let near = allocated.by_node.iter().filter(|(node, ids)| **node >= 0 && ids.contains(id));
                 let nodes: Vec<i64> = near.map(|(node, _)| *node).collect();
-                holds::Device { resource: resource.clone(), id: id.clone(), nodes: Some(nodes).filter(|n| !n.is_empty()) }
+                holds::Device {
+                    resource: resource.clone(),
+                    id: id.clone(),
+                    nodes: Some(nodes).filter(|n| !n.is_empty()),
+                }
             }));
         }
     }
