@@ -122,7 +122,9 @@ fn install() -> Result<()> {
         return Ok(());
     }
     for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "docker-registry"]] {
+        // Another test may be installing something.
         let output = Command::new("apt-get")
+            .args(["-o", "DPkg::Lock::Timeout=300"])
             .args(arguments)
             .env("DEBIAN_FRONTEND", "noninteractive")
             .env("RUNLEVEL", "1")

@@ -148,6 +148,8 @@ pub fn install(packages: &[&str], say: &dyn Fn(&str)) -> Result<()> {
 
 fn apt(arguments: &[&str]) -> Result<()> {
     let output = Command::new("apt-get")
+        // Another process may be installing something.
+        .args(["-o", "DPkg::Lock::Timeout=300"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
         // A service that the package starts by itself (containerd's) is not ours to start: the lab runs its own.
