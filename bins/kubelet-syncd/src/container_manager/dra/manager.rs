@@ -297,9 +297,17 @@ impl DraManager {
         let keys = self.book().of_pod(uid);
         let _held = self.holds.hold(keys).await;
         let ending = self.book().ending(uid);
+        // A driver that is away does not keep the others from taking theirs back. All are asked again with it.
+        let mut failed = None;
         for (driver, claims) in &ending.batches {
-            let plugin = self.plugins.get(driver).map_err(|error| error.to_string())?;
-            unprepare_at(&plugin, claims).await?;
+            let done = match self.plugins.get(driver) {
+                Ok(plugin) => unprepare_at(&plugin, claims).await,
+                Err(error) => Err(error.to_string()),
+            };
+            failed = failed.or(done.err());
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         if !ending.last.is_empty() || !ending.shared.is_empty() {
             self.change(|book| book.end(uid, &ending));
