@@ -43,6 +43,8 @@ fn claim(member: &Member, name: &str, drivers: &[&str]) -> Result<()> {
 fn schedule(member: &Member, name: &str, claims: &[&str], extended: Option<(&str, Value)>, spec: &Value) -> Result<()> {
     let mut spec = spec.clone();
     spec["terminationGracePeriodSeconds"] = json!(1);
+    // Nobody else is to place it.
+    spec["schedulerName"] = json!("by-hand");
     let named = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
     spec["resourceClaims"] = claims.iter().map(named).collect();
     for list in ["initContainers", "containers"] {
