@@ -17,6 +17,7 @@ pub mod kubectl;
 pub mod metric_families;
 pub mod mixed;
 pub mod moments;
+pub mod program;
 pub mod registry;
 pub mod rotated;
 pub mod scrape;

@@ -174,18 +174,8 @@ fn main() -> ExitCode {
         .get_matches();
     let text = |name: &str| given.get_one::<String>(name).cloned().unwrap_or_default();
     let (folder, state) = (Path::new(&text("root")).join("device-plugins"), PathBuf::from(text("state")));
-    let done = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting tokio")
-        .and_then(|tasks| tasks.block_on(run(&text("resource"), &folder, &Plugin(Arc::new(state)))));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("device_plugin: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let plugin = Plugin(Arc::new(state));
+    bulkhead_tests::program::run("device_plugin", run(&text("resource"), &folder, &plugin))
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

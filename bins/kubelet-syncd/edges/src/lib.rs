@@ -16,6 +16,8 @@ pub mod csi;
 pub mod device_plugin;
 pub mod dial;
 pub mod dra;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 pub mod http_get;
 pub mod runtime_service;
 pub mod volnetd;

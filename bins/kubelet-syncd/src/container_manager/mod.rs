@@ -7,8 +7,8 @@
 
 pub mod devices;
 pub mod dra;
-pub mod health_news;
 pub mod metrics;
+pub mod news;
 pub mod resource_manager;
 pub mod state_files;
 
@@ -32,8 +32,8 @@ use kubelet_runtime::runtime::run_options::{self, RunContainerOptions};
 use tokio::sync::watch;
 
 pub use devices::Devices;
-pub use health_news::HealthNews;
 pub use metrics::AdmissionMetrics;
+pub use news::News;
 pub use resource_manager::ResourceManager;
 pub use state_files::{StateFileError, StateFiles};
 
@@ -49,8 +49,7 @@ pub struct ContainerManager {
     metrics: Option<AdmissionMetrics>,
     /// Somebody has got or given back CPUs or memory.
     changes: watch::Sender<()>,
-    /// Pods whose devices' health is news.
-    news: HealthNews,
+    news: Arc<News>,
 }
 
 impl ContainerManager {
@@ -60,9 +59,9 @@ impl ContainerManager {
         ContainerManager { managers: Mutex::new(managers), files, metrics, ..ContainerManager::default() }
     }
 
-    /// Whose news of health are told.
+    /// Whose news are told: all managers' in one.
     #[must_use]
-    pub fn told_by(mut self, news: HealthNews) -> Self {
+    pub fn told_by(mut self, news: Arc<News>) -> Self {
         self.news = news;
         self
     }
@@ -74,8 +73,8 @@ impl ContainerManager {
         self
     }
 
-    /// Pods whose devices' health is news.
-    pub fn news(&self) -> &HealthNews {
+    /// Pods that are to be looked at again.
+    pub fn news(&self) -> &News {
         &self.news
     }
 

@@ -35,6 +35,21 @@ impl StateFileError {
     }
 }
 
+/// A state file as it is; None: there is none.
+///
+/// # Errors
+/// It cannot be had.
+pub async fn read(broker: &BrokerClient, kind: StateKind) -> Result<Option<Vec<u8>>, StateFileError> {
+    let fd = match broker.open(Kind::State(State { kind: kind.into() })).await {
+        Ok(fd) => fd,
+        Err(error) if error.code() == Code::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut bytes = Vec::new();
+    File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
 /// Both files.
 #[derive(Debug)]
 pub struct StateFiles {
@@ -53,18 +68,10 @@ impl StateFiles {
     /// # Errors
     /// One cannot be had; that there is none is no error.
     pub async fn read(&self) -> Result<Found, StateFileError> {
-        Ok(Found { cpu: self.file(StateKind::CpuManager).await?, memory: self.file(StateKind::MemoryManager).await? })
-    }
-
-    async fn file(&self, kind: StateKind) -> Result<Option<Vec<u8>>, StateFileError> {
-        let fd = match self.broker.open(Kind::State(State { kind: kind.into() })).await {
-            Ok(fd) => fd,
-            Err(error) if error.code() == Code::NotFound => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let mut bytes = Vec::new();
-        File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(Some(bytes))
+        Ok(Found {
+            cpu: read(&self.broker, StateKind::CpuManager).await?,
+            memory: read(&self.broker, StateKind::MemoryManager).await?,
+        })
     }
 
     /// Writes what has changed since it was last written.

@@ -9,11 +9,12 @@ use kubelet_edges::dra::{CALL_TIMEOUT, Calls, Plugins};
 
 use super::stages::Start;
 use crate::api::resource_claims::ResourceClaims;
+use crate::container_manager::News;
 use crate::container_manager::dra::metrics::{ClaimsInUse, Durations};
 use crate::container_manager::dra::{DraManager, Settings, lost, slices};
 
 /// The manager; it knows of no plugin yet.
-pub(super) fn start(start: &Start, client: Option<ApiClient>) -> Result<Arc<DraManager>, RunError> {
+pub(super) fn start(start: &Start, client: Option<ApiClient>, news: Arc<News>) -> Result<Arc<DraManager>, RunError> {
     let (daemon, gates) = (&start.daemon, start.config.feature_gates());
     let durations = Durations::register(&daemon.registry)?;
     let plugins = Plugins::new(Calls {
@@ -27,7 +28,7 @@ pub(super) fn start(start: &Start, client: Option<ApiClient>) -> Result<Arc<DraM
         health_messages: gates.enabled("ResourceHealthStatusMessage"),
     };
     let (reader, store) = (Box::new(ResourceClaims(client)), Box::new(daemon.broker.clone()));
-    let manager = DraManager::new(settings, plugins.clone(), reader, store, durations);
+    let manager = DraManager::new(settings, plugins.clone(), reader, store, durations, news);
     daemon.registry.register(Box::new(ClaimsInUse::new(manager.clone())?))?;
     tokio::spawn(lost::keep(manager.clone()));
     if !start.config.is_standalone() {

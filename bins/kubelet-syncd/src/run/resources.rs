@@ -19,7 +19,7 @@ use crate::container_manager::devices::metrics::DeviceMetrics;
 use crate::container_manager::devices::{self, Parts};
 use crate::container_manager::dra::DraManager;
 use crate::container_manager::metrics::Allocations;
-use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, HealthNews, StateFiles};
+use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, News, StateFiles};
 use crate::private_state::PrivateState;
 
 /// kubelet-volnetd is away: it is asked again.
@@ -32,7 +32,7 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 /// Managers beside those of CPUs and memory.
 pub(super) struct Others {
     pub(super) devices: Arc<Devices>,
-    pub(super) news: HealthNews,
+    pub(super) news: Arc<News>,
     pub(super) claims: Arc<DraManager>,
 }
 
@@ -49,7 +49,6 @@ pub(super) async fn start(
     let files = StateFiles::new(start.daemon.broker.clone());
     let found = found(start, &files).await?;
     let managers = settings::start(&start.config, Path::new(SYSTEM), memory, &found, &containers(cache))?;
-    tokio::spawn(others.news.clone().pace());
     let registry = &start.daemon.registry;
     let manager = ContainerManager::new(managers, files, AdmissionMetrics::register(registry)?);
     let manager = Arc::new(manager.told_by(others.news).with(others.devices).with(others.claims));
@@ -64,7 +63,7 @@ pub(super) async fn start(
 pub(super) async fn devices(
     start: &Start,
     cache: Arc<PodCache>,
-    news: HealthNews,
+    news: Arc<News>,
     store: PrivateState,
 ) -> Result<Arc<Devices>, RunError> {
     let (config, gates) = (&start.config, start.config.feature_gates());

@@ -159,8 +159,7 @@ impl SyncLoop {
                 change = next_change(&mut self.object_changes) => self.on_objects(change),
                 waited = self.admission_queue.waited() => self.on_waited(waited),
                 () = self.node.prober.changed() => self.on_probes(),
-                () = self.node.container_manager.news().changed() => self.on_health_of_devices(),
-                () = self.node.claims.changed() => self.on_claims(),
+                () = self.node.container_manager.news().changed() => self.on_resource_news(),
                 () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -399,25 +398,16 @@ impl SyncLoop {
         }
     }
 
-    /// Plugins have told that devices of these pods are well, or not any more.
-    fn on_health_of_devices(&mut self) {
-        for uid in self.node.container_manager.news().take() {
-            let Ok(uid) = PodUid::parse(&uid) else { continue };
-            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
-            let lives = self.workers.lifecycle(&uid) == Some(Lifecycle::Sync);
-            if lives && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid)) {
-                view::refresh(&self.node, &uid, &pod, Stage::Alive);
-            }
-        }
-    }
-
     /// The health of pods' devices has changed, or a driver that they wait for is there.
-    fn on_claims(&mut self) {
+    fn on_resource_news(&mut self) {
         let now = Instant::now();
-        for uid in self.node.claims.take_changed() {
+        for uid in self.node.container_manager.news().take() {
             let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            // It has no pod worker, and is not to get one by this.
+            if self.admission_queue.is_not_admitted(&uid) {
+                continue;
+            }
             if self.workers.lifecycle(&uid) == Some(Lifecycle::Sync)
-                && !self.admission_queue.is_not_admitted(&uid)
                 && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid))
             {
                 view::refresh(&self.node, &uid, &pod, Stage::Alive);

@@ -71,18 +71,7 @@ impl Driver {
 }
 
 fn main() -> ExitCode {
-    let done = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting tokio")
-        .and_then(|tasks| tasks.block_on(run(&command().get_matches())));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("csi_driver: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    bulkhead_tests::program::run("csi_driver", run(&command().get_matches()))
 }
 
 fn command() -> Command {

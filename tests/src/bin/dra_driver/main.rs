@@ -241,18 +241,7 @@ impl registration::registration_server::Registration for Served {
 }
 
 fn main() -> ExitCode {
-    let done = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting tokio")
-        .and_then(|tasks| tasks.block_on(run(&command().get_matches())));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("dra_driver: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    bulkhead_tests::program::run("dra_driver", run(&command().get_matches()))
 }
 
 fn command() -> Command {

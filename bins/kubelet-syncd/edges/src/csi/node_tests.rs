@@ -7,23 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bulkhead_csi::v1::node_server::{Node, NodeServer};
 use futures_util::StreamExt as _;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-use super::super::connection::DialFuture;
 use super::super::{Driver, Outcome, Version};
 use super::*;
-
-#[derive(Debug)]
-struct Direct;
-
-impl Dial for Direct {
-    fn dial(&self, address: &PluginAddress) -> DialFuture {
-        let PluginAddress::Endpoint(path) = address.clone() else { panic!("an endpoint was named") };
-        Box::pin(UnixStream::connect(path))
-    }
-}
+use crate::fixtures::Direct;
 
 #[derive(Debug, Default)]
 struct Told(Mutex<Vec<(String, &'static str, Code)>>);

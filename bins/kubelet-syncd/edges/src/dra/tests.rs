@@ -9,25 +9,14 @@ use bulkhead_dra::v1;
 use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use bulkhead_dra::v1beta1;
 use futures_util::StreamExt as _;
-use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
 use super::plugin::Calls;
 use super::{DriverError, Plugins, Service};
-use crate::csi::connection::DialFuture;
-use crate::csi::{CallObserver, Dial, PluginAddress};
-
-#[derive(Debug)]
-struct Direct;
-
-impl Dial for Direct {
-    fn dial(&self, address: &PluginAddress) -> DialFuture {
-        let PluginAddress::Endpoint(path) = address.clone() else { panic!("an endpoint was named") };
-        Box::pin(UnixStream::connect(path))
-    }
-}
+use crate::csi::CallObserver;
+use crate::fixtures::{Direct, Serving};
 
 #[derive(Debug, Default)]
 struct Told(Mutex<Vec<(&'static str, Code)>>);
@@ -86,43 +75,13 @@ impl v1beta1::dra_plugin_server::DraPlugin for Obeying {
     }
 }
 
-/// A server in a thread of its own: with it, its connections end.
-struct Serving(Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>);
-
-impl Serving {
-    fn new<F: Future<Output = ()>>(serve: impl FnOnce() -> F + Send + 'static) -> Self {
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                tokio::select! {
-                    () = serve() => {}
-                    _ = stopped => {}
-                }
-            });
-        });
-        Serving(Some((stop, thread)))
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let Some((stop, thread)) = self.0.take() else { return };
-        let _ = stop.send(());
-        let _ = thread.join();
-    }
-}
-
 fn serve(path: &Path, connections: &Arc<AtomicUsize>) -> Serving {
-    let _ = std::fs::remove_file(path);
     let counted = connections.clone();
-    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
-    listener.set_nonblocking(true).unwrap();
     let services = Server::builder()
         .add_service(DraPluginServer::new(Obeying))
         .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(Obeying));
-    Serving::new(move || async move {
-        let incoming = UnixListenerStream::new(UnixListener::from_std(listener).unwrap()).inspect(move |_| {
+    Serving::at(path, move |listener| async move {
+        let incoming = UnixListenerStream::new(listener).inspect(move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
         });
         let _ = services.serve_with_incoming(incoming).await;
@@ -168,6 +127,8 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     wait(&plugins, "d", false).await;
     let server = serve(&path, &connections);
     wait(&plugins, "d", true).await;
+    // It is taken in before it is answered.
+    plugin.prepare(claim("c")).await.unwrap();
     assert_eq!(connections.load(Ordering::Relaxed), 2);
     // A second plugin of the driver, which nobody answers for, is not preferred to one that is there.
     let beside = plugins.add("d", &old.display().to_string(), Service::V1Beta1).unwrap();

@@ -11,8 +11,6 @@ pub mod metrics;
 mod registration;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -22,7 +20,7 @@ use bulkhead_device_plugin::v1beta1::{DevicePluginOptions, ListAndWatchResponse}
 use bulkhead_device_plugin::{HEALTHY, VERSION};
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
-use bulkhead_ipc::volnetd::{Listener, State, StateKind, listener};
+use bulkhead_ipc::volnetd::{Listener, StateKind, listener};
 use bulkhead_sys::memfd;
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
@@ -45,8 +43,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::health_news::HealthNews;
+use super::news::News;
 use super::resource_manager::ResourceManager;
+use super::state_files::{self, StateFileError};
 use metrics::DeviceMetrics;
 
 /// A pod waits so long for a plugin that is coming back.
@@ -64,8 +63,6 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// After a write that failed, and how often one that a pod waits for is tried.
 const WRITE_AGAIN: Duration = Duration::from_millis(500);
 const WRITE_TRIES: u32 = 60;
-/// What volnetd takes of one file.
-const BYTES_MAX: u64 = 16 << 20;
 
 /// Which plugins there were, for the next start: they do not register again while the socket stays.
 pub trait EndpointStore: Send + Sync + std::fmt::Debug {
@@ -84,7 +81,7 @@ pub struct Parts {
     pub cache: Arc<PodCache>,
     pub metrics: DeviceMetrics,
     pub store: Box<dyn EndpointStore>,
-    pub news: HealthNews,
+    pub news: Arc<News>,
     pub gates: Gates,
     /// A pod waits for a plugin that is coming back.
     pub waits: bool,
@@ -121,7 +118,7 @@ pub struct Devices {
     cache: Arc<PodCache>,
     metrics: DeviceMetrics,
     store: Box<dyn EndpointStore>,
-    news: HealthNews,
+    news: Arc<News>,
     gates: Gates,
     waits: bool,
     health: bool,
@@ -146,21 +143,15 @@ fn words(status: &Status) -> String {
 ///
 /// # Errors
 /// It cannot be had.
-pub async fn found(broker: &BrokerClient) -> Result<Option<Vec<u8>>, super::StateFileError> {
-    let kind = State { kind: StateKind::DeviceManager.into() };
-    let fd = match broker.open(Kind::State(kind)).await {
-        Ok(fd) => fd,
-        Err(error) if error.code() == tonic::Code::NotFound => return Ok(None),
+pub async fn found(broker: &BrokerClient) -> Result<Option<Vec<u8>>, StateFileError> {
+    match state_files::read(broker, StateKind::DeviceManager).await {
         // kubelet-volnetd of an earlier version: no device was ever given.
-        Err(error) if error.code() == tonic::Code::InvalidArgument => {
+        Err(StateFileError::Broker(error)) if error.code() == tonic::Code::InvalidArgument => {
             tracing::warn!("kubelet-volnetd keeps no devices of plugins: {error}");
-            return Ok(None);
+            Ok(None)
         }
-        Err(error) => return Err(error.into()),
-    };
-    let mut bytes = Vec::new();
-    File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
+        found => found,
+    }
 }
 
 impl Devices {
@@ -270,7 +261,7 @@ impl Devices {
     }
 
     /// Writes the checkpoint, if it is not as the devices are.
-    async fn write(&self) -> Result<(), super::StateFileError> {
+    async fn write(&self) -> Result<(), StateFileError> {
         let mut written = self.written.lock().await;
         let bytes = file::write(&lock(&self.manager).to_file())?;
         if written.as_deref() != Some(&bytes) {
@@ -406,7 +397,7 @@ impl Devices {
         tracing::debug!(resource, count = devices.len(), "State pushed for device plugin");
         let Some(pods) = lock(&self.manager).list(resource, generation, devices) else { return false };
         if self.health {
-            self.news.tell(pods);
+            self.news.add(pods);
         }
         self.changed.send_replace(());
         self.dirty.notify_one();

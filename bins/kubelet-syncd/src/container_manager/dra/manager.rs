@@ -23,9 +23,8 @@ use tokio::sync::{OnceCell, watch};
 
 use super::holds::Holds;
 use super::metrics::Durations;
-use super::news::News;
 use super::ports::{BookStore, ClaimReader};
-use crate::container_manager::ResourceManager;
+use crate::container_manager::{News, ResourceManager};
 
 /// What of it is turned on.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +54,7 @@ pub struct DraManager {
     unsaved: AtomicBool,
     holds: Holds,
     health: Mutex<HealthBook>,
-    news: Arc<News>,
+    pub(super) news: Arc<News>,
     /// Pods for which something has failed, each with the pause before it is looked at again.
     waiting: Mutex<BTreeMap<String, BackOff>>,
     /// Pods that are gone and have hold of claims still.
@@ -77,6 +76,7 @@ impl DraManager {
         reader: Box<dyn ClaimReader>,
         store: Box<dyn BookStore>,
         durations: Durations,
+        news: Arc<News>,
     ) -> Arc<Self> {
         Arc::new(DraManager {
             settings,
@@ -90,7 +90,7 @@ impl DraManager {
             unsaved: AtomicBool::new(false),
             holds: Holds::default(),
             health: Mutex::default(),
-            news: Arc::default(),
+            news,
             waiting: Mutex::default(),
             lost: watch::channel(BTreeSet::new()).0,
         })
@@ -360,9 +360,7 @@ impl DraManager {
     pub(super) fn driver_is_back(&self) {
         let waiting: Vec<String> =
             self.waiting.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
-        if !waiting.is_empty() {
-            self.news.add(waiting);
-        }
+        self.news.add(waiting);
     }
 
     /// The health of these devices of a driver has changed.
@@ -371,19 +369,7 @@ impl DraManager {
             return;
         }
         let pods = self.book().pods_of_devices(driver, devices);
-        if !pods.is_empty() {
-            self.news.add(pods);
-        }
-    }
-
-    /// Waits until pods are to be looked at again; once a second at most.
-    pub async fn changed(&self) {
-        self.news.changed().await;
-    }
-
-    /// Those pods.
-    pub fn take_changed(&self) -> BTreeSet<PodUid> {
-        self.news.take()
+        self.news.add(pods);
     }
 }
 

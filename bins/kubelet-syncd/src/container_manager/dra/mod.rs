@@ -7,7 +7,6 @@
 //! |---|---|
 //! | [`ports`] | nothing: claims on the API server and the state file, each behind a trait |
 //! | [`holds`] | whose turn it is with a claim |
-//! | [`news`] | which pods are looked at again, and no more often than once a second |
 //! | [`metrics`] | nothing: what is measured |
 //! | [`manager`] | in which order a claim is looked at, written down, prepared and given |
 //! | [`health`] | when the health of a driver's devices is asked for again |
@@ -19,7 +18,6 @@ pub mod holds;
 pub mod lost;
 pub mod manager;
 pub mod metrics;
-pub mod news;
 pub mod ports;
 pub mod slices;
 

@@ -1,23 +1,15 @@
 //! Whom the manager asks: the API server for claims, kubelet-volnetd for the state file.
 
-use std::fs::File;
-use std::io::Read as _;
-
 use bulkhead_ipc::broker::BrokerClient;
-use bulkhead_ipc::volnetd::open_request::Kind;
-use bulkhead_ipc::volnetd::{State, StateKind};
+use bulkhead_ipc::volnetd::StateKind;
 use bulkhead_sys::memfd;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kubelet_model::objects::ObjectError;
-use tonic::Code;
 
 use crate::api::resource_claims::ResourceClaims;
-use crate::container_manager::StateFileError;
-
-/// What volnetd takes of one file.
-const BYTES_MAX: u64 = 16 << 20;
+use crate::container_manager::{StateFileError, state_files};
 
 /// Claims by name.
 pub trait ClaimReader: std::fmt::Debug + Send + Sync {
@@ -41,17 +33,7 @@ pub trait BookStore: std::fmt::Debug + Send + Sync {
 
 impl BookStore for BrokerClient {
     fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>> {
-        async move {
-            let fd = match self.open(Kind::State(State { kind: StateKind::DraManager.into() })).await {
-                Ok(fd) => fd,
-                Err(error) if error.code() == Code::NotFound => return Ok(None),
-                Err(error) => return Err(error.into()),
-            };
-            let mut bytes = Vec::new();
-            File::from(fd).take(BYTES_MAX).read_to_end(&mut bytes)?;
-            Ok(Some(bytes))
-        }
-        .boxed()
+        state_files::read(self, StateKind::DraManager).boxed()
     }
 
     fn save(&self, content: Vec<u8>) -> BoxFuture<'_, Result<(), StateFileError>> {

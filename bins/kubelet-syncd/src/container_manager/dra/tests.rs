@@ -12,13 +12,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kubelet_edges::csi::connection::DialFuture;
-use kubelet_edges::csi::{Dial, PluginAddress};
 use kubelet_edges::dra::{Calls, Plugins, Service};
+use kubelet_edges::fixtures::{Direct, Serving};
 use kubelet_model::objects::ObjectError;
 use prometheus::Registry;
 use serde_json::{Value, json};
-use tokio::net::{UnixListener, UnixStream};
 use tonic::{Request, Response, Status};
 
 use super::manager::{DraManager, Settings};
@@ -27,16 +25,6 @@ use super::ports::{BookStore, ClaimReader};
 use super::*;
 use crate::container_manager::StateFileError;
 use crate::storage_writes::StorageWrites;
-
-#[derive(Debug)]
-struct Direct;
-
-impl Dial for Direct {
-    fn dial(&self, address: &PluginAddress) -> DialFuture {
-        let PluginAddress::Endpoint(path) = address.clone() else { panic!("an endpoint was named") };
-        Box::pin(UnixStream::connect(path))
-    }
-}
 
 /// What a driver was asked, and what it says of claims by their names.
 #[derive(Debug, Default)]
@@ -175,7 +163,7 @@ fn manager(api: &Api, disk: &Disk, registry: &Registry) -> Arc<DraManager> {
         observer: Some(Arc::new(durations.clone())),
     });
     let settings = Settings { extended_resources: true, health: true, health_messages: true };
-    DraManager::new(settings, plugins, Box::new(api.clone()), Box::new(disk.clone()), durations)
+    DraManager::new(settings, plugins, Box::new(api.clone()), Box::new(disk.clone()), durations, Arc::default())
 }
 
 impl Lab {
@@ -206,39 +194,9 @@ impl Lab {
     }
 }
 
-/// A server in a thread of its own: with it, its connections end.
-struct Serving(Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>);
-
-impl Serving {
-    fn new<F: Future<Output = ()>>(serve: impl FnOnce() -> F + Send + 'static) -> Self {
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                tokio::select! {
-                    () = serve() => {}
-                    _ = stopped => {}
-                }
-            });
-        });
-        Serving(Some((stop, thread)))
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let Some((stop, thread)) = self.0.take() else { return };
-        let _ = stop.send(());
-        let _ = thread.join();
-    }
-}
-
 fn serve(path: &Path, driver: Driver) -> Serving {
-    let _ = std::fs::remove_file(path);
-    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
-    listener.set_nonblocking(true).unwrap();
-    Serving::new(move || async move {
-        let incoming = stream::unfold(UnixListener::from_std(listener).unwrap(), |listener| async {
+    Serving::at(path, move |listener| async move {
+        let incoming = stream::unfold(listener, |listener| async {
             Some((listener.accept().await.map(|(connection, _)| connection), listener))
         });
         let server = tonic::transport::Server::builder().add_service(DraPluginServer::new(driver));
@@ -385,8 +343,8 @@ async fn after_a_restart_lost_pods_give_back_and_others_keep() {
     let path = lab.path("new");
     let _server = serve(&path, driver.clone());
     again.register("d.test", &path.display().to_string(), Service::V1).unwrap();
-    again.changed().await;
-    assert_eq!(again.take_changed(), [uid("stays")].into());
+    again.news.changed().await;
+    assert_eq!(again.news.take(), [uid("stays")].into());
     while again.lost.borrow().contains("gone") {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

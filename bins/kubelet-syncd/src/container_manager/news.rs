@@ -1,5 +1,5 @@
 //! Pods of which something else is true than was shown: the health of their devices has changed, or a driver that they wait for is
-//! there. Told once a second at most, however often it changes.
+//! there. Told to the sync loop once a second at most, however often it changes (upstream `resourceupdates`).
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -23,8 +23,11 @@ impl News {
     /// These are to be looked at.
     pub fn add(&self, uids: impl IntoIterator<Item = String>) {
         let uids = uids.into_iter().filter_map(|uid| PodUid::parse(&uid).ok());
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner).0.extend(uids);
-        self.told.notify_one();
+        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        pods.0.extend(uids);
+        if !pods.0.is_empty() {
+            self.told.notify_one();
+        }
     }
 
     /// Waits until there are some.
