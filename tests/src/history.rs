@@ -70,8 +70,12 @@ fn step(old: &Value, new: &Value) -> Result<()> {
 /// Whether the condition may have had its other value between two versions, which was overtaken before it was told: a node's
 /// times are those of what it knew (upstream: `updateLastTransitionTime` compares with the status manager's cache, and what
 /// is in there when a request can be made is what is told). It leaves a trace: a container that began or ended between the
-/// two times, and was not told of so before.
+/// two times, and was not told of so before. A sandbox that came and went with its pod's deletion leaves none.
 fn was_overtaken(old: &Value, new: &Value, was: &Value, is: &Value) -> bool {
+    let generation = |condition: &Value| condition["observedGeneration"].as_i64();
+    if was["type"] == "PodReadyToStartContainers" && generation(was) < generation(is) {
+        return true;
+    }
     let between = text(&was["lastTransitionTime"])..=text(&is["lastTransitionTime"]);
     let told: BTreeSet<String> = containers(old).flat_map(|(_, one)| steps(one)).map(|(step, _)| step).collect();
     containers(new).flat_map(|(_, one)| steps(one)).any(|(step, at)| between.contains(&at) && !told.contains(&step))
@@ -221,6 +225,21 @@ mod tests {
             ("at another time", status(&at(1), waiting), status(&at(3), ended(4, 5)), false),
         ] {
             assert_eq!(pod_only_advances(&[from, to]).is_ok(), well, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_sandbox_moves_alone_where_its_pod_was_deleted() {
+        let status = |kind: &str, since: &str, generation: u32| {
+            let condition =
+                json!({"type": kind, "status": "False", "lastTransitionTime": since, "observedGeneration": generation});
+            pod(json!({"conditions": [condition]}))
+        };
+        for (kind, generation, well) in
+            [("PodReadyToStartContainers", 2, true), ("PodReadyToStartContainers", 1, false), ("Ready", 2, false)]
+        {
+            let history = [status(kind, "1", 1), status(kind, "2", generation)];
+            assert_eq!(pod_only_advances(&history).is_ok(), well, "{kind} {generation}");
         }
     }
 

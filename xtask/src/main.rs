@@ -289,8 +289,10 @@ fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()>
     let before = against.map(|revision| versions::programs_to_measure(revision, profile)).transpose()?;
     // The measuring side waits for milliseconds and computes for microseconds: the development build will do, and is
     // there already when the tests have run.
-    // What runs in its pods lies beside it.
-    checks::cargo(&["build", "--locked", "--profile", "quick", "--package", "bulkhead-tests", "--bin", "agnhost"])?;
+    // What runs in its pods, and drivers and plugins, lie beside it.
+    let mut beside = vec!["build", "--locked", "--profile", "quick", "--package", "bulkhead-tests"];
+    beside.extend(["agnhost", "csi_driver", "device_plugin", "dra_driver"].iter().flat_map(|name| ["--bin", name]));
+    checks::cargo(&beside)?;
     let mut command = Command::new(checks::cargo_program());
     command
         .current_dir(build::workspace_root())

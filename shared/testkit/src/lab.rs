@@ -84,7 +84,15 @@ impl Lab {
     /// # Errors
     /// As [`Lab::start`].
     pub fn start_alone() -> Result<Self> {
-        Self::start_with(all_places(&PLACES, TURN)?, Release::from_environment()?)
+        Self::start_alone_on(Release::from_environment()?)
+    }
+
+    /// The same with a certain containerd.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub fn start_alone_on(release: Release) -> Result<Self> {
+        Self::start_with(all_places(&PLACES, TURN)?, release)
     }
 
     /// A lab beside others: a second node of the same test, the demo.

@@ -3,12 +3,14 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`claims`] | claims of devices, and pods that have them |
 //! | [`pods`] | objects to create |
 //! | [`status`] | what the API server shows of node and pods |
 //! | [`events`] | the events about an object |
 //! | [`requests`] | the requests that the API server got |
 //! | [`versions`] | all versions that there were of a pod |
 
+pub mod claims;
 pub mod events;
 pub mod pods;
 pub mod requests;

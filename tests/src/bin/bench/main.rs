@@ -9,6 +9,7 @@ mod filters;
 mod measure;
 mod probes;
 mod report;
+mod resources;
 mod server;
 mod volumes;
 
@@ -45,9 +46,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics or volumes alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes or resource managers alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -65,6 +66,7 @@ fn run() -> Result<()> {
         .arg(number("disks", "10", "Times that a disk becomes short"))
         .arg(number("volume-pods", "100", "Pods with five local volumes and one of a CSI driver each; 0: fsGroup alone"))
         .arg(number("files", "100000", "Files of a volume that is given to a group; 0: none"))
+        .arg(number("resource-pods", "50", "Pods with a device of a plugin and a claim of a driver each"))
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
         .arg(
             Arg::new("quick")
@@ -148,6 +150,11 @@ fn run() -> Result<()> {
         let (pods, files) = (few("volume-pods", 5)?, few("files", 5000)?);
         let plan = volumes::Plan { judged: !quick, pods, alone: if quick { 3 } else { 10 }, files, idle };
         sections.push(report::volumes(&plan, &volumes::run(&plan)?));
+    }
+    if has("resources") {
+        let (pods, rounds) = (few("resource-pods", 5)?, if quick { 1 } else { 3 });
+        let plan = resources::Plan { judged: !quick, pods, rounds, idle };
+        sections.push(report::resources(&plan, &resources::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -10,7 +10,7 @@ use bulkhead_ipc::syncd::{PodState, WorkerState};
 use bulkhead_testkit::agent::PodWatch;
 use bulkhead_testkit::floor::{Floor, FloorPod};
 use bulkhead_testkit::wait::eventually;
-use bulkhead_testkit::{LONG, Lab, Node, Pod, processes};
+use bulkhead_testkit::{LONG, Lab, Node, Pod, Release, processes};
 use nix::sys::signal::Signal;
 
 /// How much of everything.
@@ -289,6 +289,15 @@ fn node_many(plan: &Plan, node: &Node, measured: &mut Measurements) -> Result<()
 /// Whether a container that is no longer shown belonged to this pod.
 fn is_of(pod: &PodState, container: &str, cri: &bulkhead_testkit::cri::Cri) -> bool {
     cri.containers().is_ok_and(|all| all.iter().any(|one| one.id == container && one.uid == pod.uid))
+}
+
+/// A lab to measure in. Whoever sets `BULKHEAD_BESIDE` does not wait for other labs, and judges nothing.
+///
+/// # Errors
+/// As [`Lab::start`].
+pub fn lab(release: Release) -> Result<Lab> {
+    let beside = std::env::var_os("BULKHEAD_BESIDE").is_some();
+    if beside { Lab::start_beside_on(release) } else { Lab::start_alone_on(release) }
 }
 
 /// What each program's processes have used since their start, workers among them. One that ends meanwhile is left out.

@@ -5,6 +5,7 @@ mod collection;
 mod eviction;
 mod filters;
 mod probes;
+mod resources;
 mod server;
 mod volumes;
 
@@ -21,6 +22,7 @@ pub use collection::section as collection;
 pub use eviction::section as eviction;
 pub use filters::section as filters;
 pub use probes::section as probes;
+pub use resources::section as resources;
 pub use server::section as server;
 pub use volumes::section as volumes;
 

@@ -7,10 +7,10 @@ mod ownership;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use bulkhead_testkit::cluster::client::Events;
 use bulkhead_testkit::csi::{Call, Driver, DriverBuilder, objects};
-use bulkhead_testkit::{Cluster, IDLE, Lab, Node, build, image};
+use bulkhead_testkit::{Cluster, IDLE, Node, Release, image};
 use serde_json::{Value, json};
 
 use crate::cluster::{condition, until_each};
@@ -95,9 +95,7 @@ fn progress(text: &str) {
 /// A pod did not start or end, or a process ended meanwhile.
 pub fn run(plan: &Plan) -> Result<Measurements> {
     let mut measured = Measurements::default();
-    // Whoever says so does not wait for other labs, and judges nothing.
-    let beside = std::env::var_os("BULKHEAD_BESIDE").is_some();
-    let lab = if beside { Lab::start_beside()? } else { Lab::start_alone()? };
+    let lab = measure::lab(Release::from_environment()?)?;
     if plan.files > 0 {
         progress(&format!("fsGroup on {} files", plan.files));
         measured.given = Some(ownership::measure(&lab.folder(), plan.files)?);
@@ -105,8 +103,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     if plan.pods == 0 {
         return Ok(measured);
     }
-    let program = build::bin_dir()?.join("csi_driver");
-    ensure!(program.is_file(), "no {}: build the tests' programs first", program.display());
+    let program = std::env::current_exe()?.with_file_name("csi_driver");
     let plain = lab.folder().join("plain");
     std::fs::create_dir(&plain)?;
 
