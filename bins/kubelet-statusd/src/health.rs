@@ -49,8 +49,8 @@ pub struct Inputs {
 /// A check's outcome; `None` when there is no such check.
 pub fn check(name: &str, inputs: &Inputs) -> Option<Result<(), String>> {
     match name {
-        // No device plugin can register with this version, so nothing of that can fail.
-        "ping" | "log" | "device-plugin" => Some(Ok(())),
+        "ping" | "log" => Some(Ok(())),
+        "device-plugin" => Some(device_plugin(inputs)),
         "syncloop" => Some(sync_loop(inputs)),
         "pleg" => Some(pleg(inputs)),
         "volnetd" => Some(presence("kubelet-volnetd", inputs.volnetd)),
@@ -92,6 +92,17 @@ fn pleg(inputs: &Inputs) -> Result<(), String> {
         return Err(format!("pleg was last seen active {age:.0}s ago; threshold is {}s", threshold.as_secs()));
     }
     Ok(())
+}
+
+/// In upstream's words (`pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go`). What is unknown of syncd is said by `syncloop`.
+fn device_plugin(inputs: &Inputs) -> Result<(), String> {
+    let error =
+        inputs.node.as_ref().map(|node| node.device_registration_error.as_str()).filter(|error| !error.is_empty());
+    error.map_or(Ok(()), |error| {
+        Err(format!(
+            "device registration error: device plugin registration gRPC server failed and no device plugins can register: {error}"
+        ))
+    })
 }
 
 /// Whether the API server answers. No check: a node that cannot reach it is well, and goes on (upstream's /healthz does
@@ -211,6 +222,15 @@ mod tests {
             change(&mut inputs);
             assert_eq!(failing(&inputs), expected, "{what}");
         }
+        let mut unbound = inputs();
+        unbound.node.as_mut().unwrap().device_registration_error = "no socket".into();
+        assert!(failing(&unbound).is_empty(), "the health port has no such check, with upstream neither");
+        assert_eq!(
+            check("device-plugin", &unbound).unwrap().unwrap_err(),
+            "device registration error: device plugin registration gRPC server failed and no device plugins can register: no socket"
+        );
+        unbound.node = None;
+        assert_eq!(check("device-plugin", &unbound), Some(Ok(())));
         let mut gone = inputs();
         gone.node = None;
         gone.syncd = seconds(60);

@@ -43,8 +43,8 @@ impl HealthChecks {
         if !health::names(surface).contains(&name) {
             return None;
         }
-        // Only these two need an answer of kubelet-syncd.
-        let node = if matches!(name, "syncloop" | "pleg") { self.peers.node().await } else { None };
+        // Only these need an answer of kubelet-syncd.
+        let node = if matches!(name, "syncloop" | "pleg" | "device-plugin") { self.peers.node().await } else { None };
         health::check(name, &self.inputs(node))
     }
 

@@ -12,7 +12,7 @@ use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Regis
 const NEVER: [(&str, &str); 3] = [
     ("disabled_metrics_total", "[BETA] The count of disabled metrics."),
     ("hidden_metrics_total", "[BETA] The count of hidden metrics."),
-    // Nobody can watch pods here.
+    // A slow watcher of the pods API is told the newest state, and nothing is dropped.
     ("kubelet_pod_watch_events_dropped_total", "[ALPHA] Cumulative number of pod watch events dropped."),
 ];
 

@@ -40,6 +40,7 @@ use tonic::{Request, Response, Status};
 struct Script {
     metrics: Mutex<String>,
     sync_loop_age: Mutex<f64>,
+    device_registration_error: Mutex<String>,
     silent: AtomicBool,
 }
 
@@ -73,7 +74,12 @@ impl Node for Fake {
     async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
         self.silence().await;
         let sync_loop_age_seconds = *self.0.sync_loop_age.lock().unwrap();
-        Ok(Response::new(NodeState { sync_loop_age_seconds, pleg: "cri-events".into(), ..Default::default() }))
+        Ok(Response::new(NodeState {
+            sync_loop_age_seconds,
+            pleg: "cri-events".into(),
+            device_registration_error: self.0.device_registration_error.lock().unwrap().clone(),
+            ..Default::default()
+        }))
     }
 
     type WatchStream = tokio_stream::Empty<Result<NodeState, Status>>;
@@ -262,6 +268,26 @@ async fn a_wedged_syncd_does_not_look_healthy() {
     assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
     let checks = lab.health.all(Surface::Healthz).await;
     assert!(checks.iter().any(|(name, outcome)| *name == "syncloop" && outcome.is_err()));
+}
+
+#[tokio::test]
+async fn device_plugins_that_cannot_register_are_told() {
+    let lab = lab().await;
+    let (status, verbose) = get(lab.read_only, "/healthz?verbose").await;
+    assert_eq!(
+        (status, verbose.as_str()),
+        (200, "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]device-plugin ok\nhealthz check passed\n")
+    );
+    assert_eq!(get(lab.read_only, "/healthz/device-plugin").await, (200, "ok".into()));
+    *lab.syncd.script.device_registration_error.lock().unwrap() = "no socket".into();
+    let expected = "internal server error: device registration error: device plugin registration gRPC server failed and no \
+                    device plugins can register: no socket\n";
+    assert_eq!(get(lab.read_only, "/healthz/device-plugin").await, (500, expected.into()));
+    let (status, body) = get(lab.read_only, "/healthz").await;
+    assert!(status == 500 && body.contains("[-]device-plugin failed: reason withheld\n"), "{status} {body}");
+    // The health port has no such check.
+    assert_eq!(get(lab.healthz, "/healthz").await.0, 200);
+    assert_eq!(get(lab.healthz, "/healthz/device-plugin").await.0, 404);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@
 //! | [`kubelet_pleg`] | what the runtime has, from its events and a slow audit |
 //! | [`kubelet_volume_manager`] | claims and volumes of CSI drivers and NFS servers: which pods want, which are there, what is done about the difference |
 //! | [`kubelet_pod_resources`] | what is told to agents on the node of the CPUs, memory, devices and claims that containers have for themselves |
+//! | [`kubelet_pods_api`] | the pods, told to agents on the node |
 //! | [`kubelet_images`] | whether an image is there and how it gets there |
 //! | [`kubelet_probes`] | what is asked of a running container and run in it: probes, lifecycle hooks |
 //! | [`kubelet_runtime`] | one pod at the container runtime: its size, what to do with its sandbox and containers, its status |
@@ -66,6 +67,7 @@
 //! | whose turn it is to be asked for its limit ([`plugin_manager::allocatable`]) | drivers, their objects, limits that were reached (watch), the time | wishes for the API server |
 //! | claims of drivers ([`container_manager::dra`]): each plugin's connection and its stream of health, lost pods, ResourceSlices | plugins that come and go (watch), pods that are gone (watch), the time | calls of drivers; which pods are to be looked at (its news), wishes for the API server |
 //! | the system bus, and the lock that delays a shutdown ([`node_shutdown::logind`]) | logind's word, kubelet-volnetd's life (watch) | whether the machine goes down (watch) |
+//! | the pods API, where its gate is on, a task a connection ([`service::pods_api`]) | requests of agents on the node | pods |
 //! | the pod resources API, a task a connection ([`service::pod_resources`]) | requests of agents on the node | who has what for himself |
 //! | device plugins: a task each that follows its list, one that serves their registration, two that keep the checkpoint and what the Node shows ([`container_manager::devices`]) | what plugins tell | pods whose devices' health is news, amounts (watch), the checkpoint |
 //! | silent sources ([`service::silence`]) | the node's view | events, a metric |

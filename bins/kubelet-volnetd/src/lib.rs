@@ -53,7 +53,7 @@
 //! | [`disks`] | how kubelet-disks is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
 //! | [`listeners`] | when the socket by which device plugins register is bound anew |
-//! | [`pod_resources`] | whether the socket of the pod resources API is bound anew |
+//! | [`agent_sockets`] | whether a socket by which agents ask kubelet-syncd is bound anew |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -80,6 +80,7 @@
 //! A node log behind a link is refused. fsGroup leaves what is nested
 //! deeper than 256 directories.
 
+pub mod agent_sockets;
 pub mod audit;
 pub mod broker;
 pub mod cgroups;
@@ -94,7 +95,6 @@ pub mod listeners;
 pub mod metrics;
 pub mod node;
 pub mod operations;
-pub mod pod_resources;
 pub mod service;
 pub mod settings;
 pub mod setup;

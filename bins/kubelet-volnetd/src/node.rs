@@ -16,6 +16,7 @@ use bulkhead_worker::WorkerPool;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
+use crate::agent_sockets::AgentSocket;
 use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
 use crate::disks::Disks;
@@ -24,7 +25,6 @@ use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::listeners::Listeners;
 use crate::metrics::Metrics;
-use crate::pod_resources::PodResourcesSocket;
 
 /// What the operator decided, reduced to what concerns this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub struct Settings {
     /// What cgroups that are not the pods' are limited to.
     pub reserved: Vec<Enforcement>,
     pub protect_kernel_defaults: bool,
+    /// The gate PodsAPI.
+    pub pods_api: bool,
     /// How long a shutdown of the machine waits for pods; None: it does not.
     pub shutdown_delay: Option<Duration>,
     /// Whether the kernel tunables are looked at at all: off in tests that must not change their machine.
@@ -122,7 +124,8 @@ pub struct Node {
     /// The delay of a shutdown.
     pub inhibitor: Inhibitor,
     /// Bound for kubelet-syncd.
-    pub pod_resources: PodResourcesSocket,
+    pub pod_resources: AgentSocket,
+    pub pods_api: AgentSocket,
     /// Sockets that kubelet-syncd listens on.
     pub listeners: Listeners,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
@@ -191,7 +194,8 @@ impl Node {
             workers,
             disks: Disks::default(),
             inhibitor: Inhibitor::default(),
-            pod_resources: PodResourcesSocket::default(),
+            pod_resources: AgentSocket::pod_resources(),
+            pods_api: AgentSocket::pods_api(),
             listeners: Listeners::default(),
             locks: Mutex::new(HashMap::new()),
             settings,

@@ -60,6 +60,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         shutdown_delay: Some(shutdown::total(&shutdown::grace_periods(&config.kubelet, &config.feature_gates())))
             .filter(|delay| !delay.is_zero()),
         protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
+        pods_api: config.feature_gates().enabled("PodsAPI"),
         manage_kernel_tunables: true,
     })
 }

@@ -578,3 +578,12 @@ async fn files_with_variables() {
     assert!(reply.done, "{:?}", reply.left);
     assert_eq!(std::fs::read_to_string(secret).unwrap(), "the host's");
 }
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_pods_api_has_a_socket_with_its_gate_alone() {
+    let Some(world) = world().await else { return };
+    let kind = Kind::Listener(Listener { kind: listener::Kind::PodsApi.into() });
+    let (code, message) = world.open(SYNCD, kind).await.unwrap_err();
+    assert_eq!(code, Code::FailedPrecondition, "{message}");
+    assert!(!world.dir.join("root/pods-api").exists());
+}

@@ -62,6 +62,7 @@ const GATES: &[&str] = &[
     "PodLevelResourceManagers",
     "PodLevelResources",
     "PodLogsQuerySplitStreams",
+    "PodsAPI",
     "QOSReserved",
     "ReduceDefaultCrashLoopBackOffDecay",
     "ResourceHealthStatus",
@@ -140,7 +141,7 @@ mod tests {
         let mut config = flag_defaults();
         config.feature_gates.insert("AllAlpha".into(), true);
         let named = named(&KubeletFlags::default(), &config);
-        for idle in ["CRIListStreaming", "EventedPLEG", "PodsAPI"] {
+        for idle in ["CRIListStreaming", "EventedPLEG"] {
             assert!(named.contains(&format!("featureGates[{idle}] by its stage")), "{idle}: {named:?}");
         }
         for other in ["MemoryQoS", "ContainerStopSignals", "StorageVersionAPI", "AllAlpha", "ContextualLogging"] {

@@ -182,6 +182,8 @@ const SYNCD: Row = Row {
         Serves { socket: "kubelet-syncd.sock", peers: &["kubelet-evictiond", "kubelet-statusd", "operator"] },
         // Bound by kubelet-volnetd, which keeps a copy and answers nobody there.
         Serves { socket: "pod-resources/kubelet.sock", peers: &["whoever may enter its folder, which is root's"] },
+        // The same, with the gate PodsAPI.
+        Serves { socket: "pods-api/pods-api.sock", peers: &["whoever may enter its folder, which is root's"] },
     ],
     memory_bytes: 1536 * MIB,
     oom_score_adj: None,
@@ -391,7 +393,9 @@ impl Row {
     pub fn passed_listeners(&self, config: &NodeConfig) -> Vec<String> {
         match self.program {
             Program::Daemon(Process::Volnetd | Process::Syncd) => {
-                vec![format!("unix:{}", config.paths.pod_resources_socket().display())]
+                let pods = config.feature_gates().enabled("PodsAPI").then(|| config.paths.pods_api_socket());
+                let sockets = [config.paths.pod_resources_socket()].into_iter().chain(pods);
+                sockets.map(|path| format!("unix:{}", path.display())).collect()
             }
             _ => Vec::new(),
         }

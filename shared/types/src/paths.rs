@@ -86,6 +86,11 @@ impl InstancePaths {
         self.root_dir.join("pod-resources").join("kubelet.sock")
     }
 
+    /// Where agents ask which pods there are, with the gate PodsAPI; volnetd binds it, syncd answers.
+    pub fn pods_api_socket(&self) -> PathBuf {
+        self.root_dir.join("pods-api").join("pods-api.sock")
+    }
+
     pub fn is_default_root(&self) -> bool {
         self.root_dir == Path::new("/var/lib/kubelet")
     }

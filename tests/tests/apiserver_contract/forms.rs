@@ -40,3 +40,55 @@ pub fn only_what_both_sides_understand_is_spoken(server: Server) -> Result<()> {
     assert!(place.find("configmaps", "default", "tried")?.is_none());
     Ok(())
 }
+
+/// The envelope of Kubernetes' protobuf (`runtime.Unknown`), behind four bytes that say what it is.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Unknown {
+    #[prost(bytes = "vec", tag = "2")]
+    raw: Vec<u8>,
+}
+
+/// A pod with nearly everything that there is, as it was recorded beside the encoder, is made anew on the server.
+/// `BULKHEAD_RECORD=1` records it again.
+pub fn a_pod_is_the_same_bytes_from_the_server_and_from_us(server: Server) -> Result<()> {
+    if server == Server::StandIn {
+        // It speaks no protobuf; the recorded bytes are compared beside the encoder.
+        return Ok(());
+    }
+    let place = Place::new("bytes", server)?;
+    let client = place.client();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../bins/kubelet-syncd/pods-api/tests");
+    let recorded: Value = serde_json::from_slice(&std::fs::read(format!("{folder}/pod.json"))?)?;
+    let mut pod = recorded.clone();
+    for own in ["uid", "resourceVersion", "creationTimestamp", "managedFields", "generation"] {
+        pod["metadata"].as_object_mut().context("no metadata")?.remove(own);
+    }
+    let debug = pod["spec"].as_object_mut().context("no spec")?.remove("ephemeralContainers");
+    let mut made = client.send_json("POST", PODS, &pod)?.success()?;
+    let path = format!("{PODS}/whole");
+    made["spec"]["ephemeralContainers"] = debug.context("no ephemeral containers")?;
+    let mut made = client.send_json("PUT", &format!("{path}/ephemeralcontainers"), &made)?.success()?;
+    made["status"] = recorded["status"].clone();
+    client.send_json("PUT", &format!("{path}/status"), &made)?.success()?;
+
+    let json = client.get(&path)?.success()?;
+    let binary = client.request("GET", &path, &[("accept", "application/vnd.kubernetes.protobuf")], b"")?;
+    assert_eq!(binary.status, 200);
+    let envelope = binary.body.strip_prefix(b"k8s\0").context("no protobuf of Kubernetes")?;
+    let bytes = <Unknown as prost::Message>::decode(envelope)?.raw;
+    if std::env::var_os("BULKHEAD_RECORD").is_some() {
+        std::fs::write(format!("{folder}/pod.json"), format!("{json:#}\n"))?;
+        std::fs::write(format!("{folder}/pod.pb"), &bytes)?;
+    }
+    let ours = kubelet_pods_api::encode::pod(&json)?;
+    let same = ours.iter().zip(&bytes).take_while(|(a, b)| a == b).count();
+    ensure!(
+        ours == bytes,
+        "{} and {} bytes, the same up to {same}: {:?} and {:?}",
+        ours.len(),
+        bytes.len(),
+        String::from_utf8_lossy(&ours[same.saturating_sub(40)..(same + 40).min(ours.len())]),
+        String::from_utf8_lossy(&bytes[same.saturating_sub(40)..(same + 40).min(bytes.len())])
+    );
+    Ok(())
+}

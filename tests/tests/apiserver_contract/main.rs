@@ -65,7 +65,8 @@ contract! {
         a_pod_ends_in_two_steps,
         objects_without_finalizers_go_at_once;
     forms:
-        only_what_both_sides_understand_is_spoken;
+        only_what_both_sides_understand_is_spoken,
+        a_pod_is_the_same_bytes_from_the_server_and_from_us;
     objects:
         a_pod_is_stored_as_the_real_server_completes_it,
         refusals_are_worded_and_typed,

@@ -84,6 +84,29 @@ fn a_more_important_pod_takes_the_last_place() -> Result<()> {
     node.finish()
 }
 
+/// The folder is told of a removal and a new file at once: no moment passes in which the pod is not wanted.
+#[test]
+fn a_refused_pod_is_judged_again_when_its_manifest_is_written_anew() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let node = lab.node("alpha").config("maxPods", json!(1)).start()?;
+    let [first, second] = ["first", "second"].map(|name| Pod::idle(name).spec("priority", json!(1)));
+    node.write(&first)?;
+    node.wait_pod("first", "it runs", |pod| pod.phase == "Running")?;
+    // One that runs does not mind.
+    let before = node.fingerprint()?;
+    node.remove("first")?;
+    node.write(&first)?;
+    node.write(&second)?;
+    node.wait_pod("second", "it is refused", |pod| pod.phase == "Failed")?;
+    ensure!(node.fingerprint()? == before, "{before:?}");
+    node.remove("first")?;
+    node.wait_gone("first")?;
+    node.remove("second")?;
+    node.write(&second)?;
+    node.wait_pod("second", "there is room", |pod| pod.phase == "Running")?;
+    node.finish()
+}
+
 #[test]
 fn a_pod_past_its_deadline_is_ended() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };

@@ -10,6 +10,7 @@ mod network_identity;
 mod pod_environment;
 mod pod_files;
 mod pod_resources;
+mod pods_api;
 mod probes;
 mod resize;
 mod resource_managers;

@@ -2,7 +2,7 @@
 //! processes live and die; and what an operator sees of the same.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -131,6 +131,7 @@ fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     ensure!((file.uid(), file.gid(), file.mode() & 0o7777) == (0, 0, 0o755), "{:o}", file.mode());
     ensure!((folder.uid(), folder.mode() & 0o7777) == (0, 0o750), "{:o}", folder.mode());
 
+    ensure!(!node.root_dir().join("pods-api").exists(), "the gate PodsAPI is off");
     let agent = Agent::new(&socket)?;
     let (pinned, shares) = (node.pod_name("pinned"), node.pod_name("shares"));
     let listed = told(agent.list()?);
@@ -175,11 +176,20 @@ fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     ensure!(told(Agent::new(&socket)?.list()?) == listed);
     ensure!(identity(&std::fs::metadata(&socket)?) == identity(&file), "another socket");
     eventually("all processes are as in the map", LONG, || privileges_hold(&node))?;
-    // Its successor has no copy, so the next death leads to another socket.
+    // Its successor has no copy, so the next death leads to another socket. That of device plugins it may not bind any more.
+    let plugins = node.root_dir().join("device-plugins");
+    std::fs::remove_file(plugins.join("kubelet.sock"))?;
+    std::fs::set_permissions(&plugins, std::fs::Permissions::from_mode(0o777))?;
     node.kill_daemon("kubelet-syncd")?;
     eventually("a new socket answers", LONG, || {
         ensure!(identity(&std::fs::metadata(&socket)?) != identity(&file), "the old one");
         ensure!(told(Agent::new(&socket)?.list()?) == listed);
+        Ok(())
+    })?;
+
+    eventually("device plugins cannot register", LONG, || {
+        let error = node.agent()?.node()?.device_registration_error;
+        ensure!(error.contains("may be written by others than root"), "{error:?}");
         Ok(())
     })?;
 

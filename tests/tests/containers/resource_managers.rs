@@ -180,10 +180,9 @@ fn containers_have_cpus_and_memory_for_themselves() -> Result<()> {
     wait_cpus(&node, "shared", &all)?;
     wait_cpu_state(&node, &all, &[])?;
     wait_memory_state(&node, &Value::Null, 0)?;
-    // By another name: the same manifest, away for a moment, is the same pod, which has failed.
-    node.write(&guaranteed("later", 1))?;
-    node.wait_pod("later", "it fits now", |pod| pod.phase == "Running")?;
-    wait_cpus(&node, "later", "1")?;
+    node.write(&guaranteed("late", 1))?;
+    node.wait_pod("late", "it fits now", |pod| pod.phase == "Running")?;
+    wait_cpus(&node, "late", "1")?;
     node.finish()
 }
 

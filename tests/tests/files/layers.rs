@@ -18,6 +18,7 @@ const CRATES: &[&str] = &[
     "kubelet-syncd/volume-manager",
     "kubelet-syncd/container-manager",
     "kubelet-syncd/pod-resources",
+    "kubelet-syncd/pods-api",
     "kubelet-volnetd",
     "kubelet-evictiond",
     "kubelet-statusd",

@@ -116,6 +116,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubelet-volume-manager", &["bulkhead-types", "bulkhead-ipc", "bulkhead-csi", "kubelet-model", "kubelet-edges"]),
     ("kubelet-container-manager", &["bulkhead-types", "bulkhead-config", "bulkhead-device-plugin", "kubelet-model"]),
     ("kubelet-pod-resources", &[]),
+    ("kubelet-pods-api", &["kubelet-pod-resources"]),
     (
         "kubelet-syncd",
         &[
@@ -135,6 +136,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kubelet-pleg",
             "kubelet-images",
             "kubelet-pod-resources",
+            "kubelet-pods-api",
             "kubelet-probes",
             "kubelet-runtime",
             "kubelet-volume-manager",

@@ -1,4 +1,4 @@
-//! Clients of the socket. Whoever can reach it may ask: its folder is root's, and what is told is no secret of a pod. So clients are
+//! Clients of a socket for agents: of this one, and of the pods API's. Whoever can reach it may ask: its folder is root's, and what is told is no secret of a pod. So clients are
 //! bounded together, and who is one too many waits in the listener's queue.
 
 use std::pin::Pin;
@@ -14,6 +14,13 @@ use tonic::transport::server::Connected;
 
 /// Clients that are talked to at a time: some agents, each with a connection that it keeps.
 pub const CONNECTIONS: usize = 64;
+
+/// Calls that one client may have open (libraries begin with 100 before they have heard of a bound), and the headers of one in bytes.
+const STREAMS: u32 = 256;
+const HEADER_BYTES: u32 = 16 << 10;
+/// Silence after which a client is asked whether it still reads, and how long the answer may take.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Before the next try to accept, where descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -48,6 +55,15 @@ impl AsyncWrite for Client {
     }
 }
 
+/// A server with these bounds.
+pub fn server() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS)
+        .http2_max_header_list_size(HEADER_BYTES)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE_PATIENCE))
+}
+
 /// Clients, one after the other as there are places. Never ends.
 pub fn clients(listener: UnixListener) -> impl Stream<Item = std::io::Result<Client>> {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -57,7 +73,7 @@ pub fn clients(listener: UnixListener) -> impl Stream<Item = std::io::Result<Cli
             match listener.accept().await {
                 Ok((stream, _)) => return Some((Ok(Client { stream, _place: place }), (listener, places))),
                 Err(error) => {
-                    tracing::warn!(%error, "accept on the pod resources socket failed");
+                    tracing::warn!(%error, "accept on a socket for agents failed");
                     tokio::time::sleep(PAUSE).await;
                 }
             }

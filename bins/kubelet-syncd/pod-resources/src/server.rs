@@ -1,7 +1,6 @@
 //! Both versions of the API on one socket.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
@@ -14,12 +13,6 @@ use crate::{v1, v1alpha1};
 
 /// Requests are names; nothing that is asked is larger.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Calls that one client may have open (libraries begin with 100 before they have heard of a bound), and the headers of one in bytes.
-const STREAMS: u32 = 256;
-const HEADER_BYTES: u32 = 16 << 10;
-/// Silence after which a client is asked whether it still reads, and how long the answer may take.
-const KEEPALIVE: Duration = Duration::from_secs(60);
-const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Answers both versions. Cheap to clone.
 #[derive(Clone)]
@@ -56,11 +49,7 @@ pub async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     use v1::pod_resources_lister_server::PodResourcesListerServer as V1Server;
     use v1alpha1::pod_resources_lister_server::PodResourcesListerServer as V1alpha1Server;
-    tonic::transport::Server::builder()
-        .max_concurrent_streams(STREAMS)
-        .http2_max_header_list_size(HEADER_BYTES)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE_PATIENCE))
+    connections::server()
         .add_service(V1alpha1Server::new(lister.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(V1Server::new(lister).max_decoding_message_size(MAX_REQUEST_BYTES))
         .serve_with_incoming_shutdown(connections::clients(listener), stop)

@@ -1,10 +1,10 @@
 //! Puts the parts together, in the order in which one needs the other.
 
 mod adoption;
+mod agents;
 mod claims;
 mod facts;
 mod plugins;
-mod pod_resources;
 mod resources;
 mod runtime;
 mod stages;

@@ -21,6 +21,7 @@ use crate::container_manager::dra::DraManager;
 use crate::container_manager::metrics::Allocations;
 use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, News, StateFiles};
 use crate::private_state::PrivateState;
+use crate::service::node_view::NodeView;
 
 /// kubelet-volnetd is away: it is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -92,32 +93,39 @@ pub(super) async fn devices(
     });
     // Usually it is there at once, and so before this process says that it is ready.
     let socket = tokio::time::timeout(AGAIN, devices.listener()).await;
-    tokio::spawn(serve(devices.clone(), socket.ok().and_then(Result::ok)));
+    tokio::spawn(serve(devices.clone(), socket.ok().and_then(Result::ok), start.view.clone()));
     tokio::spawn(devices.clone().run());
     Ok(devices)
 }
 
 /// Takes registrations of device plugins, for ever.
-async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>) {
+async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>, view: Arc<NodeView>) {
     loop {
         let mut pause = AGAIN;
         let served = match socket.take() {
-            Some(socket) => devices.clone().serve(socket).await.map_err(|error| error.to_string()),
+            Some(socket) => {
+                view.set_device_registration(String::new());
+                devices.clone().serve(socket).await.map_err(|error| error.to_string())
+            }
             None => match devices.listener().await {
                 Ok(found) => {
                     socket = Some(found);
                     continue;
                 }
+                // It is only away, and what it has bound stays.
+                Err(error) if matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) => {
+                    tracing::warn!("device plugins cannot register: {error}");
+                    Ok(())
+                }
                 Err(error) => {
-                    if !matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) {
-                        pause = MUCH_LATER;
-                    }
+                    pause = MUCH_LATER;
                     Err(error.to_string())
                 }
             },
         };
         if let Err(error) = served {
             tracing::warn!("device plugins cannot register: {error}");
+            view.set_device_registration(error);
         }
         tokio::time::sleep(pause).await;
     }

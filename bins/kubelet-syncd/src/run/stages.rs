@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{RuntimeApis, adoption, claims, facts, plugins, pod_resources, resources, runtime, volumes};
+use super::{RuntimeApis, adoption, agents, claims, facts, plugins, resources, runtime, volumes};
 use crate::api::live::{ApiObjects, Certifying, initial_node};
 use crate::api::pod_certificates::metrics::CertificateStates;
 use crate::api::pods::{ApiPods, PodSource};
@@ -400,7 +400,7 @@ impl Loops {
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
         plugins::begin(start, &connections.csi, plugins::Takers { devices, claims }, link.clone())?;
-        pod_resources::begin(start)?;
+        agents::begin(start)?;
         plugins::refresh(start, &connections.csi, &reader, &volume_manager);
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);

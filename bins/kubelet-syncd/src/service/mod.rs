@@ -9,6 +9,7 @@ pub mod logs;
 pub mod node_view;
 pub mod ooms;
 pub mod pod_resources;
+pub mod pods_api;
 pub mod resources;
 pub mod rules;
 pub mod runtime_stats;

@@ -48,6 +48,7 @@ struct Parts {
     api: Option<ApiParts>,
     node: Option<Arc<NodeContext>>,
     sources: Option<Arc<Sources>>,
+    device_registration_error: String,
 }
 
 /// What there is before the runtime has answered.
@@ -134,6 +135,14 @@ impl NodeView {
         self.touch();
     }
 
+    /// Why no device plugin can register by its socket; empty: they can.
+    pub fn set_device_registration(&self, error: String) {
+        let before = std::mem::replace(&mut self.parts().device_registration_error, error.clone());
+        if before != error {
+            self.touch();
+        }
+    }
+
     /// Where pods come from, once that has begun.
     pub fn sources(&self) -> Option<Arc<Sources>> {
         self.parts().sources.clone()
@@ -216,6 +225,7 @@ impl NodeView {
             orphan_mirrors,
             api_synced: pods.synced,
             shutting_down: first.preparing.borrow().unwrap_or(false),
+            device_registration_error: parts.device_registration_error.clone(),
             node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.cgroups.limits_pods()),
         }
     }

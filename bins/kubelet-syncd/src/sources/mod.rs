@@ -94,6 +94,7 @@ enum SourceChange {
     Set(Vec<Pod>),
     Upsert(Box<Pod>),
     Remove(PodUid),
+    Again(PodUid),
 }
 
 /// A wanted static pod; its mirror on the API server has the same full name.
@@ -136,6 +137,10 @@ impl SetSender {
 impl SetSink for SetSender {
     async fn set(&mut self, pods: Vec<Pod>) -> bool {
         self.send(SourceChange::Set(pods)).await
+    }
+
+    async fn again(&mut self, uid: PodUid) -> bool {
+        self.send(SourceChange::Again(uid)).await
     }
 
     fn errors(&mut self, errors: Vec<String>) {
@@ -220,6 +225,11 @@ impl Sources {
         self.shared().merge.pods()
     }
 
+    /// The pod of that UID, where a source wants it.
+    pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.shared().merge.pod(uid.as_str())
+    }
+
     pub fn states(&self) -> Vec<SourceState> {
         let shared = self.shared();
         let state = |kind: &SourceKind| {
@@ -251,6 +261,7 @@ async fn merge_changes(
                 SourceChange::Set(pods) => shared.merge.set(kind, pods, now),
                 SourceChange::Upsert(pod) => shared.merge.upsert(kind, *pod, now),
                 SourceChange::Remove(uid) => shared.merge.remove(kind, uid.as_str()),
+                SourceChange::Again(uid) => shared.merge.again(kind, uid.as_str()),
             };
             (merged, (kind != SourceKind::Api).then(|| static_names(&shared.merge)))
         };

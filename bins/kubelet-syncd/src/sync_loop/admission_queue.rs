@@ -105,6 +105,11 @@ impl AdmissionQueue {
         self.rejected.contains(uid) || self.pending.contains_key(uid)
     }
 
+    /// It was rejected, for good.
+    pub(super) fn is_rejected(&self, uid: &PodUid) -> bool {
+        self.rejected.contains(uid)
+    }
+
     /// The pod's source has removed it. True when it was not admitted.
     pub(super) fn forget(&mut self, uid: &PodUid) -> bool {
         self.victims.remove(uid);

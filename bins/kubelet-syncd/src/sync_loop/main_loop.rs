@@ -188,6 +188,7 @@ impl SyncLoop {
                 PodOp::Update | PodOp::Delete => self.update_pod(&uid, pod, source, now),
                 PodOp::Reconcile => self.reconcile(uid, pod, source, now),
                 PodOp::Remove => self.remove_pod(&uid, now),
+                PodOp::Again => self.add_again(&uid, pod, source, now),
             }
         }
         self.sources.consumed(update.source);
@@ -195,7 +196,7 @@ impl SyncLoop {
         match update.op {
             PodOp::Add => self.resize_added(&uids, now),
             PodOp::Remove => self.retry_resizes(Trigger::PodsRemoved, now),
-            PodOp::Update | PodOp::Delete | PodOp::Reconcile => {}
+            PodOp::Update | PodOp::Delete | PodOp::Reconcile | PodOp::Again => {}
         }
         self.count();
     }
@@ -311,6 +312,15 @@ impl SyncLoop {
             self.update_worker(uid, gone.pod, UpdateType::Kill, now);
         }
         self.housekeeping.run_soon(now);
+    }
+
+    /// A pod that its source took away and wants again, unchanged, within a moment. One that was refused is judged anew, one that ends
+    /// or has ended begins anew after that, as after a removal that was seen; one that runs goes on, where upstream restarts it.
+    fn add_again(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+        if self.admission_queue.is_rejected(uid) || self.workers.termination_requested(uid) {
+            self.remove_pod(uid, now);
+            self.add_pod(uid, pod, source, now);
+        }
     }
 
     pub(super) fn update_worker(&mut self, uid: &PodUid, pod: Arc<Pod>, kind: UpdateType, now: Instant) {

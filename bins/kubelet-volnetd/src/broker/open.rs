@@ -13,11 +13,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
+use crate::agent_sockets::AgentSocketError;
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
 use crate::listeners::{KEPT_DEVICE_PLUGINS, ListenerError};
 use crate::node::{Node, Settings};
-use crate::pod_resources::PodResourcesSocketError;
 use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
 use crate::{journal, verbs};
@@ -101,6 +101,13 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
             let Settings { paths, named_root_dir, .. } = &node.settings;
             Ok(node.pod_resources.take(&paths.root_dir, named_root_dir)?)
+        }
+        Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodsApi => {
+            let Settings { paths, named_root_dir, pods_api, .. } = &node.settings;
+            if !pods_api {
+                return Err(BrokerError::NotConfigured { what: "the pods API (gate PodsAPI)" });
+            }
+            Ok(node.pods_api.take(&paths.root_dir, named_root_dir)?)
         }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
@@ -189,11 +196,11 @@ fn state_file(kind: StateKind) -> Result<(&'static str, bulkhead_ipc::peers::Rol
     verbs::state_file(kind).ok_or_else(|| validate::bad("kind", "unspecified", "one of the named kinds").into())
 }
 
-impl From<PodResourcesSocketError> for BrokerError {
-    fn from(error: PodResourcesSocketError) -> Self {
+impl From<AgentSocketError> for BrokerError {
+    fn from(error: AgentSocketError) -> Self {
         match error {
-            PodResourcesSocketError::Open(error) => error.into(),
-            PodResourcesSocketError::Kernel { path, source } => BrokerError::Kernel { path, source },
+            AgentSocketError::Open(error) => error.into(),
+            AgentSocketError::Kernel { path, source } => BrokerError::Kernel { path, source },
         }
     }
 }

@@ -95,6 +95,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
         reserved: Vec::new(),
         shutdown_delay: None,
         protect_kernel_defaults: false,
+        pods_api: false,
         manage_kernel_tunables: false,
     }
 }

@@ -8,14 +8,16 @@
 //!      +-------------------------+--+
 //!        gone for REMOVAL_GRACE
 //! ```
+//!
+//! A file that is back sooner with the same pod changes no pod that runs; one that is over begins anew ([`Folder::take_again`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bulkhead_types::NodeName;
 use bulkhead_types::hash::fnv1a_128;
+use bulkhead_types::{NodeName, PodUid};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
@@ -55,6 +57,8 @@ pub struct Folder {
     seen: bool,
     delivered: bool,
     changed: bool,
+    /// Files that were away for a moment and are back with the same pod.
+    again: BTreeSet<String>,
     errors_changed: bool,
     /// Trouble with the path itself.
     problem: Option<String>,
@@ -76,6 +80,8 @@ struct File {
     settling: Option<(u128, Instant)>,
     read_at: Option<Instant>,
     gone_at: Option<Instant>,
+    /// It was seen to be gone since it was last read.
+    was_away: bool,
     is_link: bool,
 }
 
@@ -100,6 +106,7 @@ impl Folder {
             seen: false,
             delivered: false,
             changed: false,
+            again: BTreeSet::new(),
             errors_changed: false,
             problem: None,
             missing_since: None,
@@ -247,6 +254,7 @@ impl Folder {
         if let Some(file) = self.files.get_mut(name) {
             file.read_at = None;
             file.gone_at = Some(now + REMOVAL_GRACE);
+            file.was_away = true;
         }
     }
 
@@ -302,6 +310,7 @@ impl Folder {
                         self.drop_file(name);
                     } else if file.gone_at.is_none() {
                         file.gone_at = Some(now + if file.is_link { RETRY } else { REMOVAL_GRACE });
+                        file.was_away = true;
                     }
                     return;
                 }
@@ -325,6 +334,9 @@ impl Folder {
             file.settling = None;
             file.refused = None;
             self.errors_changed |= file.problem.take().is_some();
+            if std::mem::take(&mut file.was_away) {
+                self.again.insert(name.to_owned());
+            }
             return;
         }
         if file.refused == Some(digest) {
@@ -347,6 +359,9 @@ impl Folder {
                 }
                 let same_pod = file.good.as_ref().is_some_and(|good| good.built.pod == built.pod);
                 self.changed |= !same_pod;
+                if same_pod && file.was_away {
+                    self.again.insert(name.to_owned());
+                }
                 self.errors_changed |= file.problem.take().is_some();
                 *file = File { good: Some(Good { bytes: digest, built }), is_link: file.is_link, ..File::default() };
             }
@@ -402,6 +417,14 @@ impl Folder {
         drop(uids);
         let pods = chosen.iter().filter_map(|name| Some(self.files.get(name)?.good.as_ref()?.built.pod.clone()));
         Some(pods.collect())
+    }
+
+    /// Pods whose file was taken away and written again with the same pod in it, before that counted as a removal.
+    pub fn take_again(&mut self) -> Vec<PodUid> {
+        let again = std::mem::take(&mut self.again);
+        let names = again.iter().filter(|name| self.winners.values().any(|winner| winner == *name));
+        let pods = names.filter_map(|name| Some(&self.files.get(name)?.good.as_ref()?.built.pod));
+        pods.filter_map(|pod| PodUid::parse(text(&pod.metadata.uid)).ok()).collect()
     }
 
     /// One file for each namespace and name: the one that has it already, else the recorded one, else the last by name

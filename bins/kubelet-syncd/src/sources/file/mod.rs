@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bulkhead_types::NodeName;
+use bulkhead_types::{NodeName, PodUid};
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
@@ -44,6 +44,8 @@ pub struct FileConfig {
 pub trait SetSink: Send {
     /// A new complete set. Resolves when it has been taken; false when nobody listens any more.
     fn set(&mut self, pods: Vec<Pod>) -> impl Future<Output = bool> + Send;
+    /// That pod of the set was taken away and is wanted again, unchanged. False when nobody listens any more.
+    fn again(&mut self, uid: PodUid) -> impl Future<Output = bool> + Send;
     fn errors(&mut self, errors: Vec<String>);
 }
 
@@ -75,6 +77,11 @@ pub async fn run<S: ManifestStore, K: SetSink>(
             }
         } else if folder.take_errors_changed() {
             sink.errors(folder.errors());
+        }
+        for uid in folder.take_again() {
+            if !sink.again(uid).await {
+                return;
+            }
         }
         let wake = folder.next_due().map_or(rescan_at, |at| at.min(rescan_at));
         tokio::select! {

@@ -34,6 +34,7 @@ impl UidStore for Shelf {
 
 enum Heard {
     Set(Vec<Pod>),
+    Again(PodUid),
     Errors(Vec<String>),
 }
 
@@ -42,6 +43,10 @@ struct Ear(mpsc::UnboundedSender<Heard>);
 impl SetSink for Ear {
     async fn set(&mut self, pods: Vec<Pod>) -> bool {
         self.0.send(Heard::Set(pods)).is_ok()
+    }
+
+    async fn again(&mut self, uid: PodUid) -> bool {
+        self.0.send(Heard::Again(uid)).is_ok()
     }
 
     fn errors(&mut self, errors: Vec<String>) {
@@ -53,6 +58,7 @@ struct Source {
     heard: mpsc::UnboundedReceiver<Heard>,
     set: Vec<Pod>,
     sets: usize,
+    again: Vec<PodUid>,
     errors: Vec<String>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -72,7 +78,7 @@ impl Source {
         let store = FsStore::new(path, watched);
         let node = NodeName::parse(NODE).unwrap();
         let task = tokio::spawn(run(config, node, Arc::new(Mutex::new(uids)), store, Ear(tx)));
-        Source { heard, set: Vec::new(), sets: 0, errors: Vec::new(), task }
+        Source { heard, set: Vec::new(), sets: 0, again: Vec::new(), errors: Vec::new(), task }
     }
 
     fn watching(path: &Path) -> Self {
@@ -87,6 +93,7 @@ impl Source {
                 self.set = set;
                 self.sets += 1;
             }
+            Some(Heard::Again(uid)) => self.again.push(uid),
             Some(Heard::Errors(errors)) => self.errors = errors,
             None => panic!("the source ended"),
         }
@@ -399,6 +406,38 @@ fn an_edit_is_taken_when_it_has_stood_still() {
     folder.read("a", bytes(&manifest("a", "whole")), at + ms(210));
     folder.due(at + ms(400));
     assert!(folder.take_set(at + ms(400)).is_none());
+}
+
+#[test]
+fn what_was_away_for_a_moment_is_told() {
+    let (mut folder, now) = by_hand();
+    let ms = Duration::from_millis;
+    folder.listed(listing(1, &[("a", EntryKind::Regular)]), now);
+    folder.read("a", bytes(&manifest("a", "x")), now);
+    let uid = folder.take_set(now).unwrap()[0].metadata.uid.clone().unwrap();
+    let again = |folder: &mut Folder| folder.take_again().iter().map(ToString::to_string).collect::<Vec<_>>();
+    // Written over: nobody took it away.
+    folder.touched("a", now);
+    folder.read("a", bytes(&manifest("a", "x")), now);
+    assert!(again(&mut folder).is_empty());
+    // Another manifest for the same pod, with the first half read on the way.
+    folder.removed("a", now + ms(1));
+    folder.touched("a", now + ms(2));
+    folder.read("a", bytes("apiVersion: ["), now + ms(2));
+    assert!(again(&mut folder).is_empty());
+    folder.touched("a", now + ms(3));
+    folder.read("a", bytes(&manifest("a", "x")), now + ms(3));
+    assert_eq!(again(&mut folder), [uid]);
+    assert!(again(&mut folder).is_empty() && folder.take_set(now + ms(50)).is_none());
+    // Away for longer: gone, and then new.
+    folder.removed("a", now + ms(60));
+    folder.due(now + ms(85));
+    assert_eq!(folder.take_set(now + ms(85)).unwrap().len(), 0);
+    folder.touched("a", now + ms(90));
+    folder.due(now + ms(90));
+    folder.read("a", bytes(&manifest("a", "x")), now + ms(90));
+    assert_eq!(folder.take_set(now + ms(90)).unwrap().len(), 1);
+    assert!(again(&mut folder).is_empty());
 }
 
 #[test]

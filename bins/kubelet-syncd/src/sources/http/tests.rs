@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::sources::uids::Forgetful;
+use bulkhead_types::PodUid;
 use kubelet_model::validation::field::text;
 
 const POD: &str =
@@ -178,6 +179,10 @@ struct Ear(mpsc::UnboundedSender<(Option<Vec<Pod>>, Vec<String>)>);
 impl SetSink for Ear {
     async fn set(&mut self, pods: Vec<Pod>) -> bool {
         self.0.send((Some(pods), vec![])).is_ok()
+    }
+
+    async fn again(&mut self, uid: PodUid) -> bool {
+        panic!("{uid}: nothing is ever away for a moment")
     }
 
     fn errors(&mut self, errors: Vec<String>) {

@@ -55,6 +55,8 @@ pub enum PodOp {
     Delete,
     /// Only the status changed.
     Reconcile,
+    /// Taken away and wanted again within a moment, unchanged: nothing to one that runs.
+    Again,
 }
 
 /// One change, for all its pods.
@@ -139,6 +141,11 @@ impl Merge {
         pods
     }
 
+    /// The pod of that uid, whichever source wants it.
+    pub fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        self.sources.values().find_map(|source| source.pods.get(uid).cloned())
+    }
+
     /// Takes the complete new set of a source. `now` becomes the first-seen time of new pods.
     pub fn set(&mut self, kind: SourceKind, pods: Vec<Pod>, now: Timestamp) -> Merged {
         let source = self.sources.entry(kind).or_default();
@@ -161,7 +168,7 @@ impl Merge {
                 Some(PodOp::Add) => adds.push(kept.clone()),
                 Some(PodOp::Delete) => deletes.push(kept.clone()),
                 Some(PodOp::Reconcile) => reconciles.push(kept.clone()),
-                Some(PodOp::Update | PodOp::Remove) => updates.push(kept.clone()),
+                Some(PodOp::Update | PodOp::Remove | PodOp::Again) => updates.push(kept.clone()),
                 None => {}
             }
             source.names.insert(full_name(&kept), uid.clone());
@@ -209,6 +216,13 @@ impl Merge {
         source.names.remove(&full_name(&old));
         let updates = vec![PodUpdate { op: PodOp::Remove, source: kind, pods: vec![old] }];
         Merged { updates, dropped: Vec::new() }
+    }
+
+    /// One pod was taken away and is wanted again, as it was.
+    pub fn again(&self, kind: SourceKind, uid: &str) -> Merged {
+        let pod = self.sources.get(&kind).and_then(|source| source.pods.get(uid));
+        let update = pod.map(|pod| PodUpdate { op: PodOp::Again, source: kind, pods: vec![pod.clone()] });
+        Merged { updates: update.into_iter().collect(), dropped: Vec::new() }
     }
 
     /// Uids, namespaces and names of the pods that a source wants now.

@@ -126,6 +126,8 @@ fn single_changes() {
     assert_eq!(shape(&merge.upsert(SourceKind::Api, simple("3", "c", "i"), now())), [(PodOp::Add, uids(&["3"]))]);
     let successor = merge.upsert(SourceKind::Api, simple("4", "b", "i"), now());
     assert_eq!(shape(&successor), [(PodOp::Remove, uids(&["2"])), (PodOp::Add, uids(&["4"]))]);
+    assert_eq!(shape(&merge.again(SourceKind::Api, "3")), [(PodOp::Again, uids(&["3"]))]);
+    assert_eq!(shape(&merge.again(SourceKind::Api, "2")), []);
     assert_eq!(shape(&merge.remove(SourceKind::Api, "2")), [], "its successor has its name");
     assert_eq!(shape(&merge.remove(SourceKind::Api, "1")), [(PodOp::Remove, uids(&["1"]))]);
     let left: Vec<&str> = merge.names(SourceKind::Api).map(|(uid, _)| uid).collect();
@@ -216,7 +218,7 @@ proptest! {
                 prop_assert!(!merged.updates.is_empty(), "the first set is always heard of");
             }
             let order = |op: PodOp| match op {
-                PodOp::Remove => 0, PodOp::Add => 1, PodOp::Update => 2, PodOp::Delete => 3, PodOp::Reconcile => 5,
+                PodOp::Remove => 0, PodOp::Add => 1, PodOp::Update => 2, PodOp::Delete => 3, PodOp::Reconcile => 5, PodOp::Again => 6,
             };
             let mut last = -1;
             let mut touched = BTreeSet::new();
@@ -236,6 +238,7 @@ proptest! {
                             prop_assert!(state.insert(uid, content(pod)).is_some());
                         }
                         PodOp::Update | PodOp::Reconcile => prop_assert!(state.insert(uid, content(pod)).is_some()),
+                        PodOp::Again => prop_assert!(false, "a set says nothing of what was away"),
                     }
                 }
             }

@@ -1,5 +1,6 @@
-//! The socket of the pod resources API (decision 83). It is bound here, because its folder is root's; a copy is kept, so that clients
-//! wait in its queue while the process that answers restarts.
+//! Sockets by which agents on the node ask kubelet-syncd: of the pod resources API (decision 83) and of the pods API (decision 87).
+//! They are bound here, because their folders are root's; a copy of each is kept, so that clients wait in its queue while the process
+//! that answers restarts.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -10,16 +11,12 @@ use bulkhead_sys::open::{self, OpenError};
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
-/// Below the root directory, and the socket in it.
-const FOLDER: &str = "pod-resources";
-const NAME: &str = "kubelet.sock";
-
-/// Of a folder that somebody has removed (upstream's `CreateListener`).
+/// Of a folder that is not there yet, or that somebody has removed (upstream's `CreateListener`).
 const FOLDER_MODE: u32 = 0o750;
 
 /// Why it is not given.
 #[derive(Debug, thiserror::Error)]
-pub enum PodResourcesSocketError {
+pub enum AgentSocketError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("failed to listen on {path}")]
@@ -33,26 +30,41 @@ struct Bound {
     file: (u64, u64),
 }
 
-/// The copy that is kept.
-#[derive(Debug, Default)]
-pub struct PodResourcesSocket(Mutex<Option<Bound>>);
+/// A socket, with the copy that is kept.
+#[derive(Debug)]
+pub struct AgentSocket {
+    /// Below the root directory, and the socket in it.
+    folder: &'static str,
+    name: &'static str,
+    kept: Mutex<Option<Bound>>,
+}
 
-impl PodResourcesSocket {
+impl AgentSocket {
+    /// Where monitoring agents ask who has which devices.
+    pub fn pod_resources() -> Self {
+        AgentSocket { folder: "pod-resources", name: "kubelet.sock", kept: Mutex::default() }
+    }
+
+    /// Where agents ask which pods there are.
+    pub fn pods_api() -> Self {
+        AgentSocket { folder: "pods-api", name: "pods-api.sock", kept: Mutex::default() }
+    }
+
     /// A copy of the listening socket. One that was bound by this process before is given again, as long as its file is there.
     /// `named`: the root directory as the operator wrote it, by which clients find the socket.
     ///
     /// # Errors
     /// Its folder is not root's alone, or the kernel refuses.
-    pub fn take(&self, root_dir: &Path, named: &Path) -> Result<OwnedFd, PodResourcesSocketError> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let folder = folder(root_dir, FOLDER)?;
-        let path = named.join(FOLDER).join(NAME);
-        let there = socket_file(folder.as_fd(), NAME)?;
+    pub fn take(&self, root_dir: &Path, named: &Path) -> Result<OwnedFd, AgentSocketError> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = folder(root_dir, self.folder)?;
+        let path = named.join(self.folder).join(self.name);
+        let there = socket_file(folder.as_fd(), self.name)?;
         let bound = match kept.take().filter(|bound| there == Some(bound.file)) {
             Some(bound) => bound,
-            None => bind(folder.as_fd(), NAME, &path)?,
+            None => bind(folder.as_fd(), self.name, &path)?,
         };
-        let copy = bound.socket.try_clone().map_err(|source| PodResourcesSocketError::Kernel { path, source })?;
+        let copy = bound.socket.try_clone().map_err(|source| AgentSocketError::Kernel { path, source })?;
         *kept = Some(bound);
         Ok(copy)
     }
@@ -81,12 +93,12 @@ fn socket_file(folder: BorrowedFd<'_>, name: &str) -> Result<Option<(u64, u64)>,
 
 /// In place of whatever file is there. It is bound under its own name, and not renamed to it, so that the kernel shows that name
 /// (`/proc/net/unix`); the mode is 0755, by the umask, as upstream's socket has it.
-fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, PodResourcesSocketError> {
+fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, AgentSocketError> {
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(io_error("remove", path, errno).into()),
     }
-    let kernel = |source| PodResourcesSocketError::Kernel { path: path.to_owned(), source };
+    let kernel = |source| AgentSocketError::Kernel { path: path.to_owned(), source };
     let listener = UnixListener::bind(path).map_err(kernel)?;
     listener.set_nonblocking(true).map_err(kernel)?;
     // Nothing of gRPC carries a descriptor; who is accepted later has it from here. On older kernels what comes is closed as it is read.
@@ -116,7 +128,7 @@ mod tests {
     fn one_socket_as_long_as_its_file_is_there() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("pod-resources/kubelet.sock");
-        let socket = PodResourcesSocket::default();
+        let socket = AgentSocket::pod_resources();
         let take = || socket.take(root.path(), root.path());
         if !rustix::process::getuid().is_root() {
             assert!(take().is_err(), "the folder is another user's");
@@ -139,7 +151,7 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_ok() && again.accept().is_err(), "another socket");
         // A successor knows nothing of it.
-        let other = PodResourcesSocket::default();
+        let other = AgentSocket::pod_resources();
         other.take(root.path(), root.path()).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_err());
@@ -148,12 +160,12 @@ mod tests {
     #[test]
     fn what_is_refused() {
         let root = tempfile::tempdir().unwrap();
-        let socket = PodResourcesSocket::default();
+        let socket = AgentSocket::pod_resources();
         let folder = root.path().join("pod-resources");
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
         let writable = socket.take(root.path(), root.path());
-        assert!(matches!(writable, Err(PodResourcesSocketError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
+        assert!(matches!(writable, Err(AgentSocketError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
         std::fs::remove_dir(&folder).unwrap();
         std::fs::create_dir(root.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink("elsewhere", &folder).unwrap();
