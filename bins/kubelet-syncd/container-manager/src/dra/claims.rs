@@ -124,6 +124,12 @@ pub fn of_container(pod: &Pod, container: &Container, extended_resources: bool) 
     Ok(wanted)
 }
 
+/// A driver's claim gives the container this resource: nothing of the node's own amount is taken for it, and no device plugin is asked.
+pub fn gives(pod: &Pod, container: &str, resource: &str) -> bool {
+    let mappings = extended(pod).into_iter().flat_map(|made| &made.request_mappings);
+    is_extended(resource) && { mappings }.any(|of| of.container_name == container && of.resource_name == resource)
+}
+
 /// Whether devices of drivers may stand for it (upstream `schedutil.IsDRAExtendedResourceName`).
 fn is_extended(name: &str) -> bool {
     let native = !name.contains('/') || name.contains("kubernetes.io/");
@@ -257,6 +263,8 @@ mod tests {
         assert_eq!(of(1, true), ["ext/r-0", "ext/r-1"]);
         assert_eq!(of(1, false), Vec::<String>::new());
         assert_eq!(of(2, true), Vec::<String>::new());
+        assert!(gives(&pod, "b", "example.com/gpu") && !gives(&pod, "c", "example.com/gpu"));
+        assert!(!gives(&pod, "b", "cpu") && !gives(&pod, "b", "example.com/other"));
     }
 
     #[test]
