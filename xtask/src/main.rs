@@ -24,6 +24,8 @@ use clap::{Arg, ArgAction, ArgMatches};
 
 /// What upstream's kubelet passes, below the workspace.
 const CONFORMANCE_LIST: &str = "tests/conformance/kubernetes-1.36.txt";
+/// The same of dynamic resource allocation, which needs another runtime.
+const DRA_LIST: &str = "tests/conformance/dra-1.36.txt";
 
 fn main() -> ExitCode {
     let matches = command_line().get_matches();
@@ -168,6 +170,7 @@ fn conformance_command(profile: Arg) -> clap::Command {
              cargo xtask conformance\n  \
              cargo xtask conformance --focus 'Probing container' --images ./images\n  \
              cargo xtask conformance --focus 'csi-hostpath|CSI Mock' --root-dir /var/lib/kubelet\n  \
+             BULKHEAD_RUNTIME=2.1 cargo xtask conformance --focus '\\[DRA\\]' --root-dir /var/lib/kubelet --list {DRA_LIST}\n  \
              cargo xtask conformance --kubelet /usr/bin/kubelet --record        # writes {CONFORMANCE_LIST}"
         ))
         .arg(value("focus", "REGEX", "Specs that run").default_value(r"\[NodeConformance\]"))

@@ -228,6 +228,7 @@ pub const fn state_file(kind: StateKind) -> Option<(&'static str, Role)> {
         StateKind::AllocatedPods => Some(("allocated_pods_state", Syncd)),
         StateKind::ActuatedPods => Some(("actuated_pods_state", Syncd)),
         StateKind::DraManager => Some(("dra_manager_state", Syncd)),
+        StateKind::DraHealth => Some(("dra_health_state", Syncd)),
         StateKind::DeviceManager => Some(("device-plugins/kubelet_internal_checkpoint", Syncd)),
         StateKind::GracefulNodeShutdown => Some(("graceful_node_shutdown_state", Syncd)),
     }

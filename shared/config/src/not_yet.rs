@@ -41,6 +41,7 @@ const GATES: &[&str] = &[
     "ContainerCheckpoint",
     "ContainerStopSignals",
     "DRAExtendedResource",
+    "DRAWorkloadResourceClaims",
     "DisableCPUQuotaWithExclusiveCPUs",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",

@@ -353,8 +353,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   # Where CAP_SYS_RESOURCE is withheld, runc cannot lower oom_score_adj and every sandbox would fail.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
-  # A lab's own, beside the machine's: what a test's driver writes there is gone with the lab.
-  cdi_spec_dirs = ["{state}/cdi"]
+  # The machine's, where drivers that run as pods write, and a lab's own: what a test's driver writes there is gone with the lab.
+  cdi_spec_dirs = ["/var/run/cdi", "{state}/cdi"]
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["{cni_bin}"]
     conf_dir = "{cni_conf}"

@@ -84,6 +84,7 @@ impl Place {
             ("memory_manager_state", checkpoints::memory_manager()),
             ("device-plugins/kubelet_internal_checkpoint", checkpoints::devices()),
             ("dra_manager_state", json!({"Data": "{}", "Checksum": 2_745_614_147_u32}).to_string()),
+            ("dra_health_state", "{}".to_owned()),
             ("graceful_node_shutdown_state", json!({"startTime": STARTED, "endTime": STARTED}).to_string()),
             ("image_manager/pulled/sha256-0a1b", image.to_string()),
             ("plugins/kubernetes.io/csi/example.test/0a1b/vol_data.json", "{\"driverName\":\"example.test\"}\n".into()),

@@ -175,6 +175,12 @@ fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
     one.wait_registered(2)?;
     ensure!(one.calls_of("NodePrepareResources")?.len() == before, "nothing is prepared twice");
     ensure!(devices(&member, "first", "main")?.len() == 5);
+    let file = std::fs::read_to_string(member.node.root_dir().join("dra_health_state"))?;
+    ensure!(file.contains(r#""node/own-a":{"PoolName":"node","DeviceName":"own-a","Health":"Unhealthy""#), "{file}");
+    let history = member.cluster.history("pods", NAMESPACE, "first")?;
+    let mut since = history.iter().map(Value::to_string).skip_while(|pod| !pod.contains("too hot"));
+    let forgot = since.find(|pod| !pod.contains("too hot"));
+    ensure!(forgot.is_none(), "it is not forgotten for a moment: {forgot:?}");
 
     // === The end: a driver that is away holds up the end of its pod ===
     old.kill();

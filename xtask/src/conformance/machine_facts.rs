@@ -14,15 +14,12 @@ pub fn header(node: &Node, lab: &Lab, programs: &Programs, selection: &Selection
     let kubelet = node.programs()?.join("kubelet").display().to_string();
     let first_line = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
     let version = |program: &str, argument: &str| machine::run(program, &[argument]).map(first_line);
-    let runtime = lab.containerd().ctr(&["version"])?;
-    // The client's version comes first, the daemon's last.
-    let runtime = runtime.lines().filter_map(|line| line.trim().strip_prefix("Version:")).next_back();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Header::default()
         .with("specs", &version(&programs.path("e2e.test").display().to_string(), "--version")?)
         .with("kubelet", &version(&kubelet, "--version")?)
-        .with("runtime", &format!("containerd {}, {}", runtime.unwrap_or("?").trim(), version("runc", "--version")?))
+        .with("runtime", &lab.containerd().programs().versions())
         .with("machine", &format!("{}, Linux {}, cgroup {}, {cpus} CPUs", system(), kernel.trim(), cgroup_version()))
         .with("focus", &selection.focus)
         .with("skip", &selection.skip))

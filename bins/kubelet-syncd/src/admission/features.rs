@@ -18,6 +18,8 @@ pub struct Features {
     /// Gate UserNamespacesHostNetworkSupport, and a runtime that can do it.
     pub user_namespaces_host_network: bool,
     pub comparing_tolerations: bool,
+    /// Claims of drivers may stand for extended resources.
+    pub extended_by_claims: bool,
 }
 
 impl Features {
@@ -29,6 +31,7 @@ impl Features {
             // Alpha and off; the gate alone does not do without a runtime that says that it can.
             user_namespaces_host_network: false,
             comparing_tolerations: gates.enabled("TaintTolerationComparisonOperators"),
+            extended_by_claims: gates.enabled("DRAExtendedResource"),
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod resources;
 pub mod sysctls;
 pub mod taints;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
@@ -215,8 +216,9 @@ fn predicates(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo, settings: &Settin
 }
 
 fn general_filter(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo, settings: &Settings) -> Vec<Obstacle> {
+    let own = if settings.features.extended_by_claims { resources::without_claims(pod) } else { Cow::Borrowed(pod) };
     let mut obstacles: Vec<Obstacle> =
-        resources::shortages(pod, others, node).into_iter().map(Obstacle::Short).collect();
+        resources::shortages(&own, others, node).into_iter().map(Obstacle::Short).collect();
     let predicates = [
         affinity::check(pod, node),
         affinity::check_name(pod, node),

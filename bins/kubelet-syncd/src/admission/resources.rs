@@ -1,12 +1,14 @@
 //! Whether the node has room: number of pods, cpu, memory, ephemeral storage, huge pages, extended resources (upstream
 //! scheduler plugin `noderesources`, as the kubelet calls it).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::node_info::{NodeInfo, count};
+use kubelet_container_manager::dra::claims;
 use kubelet_model::pod::resources::{Amounts, pod_requests};
 
 /// What a pod cannot have, in the resource's own counting unit.
@@ -43,6 +45,22 @@ pub(super) fn request(pod: &Pod, resource: &str) -> i64 {
     pod_requests(pod, true).get(resource).map_or(0, |q| count(resource, *q))
 }
 
+/// The pod without what drivers' claims give its containers: that is no request of the node's own amounts (upstream
+/// `removeMissingExtendedResources`).
+pub(super) fn without_claims(pod: &Pod) -> Cow<'_, Pod> {
+    if pod.status.as_ref().is_none_or(|status| status.extended_resource_claim_status.is_none()) {
+        return Cow::Borrowed(pod);
+    }
+    let mut own = pod.clone();
+    let spec = own.spec.iter_mut();
+    for container in spec.flat_map(|spec| spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten())) {
+        if let Some(requests) = container.resources.as_mut().and_then(|resources| resources.requests.as_mut()) {
+            requests.retain(|resource, _| !claims::gives(pod, &container.name, resource));
+        }
+    }
+    Cow::Owned(own)
+}
+
 /// Everything that is short, pods first, then cpu, memory, ephemeral storage, the rest by name.
 pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<Shortage> {
     let mut short = Vec::new();
@@ -62,7 +80,8 @@ pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<
     for (resource, requested) in wanted {
         let capacity = match node.capacity(&resource) {
             Some(capacity) => capacity,
-            None if resource.starts_with("hugepages-") => 0,
+            // Also what only the scheduler turns into a claim, for a pod that came here without it.
+            None if resource.starts_with("hugepages-") || resource.contains("kubernetes.io/") => 0,
             // A resource of the whole cluster, or an amount that is not known (yet): nothing to hold against the pod.
             None => continue,
         };

@@ -57,6 +57,7 @@ fn settings() -> Settings {
             restart_all_containers: true,
             user_namespaces_host_network: false,
             comparing_tolerations: false,
+            extended_by_claims: true,
         },
         apparmor: false,
     }
@@ -136,6 +137,21 @@ fn what_the_node_object_says_of_amounts() {
         out(&tolerant),
         "OutOfexample.com/thing: Node didn't have enough resource: example.com/thing, requested: 3, used: 0, capacity: 2"
     );
+    // Where the scheduler has made a claim for it, a driver gives it.
+    let implicit = "deviceclass.resource.kubernetes.io/gpu";
+    let mut claimed = Pod::clone(&wanting("p", json!({"example.com/thing": "3", implicit: "1"})));
+    claimed.spec.as_mut().unwrap().tolerations = tolerant.spec.as_ref().unwrap().tolerations.clone();
+    let without = claimed.clone();
+    let mapping = |resource: &str| json!({"containerName": "main", "resourceName": resource, "requestName": "r"});
+    let made = json!({"resourceClaimName": "c", "requestMappings": [mapping("example.com/thing"), mapping(implicit)]});
+    claimed.status = Some(serde_json::from_value(json!({"extendedResourceClaimStatus": made})).unwrap());
+    assert_eq!(out(&claimed), "admitted");
+    let mut no_gate = settings();
+    no_gate.features.extended_by_claims = false;
+    let refused =
+        format!("OutOf{implicit}: Node didn't have enough resource: {implicit}, requested: 1, used: 0, capacity: 0");
+    assert_eq!(text(&admit(&claimed, &[], &node, &no_gate, Context::default())), refused);
+    assert_eq!(out(&without), refused);
     let strict = json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}});
     assert_eq!(
         out(&pod("p", strict)),

@@ -11,7 +11,8 @@ use super::stages::Start;
 use crate::api::resource_claims::ResourceClaims;
 use crate::container_manager::News;
 use crate::container_manager::dra::metrics::{ClaimsInUse, Durations};
-use crate::container_manager::dra::{DraManager, Settings, lost, slices};
+use crate::container_manager::dra::ports::Stores;
+use crate::container_manager::dra::{DraManager, Settings, health, lost, slices};
 
 /// The manager; it knows of no plugin yet.
 pub(super) fn start(start: &Start, client: Option<ApiClient>, news: Arc<News>) -> Result<Arc<DraManager>, RunError> {
@@ -24,13 +25,17 @@ pub(super) fn start(start: &Start, client: Option<ApiClient>, news: Arc<News>) -
     });
     let settings = Settings {
         extended_resources: gates.enabled("DRAExtendedResource"),
+        group_claims: gates.enabled("DRAWorkloadResourceClaims"),
         health: gates.enabled("ResourceHealthStatus"),
         health_messages: gates.enabled("ResourceHealthStatusMessage"),
     };
-    let (reader, store) = (Box::new(ResourceClaims(client)), Box::new(daemon.broker.clone()));
-    let manager = DraManager::new(settings, plugins.clone(), reader, store, durations, news);
+    let (reader, stores) = (Box::new(ResourceClaims(client)), Stores::behind(&daemon.broker));
+    let manager = DraManager::new(settings, plugins.clone(), reader, stores, durations, news);
     daemon.registry.register(Box::new(ClaimsInUse::new(manager.clone())?))?;
     tokio::spawn(lost::keep(manager.clone()));
+    if settings.health {
+        tokio::spawn(health::keep_file(manager.clone()));
+    }
     if !start.config.is_standalone() {
         tokio::spawn(slices::keep(plugins, start.runtime_apis.storage.writes.clone(), slices::GRACE));
     }

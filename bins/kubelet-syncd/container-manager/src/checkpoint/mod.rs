@@ -7,11 +7,12 @@
 //! | module | decides |
 //! |---|---|
 //! | [`go`] | how Go prints and escapes; why a file is not believed |
-//! | [`cpu`], [`memory`], [`devices`], [`dra`] | each file |
+//! | [`cpu`], [`memory`], [`devices`], [`dra`], [`dra_health`] | each file |
 
 pub mod cpu;
 pub mod devices;
 pub mod dra;
+pub mod dra_health;
 pub mod go;
 pub mod memory;
 

@@ -14,8 +14,14 @@ pub enum ClaimError {
     NotCreated { namespace: String, pod: String },
     #[error("pod \"{namespace}/{pod}\", spec.resourceClaim {claim:?}: none of the supported fields are set")]
     Unsupported { namespace: String, pod: String, claim: String },
+    #[error("ResourceClaim {claim_namespace}/{claim} is not in the same namespace as Pod {namespace}/{pod}")]
+    Elsewhere { claim_namespace: String, claim: String, namespace: String, pod: String },
     #[error("ResourceClaim {namespace}/{claim} was not created for Pod {namespace}/{pod} (Pod is not owner)")]
     NotOwned { namespace: String, claim: String, pod: String },
+    #[error(
+        "ResourceClaim {namespace}/{claim} was not created for Pod {namespace}/{pod} (neither Pod nor PodGroup {group} is the owner)"
+    )]
+    NotOwnedByGroup { namespace: String, claim: String, pod: String, group: String },
     #[error("pod {pod} ({pod_uid}) is not allowed to use ResourceClaim {claim} ({claim_uid})")]
     NotReserved { pod: String, pod_uid: String, claim: String, claim_uid: String },
     #[error("ResourceClaim {0}: not allocated")]
@@ -118,30 +124,72 @@ pub fn of_container(pod: &Pod, container: &Container, extended_resources: bool) 
     Ok(wanted)
 }
 
+/// A driver's claim gives the container this resource: nothing of the node's own amount is taken for it, and no device plugin is asked.
+pub fn gives(pod: &Pod, container: &str, resource: &str) -> bool {
+    let mappings = extended(pod).into_iter().flat_map(|made| &made.request_mappings);
+    is_extended(resource) && { mappings }.any(|of| of.container_name == container && of.resource_name == resource)
+}
+
 /// Whether devices of drivers may stand for it (upstream `schedutil.IsDRAExtendedResourceName`).
 fn is_extended(name: &str) -> bool {
     let native = !name.contains('/') || name.contains("kubernetes.io/");
     name.starts_with("deviceclass.resource.kubernetes.io/") || (!native && !name.starts_with("requests."))
 }
 
-/// Whether this claim is the pod's to use, and what is to be kept of it when it is.
+/// The API group of pod groups.
+const SCHEDULING: &str = "scheduling.k8s.io";
+
+/// The group that the pod is scheduled with.
+fn group(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.scheduling_group.as_ref()?.pod_group_name.as_deref()
+}
+
+/// Whether the claim was made for the pod, or for the group named. A pod does not know its group's uid, so names are compared; the
+/// version of the group's API may be any (upstream `IsForPod`, `isForPodGroupByPod`).
+fn made_for(pod_uid: &str, group: Option<&str>, claim: &ResourceClaim) -> bool {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    let Some(owner) = { owners }.find(|owner| owner.controller == Some(true)) else { return false };
+    let of_scheduling = || owner.api_version.strip_prefix(SCHEDULING).is_some_and(|rest| rest.starts_with('/'));
+    owner.uid == pod_uid
+        || group.is_some_and(|group| owner.name == group && owner.kind == "PodGroup" && of_scheduling())
+}
+
+/// Whether the claim is reserved for the pod, or for the group named (upstream `IsReservedForPod`).
+fn reserved_for(pod_uid: &str, group: Option<&str>, claim: &ResourceClaim) -> bool {
+    let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    { consumers }.any(|consumer| {
+        let of_groups = consumer.api_group.as_deref() == Some(SCHEDULING) && consumer.resource == "podgroups";
+        consumer.uid == pod_uid || (of_groups && group == Some(consumer.name.as_str()))
+    })
+}
+
+/// Whether this claim is the pod's to use, and what is to be kept of it when it is. `groups`: claims of the pod's group are, too (gate
+/// DRAWorkloadResourceClaims).
 ///
 /// # Errors
 /// See [`ClaimError`].
-pub fn usable(pod: &Pod, named: &NamedClaim, claim: &ResourceClaim) -> Result<ClaimState, ClaimError> {
+pub fn usable(pod: &Pod, named: &NamedClaim, claim: &ResourceClaim, groups: bool) -> Result<ClaimState, ClaimError> {
     let (pod_name, pod_uid) = (text(pod.metadata.name.as_ref()), text(pod.metadata.uid.as_ref()));
     let namespace = text(claim.metadata.namespace.as_ref());
     let (name, uid) = (text(claim.metadata.name.as_ref()), text(claim.metadata.uid.as_ref()));
-    let owners = claim.metadata.owner_references.iter().flatten();
-    let owned = || owners.clone().any(|owner| owner.controller == Some(true) && owner.uid == pod_uid);
-    if named.of_template && (claim.metadata.namespace != pod.metadata.namespace || !owned()) {
-        return Err(ClaimError::NotOwned { namespace, claim: name, pod: pod_name });
+    let group = group(pod).filter(|_| groups);
+    if named.of_template {
+        let pod_namespace = text(pod.metadata.namespace.as_ref());
+        if namespace != pod_namespace {
+            let (claim_namespace, namespace) = (namespace, pod_namespace);
+            return Err(ClaimError::Elsewhere { claim_namespace, claim: name, namespace, pod: pod_name });
+        }
+        if !made_for(&pod_uid, group, claim) {
+            return Err(match group.map(str::to_owned) {
+                Some(group) => ClaimError::NotOwnedByGroup { namespace, claim: name, pod: pod_name, group },
+                None => ClaimError::NotOwned { namespace, claim: name, pod: pod_name },
+            });
+        }
     }
-    let status = claim.status.as_ref();
-    let reserved = status.and_then(|status| status.reserved_for.as_ref()).into_iter().flatten();
-    if !{ reserved }.any(|consumer| consumer.uid == pod_uid) {
+    if !reserved_for(&pod_uid, group, claim) {
         return Err(ClaimError::NotReserved { pod: pod_name, pod_uid, claim: named.object.clone(), claim_uid: uid });
     }
+    let status = claim.status.as_ref();
     let Some(allocation) = status.and_then(|status| status.allocation.as_ref()) else {
         return Err(ClaimError::NotAllocated(name));
     };
@@ -215,6 +263,8 @@ mod tests {
         assert_eq!(of(1, true), ["ext/r-0", "ext/r-1"]);
         assert_eq!(of(1, false), Vec::<String>::new());
         assert_eq!(of(2, true), Vec::<String>::new());
+        assert!(gives(&pod, "b", "example.com/gpu") && !gives(&pod, "c", "example.com/gpu"));
+        assert!(!gives(&pod, "b", "cpu") && !gives(&pod, "b", "example.com/other"));
     }
 
     #[test]
@@ -244,12 +294,12 @@ mod tests {
         let allocation = json!({"devices": {"results": [result("b.test"), result("a.test"), result("b.test")]}});
         let good = json!({"reservedFor": reserved, "allocation": allocation});
         let named = |of_template| NamedClaim { object: "c".into(), of_template };
-        let state = usable(&pod, &named(true), &claim(good.clone(), "pod-uid")).unwrap();
+        let state = usable(&pod, &named(true), &claim(good.clone(), "pod-uid"), false).unwrap();
         assert_eq!(state.driver_state.unwrap().into_keys().collect::<Vec<_>>(), ["a.test", "b.test"]);
         assert!(state.pod_uids.unwrap().contains_key("pod-uid"));
-        assert!(usable(&pod, &named(false), &claim(good.clone(), "other")).is_ok(), "it is nobody's own");
+        assert!(usable(&pod, &named(false), &claim(good.clone(), "other"), false).is_ok(), "it is nobody's own");
         let why = |of_template, status: Value, owner: &str| {
-            usable(&pod, &named(of_template), &claim(status, owner)).unwrap_err().to_string()
+            usable(&pod, &named(of_template), &claim(status, owner), false).unwrap_err().to_string()
         };
         assert_eq!(why(true, good, "other"), "ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)");
         let other = json!([{"resource": "pods", "name": "p", "uid": "another"}]);
@@ -258,5 +308,56 @@ mod tests {
             "pod p (pod-uid) is not allowed to use ResourceClaim c (claim-uid)"
         );
         assert_eq!(why(true, json!({"reservedFor": reserved}), "pod-uid"), "ResourceClaim c: not allocated");
+    }
+
+    /// Rows of upstream's `TestIsForPod`, `TestIsReservedForPod` and of the manager's tests with the gate.
+    #[test]
+    fn claims_of_a_pods_group() {
+        let member = |group: Value| pod(&json!({"containers": [], "schedulingGroup": group}), &json!({}));
+        let claim = |owner: Value, reserved: Value| -> ResourceClaim {
+            let metadata = json!({"name": "c", "namespace": "ns", "uid": "claim-uid", "ownerReferences": [owner]});
+            let status = json!({"reservedFor": [reserved], "allocation": {"devices": {}}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {}, "status": status})).unwrap()
+        };
+        let owner = |api: &str, kind: &str, name: &str| json!({"apiVersion": api, "kind": kind, "name": name, "uid": "g", "controller": true});
+        let owned = || owner("scheduling.k8s.io/v1alpha2", "PodGroup", "group");
+        let reserved = |api: &str, resource: &str, name: &str| json!({"apiGroup": api, "resource": resource, "name": name, "uid": "g"});
+        let kept = || reserved("scheduling.k8s.io", "podgroups", "group");
+        let named = NamedClaim { object: "c".into(), of_template: true };
+        let in_group = member(json!({"podGroupName": "group"}));
+        let why = |pod: &Pod, owner: Value, reserved: Value, groups| {
+            usable(pod, &named, &claim(owner, reserved), groups).err().map(|error| error.to_string())
+        };
+        assert_eq!(why(&in_group, owned(), kept(), true), None);
+        let any_version = owner("scheduling.k8s.io/v9", "PodGroup", "group");
+        assert_eq!(why(&in_group, any_version, kept(), true), None);
+        let not_owned = "ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)";
+        assert_eq!(why(&in_group, owned(), kept(), false).as_deref(), Some(not_owned), "without the gate");
+        for outsider in [member(Value::Null), member(json!({}))] {
+            assert_eq!(why(&outsider, owned(), kept(), true).as_deref(), Some(not_owned));
+        }
+        let neither = "ResourceClaim ns/c was not created for Pod ns/p (neither Pod nor PodGroup group is the owner)";
+        for other in [
+            owner("scheduling.k8s.io/v1alpha2", "PodGroup", "another"),
+            owner("scheduling.k8s.io/v1alpha2", "Workload", "group"),
+            owner("scheduling.k8s.io.example.com/v1", "PodGroup", "group"),
+            owner("v1", "PodGroup", "group"),
+        ] {
+            assert_eq!(why(&in_group, other.clone(), kept(), true).as_deref(), Some(neither), "{other}");
+        }
+        let not_reserved = "pod p (pod-uid) is not allowed to use ResourceClaim c (claim-uid)";
+        for other in [
+            reserved("scheduling.k8s.io", "podgroups", "another"),
+            reserved("scheduling.k8s.io", "workloads", "group"),
+            reserved("", "podgroups", "group"),
+        ] {
+            assert_eq!(why(&in_group, owned(), other.clone(), true).as_deref(), Some(not_reserved), "{other}");
+        }
+        let mut elsewhere = claim(owned(), kept());
+        elsewhere.metadata.namespace = Some("other".into());
+        assert_eq!(
+            usable(&in_group, &named, &elsewhere, true).unwrap_err().to_string(),
+            "ResourceClaim other/c is not in the same namespace as Pod ns/p"
+        );
     }
 }

@@ -1,14 +1,16 @@
 //! The health of devices as their drivers tell it, and what pods' statuses say of it (upstream `healthinfo.go`,
-//! `UpdateAllocatedResourcesStatus`). Kept in memory alone: a stream begins with all devices of its driver.
+//! `UpdateAllocatedResourcesStatus`). Times are those of a clock that only goes on; in the file they are those of the day.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, ResourceHealth, ResourceStatus};
 
 use super::book::{ClaimBook, ClaimKey};
 use super::claims;
 use crate::checkpoint::dra::Device;
+use crate::checkpoint::dra_health::{DeviceHealth, DriverHealth, Drivers};
 
 /// How long a word counts for which its driver names no time.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,6 +35,14 @@ impl Health {
             Health::Unknown => "Unknown",
         }
     }
+
+    fn of(text: &str) -> Self {
+        match text {
+            "Healthy" => Health::Healthy,
+            "Unhealthy" => Health::Unhealthy,
+            _ => Health::Unknown,
+        }
+    }
 }
 
 /// What a driver tells of one device.
@@ -52,6 +62,18 @@ struct Known {
     message: String,
     timeout: Duration,
     updated: Instant,
+    /// When it was told that stands in the file.
+    filed: Option<Instant>,
+}
+
+impl Known {
+    fn says(&self) -> (Health, &str, Duration) {
+        (self.health, self.message.as_str(), self.timeout)
+    }
+
+    fn counts(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.updated) <= self.timeout
+    }
 }
 
 /// Pool and name.
@@ -59,7 +81,10 @@ pub type DeviceName = (String, String);
 
 /// By driver.
 #[derive(Debug, Clone, Default)]
-pub struct HealthBook(BTreeMap<String, BTreeMap<DeviceName, Known>>);
+pub struct HealthBook {
+    drivers: BTreeMap<String, BTreeMap<DeviceName, Known>>,
+    unsaved: bool,
+}
 
 /// As upstream: the cut is marked.
 fn shortened(message: String) -> String {
@@ -85,22 +110,31 @@ impl HealthBook {
     /// A driver has told of all its devices. Answers those of which something else is true now; one that it does not name any more is
     /// unknown when its time is over.
     pub fn take(&mut self, driver: &str, reports: Vec<Report>, now: Instant) -> BTreeSet<DeviceName> {
-        let known = self.0.entry(driver.to_owned()).or_default();
+        let known = self.drivers.entry(driver.to_owned()).or_default();
         let mut changed = BTreeSet::new();
         let mut told = BTreeSet::new();
         for report in reports.into_iter().take(MAX_DEVICES) {
             let name = (report.pool, report.device);
             let seconds = u64::try_from(report.timeout_seconds).ok().filter(|seconds| *seconds > 0);
             let timeout = seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
-            let new = Known { health: report.health, message: shortened(report.message), timeout, updated: now };
+            let message = shortened(report.message);
+            let mut new = Known { health: report.health, message, timeout, updated: now, filed: None };
             told.insert(name.clone());
-            let old = known.insert(name.clone(), new.clone());
-            if old != Some(Known { updated: old.as_ref().map_or(now, |old| old.updated), ..new }) {
-                changed.insert(name);
+            match known.get(&name) {
+                Some(old) if old.says() == new.says() => {
+                    new.filed = old.filed;
+                    // What the file says is to count for some time yet when this process begins anew.
+                    let is_old = |filed| now.saturating_duration_since(filed) > timeout / 2;
+                    self.unsaved |= old.filed.is_none_or(is_old);
+                }
+                _ => {
+                    changed.insert(name.clone());
+                }
             }
+            known.insert(name, new);
         }
         for (name, device) in known.iter_mut().filter(|(name, _)| !told.contains(*name)) {
-            if device.health != Health::Unknown && now.duration_since(device.updated) > device.timeout {
+            if device.health != Health::Unknown && !device.counts(now) {
                 (device.health, device.message, device.updated) = (Health::Unknown, String::new(), now);
                 changed.insert(name.clone());
             }
@@ -108,21 +142,103 @@ impl HealthBook {
         while known.len() > 2 * MAX_DEVICES {
             known.pop_last();
         }
+        self.unsaved |= !changed.is_empty();
         changed
     }
 
     /// The driver does not tell any more. Answers its devices.
     pub fn clear(&mut self, driver: &str) -> BTreeSet<DeviceName> {
-        self.0.remove(driver).unwrap_or_default().into_keys().collect()
+        let Some(known) = self.drivers.remove(driver) else { return BTreeSet::new() };
+        self.unsaved = true;
+        known.into_keys().collect()
+    }
+
+    /// Whether [`HealthBook::file`] would say something that its last answer does not.
+    pub fn is_unsaved(&self) -> bool {
+        self.unsaved
+    }
+
+    /// What the file is to say. `now` and `day` are the same moment.
+    pub fn file(&mut self, now: Instant, day: Timestamp) -> Drivers {
+        self.unsaved = false;
+        let entry = |((pool, name), known): (&DeviceName, &mut Known)| {
+            known.filed = Some(known.updated);
+            let health = DeviceHealth {
+                pool_name: pool.clone(),
+                device_name: name.clone(),
+                health: known.health.as_str().to_owned(),
+                last_updated: day.checked_sub(now.saturating_duration_since(known.updated)).unwrap_or(day),
+                health_check_timeout: i64::try_from(known.timeout.as_nanos()).unwrap_or(i64::MAX),
+                message: known.message.clone(),
+            };
+            (format!("{pool}/{name}"), health)
+        };
+        let of = |(driver, known): (&String, &mut BTreeMap<DeviceName, Known>)| {
+            (driver.clone(), DriverHealth { devices: Some(known.iter_mut().map(entry).collect()) })
+        };
+        self.drivers.iter_mut().map(of).collect()
+    }
+
+    /// The file could not be written.
+    pub fn not_saved(&mut self) {
+        self.unsaved = true;
+    }
+
+    /// What the file of a life before this one says, of drivers that have not told anything since. What was told too long ago to count
+    /// is left out; what was told in the future, before the clock was set back, counts from now on.
+    pub fn restore(&mut self, drivers: Drivers, now: Instant, day: Timestamp) {
+        for (driver, told) in drivers {
+            if self.drivers.contains_key(&driver) {
+                continue;
+            }
+            let known = told.devices.into_iter().flatten().take(MAX_DEVICES).filter_map(|(_, device)| {
+                let timeout = u64::try_from(device.health_check_timeout).ok().filter(|nanos| *nanos > 0);
+                let age = Duration::try_from(day.duration_since(device.last_updated)).unwrap_or_default();
+                let updated = now.checked_sub(age)?;
+                let known = Known {
+                    health: Health::of(&device.health),
+                    message: shortened(device.message),
+                    timeout: timeout.map_or(DEFAULT_TIMEOUT, Duration::from_nanos),
+                    updated,
+                    filed: Some(updated),
+                };
+                known.counts(now).then_some(((device.pool_name, device.device_name), known))
+            });
+            let known: BTreeMap<DeviceName, Known> = known.collect();
+            if !known.is_empty() {
+                self.drivers.insert(driver, known);
+            }
+        }
     }
 
     fn of(&self, driver: &str, device: &Device, now: Instant) -> (Health, Option<&str>) {
         let name = (device.pool_name.clone(), device.device_name.clone());
-        let known = self.0.get(driver).and_then(|devices| devices.get(&name));
-        match known.filter(|known| now.duration_since(known.updated) <= known.timeout) {
+        let known = self.drivers.get(driver).and_then(|devices| devices.get(&name));
+        match known.filter(|known| known.counts(now)) {
             Some(known) => (known.health, Some(known.message.as_str()).filter(|message| !message.is_empty())),
             None => (Health::Unknown, None),
         }
+    }
+}
+
+/// How names of what claims give begin in a status.
+const CLAIM: &str = "claim:";
+
+/// Which devices a pod has is not known yet: its status says of claims what it said last.
+pub fn keep(pod: &Pod, status: &mut PodStatus) {
+    let said: Vec<_> = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()).collect();
+    for shown in status.container_statuses.iter_mut().flatten() {
+        let last = said.iter().find(|last| last.name == shown.name);
+        let mut kept: Vec<ResourceStatus> = last
+            .iter()
+            .flat_map(|last| last.allocated_resources_status.iter().flatten())
+            .filter(|one| one.name.starts_with(CLAIM))
+            .cloned()
+            .collect();
+        let all = shown.allocated_resources_status.get_or_insert_with(Vec::new);
+        all.retain(|one| !one.name.starts_with(CLAIM));
+        all.append(&mut kept);
+        shown.allocated_resources_status = shown.allocated_resources_status.take().filter(|all| !all.is_empty());
     }
 }
 
@@ -172,8 +288,8 @@ fn show_container(pod: &Pod, container: &Container, shown: &mut ContainerStatus,
             continue;
         };
         let name = match request {
-            "" => format!("claim:{}", claim.name),
-            request => format!("claim:{}/{request}", claim.name),
+            "" => format!("{CLAIM}{}", claim.name),
+            request => format!("{CLAIM}{}/{request}", claim.name),
         };
         match all.iter_mut().find(|one| one.name == name) {
             Some(one) => one.resources = Some(found),
@@ -225,6 +341,67 @@ mod tests {
         book.take("d", vec![long], start);
         let (_, message) = book.of("d", &device("c"), start);
         assert!(message.is_some_and(|m| m.len() <= 1024 && m.ends_with("\u{e9}...")), "{message:?}");
+    }
+
+    #[test]
+    fn what_was_told_counts_in_the_next_life_too() {
+        let (now, day) = (Instant::now(), Timestamp::from_second(1_800_000_000).unwrap());
+        let later = |seconds| (now + Duration::from_secs(seconds), day + Duration::from_secs(seconds));
+        let mut book = HealthBook::default();
+        assert!(!book.is_unsaved());
+        let long = Report { timeout_seconds: 300, ..report("b", Health::Healthy, "") };
+        let both = || vec![report("a", Health::Unhealthy, "hot"), long.clone()];
+        book.take("d", both(), now);
+        assert!(book.is_unsaved());
+        let (at, of_day) = later(10);
+        let file = book.file(at, of_day);
+        assert_eq!(file["d"].devices.as_ref().unwrap()["n/a"].last_updated, day);
+        assert!(!book.is_unsaved());
+        // The same again: written when what the file says is half over.
+        book.take("d", both(), later(11).0);
+        assert!(!book.is_unsaved());
+        book.take("d", both(), later(16).0);
+        assert!(book.is_unsaved());
+
+        let next_life = |seconds| {
+            let (mut book, (at, of_day)) = (HealthBook::default(), later(seconds));
+            book.take("here", vec![report("a", Health::Healthy, "")], at);
+            let mut file = file.clone();
+            file.insert("here".to_owned(), file["d"].clone());
+            book.restore(file, at, of_day);
+            let of = |driver: &str, name: &str| book.of(driver, &device(name), at).0;
+            (of("d", "a"), of("d", "b"), of("here", "a"))
+        };
+        use Health::{Healthy, Unhealthy, Unknown};
+        assert_eq!(next_life(20), (Unhealthy, Healthy, Healthy));
+        assert_eq!(next_life(40), (Unknown, Healthy, Healthy));
+        assert_eq!(next_life(400), (Unknown, Unknown, Healthy));
+        // The clock was set back by an hour meanwhile.
+        let mut book = HealthBook::default();
+        book.restore(file.clone(), now, day - Duration::from_secs(3600));
+        assert_eq!(book.of("d", &device("a"), later(30).0).0, Unhealthy);
+        assert_eq!(book.of("d", &device("a"), later(31).0).0, Unknown);
+        assert_eq!(names(book.clear("d")), ["a", "b"]);
+        assert!(book.is_unsaved() && book.file(now, day).is_empty());
+    }
+
+    #[test]
+    fn what_a_status_said_stays_until_more_is_known() {
+        let before = json!([{"name": "claim:gpu", "resources": [{"resourceID": "x", "health": "Healthy"}]},
+            {"name": "example.com/fpga", "resources": [{"resourceID": "0", "health": "Healthy"}]}]);
+        let status = |name: &str, said: &Value| {
+            json!({"containerStatuses": [{"name": name, "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "allocatedResourcesStatus": said}]})
+        };
+        let pod: Pod = serde_json::from_value(json!({"status": status("a", &before)})).unwrap();
+        let kept = |name: &str, now: Value| {
+            let mut now: PodStatus = serde_json::from_value(status(name, &now)).unwrap();
+            keep(&pod, &mut now);
+            serde_json::to_value(&now.container_statuses.unwrap()[0].allocated_resources_status).unwrap()
+        };
+        assert_eq!(kept("a", Value::Null), json!([before[0]]));
+        assert_eq!(kept("a", json!([before[1]])), json!([before[1], before[0]]));
+        assert_eq!(kept("b", Value::Null), Value::Null);
     }
 
     #[test]

@@ -15,12 +15,26 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The same of a plugin that does not tell; one that does so later registers anew.
 const NEVER_TOLD: Duration = Duration::from_secs(300);
 
+/// Between two writes of the file, however often drivers tell something else.
+const WRITES: Duration = Duration::from_secs(1);
+
+/// Writes down what drivers have told. Runs for ever.
+pub async fn keep_file(manager: Arc<DraManager>) {
+    loop {
+        manager.health_told.notified().await;
+        manager.save_health().await;
+        tokio::time::sleep(WRITES).await;
+    }
+}
+
 /// Until the plugin is registered no more.
 pub(super) async fn follow(manager: Arc<DraManager>, plugin: Weak<Plugin>) {
     let Some(gone) = plugin.upgrade().map(|plugin| plugin.gone()) else { return };
     loop {
         let Some(asked) = plugin.upgrade() else { return };
         let driver = asked.driver().to_owned();
+        // What the driver tells now replaces what the file says, so the file comes first, if it can be had.
+        let _ = manager.load_health().await;
         let pause = tokio::select! {
             () = gone.cancelled() => Duration::ZERO,
             pause = watch(&manager, &asked) => pause,

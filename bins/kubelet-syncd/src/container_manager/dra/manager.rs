@@ -9,8 +9,9 @@ use bulkhead_dra::v1;
 use bulkhead_types::{BackOff, PodUid};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
-use kubelet_container_manager::checkpoint::dra as checkpoint;
+use kubelet_container_manager::checkpoint::{dra as checkpoint, dra_health};
 use kubelet_container_manager::dra::book::{AskedClaim, ClaimBook, ClaimKey};
 use kubelet_container_manager::dra::claims;
 use kubelet_container_manager::dra::health::{self as device_health, HealthBook};
@@ -19,18 +20,20 @@ use kubelet_edges::dra::{Plugin, Plugins, Service};
 use kubelet_pod_resources::holds as told;
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 
 use super::holds::Holds;
 use super::metrics::Durations;
-use super::ports::{BookStore, ClaimReader};
-use crate::container_manager::{News, ResourceManager};
+use super::ports::{ClaimReader, Stores};
+use crate::container_manager::{News, ResourceManager, StateFileError};
 
 /// What of it is turned on.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// The gate DRAExtendedResource.
     pub extended_resources: bool,
+    /// DRAWorkloadResourceClaims: a pod may use the claims of its group.
+    pub group_claims: bool,
     /// ResourceHealthStatus.
     pub health: bool,
     /// ResourceHealthStatusMessage.
@@ -43,7 +46,7 @@ pub struct DraManager {
     settings: Settings,
     plugins: Plugins,
     reader: Box<dyn ClaimReader>,
-    store: Box<dyn BookStore>,
+    stores: Stores,
     durations: Durations,
     book: Mutex<ClaimBook>,
     /// The book is what the file says, or what came of it.
@@ -54,6 +57,9 @@ pub struct DraManager {
     unsaved: AtomicBool,
     holds: Holds,
     health: Mutex<HealthBook>,
+    health_loaded: OnceCell<()>,
+    /// A driver has told something.
+    pub(super) health_told: Notify,
     pub(super) news: Arc<News>,
     /// Pods for which something has failed, each with the pause before it is looked at again.
     waiting: Mutex<BTreeMap<String, BackOff>>,
@@ -74,7 +80,7 @@ impl DraManager {
         settings: Settings,
         plugins: Plugins,
         reader: Box<dyn ClaimReader>,
-        store: Box<dyn BookStore>,
+        stores: Stores,
         durations: Durations,
         news: Arc<News>,
     ) -> Arc<Self> {
@@ -82,7 +88,7 @@ impl DraManager {
             settings,
             plugins,
             reader,
-            store,
+            stores,
             durations,
             book: Mutex::default(),
             loaded: OnceCell::new(),
@@ -90,6 +96,8 @@ impl DraManager {
             unsaved: AtomicBool::new(false),
             holds: Holds::default(),
             health: Mutex::default(),
+            health_loaded: OnceCell::new(),
+            health_told: Notify::new(),
             news,
             waiting: Mutex::default(),
             lost: watch::channel(BTreeSet::new()).0,
@@ -110,17 +118,78 @@ impl DraManager {
 
     /// Reads the file, once. Whoever needs the book waits for that.
     async fn load(&self) -> Result<(), String> {
+        // Without it devices' health is unknown until their drivers tell it: nothing waits for that.
+        let _ = self.load_health().await;
         let load = || async {
-            let content = self.store.load().await.map_err(|error| error.to_string())?;
+            let content = self.stores.claims.load().await.map_err(|error| error.to_string())?;
             let states = match content {
                 Some(content) => checkpoint::read(&content).map_err(|error| error.to_string())?,
                 None => Vec::new(),
             };
-            *self.book() = ClaimBook::of(states);
+            let book = ClaimBook::of(states);
+            let pods: Vec<String> = book.pods().into_iter().map(str::to_owned).collect();
+            *self.book() = book;
+            if self.settings.health {
+                // Their statuses have said of claims what they said last.
+                self.news.add(pods);
+            }
             Ok::<(), String>(())
         };
         let loaded = self.loaded.get_or_try_init(load).await;
         loaded.copied().map_err(|error| format!("read the checkpoint {}: {error}", checkpoint::FILE))
+    }
+
+    /// Reads the file of devices' health, once. One that is damaged counts as none, as upstream.
+    ///
+    /// # Errors
+    /// kubelet-volnetd does not answer: to be tried again.
+    pub(super) async fn load_health(&self) -> Result<(), StateFileError> {
+        let load = || async {
+            if !self.settings.health {
+                return Ok(());
+            }
+            let found = match self.stores.health.load().await {
+                Ok(content) => {
+                    content.map_or_else(|| Ok(dra_health::Drivers::new()), |content| dra_health::read(&content))
+                }
+                Err(error) if error.is_away() => return Err(error),
+                Err(error) => {
+                    tracing::error!(%error, "Failed to load health checkpoint, proceeding with empty cache");
+                    return Ok(());
+                }
+            };
+            match found {
+                Ok(drivers) => self.health_book().restore(drivers, Instant::now(), Timestamp::now()),
+                Err(error) => {
+                    tracing::error!(%error, "Failed to load health checkpoint, proceeding with empty cache");
+                }
+            }
+            Ok(())
+        };
+        self.health_loaded.get_or_try_init(load).await.copied()
+    }
+
+    /// Writes down what drivers have told, if the file says something else. What is not written is forgotten with this process alone,
+    /// and the next word of a driver has it written again.
+    pub(super) async fn save_health(&self) {
+        let drivers = {
+            let mut book = self.health_book();
+            if !book.is_unsaved() {
+                return;
+            }
+            book.file(Instant::now(), Timestamp::now())
+        };
+        let saved = match dra_health::write(&drivers) {
+            Ok(content) => self.stores.health.save(content).await,
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = saved {
+            self.health_book().not_saved();
+            tracing::error!(
+                %error,
+                "Failed to save health checkpoint after update. Kubelet restart may lose the device health information."
+            );
+        }
     }
 
     /// Writes the book, if the file is another one.
@@ -132,7 +201,7 @@ impl DraManager {
         let states = self.book().states();
         let content = checkpoint::write(&states).map_err(|error| error.to_string());
         let saved = match content {
-            Ok(content) => self.store.save(content).await.map_err(|error| error.to_string()),
+            Ok(content) => self.stores.claims.save(content).await.map_err(|error| error.to_string()),
             Err(error) => Err(error),
         };
         saved.inspect_err(|_| self.unsaved.store(true, Ordering::Relaxed))
@@ -189,7 +258,8 @@ impl DraManager {
         for claim in &named {
             let object = self.reader.claim(namespace, &claim.object).await;
             let object = object.map_err(|error| format!("fetch ResourceClaim {}: {error}", claim.object))?;
-            let state = claims::usable(pod, claim, &object).map_err(|error| error.to_string())?;
+            let state =
+                claims::usable(pod, claim, &object, self.settings.group_claims).map_err(|error| error.to_string())?;
             // Also where it is prepared already: something is wrong with a node whose driver is away.
             for driver in state.driver_state.iter().flatten().map(|(driver, _)| driver) {
                 self.plugins.get(driver).map_err(|error| error.to_string())?;
@@ -264,7 +334,12 @@ impl DraManager {
 
     /// Puts the health of devices into a pod's status.
     pub fn show_health(&self, pod: &Pod, status: &mut PodStatus) {
-        if self.settings.health && claims::has_some(pod) {
+        if !self.settings.health || !claims::has_some(pod) {
+            return;
+        }
+        if !self.loaded.initialized() {
+            device_health::keep(pod, status);
+        } else {
             let (book, health) = (self.book(), self.health_book());
             device_health::show(pod, status, &book, &health, self.settings.health_messages, Instant::now());
         }
@@ -365,6 +440,7 @@ impl DraManager {
 
     /// The health of these devices of a driver has changed.
     pub(super) fn health_changed(&self, driver: &str, devices: &BTreeSet<device_health::DeviceName>) {
+        self.health_told.notify_one();
         if devices.is_empty() {
             return;
         }

@@ -12,6 +12,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kubelet_container_manager::dra::health::{Health, Report};
 use kubelet_edges::dra::{Calls, Plugins, Service};
 use kubelet_edges::fixtures::{Direct, Serving};
 use kubelet_model::objects::ObjectError;
@@ -21,8 +22,8 @@ use tonic::{Request, Response, Status};
 
 use super::manager::{DraManager, Settings};
 use super::metrics::{ClaimsInUse, Durations};
-use super::ports::{BookStore, ClaimReader};
-use super::*;
+use super::ports::{ClaimReader, FileStore, Stores};
+use super::{lost, slices};
 use crate::container_manager::StateFileError;
 use crate::storage_writes::StorageWrites;
 
@@ -130,7 +131,7 @@ impl Disk {
     }
 }
 
-impl BookStore for Disk {
+impl FileStore for Disk {
     fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>> {
         async { Ok(self.content.lock().unwrap().clone()) }.boxed()
     }
@@ -151,27 +152,34 @@ struct Lab {
     folder: tempfile::TempDir,
     api: Api,
     disk: Disk,
+    health: Disk,
     registry: Registry,
     manager: Arc<DraManager>,
 }
 
-fn manager(api: &Api, disk: &Disk, registry: &Registry) -> Arc<DraManager> {
+fn manager(api: &Api, disk: &Disk, health: &Disk, registry: &Registry) -> Arc<DraManager> {
     let durations = Durations::register(registry).unwrap();
     let plugins = Plugins::new(Calls {
         dial: Arc::new(Direct),
         timeout: Duration::from_secs(5),
         observer: Some(Arc::new(durations.clone())),
     });
-    let settings = Settings { extended_resources: true, health: true, health_messages: true };
-    DraManager::new(settings, plugins, Box::new(api.clone()), Box::new(disk.clone()), durations, Arc::default())
+    let settings = Settings { extended_resources: true, group_claims: true, health: true, health_messages: true };
+    let stores = Stores { claims: Box::new(disk.clone()), health: Box::new(health.clone()) };
+    DraManager::new(settings, plugins, Box::new(api.clone()), stores, durations, Arc::default())
 }
 
 impl Lab {
     fn new() -> Self {
-        let (api, disk, registry) = (Api::default(), Disk::default(), Registry::new());
-        let manager = manager(&api, &disk, &registry);
+        let (api, disk, health, registry) = (Api::default(), Disk::default(), Disk::default(), Registry::new());
+        let manager = manager(&api, &disk, &health, &registry);
         registry.register(Box::new(ClaimsInUse::new(manager.clone()).unwrap())).unwrap();
-        Lab { folder: tempfile::tempdir().unwrap(), api, disk, registry, manager }
+        Lab { folder: tempfile::tempdir().unwrap(), api, disk, health, registry, manager }
+    }
+
+    /// What a process that begins anew makes of the files.
+    fn next_life(&self) -> Arc<DraManager> {
+        manager(&self.api, &self.disk, &self.health, &Registry::new())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -331,13 +339,16 @@ async fn after_a_restart_lost_pods_give_back_and_others_keep() {
     driver.calls();
     drop(server);
     // Another life, whose driver comes later.
-    let again = manager(&lab.api, &lab.disk, &Registry::new());
+    let again = lab.next_life();
     let keeping = tokio::spawn(lost::keep(again.clone()));
     let devices = again.cdi_devices(&stays, &stays.spec.as_ref().unwrap().containers[0]).await.unwrap();
     assert_eq!(devices, ["t/c=kept-a"], "a container may start again at once");
     again.only(["stays".to_owned()].into());
     let mut lost = again.lost.subscribe();
     lost.wait_for(|lost| lost.contains("gone")).await.unwrap();
+    // Whose status said what it said before the file was read is looked at.
+    again.news.changed().await;
+    assert_eq!(again.news.take(), [uid("stays"), uid("gone")].into());
     // A pod that waits for its driver is told of it.
     assert!(again.prepare(&stays).await.is_err());
     let path = lab.path("new");
@@ -368,6 +379,68 @@ async fn a_damaged_file_is_not_overwritten() {
     let mut status = PodStatus::default();
     lab.manager.show_health(&p, &mut status);
     assert!(lab.disk.text().contains("\"Checksum\":1"));
+}
+
+#[tokio::test]
+async fn the_health_of_devices_outlives_this_process() {
+    let lab = Lab::new();
+    let (_driver, _server) = lab.driver("d.test").await;
+    lab.api.put("c", "u", &["d.test"], &["p"]);
+    let mut p = pod("p", &["c"]);
+    lab.manager.prepare(&p).await.unwrap();
+    let report = |device: &str| Report {
+        pool: "node".into(),
+        device: device.into(),
+        health: Health::Unhealthy,
+        message: "hot".into(),
+        ..Report::default()
+    };
+    let tell = |manager: &DraManager| {
+        let changed = manager.health_book().take("d.test", vec![report("c-a")], std::time::Instant::now());
+        manager.health_changed("d.test", &changed);
+    };
+    let shown = |manager: &DraManager, pod: &k8s_openapi::api::core::v1::Pod| {
+        let container = json!({"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0});
+        let mut status: PodStatus = serde_json::from_value(json!({"containerStatuses": [container]})).unwrap();
+        manager.show_health(pod, &mut status);
+        status
+    };
+    let word = |status: &PodStatus| {
+        serde_json::to_value(status).unwrap()["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"][0]["health"].clone()
+    };
+    tell(&lab.manager);
+    lab.manager.health_told.notified().await;
+    // A full disk, and then another one.
+    *lab.health.fails.lock().unwrap() = true;
+    lab.manager.save_health().await;
+    assert_eq!(lab.health.text(), "");
+    *lab.health.fails.lock().unwrap() = false;
+    lab.manager.save_health().await;
+    assert!(
+        lab.health.text().starts_with(r#"{"d.test":{"Devices":{"node/c-a":{"PoolName":"node","#),
+        "{}",
+        lab.health.text()
+    );
+    p.status = Some(shown(&lab.manager, &p));
+    assert_eq!(word(p.status.as_ref().unwrap()), "Unhealthy");
+
+    let again = lab.next_life();
+    assert_eq!(word(&shown(&again, &p)), "Unhealthy", "what was said stays until the files are read");
+    p.status = None;
+    let container = &p.spec.as_ref().unwrap().containers[0];
+    again.cdi_devices(&p, container).await.unwrap();
+    assert_eq!(word(&shown(&again, &p)), "Unhealthy", "before its driver says anything");
+
+    *lab.health.content.lock().unwrap() = Some(br#"{"d.test":{"Devi"#.to_vec());
+    let again = lab.next_life();
+    again.cdi_devices(&p, container).await.unwrap();
+    assert_eq!(word(&shown(&again, &p)), "Unknown", "a damaged file counts as none");
+    tell(&again);
+    again.save_health().await;
+    assert!(lab.health.text().contains("Unhealthy"), "and is replaced: {}", lab.health.text());
+    again.health_book().clear("d.test");
+    again.save_health().await;
+    assert_eq!(lab.health.text(), "{}");
 }
 
 #[tokio::test(start_paused = true)]
