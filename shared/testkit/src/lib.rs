@@ -33,6 +33,8 @@ pub mod cri;
 pub mod csi;
 mod debian;
 #[cfg(feature = "apiserver")]
+pub mod device_plugin;
+#[cfg(feature = "apiserver")]
 pub mod dra;
 #[cfg(feature = "grpc")]
 pub mod floor;

@@ -1,0 +1,80 @@
+//! A device plugin on a node of a lab: the tests' program `device_plugin`, which misbehaves on demand. It runs on the machine itself,
+//! as [`crate::csi`]'s drivers do.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::Node;
+use crate::csi::process::Process;
+
+/// A plugin that runs; it ends when this is dropped.
+#[derive(Debug)]
+pub struct DevicePlugin {
+    state: PathBuf,
+    process: Process,
+}
+
+impl DevicePlugin {
+    /// Starts a plugin for `resource` of a node; `program` is the tests' `device_plugin`, which says what it can be told.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(program: impl AsRef<Path>, node: &Node, resource: &str, told: &Value) -> Result<Self> {
+        let state = node.lab().folder().join("device-plugins").join(resource.replace('/', "_"));
+        std::fs::create_dir_all(&state).with_context(|| format!("creating {}", state.display()))?;
+        tell(&state, told)?;
+        let arguments = vec![
+            format!("--resource={resource}"),
+            format!("--root={}", node.root_dir().display()),
+            format!("--state={}", state.display()),
+        ];
+        let process = Process::start(program.as_ref(), arguments, state.join("log"))?;
+        Ok(Self { state, process })
+    }
+
+    /// From now on it offers this, and does these things wrong.
+    ///
+    /// # Errors
+    /// Its folder cannot be written.
+    pub fn tell(&self, told: &Value) -> Result<()> {
+        tell(&self.state, told)
+    }
+
+    /// What it was asked by this call, oldest first, earlier lives included.
+    ///
+    /// # Errors
+    /// A line is not whole.
+    pub fn calls(&self, call: &str) -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.state.join("calls.jsonl")).unwrap_or_default();
+        let all: Vec<Value> = text.lines().map(serde_json::from_str).collect::<serde_json::Result<_>>()?;
+        Ok(all.into_iter().filter(|one| one["call"] == call).map(|one| one["what"].clone()).collect())
+    }
+
+    /// SIGKILL: its socket stays, and nobody answers there.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it once more, whether it runs or not.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn again(&mut self) -> Result<()> {
+        self.process.kill();
+        self.process.again()
+    }
+}
+
+fn tell(state: &Path, told: &Value) -> Result<()> {
+    let new = state.join("told.new");
+    std::fs::write(&new, told.to_string()).with_context(|| format!("writing {}", new.display()))?;
+    std::fs::rename(&new, state.join("told.json")).with_context(|| format!("moving {} into place", new.display()))
+}
+
+impl Drop for DevicePlugin {
+    fn drop(&mut self) {
+        self.process.kill();
+    }
+}
