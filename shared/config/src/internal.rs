@@ -15,6 +15,8 @@ pub const VARIABLE: &str = "BULKHEAD_INTERNAL";
 pub struct Internal {
     /// How long a call of a CSI driver may take, in seconds (upstream `csiTimeout`).
     pub csi_timeout_seconds: u64,
+    /// How long a call of a device plugin may take at most, in seconds; the bounds of each call hold as well.
+    pub device_plugin_timeout_seconds: u64,
     /// How long a pod waits for its volumes, and for their end, before it is said, in seconds (upstream
     /// `podAttachAndMountTimeout`).
     pub pod_volumes_timeout_seconds: u64,
@@ -24,7 +26,12 @@ pub struct Internal {
 
 impl Default for Internal {
     fn default() -> Self {
-        Internal { csi_timeout_seconds: 120, pod_volumes_timeout_seconds: 123, selinux_root: PathBuf::from("/") }
+        Internal {
+            csi_timeout_seconds: 120,
+            device_plugin_timeout_seconds: 120,
+            pod_volumes_timeout_seconds: 123,
+            selinux_root: PathBuf::from("/"),
+        }
     }
 }
 
@@ -48,6 +55,10 @@ impl Internal {
 
     pub const fn csi_timeout(&self) -> Duration {
         Duration::from_secs(self.csi_timeout_seconds)
+    }
+
+    pub const fn device_plugin_timeout(&self) -> Duration {
+        Duration::from_secs(self.device_plugin_timeout_seconds)
     }
 
     pub const fn pod_volumes_timeout(&self) -> Duration {

@@ -3,8 +3,9 @@
 //!
 //! It listens beside `kubelet.sock` in `<root>/device-plugins` and registers there, again when there is a new one. In its state folder
 //! lie `calls.jsonl` (a line for each call) and `told.json`, an object that is read anew all the time: `devices` (objects with
-//! `id`, `health` and `nodes`), `prefer` (ids), `flap` (a device's id, whose health changes each millisecond) and `fault` (method to
-//! `hang`, `fail` or `die`).
+//! `id`, `health` and `nodes`), `prefer` (ids), `cdi` (names of CDI devices, which everybody gets), `annotations` (likewise),
+//! `flap` (a device's id, whose health changes each millisecond), `without` (an optional call that it does not have) and `fault`
+//! (method to `hang`, `fail` or `die`).
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -18,8 +19,8 @@ use anyhow::{Context as _, Result};
 use bulkhead_device_plugin::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use bulkhead_device_plugin::v1beta1::registration_client::RegistrationClient;
 use bulkhead_device_plugin::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse, Device,
-    DevicePluginOptions, DeviceSpec, Empty, ListAndWatchResponse, Mount, NumaNode, PreStartContainerRequest,
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+    Device, DevicePluginOptions, DeviceSpec, Empty, ListAndWatchResponse, Mount, NumaNode, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
 };
 use bulkhead_device_plugin::{HEALTHY, UNHEALTHY, VERSION};
@@ -85,6 +86,11 @@ fn devices(told: &Value) -> Vec<Device> {
     told["devices"].as_array().into_iter().flatten().map(one).collect()
 }
 
+fn texts(told: &Value) -> BTreeMap<String, String> {
+    let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+    told.as_object().into_iter().flatten().filter_map(text).collect()
+}
+
 #[tonic::async_trait]
 impl DevicePlugin for Plugin {
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
@@ -139,6 +145,8 @@ impl DevicePlugin for Plugin {
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
         let ids = request.into_inner().container_requests.into_iter().next().unwrap_or_default().devices_ids;
         self.meet("Allocate", json!(ids)).await?;
+        let told = self.told();
+        let names = told["cdi"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let answer = ContainerAllocateResponse {
             envs: BTreeMap::from([("GIVEN_DEVICES".to_owned(), ids.join(","))]),
             mounts: vec![Mount {
@@ -151,7 +159,8 @@ impl DevicePlugin for Plugin {
                 host_path: "/dev/null".to_owned(),
                 permissions: "rw".to_owned(),
             }],
-            ..ContainerAllocateResponse::default()
+            annotations: texts(&told["annotations"]),
+            cdi_devices: names.map(|name| CdiDevice { name: name.to_owned() }).collect(),
         };
         Ok(Response::new(AllocateResponse { container_responses: vec![answer] }))
     }

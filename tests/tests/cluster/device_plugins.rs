@@ -1,70 +1,21 @@
 //! Does a pod get what a device plugin gives, and does it keep that while the plugin or one of our processes dies, hangs or changes its
 //! mind, and does all of it show on the Node and in the pod's status as upstream has it?
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::device_plugin::DevicePlugin;
 use bulkhead_testkit::node::DAEMONS;
-use bulkhead_testkit::{LONG, Node, build, eventually};
+use bulkhead_testkit::{LONG, Node, Release, build, eventually};
 use bulkhead_tests::joined::{Member, NODE, wait_node};
-use bulkhead_tests::lab;
+use bulkhead_tests::{lab, lab_on};
 use serde_json::{Value, json};
 
 const RESOURCE: &str = "example.com/device";
 
-/// The tests' plugin, which dies with the test.
-struct Plugin {
-    state: PathBuf,
-    child: Option<Child>,
-}
-
-impl Plugin {
-    fn of(node: &Node, told: &Value) -> Result<Self> {
-        let state = node.lab().folder().join("device-plugin");
-        std::fs::create_dir_all(&state)?;
-        let mut plugin = Plugin { state, child: None };
-        plugin.tell(told)?;
-        plugin.start(node.root_dir())?;
-        Ok(plugin)
-    }
-
-    fn start(&mut self, root: &Path) -> Result<()> {
-        let program = build::bin_dir()?.join("device_plugin");
-        let log = std::fs::File::create(self.state.join("log"))?;
-        let mut command = Command::new(&program);
-        command.args(["--resource", RESOURCE]).arg("--root").arg(root).arg("--state").arg(&self.state);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.child = Some(command.spawn().with_context(|| program.display().to_string())?);
-        Ok(())
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn tell(&self, told: &Value) -> Result<()> {
-        let new = self.state.join("told.new");
-        std::fs::write(&new, told.to_string())?;
-        Ok(std::fs::rename(new, self.state.join("told.json"))?)
-    }
-
-    /// What it was asked by this call.
-    fn calls(&self, call: &str) -> Result<Vec<Value>> {
-        let text = std::fs::read_to_string(self.state.join("calls.jsonl")).unwrap_or_default();
-        let all: Vec<Value> = text.lines().map(serde_json::from_str).collect::<serde_json::Result<_>>()?;
-        Ok(all.into_iter().filter(|one| one["call"] == call).map(|one| one["what"].clone()).collect())
-    }
-}
-
-impl Drop for Plugin {
-    fn drop(&mut self) {
-        self.kill();
-    }
+/// The tests' plugin.
+fn plugin(node: &Node, resource: &str, told: &Value) -> Result<DevicePlugin> {
+    DevicePlugin::start(build::bin_dir()?.join("device_plugin"), node, resource, told)
 }
 
 fn devices(healths: &[(&str, &str)]) -> Value {
@@ -79,8 +30,19 @@ fn wait_amounts(member: &Member, capacity: &str, allocatable: &str) -> Result<Va
     })
 }
 
+/// Waits until the node shows that all of these can be had.
+fn wait_shown(member: &Member, amounts: &[(&str, &str)]) -> Result<Value> {
+    member.cluster.wait_for("nodes", "", NODE, &format!("it has {amounts:?}"), |node| {
+        amounts.iter().all(|(resource, amount)| node["status"]["allocatable"][*resource] == *amount)
+    })
+}
+
 fn wants(number: u32) -> Value {
-    let amounts = json!({RESOURCE: number.to_string()});
+    wants_of(RESOURCE, number)
+}
+
+fn wants_of(resource: &str, number: u32) -> Value {
+    let amounts = json!({resource: number.to_string()});
     json!({"containers": [{"name": "main", "resources": {"limits": amounts, "requests": amounts}}]})
 }
 
@@ -98,7 +60,7 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     let mut member = Member::start(&lab, &[], |node| node)?;
     wait_node(&member.cluster, "True")?;
     let healthy = devices(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Healthy")]);
-    let mut plugin = Plugin::of(&member.node, &json!({"devices": healthy, "prefer": ["c"]}))?;
+    let mut plugin = plugin(&member.node, RESOURCE, &json!({"devices": healthy, "prefer": ["c"]}))?;
     wait_amounts(&member, "3", "3")?;
 
     // It gets what the plugin would like to give, and all that belongs to it.
@@ -171,7 +133,7 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     member.create("passes-too", &json!({}))?;
     member.wait_ready("passes-too")?;
     plugin.tell(&json!({"devices": healthy}))?;
-    plugin.start(member.node.root_dir())?;
+    plugin.again()?;
     member.wait_ready("waits")?;
     ensure!(container_id(&member.wait_ready("one")?) == container_id(&one));
     wait_amounts(&member, "3", "3")?;
@@ -183,4 +145,141 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     ensure!(failed["status"]["message"].as_str().is_some_and(|message| message.contains(words)), "{failed:#}");
     plugin.kill();
     member.node.finish_after_deaths()
+}
+
+const STARTS: &str = "example.com/starts";
+const PREFERS: &str = "example.com/prefers";
+const MUTE: &str = "example.com/mute";
+const SILENT: &str = "example.com/silent";
+const NEAR: &str = "example.com/near";
+const FAR: &str = "example.com/far";
+const KIND: &str = "devices.test/unit";
+
+/// Devices `a` to `c`, the last two on a NUMA node.
+fn placed(node: u32) -> Value {
+    json!([{"id": "a"}, {"id": "b", "nodes": [node]}, {"id": "c", "nodes": [node]}])
+}
+
+fn asked(plugin: &DevicePlugin, call: &str, times: usize) -> Result<()> {
+    eventually(&format!("it is asked {call}"), LONG, || {
+        ensure!(plugin.calls(call)?.len() == times);
+        Ok(())
+    })
+}
+
+/// The message of a pod that is refused.
+fn refused(member: &Member, pod: &str, reason: &str) -> Result<String> {
+    let failed = member.wait(pod, "it is refused", |pod| pod["status"]["phase"] == "Failed")?;
+    ensure!(failed["status"]["reason"] == reason, "{failed:#}");
+    Ok(failed["status"]["message"].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> {
+    let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
+    let member = Member::start(&lab, &[], |node| {
+        let node = node.internal(&json!({"devicePluginTimeoutSeconds": 10}));
+        node.config("topologyManagerPolicy", json!("restricted"))
+    })?;
+    std::fs::create_dir_all(lab.cdi_folder())?;
+    let unit = |name: &str| json!({"name": name, "containerEdits": {"env": [format!("CDI_{name}=yes")]}});
+    let spec = json!({"cdiVersion": "0.6.0", "kind": KIND, "devices": [unit("named"), unit("annotated")]});
+    std::fs::write(lab.cdi_folder().join("devices.test.json"), spec.to_string())?;
+
+    // === At registration: one that does not say what it can, and one that does not tell its devices ===
+    let (node, two) = (&member.node, json!([{"id": "a"}, {"id": "b"}]));
+    let hangs = |call: &str| json!({"devices": two, "fault": {call: "hang"}});
+    let mute = plugin(node, MUTE, &hangs("GetDevicePluginOptions"))?;
+    let silent = plugin(node, SILENT, &hangs("ListAndWatch"))?;
+    asked(&mute, "GetDevicePluginOptions", 1)?;
+    asked(&silent, "ListAndWatch", 1)?;
+    let three = json!([{"id": "a"}, {"id": "b"}, {"id": "c"}]);
+    let six = json!([{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "d"}, {"id": "e"}, {"id": "f"}]);
+    let slow = json!({"devices": three, "fault": {"PreStartContainer": "hang"}});
+    let mut starts = plugin(node, STARTS, &slow)?;
+    let mut prefers = plugin(node, PREFERS, &json!({"devices": six, "fault": {"GetPreferredAllocation": "hang"}}))?;
+    let given = json!({"cdi": [format!("{KIND}=named")], "annotations": {"cdi.k8s.io/unit": format!("{KIND}=annotated")},
+        "devices": placed(0), "prefer": ["a", "c"]});
+    let near = plugin(node, NEAR, &given)?;
+    let _far = plugin(node, FAR, &json!({"devices": placed(1)}))?;
+    let shown = wait_shown(&member, &[(STARTS, "3"), (PREFERS, "6"), (NEAR, "3"), (FAR, "3")])?;
+    for absent in [MUTE, SILENT] {
+        ensure!(shown["status"]["capacity"][absent].is_null(), "{shown:#}");
+    }
+
+    // === While plugins hang, others' containers start ===
+    member.create("starts", &wants_of(STARTS, 1))?;
+    member.create("prefers", &wants_of(PREFERS, 1))?;
+    member.create("silent", &wants_of(SILENT, 1))?;
+    asked(&starts, "PreStartContainer", 1)?;
+    asked(&prefers, "GetPreferredAllocation", 1)?;
+    member.create("near", &wants_of(NEAR, 1))?;
+    member.create("far", &wants_of(FAR, 1))?;
+    member.wait_ready("near")?;
+    starts.tell(&json!({"devices": three}))?;
+    prefers.tell(&json!({"devices": six}))?;
+    silent.tell(&json!({"devices": two}))?;
+    for name in ["starts", "prefers", "silent"] {
+        member.wait_ready(name)?;
+    }
+    let said = member.events("starts")?;
+    ensure!(said.iter().all(|event| event["reason"] != "Failed"), "{said:#?}");
+    wait_shown(&member, &[(SILENT, "2")])?;
+
+    // === They hang for too long, while what a pod of another plugin got is looked at ===
+    starts.tell(&slow)?;
+    prefers.tell(&json!({"devices": six, "fault": {"GetPreferredAllocation": "hang"}}))?;
+    member.create("starts-late", &wants_of(STARTS, 1))?;
+    member.create("prefers-late", &wants_of(PREFERS, 1))?;
+
+    // CDI by name and by annotation; a device of the NUMA node that everything else lies on, though another one is preferred.
+    let said = member.exec("near", "main", &["env"])?;
+    ensure!(said.contains("CDI_named=yes") && said.contains("CDI_annotated=yes"), "{said}");
+    ensure!(near.calls("Allocate")? == [json!(["c"])], "{:?}", near.calls("Allocate")?);
+    let asked_for = json!({"available": ["b", "c"], "must": [], "size": 1});
+    ensure!(near.calls("GetPreferredAllocation")? == [asked_for], "{:?}", near.calls("GetPreferredAllocation")?);
+    let checkpoint = member.node.root_dir().join("device-plugins/kubelet_internal_checkpoint");
+    let written: Value = serde_json::from_slice(&std::fs::read(&checkpoint)?)?;
+    let entries = written["Data"]["PodDeviceEntries"].as_array().cloned().unwrap_or_default();
+    let entry = entries.iter().find(|entry| entry["ResourceName"] == NEAR).context("no entry")?;
+    ensure!(entry["DeviceIDs"] == json!({"0": ["c"]}), "{written:#}");
+    // Devices of a NUMA node that the machine does not have are nowhere near its CPUs.
+    let message = refused(&member, "far", "TopologyAffinityError")?;
+    ensure!(message == "Pod was rejected: Resources cannot be allocated with Topology locality", "{message}");
+
+    let late = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
+    let failed = format!("Error: device plugin PreStartContainer rpc failed with err: {late}");
+    member.wait_event("starts-late", "Failed", |message| message == failed)?;
+    let why = member.wait_waiting("starts-late", "main", "CreateContainerConfigError")?;
+    ensure!(format!("Error: {why}") == failed, "{why}");
+    let failed = format!("Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: {late}, ");
+    let message = refused(&member, "prefers-late", "UnexpectedAdmissionError")?;
+    ensure!(message == format!("Pod was rejected: {failed}which is unexpected"), "{message}");
+    let answered = mute.calls("Register")?;
+    ensure!(
+        answered[0].as_str().is_some_and(|why| why.contains("failed to get device plugin options: ")),
+        "{answered:?}"
+    );
+
+    // === They die of the question ===
+    let dies = |call: &str| json!({"devices": six, "fault": {call: "die"}});
+    mute.tell(&json!({"devices": two}))?;
+    prefers.tell(&dies("GetPreferredAllocation"))?;
+    member.create("prefers-dead", &wants_of(PREFERS, 1))?;
+    starts.tell(&json!({"devices": three}))?;
+    let gone = "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unavailable desc = ";
+    let message = refused(&member, "prefers-dead", "UnexpectedAdmissionError")?;
+    ensure!(message.starts_with(&format!("Pod was rejected: Allocate failed due to {gone}")), "{message}");
+    let gone = "Error: device plugin PreStartContainer rpc failed with err: rpc error: code = Unavailable desc = ";
+    member.wait_ready("starts-late")?;
+    starts.tell(&json!({"devices": three, "fault": {"PreStartContainer": "die"}}))?;
+    member.create("starts-dead", &wants_of(STARTS, 1))?;
+    member.wait_event("starts-dead", "Failed", |message| message.starts_with(gone))?;
+    starts.tell(&json!({"devices": three}))?;
+    starts.again()?;
+    prefers.tell(&json!({"devices": six}))?;
+    prefers.again()?;
+    member.wait_ready("starts-dead")?;
+    wait_shown(&member, &[(MUTE, "2"), (PREFERS, "6")])?;
+    member.node.finish()
 }

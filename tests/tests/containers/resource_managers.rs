@@ -186,6 +186,75 @@ fn containers_have_cpus_and_memory_for_themselves() -> Result<()> {
     node.finish()
 }
 
+/// A pod with one CPU and 64 MiB of its own, of whose two containers the first has `of_main` for itself.
+fn whole(name: &str, of_main: &Value) -> Pod {
+    let mut other = Pod::idle(name).value()["spec"]["containers"][0].clone();
+    other["name"] = json!("other");
+    let own = json!({"cpu": "1", "memory": "64Mi"});
+    let mut main = Pod::idle(name).value()["spec"]["containers"][0].clone();
+    main["resources"] = json!({"requests": of_main, "limits": of_main});
+    Pod::idle(name).spec("containers", json!([main, other])).spec("resources", json!({"requests": own, "limits": own}))
+}
+
+/// CPUs and memory of a pod's own (gate PodLevelResourceManagers), of which its containers share what none has for itself.
+#[test]
+fn containers_share_what_is_their_pods_own() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let (_, all) = cpus()?;
+    let node = node(&lab)
+        .config("featureGates", json!({"PodLevelResourceManagers": true}))
+        .config("topologyManagerScope", json!("pod"))
+        .start()?;
+    // Nothing would be left for the other container.
+    node.write(&whole("greedy", &json!({"cpu": "1", "memory": "32Mi"})))?;
+    let greedy = node.wait_pod("greedy", "it is refused", |pod| pod.phase == "Failed")?;
+    ensure!(greedy.reason == "TopologyAffinityError", "{greedy:?}");
+    let words = "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";
+    ensure!(greedy.message == format!("Pod was rejected: {words}"), "{greedy:?}");
+
+    node.write(&whole("whole", &json!({})))?;
+    node.write(&Pod::idle("shared"))?;
+    let pod = node.wait_pod("whole", "it runs", |pod| pod.phase == "Running" && pod.containers.len() == 2)?;
+    let same = |node: &Node| -> Result<()> {
+        ensure!(allowed(node, "whole")? == ("1".to_owned(), "0".to_owned()), "{:?}", allowed(node, "whole")?);
+        let now: Value = serde_json::from_str(&state(node, "cpu_manager_state")?)?;
+        ensure!(now.to_string().contains(&format!("\"{}\":{{\"cpuSet\":\"1\"}}", pod.uid)), "{now}");
+        let own = &now["entries"][&pod.uid];
+        ensure!(own == &json!({"main": "1", "other": "1"}), "{now}");
+        let now: Value = serde_json::from_str(&state(node, "memory_manager_state")?)?;
+        ensure!(now["machineState"]["0"]["memoryMap"]["memory"]["reserved"] == 64 << 20, "{now}");
+        Ok(())
+    };
+    same(&node)?;
+    node.wait_pod("shared", "it runs", |pod| pod.phase == "Running")?;
+    let rest = if all == "0-1" { "0".to_owned() } else { all.replace("0-", "0,2-") };
+    wait_cpus(&node, "shared", &rest)?;
+
+    // It is taken in as it was.
+    let before = (process(&node, "whole")?, process(&node, "shared")?);
+    node.kill_daemon("kubelet-syncd")?;
+    eventually("kubelet-syncd is back", LONG, || {
+        let now = node.agent()?.node()?;
+        ensure!(now.sources_ready, "{now:?}");
+        Ok(())
+    })?;
+    node.wait_pod("whole", "it still runs", |pod| pod.phase == "Running" && pod.containers.iter().all(|c| c.ready))?;
+    same(&node)?;
+    ensure!((process(&node, "whole")?, process(&node, "shared")?) == before, "a container was restarted");
+
+    node.remove("whole")?;
+    node.wait_gone("whole")?;
+    wait_cpus(&node, "shared", &all)?;
+    eventually("its CPUs and its memory are given back", LONG, || {
+        let now: Value = serde_json::from_str(&state(&node, "cpu_manager_state")?)?;
+        ensure!(now["defaultCpuSet"] == all.as_str() && !now.to_string().contains(&pod.uid), "{now}");
+        let now: Value = serde_json::from_str(&state(&node, "memory_manager_state")?)?;
+        ensure!(now["machineState"]["0"]["memoryMap"]["memory"]["reserved"] == 0, "{now}");
+        Ok(())
+    })?;
+    node.finish()
+}
+
 /// The node's reason, in upstream's words.
 fn refusal(builder: NodeBuilder, file: Option<&str>) -> Result<String> {
     let folder = tempfile::tempdir()?;

@@ -9,6 +9,7 @@ mod memory;
 mod metadata;
 mod nfs;
 mod node;
+mod numa;
 mod numbers;
 mod resize;
 mod scarcity;
@@ -21,7 +22,7 @@ use std::time::Instant;
 use anyhow::Result;
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
-use bulkhead_testkit::vm::{self, Disk, Vm};
+use bulkhead_testkit::vm::{self, Disk, Shape, Vm};
 use bulkhead_testkit::{Cluster, machine};
 
 use node::{World, config, kubeconfig, manifests, wanted};
@@ -60,7 +61,7 @@ fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
     ];
     files.extend(static_pods.iter().map(|(path, pod)| (path.as_str(), pod.as_str())));
     let disk = Disk::make(folder.path(), &[("vsock_call", Path::new(env!("CARGO_BIN_EXE_vsock_call")))], &files)?;
-    let vm = Vm::boot(&disk, folder.path(), cluster.address())?;
+    let vm = Vm::boot(&disk, folder.path(), cluster.address(), Shape::Plain)?;
     let mut world = World { vm, cluster };
     let told = story(&mut world);
     if told.is_err() {

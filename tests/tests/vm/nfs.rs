@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::skip::skip_this_test;
 use bulkhead_testkit::systemd::MANIFESTS;
-use bulkhead_testkit::vm::{Disk, Vm};
+use bulkhead_testkit::vm::{Disk, Shape, Vm};
 use bulkhead_testkit::{Cluster, eventually};
 use bulkhead_tests::joined::is_true;
 use serde_json::{Value, json};
@@ -46,10 +46,7 @@ fn a_node_with_volumes_of_an_nfs_server() -> Result<()> {
         if std::env::var_os("BULKHEAD_BESIDE").is_none() { Some(bulkhead_testkit::only_machine()?) } else { None };
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&folder.path().join("cluster"), Config::default())?;
-    let mut config = node::config();
-    for eviction in ["evictionSoft", "evictionSoftGracePeriod", "evictionMaxPodGracePeriod"] {
-        config.as_object_mut().context("no object")?.remove(eviction);
-    }
+    let config = config()?;
     let (config, kubeconfig) = (config.to_string(), node::kubeconfig(&cluster)?.to_string());
     let (manifest, static_pod) = (manifest("static"), of_a_static_pod().to_string());
     let files = [
@@ -62,7 +59,7 @@ fn a_node_with_volumes_of_an_nfs_server() -> Result<()> {
     ];
     let call: (&str, &Path) = ("vsock_call", Path::new(env!("CARGO_BIN_EXE_vsock_call")));
     let disk = Disk::with_packages(folder.path(), &["nfs-kernel-server"], &[call], &files)?;
-    let vm = Vm::boot(&disk, folder.path(), cluster.address())?;
+    let vm = Vm::boot(&disk, folder.path(), cluster.address(), Shape::TwoNumaNodes)?;
     let mut world = World { vm, cluster };
     let told = story(&mut world);
     if let Err(fault) = &told {
@@ -73,6 +70,15 @@ fn a_node_with_volumes_of_an_nfs_server() -> Result<()> {
         eprintln!("{}", world.vm.script(looks).map(|ended| ended.stdout).unwrap_or_default());
     }
     told
+}
+
+/// Nobody is evicted: the machine is small.
+pub fn config() -> Result<Value> {
+    let mut config = node::config();
+    for eviction in ["evictionSoft", "evictionSoftGracePeriod", "evictionMaxPodGracePeriod"] {
+        config.as_object_mut().context("no object")?.remove(eviction);
+    }
+    Ok(config)
 }
 
 fn manifest(name: &str) -> String {
@@ -163,6 +169,7 @@ fn story(world: &mut World) -> Result<()> {
     told("disks behind Fibre Channel");
     gone(world)?;
     told("removal");
+    crate::numa::policies(world, &told)?;
     Ok(())
 }
 

@@ -169,7 +169,11 @@ fn quotas() {
     assert_eq!(isolation, [Isolation::Container, Isolation::Pod, Isolation::Host]);
     let found = files(&manager);
     assert!(String::from_utf8(found.cpu.clone().unwrap()).unwrap().contains("\"podEntries\":{\"a\":{\"cpuSet\":"));
-    assert!(start(&settings, &machine, &found).is_ok());
+    // After a restart it is taken in as it was, on the node that it has.
+    let mut again = start(&settings, &machine, &found).unwrap();
+    again.admit(&own, &mut []).unwrap();
+    assert_eq!(files(&again).cpu, found.cpu);
+    assert_eq!(files(&again).memory, found.memory);
 }
 
 /// Upstream's words, after which its kubelet exits 1.

@@ -29,6 +29,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct DevicePlugin {
     client: DevicePluginClient<Channel>,
+    /// No call takes longer, whatever its own bound.
+    most: Duration,
 }
 
 fn request<Q>(message: Q, deadline: Duration) -> Request<Q> {
@@ -45,17 +47,17 @@ async fn bounded<R>(deadline: Duration, call: impl Future<Output = Result<Respon
 }
 
 impl DevicePlugin {
-    /// Connects; a plugin that does not listen yet is waited for.
+    /// Connects; a plugin that does not listen yet is waited for. `most`: no call takes longer, whatever its own bound.
     ///
     /// # Errors
     /// It does not listen, or not where it may.
-    pub async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<Self, Status> {
+    pub async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress, most: Duration) -> Result<Self, Status> {
         let until = tokio::time::Instant::now() + DIAL;
         loop {
             match kept(dial, address).await {
                 Ok(channel) => {
                     let client = DevicePluginClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-                    return Ok(DevicePlugin { client });
+                    return Ok(DevicePlugin { client, most });
                 }
                 Err(status) if status.code() == Code::Unavailable && tokio::time::Instant::now() + AGAIN < until => {
                     tokio::time::sleep(AGAIN).await;
@@ -70,8 +72,8 @@ impl DevicePlugin {
     /// # Errors
     /// Its own, or it did not answer in time.
     pub async fn options(&self) -> Result<DevicePluginOptions, Status> {
-        let mut client = self.client.clone();
-        bounded(OPTIONS, client.get_device_plugin_options(request(Empty {}, OPTIONS))).await
+        let (mut client, bound) = (self.client.clone(), OPTIONS.min(self.most));
+        bounded(bound, client.get_device_plugin_options(request(Empty {}, bound))).await
     }
 
     /// Its devices from now on; the stream's end is the plugin's.
@@ -80,6 +82,16 @@ impl DevicePlugin {
     /// Its own.
     pub async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, Status> {
         self.client.clone().list_and_watch(Empty {}).await.map(Response::into_inner).map_err(as_grpc_go)
+    }
+
+    /// What it tells next of its devices; None: it has ended.
+    ///
+    /// # Errors
+    /// Its own, or the connection broke off.
+    pub async fn next_list(
+        stream: &mut Streaming<ListAndWatchResponse>,
+    ) -> Result<Option<ListAndWatchResponse>, Status> {
+        stream.message().await.map_err(as_grpc_go)
     }
 
     /// Which devices it would like to give.
@@ -98,8 +110,8 @@ impl DevicePlugin {
             allocation_size: i32::try_from(size).unwrap_or(i32::MAX),
         };
         let message = PreferredAllocationRequest { container_requests: vec![wanted] };
-        let mut client = self.client.clone();
-        let answer = bounded(PREFERRED, client.get_preferred_allocation(request(message, PREFERRED))).await?;
+        let (mut client, bound) = (self.client.clone(), PREFERRED.min(self.most));
+        let answer = bounded(bound, client.get_preferred_allocation(request(message, bound))).await?;
         Ok(answer.container_responses.into_iter().next().map(|first| first.device_i_ds).unwrap_or_default())
     }
 
@@ -109,8 +121,8 @@ impl DevicePlugin {
     /// Its own, or it did not answer in time.
     pub async fn allocate(&self, devices: Vec<String>) -> Result<Option<ContainerAllocateResponse>, Status> {
         let message = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: devices }] };
-        let mut client = self.client.clone();
-        let answer = bounded(ALLOCATE, client.allocate(request(message, ALLOCATE))).await?;
+        let (mut client, bound) = (self.client.clone(), ALLOCATE.min(self.most));
+        let answer = bounded(bound, client.allocate(request(message, bound))).await?;
         Ok(answer.container_responses.into_iter().next())
     }
 
@@ -120,7 +132,7 @@ impl DevicePlugin {
     /// Its own, or it did not answer in time.
     pub async fn pre_start(&self, devices: Vec<String>) -> Result<(), Status> {
         let message = PreStartContainerRequest { devices_ids: devices };
-        let mut client = self.client.clone();
-        bounded(PRE_START, client.pre_start_container(request(message, PRE_START))).await.map(drop)
+        let (mut client, bound) = (self.client.clone(), PRE_START.min(self.most));
+        bounded(bound, client.pre_start_container(request(message, bound))).await.map(drop)
     }
 }

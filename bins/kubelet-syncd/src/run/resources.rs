@@ -88,6 +88,7 @@ pub(super) async fn devices(
         gates: Settings::of(config, 0).gates,
         waits: !config.flags.device_plugin_no_wait,
         health: gates.enabled("ResourceHealthStatus"),
+        timeout: config.internal.device_plugin_timeout(),
         machine: machine.nodes.iter().map(|node| node.id).collect(),
         found,
     });

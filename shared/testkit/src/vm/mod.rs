@@ -32,6 +32,31 @@ pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 100);
 /// Memory and processors of the machine; two, because two is what is there to run it on.
 const MEMORY: &str = "2048";
 const PROCESSORS: &str = "2";
+/// The same memory on two NUMA nodes of four processors each, two threads a core. Two of the processors are online after the boot, which
+/// eight would slow down. The other vendor's processors have one thread a core with this version of qemu, whatever it is told.
+const TWO_NUMA_NODES: [&str; 12] = [
+    "-cpu",
+    "max,vendor=GenuineIntel",
+    "-smp",
+    "8,sockets=2,cores=2,threads=2",
+    "-object",
+    "memory-backend-ram,id=near,size=1024M",
+    "-object",
+    "memory-backend-ram,id=far,size=1024M",
+    "-numa",
+    "node,nodeid=0,cpus=0-3,memdev=near",
+    "-numa",
+    "node,nodeid=1,cpus=4-7,memdev=far",
+];
+
+/// What a machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// Two processors and one memory.
+    Plain,
+    /// Two NUMA nodes of four processors each, of which only the first two of the first node are online at first.
+    TwoNumaNodes,
+}
 
 /// A machine that runs. Dropping it ends it.
 #[derive(Debug)]
@@ -56,18 +81,29 @@ impl Vm {
     ///
     /// # Errors
     /// qemu does not start, or the machine does not answer in time: the end of its console is in the message.
-    pub fn boot(disk: &Disk, folder: &Path, server: SocketAddr) -> Result<Self> {
+    pub fn boot(disk: &Disk, folder: &Path, server: SocketAddr, shape: Shape) -> Result<Self> {
         let (kernel, initrd) = needs::kernel()?;
         let socket = folder.join("port.sock");
         let listener = UnixListener::bind(&socket).with_context(|| format!("listening on {}", socket.display()))?;
         let console = folder.join("console.log");
         File::create(&console)?;
         let mut command = Command::new(needs::QEMU);
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", PROCESSORS, "-m", MEMORY]);
+        command.args(["-accel", "tcg,thread=multi", "-m", MEMORY]);
+        let online = match shape {
+            Shape::Plain => {
+                command.args(["-cpu", "max", "-smp", PROCESSORS]);
+                String::new()
+            }
+            Shape::TwoNumaNodes => {
+                command.args(TWO_NUMA_NODES);
+                format!(" maxcpus={PROCESSORS}")
+            }
+        };
         command.args(["-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot"]);
         command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
         // The disk is this boot's alone, so nothing has to survive a crash of it.
-        command.args(["-append", "root=/dev/vda rw console=ttyS0 quiet mitigations=off net.ifnames=0 tsc=reliable"]);
+        let kernel_line = "root=/dev/vda rw console=ttyS0 quiet mitigations=off net.ifnames=0 tsc=reliable";
+        command.arg("-append").arg(format!("{kernel_line}{online}"));
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.path().display()));
         // A process for each connection: the other way to forward has one connection in all.
         let busybox = crate::machine::static_busybox().context("no static busybox here")?;

@@ -357,6 +357,11 @@ impl HintProvider for StaticCpu {
         if pod.by_pod() && check_shared_pool(pod).is_err() {
             return Self::cpu_hints(Vec::new());
         }
+        // It has its CPUs already: upstream misses those that containers share, and so refuses such a pod after a restart.
+        if let Some(has) = self.state.pods.get(&pod.uid).filter(|_| pod.by_pod()) {
+            let fits = has.len() == wanted;
+            return Self::cpu_hints(if fits { self.hint_list(has, &CpuSet::default(), wanted) } else { Vec::new() });
+        }
         let mut has = CpuSet::default();
         for container in &pod.containers {
             let Some(own) = self.state.get(&pod.uid, &container.name) else { continue };

@@ -28,6 +28,16 @@ pub struct Question {
     pub call: Call,
 }
 
+/// In upstream's words: the plugin is not there any more.
+pub fn stopped(resource: &str) -> String {
+    format!("endpoint {resource} has been stopped")
+}
+
+/// In upstream's words: a plugin that is to hear of a container's start did not answer well.
+pub fn pre_start_failed(why: &str) -> String {
+    format!("device plugin PreStartContainer rpc failed with err: {why}")
+}
+
 /// The two calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
@@ -205,7 +215,7 @@ impl DeviceManager {
             let open: Vec<_> = open.filter_map(|(name, a)| Some((name.clone(), a.choice.clone()?))).collect();
             let Some((resource, choice)) = open.into_iter().next() else { continue };
             let Some((generation, options)) = self.plugins.serving(&resource) else {
-                return Err(format!("endpoint {resource} has been stopped"));
+                return Err(stopped(&resource));
             };
             let question = |call| {
                 Ok(Some(Question { container: container.clone(), resource: resource.clone(), generation, call }))
@@ -316,7 +326,7 @@ impl DeviceManager {
                 return Err(format!("endpoint not found in cache for a registered resource: {resource}"));
             }
             if self.plugins.lacks_pre_start(resource) {
-                return Err(format!("endpoint {resource} has been stopped"));
+                return Err(pre_start_failed(&stopped(resource)));
             }
             let Some((generation, _)) = self.plugins.serving(resource).filter(|(_, o)| o.pre_start) else { continue };
             let (uid, name) = (&pod.uid, &container.name);

@@ -42,6 +42,8 @@ struct Resource {
     /// Devices that can be had.
     healthy: BTreeSet<String>,
     unhealthy: BTreeSet<String>,
+    /// It has ever told its devices, in this life or one before: the node shows it.
+    known: bool,
     /// None: its grace is over.
     endpoint: Option<Endpoint>,
 }
@@ -65,7 +67,8 @@ impl Plugins {
     /// A resource of the checkpoint: its plugin has not come back yet.
     pub fn expect(&mut self, resource: &str, now: Instant) {
         let endpoint = Endpoint { generation: 0, options: PluginOptions::default(), listed: false, stopped: Some(now) };
-        self.resources.entry(resource.to_owned()).or_default().endpoint = Some(endpoint);
+        let found = self.resources.entry(resource.to_owned()).or_default();
+        (found.endpoint, found.known) = (Some(endpoint), true);
     }
 
     /// A plugin has registered a resource. Answers its generation: what one before it says does not count any more.
@@ -90,6 +93,7 @@ impl Plugins {
         if let Some(endpoint) = &mut found.endpoint {
             endpoint.listed = true;
         }
+        found.known = true;
         let old = std::mem::replace(&mut found.told, devices);
         let is_news = |id: &str, device: &Device| old.get(id).is_none_or(|old| old.healthy != device.healthy);
         let news = found.told.iter().filter(|(id, device)| is_news(id, device)).map(|(id, _)| id.clone()).collect();
@@ -109,13 +113,17 @@ impl Plugins {
         true
     }
 
-    /// What the node's status says now. Resources whose grace is over are forgotten.
+    /// What the node's status says now. Resources whose grace is over are forgotten; those whose plugins have not told their devices yet
+    /// are not shown (upstream `GetCapacity`).
     pub fn capacity(&mut self, now: Instant) -> Capacity {
         let mut shown = Capacity::default();
         for (name, resource) in &mut self.resources {
             let over = |stopped: Instant| now.saturating_duration_since(stopped) > STOP_GRACE;
             if resource.endpoint.is_some_and(|e| e.stopped.is_some_and(over)) {
                 (resource.endpoint, resource.healthy, resource.unhealthy) = (None, BTreeSet::new(), BTreeSet::new());
+            }
+            if !resource.known {
+                continue;
             }
             let (healthy, unhealthy) = (resource.healthy.len() as u64, resource.unhealthy.len() as u64);
             shown.capacity.insert(name.clone(), healthy + unhealthy);
@@ -148,7 +156,7 @@ impl Plugins {
     }
 
     pub fn healthy(&self, resource: &str) -> Option<&BTreeSet<String>> {
-        self.resources.get(resource).filter(|found| found.endpoint.is_some()).map(|found| &found.healthy)
+        self.resources.get(resource).filter(|found| found.known && found.endpoint.is_some()).map(|found| &found.healthy)
     }
 
     /// As told last.
@@ -166,7 +174,7 @@ impl Plugins {
 
     /// Resource to its devices that can be had, for the checkpoint.
     pub fn registered(&self) -> BTreeMap<String, Vec<String>> {
-        let registered = self.resources.iter().filter(|(_, found)| found.endpoint.is_some());
+        let registered = self.resources.iter().filter(|(_, found)| found.known && found.endpoint.is_some());
         registered.map(|(name, found)| (name.clone(), found.healthy.iter().cloned().collect())).collect()
     }
 

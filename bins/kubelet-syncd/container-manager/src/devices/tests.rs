@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use super::manager::Call;
-use super::plugins::{Device, Devices, PluginOptions, STOP_GRACE};
+use super::plugins::{Capacity, Device, Devices, PluginOptions, STOP_GRACE};
 use super::{Admission, DeviceManager, Question};
 use crate::checkpoint;
 use crate::request::{Gates, PodRequest};
@@ -255,7 +255,21 @@ fn the_first_answer_counts() {
     assert_eq!(manager.pre_start(&pod, "c").unwrap(), [(other.to_owned(), generation, vec!["z".to_owned()])]);
     assert_eq!(manager.allocatable_for(&pod), BTreeMap::from([(R.to_owned(), 2), (other.to_owned(), 2)]));
     manager.disconnect(other, generation, Instant::now());
-    assert_eq!(manager.pre_start(&pod, "c").unwrap_err(), format!("endpoint {other} has been stopped"));
+    let gone = format!("device plugin PreStartContainer rpc failed with err: endpoint {other} has been stopped");
+    assert_eq!(manager.pre_start(&pod, "c").unwrap_err(), gone);
+}
+
+#[test]
+fn a_resource_is_shown_once_its_plugin_has_told_its_devices() {
+    let mut manager = DeviceManager::new(vec![0], None, Instant::now());
+    let generation = manager.connect(R, PluginOptions::default());
+    assert_eq!(manager.capacity(Instant::now()), Capacity::default());
+    assert_eq!(manager.to_file().registered_devices, Some(BTreeMap::new()));
+    let error = take(&mut manager, &pod("u", &[], &[("c", 1)]), NONE, &[]).unwrap_err();
+    let words = format!("cannot allocate unregistered device {R}");
+    assert!(format!("{error:?}").contains(&words), "{error:?}");
+    manager.list(R, generation, devices(&[("a", true, &[])])).unwrap();
+    assert_eq!(manager.capacity(Instant::now()).allocatable, BTreeMap::from([(R.to_owned(), 1)]));
 }
 
 #[derive(Debug, Clone)]

@@ -407,6 +407,10 @@ impl HintProvider for StaticMemory {
         if pod.by_pod() && check_shared_pool(pod, wanted).is_err() {
             return wanted.keys().map(|kind| (kind.clone(), Some(Vec::new()))).collect();
         }
+        // What it has as a whole; upstream looks at its first container's part.
+        if let Some(blocks) = self.state.pods.get(&pod.uid).filter(|_| pod.by_pod()) {
+            return Self::hints_again(blocks, wanted);
+        }
         match pod.containers.iter().find_map(|container| self.state.get(&pod.uid, &container.name)) {
             Some(blocks) => Self::hints_again(blocks, wanted),
             None => self.resource_hints(&pod.uid, wanted),

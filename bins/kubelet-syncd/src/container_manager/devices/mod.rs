@@ -26,7 +26,7 @@ use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use kubelet_container_manager::checkpoint::devices as file;
-use kubelet_container_manager::devices::manager::Call;
+use kubelet_container_manager::devices::manager::{Call, pre_start_failed, stopped};
 use kubelet_container_manager::devices::plugins::{Device, Devices as Told};
 use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, PluginOptions, Question};
 use kubelet_container_manager::request::{Gates, PodRequest};
@@ -87,6 +87,8 @@ pub struct Parts {
     pub waits: bool,
     /// Gate ResourceHealthStatus.
     pub health: bool,
+    /// No call of a plugin takes longer.
+    pub timeout: Duration,
     /// NUMA nodes of the machine.
     pub machine: Vec<u32>,
     /// The checkpoint as it was found.
@@ -122,6 +124,7 @@ pub struct Devices {
     gates: Gates,
     waits: bool,
     health: bool,
+    timeout: Duration,
     /// A plugin has come, gone or told its devices.
     changed: watch::Sender<()>,
     shown: watch::Sender<Capacity>,
@@ -177,6 +180,7 @@ impl Devices {
             gates: parts.gates,
             waits: parts.waits,
             health: parts.health,
+            timeout: parts.timeout,
             changed: watch::Sender::new(()),
             shown: watch::Sender::new(Capacity::default()),
             written: tokio::sync::Mutex::new(parts.found),
@@ -331,7 +335,7 @@ impl Devices {
             }
         }
         let address = PluginAddress::Endpoint(endpoint.to_owned());
-        let plugin = DevicePlugin::connect(&self.dial, &address)
+        let plugin = DevicePlugin::connect(&self.dial, &address, self.timeout)
             .await
             .map_err(|status| format!("failed to dial device plugin: {}", words(&status)))?;
         let options = plugin.options().await;
@@ -375,7 +379,7 @@ impl Devices {
             Err(status) => return ended(&words(&status)),
         };
         loop {
-            match stream.message().await {
+            match DevicePlugin::next_list(&mut stream).await {
                 Ok(Some(told)) => {
                     if !self.told(resource, generation, told) {
                         return;
@@ -447,9 +451,7 @@ impl Devices {
     fn serving(&self, question: &Question) -> Result<DevicePlugin, String> {
         let plugins = lock(&self.plugins);
         let connected = plugins.get(&question.resource).filter(|found| found.generation == question.generation);
-        connected
-            .map(|found| found.plugin.clone())
-            .ok_or_else(|| format!("endpoint {} has been stopped", question.resource))
+        connected.map(|found| found.plugin.clone()).ok_or_else(|| stopped(&question.resource))
     }
 
     /// Asks plugins for all that a pod was given and has not been allocated.
@@ -520,11 +522,8 @@ impl Devices {
         for (resource, generation, devices) in calls {
             let plugin =
                 lock(&self.plugins).get(&resource).filter(|c| c.generation == generation).map(|c| c.plugin.clone());
-            let plugin = plugin.ok_or_else(|| format!("endpoint {resource} has been stopped"))?;
-            plugin
-                .pre_start(devices)
-                .await
-                .map_err(|status| format!("device plugin PreStartContainer rpc failed with err: {}", words(&status)))?;
+            let plugin = plugin.ok_or_else(|| pre_start_failed(&stopped(&resource)))?;
+            plugin.pre_start(devices).await.map_err(|status| pre_start_failed(&words(&status)))?;
         }
         let grants = lock(&self.manager).grants(uid, name);
         let device = |d: bulkhead_device_plugin::v1beta1::DeviceSpec| v1::Device {
