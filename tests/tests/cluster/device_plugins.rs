@@ -226,9 +226,23 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
     ensure!(said.iter().all(|event| event["reason"] != "Failed"), "{said:#?}");
     wait_shown(&member, &[(SILENT, "2")])?;
 
+    // === They die of the question ===
+    prefers.tell(&json!({"devices": six, "fault": {"GetPreferredAllocation": "die"}}))?;
+    starts.tell(&json!({"devices": three, "fault": {"PreStartContainer": "die"}}))?;
+    member.create("prefers-dead", &wants_of(PREFERS, 1))?;
+    member.create("starts-dead", &wants_of(STARTS, 1))?;
+    let gone = "rpc error: code = Unavailable desc = ";
+    let failed = format!("Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: {gone}");
+    let message = refused(&member, "prefers-dead", "UnexpectedAdmissionError")?;
+    ensure!(message.starts_with(&format!("Pod was rejected: {failed}")), "{message}");
+    let failed = format!("Error: device plugin PreStartContainer rpc failed with err: {gone}");
+    member.wait_event("starts-dead", "Failed", |message| message.starts_with(&failed))?;
+
     // === They hang for too long, while what a pod of another plugin got is looked at ===
     starts.tell(&slow)?;
     prefers.tell(&json!({"devices": six, "fault": {"GetPreferredAllocation": "hang"}}))?;
+    starts.again()?;
+    prefers.again()?;
     member.create("starts-late", &wants_of(STARTS, 1))?;
     member.create("prefers-late", &wants_of(PREFERS, 1))?;
 
@@ -261,25 +275,10 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
         "{answered:?}"
     );
 
-    // === They die of the question ===
-    let dies = |call: &str| json!({"devices": six, "fault": {call: "die"}});
+    // They answer again, and the one that could not say what it can registers.
     mute.tell(&json!({"devices": two}))?;
-    prefers.tell(&dies("GetPreferredAllocation"))?;
-    member.create("prefers-dead", &wants_of(PREFERS, 1))?;
-    starts.tell(&json!({"devices": three}))?;
-    let gone = "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unavailable desc = ";
-    let message = refused(&member, "prefers-dead", "UnexpectedAdmissionError")?;
-    ensure!(message.starts_with(&format!("Pod was rejected: Allocate failed due to {gone}")), "{message}");
-    let gone = "Error: device plugin PreStartContainer rpc failed with err: rpc error: code = Unavailable desc = ";
-    member.wait_ready("starts-late")?;
-    starts.tell(&json!({"devices": three, "fault": {"PreStartContainer": "die"}}))?;
-    member.create("starts-dead", &wants_of(STARTS, 1))?;
-    member.wait_event("starts-dead", "Failed", |message| message.starts_with(gone))?;
-    starts.tell(&json!({"devices": three}))?;
-    starts.again()?;
     prefers.tell(&json!({"devices": six}))?;
-    prefers.again()?;
-    member.wait_ready("starts-dead")?;
+    starts.tell(&json!({"devices": three}))?;
     wait_shown(&member, &[(MUTE, "2"), (PREFERS, "6")])?;
     member.node.finish()
 }
