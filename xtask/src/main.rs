@@ -173,11 +173,8 @@ fn conformance_command(profile: Arg) -> clap::Command {
              BULKHEAD_RUNTIME=2.1 cargo xtask conformance --focus '\\[DRA\\]' --root-dir /var/lib/kubelet --list {DRA_LIST}\n  \
              cargo xtask conformance --kubelet /usr/bin/kubelet --record        # writes {CONFORMANCE_LIST}"
         ))
-        .arg(value("focus", "REGEX", "Specs that run").default_value(r"\[NodeConformance\]"))
-        .arg(
-            value("skip", "REGEX", "Of these, specs that do not run")
-                .default_value(r"\[Serial\]|\[Disruptive\]|\[Flaky\]|\[Slow\]"),
-        )
+        .arg(value("focus", "REGEX", "Specs that run, if not those that the list was recorded with"))
+        .arg(value("skip", "REGEX", "Of these, specs that do not run, if not those that the list was recorded without"))
         .arg(value("kubelet", "PATH", "Another kubelet than this project's, for example upstream's"))
         .arg(profile.conflicts_with("kubelet"))
         .arg(

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use self::controllers::{Controllers, last_lines};
 use self::images::{FailedPulls, Sources};
 use self::programs::Programs;
-use self::specs::Selection;
+use self::specs::{Asked, Selection};
 use crate::interrupt;
 
 const NODE: &str = "conformance";
@@ -28,7 +28,7 @@ const NODE: &str = "conformance";
 /// What the command line asks for.
 #[derive(Debug)]
 pub struct Options {
-    pub selection: Selection,
+    pub asked: Asked,
     /// Another kubelet than the project's own.
     pub kubelet: Option<PathBuf>,
     /// cargo profile of the project's own.
@@ -52,9 +52,9 @@ impl Options {
         let path = |name: &str| matches.get_one::<String>(name).map(PathBuf::from);
         let archives = matches.get_many::<String>("images").into_iter().flatten();
         Ok(Self {
-            selection: Selection {
-                focus: text("focus"),
-                skip: text("skip"),
+            asked: Asked {
+                focus: matches.get_one("focus").cloned(),
+                skip: matches.get_one("skip").cloned(),
                 processes: matches.get_one::<u16>("procs").copied().unwrap_or(8),
             },
             kubelet: path("kubelet").map(|kubelet| images::existing(&kubelet)).transpose().context("--kubelet")?,
@@ -98,7 +98,8 @@ pub fn run(options: &Options) -> Result<()> {
     machine::ensure_installed(&|line| println!("   {line}"))?;
     let lab = Lab::start_beside()?;
     let folder = lab.folder();
-    let ran = in_lab(options, &programs, &lab, &step);
+    let selection = options.asked.selection(list.as_ref().map(|list| &list.header));
+    let ran = in_lab(options, &selection, &programs, &lab, &step);
     let cut_short = ran.is_err() && wait::interrupted();
     if let Err(error) = keep_logs(&lab, &options.output) {
         eprintln!("{error:#}");
@@ -131,7 +132,13 @@ struct Run {
     not_pulled: std::collections::BTreeSet<String>,
 }
 
-fn in_lab(options: &Options, programs: &Programs, lab: &Lab, step: &dyn Fn(&str)) -> Result<Run> {
+fn in_lab(
+    options: &Options,
+    selection: &Selection,
+    programs: &Programs,
+    lab: &Lab,
+    step: &dyn Fn(&str),
+) -> Result<Run> {
     let say = |line: &str| println!("   {line}");
     step(&format!("runtime: containerd in the network namespace {}", lab.netns().name()));
     images::provide(lab, programs, &options.images, &say)?;
@@ -144,11 +151,11 @@ fn in_lab(options: &Options, programs: &Programs, lab: &Lab, step: &dyn Fn(&str)
     let ready = cluster.wait_for("nodes", "", NODE, "the node is Ready and free of taints", is_ready);
     let ready = ready.with_context(|| format!("the node's log ends:\n{}", last_lines(&node.log(), 20)));
     let ran = ready.and_then(|_| controllers.check()).and_then(|()| {
-        let header = machine_facts::header(&node, lab, programs, &options.selection)?;
-        step(&format!("specs: {:?} without {:?}", options.selection.focus, options.selection.skip));
+        let header = machine_facts::header(&node, lab, programs, selection)?;
+        step(&format!("specs: {:?} without {:?}", selection.focus, selection.skip));
         let pulls = FailedPulls::listen(&cluster, programs)?;
         let began = Instant::now();
-        let report = specs::run(programs, &cluster.admin_kubeconfig()?, &options.selection, &options.output);
+        let report = specs::run(programs, &cluster.admin_kubeconfig()?, selection, &options.output);
         let (took, not_pulled) = (began.elapsed(), pulls.finish());
         Ok(Run { report: report?, header, took, not_pulled })
     });

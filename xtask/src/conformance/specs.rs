@@ -9,10 +9,37 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use bulkhead_testkit::conformance::{Outcome, Progress, Report, Update};
+use bulkhead_testkit::conformance::{Header, Outcome, Progress, Report, Update};
 use bulkhead_testkit::{processes, wait};
 
 use super::Programs;
+
+/// Specs of a run where neither the command line nor a list says which, and which of these are left out.
+const FOCUS: &str = r"\[NodeConformance\]";
+const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Flaky\]|\[Slow\]";
+
+/// What the command line says of it.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub focus: Option<String>,
+    pub skip: Option<String>,
+    pub processes: u16,
+}
+
+impl Asked {
+    /// What is said, and where nothing is said, that with which the list was recorded that the run is compared with.
+    pub fn selection(&self, list: Option<&Header>) -> Selection {
+        let choose = |said: &Option<String>, field: &str, default: &str| {
+            let recorded = list.and_then(|list| list.get(field)).unwrap_or(default);
+            said.clone().unwrap_or_else(|| recorded.to_owned())
+        };
+        Selection {
+            focus: choose(&self.focus, "focus", FOCUS),
+            skip: choose(&self.skip, "skip", SKIP),
+            processes: self.processes,
+        }
+    }
+}
 
 /// What ginkgo is asked for.
 #[derive(Debug)]
@@ -166,5 +193,24 @@ impl Display {
                 println!("{on}{} {name}{off}", head(what, *took));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_of_the_specs_of_its_list_unless_others_are_asked_for() {
+        let list = Header::default().with("focus", "csi-hostpath").with("skip", "Slow");
+        let chosen = |focus: Option<&str>, list| {
+            let asked = Asked { focus: focus.map(str::to_owned), ..Asked::default() };
+            let selection = asked.selection(list);
+            (selection.focus, selection.skip)
+        };
+        let pair = |focus: &str, skip: &str| (focus.to_owned(), skip.to_owned());
+        assert_eq!(chosen(None, Some(&list)), pair("csi-hostpath", "Slow"));
+        assert_eq!(chosen(Some("subPath"), Some(&list)), pair("subPath", "Slow"));
+        assert_eq!(chosen(None, None), pair(FOCUS, SKIP));
     }
 }
