@@ -153,12 +153,20 @@ fn iptables() -> Fence {
     }
 }
 
+/// Where SCSI hosts of iSCSI sessions are.
+const SESSIONS: &str = "/sys/devices/platform";
+
+/// iscsiadm's records, of Debian's and of newer ones, and the folder of its lock.
+const ISCSIADM: [&str; 3] = ["/etc/iscsi", "/var/lib/iscsi", "/run/lock"];
+
 /// Folders of the kernel's SCSI hosts: below each are its `scan` and its devices with their `delete`. One that is there only later
-/// is there for the next process.
+/// is there for the next process; those of iSCSI, which come with each session, are all in one folder.
 fn scsi_hosts() -> Vec<PathBuf> {
     let hosts = std::fs::read_dir("/sys/class/scsi_host").into_iter().flatten().flatten();
     let folders = hosts.filter_map(|host| std::fs::canonicalize(host.path().join("device")).ok());
     let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.starts_with("/sys/devices")).collect();
+    folders.retain(|folder| !folder.starts_with(SESSIONS));
+    folders.push(SESSIONS.into());
     folders.sort();
     folders
 }
@@ -180,6 +188,7 @@ fn disks() -> Fence {
         ]
         .map(PathBuf::from)
         .into(),
+        read_write: ISCSIADM.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect(),
         // Written, and nothing made: that is what the rule for devices says.
         devices: [vec!["/dev".into()], scsi_hosts()].concat(),
         tcp_bind: Some(Vec::new()),

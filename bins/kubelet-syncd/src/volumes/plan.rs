@@ -189,13 +189,11 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 23] = [
+    let kinds: [(bool, &str); 21] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
         (v.nfs.is_some(), "nfs"),
-        (v.iscsi.is_some(), "iscsi"),
-        (v.fc.is_some(), "fc"),
         (v.git_repo.is_some(), "gitRepo"),
         (v.flex_volume.is_some(), "flexVolume"),
         // Upstream hands these to a CSI driver, or has none of them any more.
@@ -274,6 +272,7 @@ mod tests {
             ("portworxVolume", serde_json::json!({"volumeID": "v"})),
             ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
             ("fc", serde_json::json!({"wwids": ["w"]})),
+            ("iscsi", serde_json::json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0})),
         ] {
             let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
             assert_eq!(planned, VolumeKind::Managed { kind });
@@ -284,7 +283,6 @@ mod tests {
     fn what_is_not_supported_is_named() {
         for (kind, source) in [
             ("cephfs", serde_json::json!({"monitors": ["m"]})),
-            ("iscsi", serde_json::json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0})),
             ("flocker", serde_json::json!({"datasetName": "d"})),
             ("glusterfs", serde_json::json!({"endpoints": "e", "path": "p"})),
             ("photonPersistentDisk", serde_json::json!({"pdID": "p"})),
