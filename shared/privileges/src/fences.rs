@@ -156,8 +156,17 @@ fn iptables() -> Fence {
 /// Where SCSI hosts of iSCSI sessions are.
 const SESSIONS: &str = "/sys/devices/platform";
 
-/// iscsiadm's records, of Debian's and of newer ones, and the folder of its lock.
-const ISCSIADM: [&str; 3] = ["/etc/iscsi", "/var/lib/iscsi", "/run/lock"];
+/// iscsiadm's records, of Debian's and of newer ones.
+const RECORDS: [&str; 2] = ["/etc/iscsi", "/var/lib/iscsi"];
+
+/// What iscsiadm writes, its lock among it; nothing on a machine that has none.
+fn of_iscsiadm() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = RECORDS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect();
+    if !folders.is_empty() {
+        folders.push("/run/lock".into());
+    }
+    folders
+}
 
 /// Folders of the kernel's SCSI hosts: below each are its `scan` and its devices with their `delete`. One that is there only later
 /// is there for the next process; those of iSCSI, which come with each session, are all in one folder.
@@ -188,7 +197,7 @@ fn disks() -> Fence {
         ]
         .map(PathBuf::from)
         .into(),
-        read_write: ISCSIADM.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect(),
+        read_write: of_iscsiadm(),
         // Written, and nothing made: that is what the rule for devices says.
         devices: [vec!["/dev".into()], scsi_hosts()].concat(),
         tcp_bind: Some(Vec::new()),

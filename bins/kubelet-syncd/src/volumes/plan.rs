@@ -189,11 +189,13 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeKind {
 }
 
 fn kind_name(v: &Volume) -> &'static str {
-    let kinds: [(bool, &str); 21] = [
+    let kinds: [(bool, &str); 23] = [
         (v.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (v.ephemeral.is_some(), "ephemeral"),
         (v.csi.is_some(), "csi"),
         (v.nfs.is_some(), "nfs"),
+        (v.iscsi.is_some(), "iscsi"),
+        (v.fc.is_some(), "fc"),
         (v.git_repo.is_some(), "gitRepo"),
         (v.flex_volume.is_some(), "flexVolume"),
         // Upstream hands these to a CSI driver, or has none of them any more.

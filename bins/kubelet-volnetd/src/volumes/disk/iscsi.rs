@@ -59,9 +59,22 @@ fn is_portal(text: &str) -> bool {
     let inner = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let is_address = match inner {
         Some(inner) => inner.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()),
-        None => address.parse::<IpAddr>().is_ok_and(|address| address.is_ipv4()),
+        None => address.parse::<IpAddr>().is_ok_and(|address| address.is_ipv4()) || is_host_name(address),
     };
     is_address && port.parse::<u16>().is_ok_and(|port| port != 0)
+}
+
+/// A name that iscsid resolves; one that ends with a number would be an address (WHATWG URL, "ends in a number").
+fn is_host_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_plain)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last_is_name = text.rsplit('.').next().is_some_and(|last| last.bytes().any(|byte| !byte.is_ascii_digit()));
+    text.len() <= MAX_NAME && text.split('.').all(is_label) && last_is_name
 }
 
 fn is_target(text: &str) -> bool {
@@ -97,7 +110,7 @@ impl Disk {
         }
         let wrong = portals.iter().find(|portal| !is_portal(portal));
         if let Some(wrong) = wrong.map(String::as_str).or(portals.is_empty().then_some("")) {
-            return Err(bad("portals", wrong, "an address and a port"));
+            return Err(bad("portals", wrong, "an address or a host's name, and a port"));
         }
         if !is_target(iqn) {
             return Err(bad("iqn", iqn, "a target's name: iqn., eui. or naa. and what follows"));
@@ -256,6 +269,8 @@ mod tests {
             assert_eq!(found.clone().with_written(text), found, "{text}");
         }
         assert!(disk.begins() == another.begins() && disk.name().contains(&disk.begins()));
+        let by_name = IscsiDisk { portals: vec!["store-1.example:3260".into()], ..wire() };
+        assert_eq!(Disk::of_folder(&Disk::parse(&by_name).unwrap().name()).unwrap().portals, by_name.portals);
         let own =
             IscsiDisk { interface: "10.0.0.1:3260:pv".into(), initiator_name: "iqn.2024-01.test:i".into(), ..wire() };
         assert!(Disk::parse(&own).unwrap().name().starts_with("iface-10.0.0.1:3260:pv/10.0.0.1:3260-iqn."));
@@ -269,8 +284,19 @@ mod tests {
             assert!(Disk::parse(&disk).is_err(), "{disk:?}");
         };
         refused(&|disk| disk.portals.clear());
-        for portal in ["10.0.0.1", "host:3260", "10.0.0.1:0", "10.0.0.1:x", "fd00::1:3260", "[10.0.0.1]:1", "-p:1", ""]
-        {
+        for portal in [
+            "10.0.0.1",
+            "10.0.0:1",
+            "a..b:1",
+            "-a.b:1",
+            "a_b:1",
+            "10.0.0.1:0",
+            "10.0.0.1:x",
+            "fd00::1:3260",
+            "[10.0.0.1]:1",
+            "-p:1",
+            "",
+        ] {
             refused(&|disk| disk.portals = vec![portal.into()]);
         }
         refused(&|disk| disk.portals = vec!["10.0.0.1:1".into(); 9]);
