@@ -30,7 +30,7 @@ const FILES: [&str; 23] = [
 ];
 
 /// Messages whose generated `Debug` would print secrets; `src/redact.rs` gives them one that does not.
-const SECRETS: [&str; 1] = ["kubelet.syncd.v1.StreamUrl"];
+const SECRETS: [&str; 2] = ["kubelet.syncd.v1.StreamUrl", "kubelet.common.v1.IscsiChap"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = "../../proto";

@@ -210,6 +210,9 @@ impl Volumes for Fake {
     async fn set_up_fc(&self, _: Request<volnetd::SetUpFcRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }
+    async fn set_up_iscsi(&self, _: Request<volnetd::SetUpIscsiRequest>) -> Answer<volnetd::SetUpVolumeReply> {
+        not_faked()
+    }
     async fn end_disk(&self, _: Request<volnetd::EndDiskRequest>) -> Answer<volnetd::EndDiskReply> {
         not_faked()
     }

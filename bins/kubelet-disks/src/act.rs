@@ -10,10 +10,11 @@ use std::time::Duration;
 use bulkhead_helper::{Ended, Program};
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskReply, DiskRequest, FcDisk};
+use bulkhead_ipc::common::{DiskReply, DiskRequest, FcDisk, IscsiDisk};
 
 use crate::device;
 use crate::fc;
+use crate::iscsi;
 use crate::programs::{self, Checked};
 
 /// A look reads some sectors.
@@ -23,7 +24,14 @@ const WORK: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Devices that are worked on: whoever asks again while a mkfs still runs waits for it.
 #[derive(Debug, Clone, Default)]
-pub struct Devices(Arc<Mutex<HashMap<(u32, u32), Lock>>>);
+pub struct Devices(Arc<Mutex<HashMap<Key, Lock>>>);
+
+/// A device by its numbers, or a target, whose sessions its disks share.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Device(u32, u32),
+    Target(String),
+}
 
 type Lock = Arc<tokio::sync::Mutex<()>>;
 
@@ -31,7 +39,11 @@ impl Devices {
     fn of(&self, question: &DiskRequest) -> Lock {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, lock| Arc::strong_count(lock) > 1);
-        all.entry((question.major, question.minor)).or_default().clone()
+        let key = match &question.iscsi {
+            Some(disk) => Key::Target(disk.iqn.clone()),
+            None => Key::Device(question.major, question.minor),
+        };
+        all.entry(key).or_default().clone()
     }
 }
 
@@ -61,15 +73,42 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + 
 }
 
 async fn attach(question: &DiskRequest, reply: &mut DiskReply) -> Result<Outcome, String> {
-    let disk = named(question)?;
-    let path = blocking(move || fc::attach(Path::new("/"), &disk)).await?;
+    let path = match &question.iscsi {
+        Some(disk) => iscsi::attach(Path::new("/"), disk).await?,
+        None => {
+            let disk = named(question)?;
+            blocking(move || fc::attach(Path::new("/"), &disk)).await?
+        }
+    };
     let is = std::fs::symlink_metadata(&path).map_err(|_| format!("device {} does not exist", path.display()))?;
     (reply.major, reply.minor) = (rustix::fs::major(is.rdev()), rustix::fs::minor(is.rdev()));
     reply.device = path.to_string_lossy().into_owned();
     Ok(Outcome::Attached)
 }
 
+/// Its devices, and where nothing else of the target is in use its sessions.
+async fn detach_from_target(question: &DiskRequest, disk: &IscsiDisk) -> Result<Outcome, String> {
+    let (of_disk, is_there) = (disk.clone(), !question.device.is_empty());
+    if is_there {
+        device::check(question).map_err(|error| error.to_string())?;
+    }
+    blocking(move || {
+        for path in iscsi::paths(Path::new("/"), &of_disk) {
+            fc::detach(Path::new("/"), &path)?;
+        }
+        Ok(())
+    })
+    .await?;
+    if question.log_out {
+        iscsi::log_out(disk).await?;
+    }
+    Ok(Outcome::Detached)
+}
+
 async fn detach(question: &DiskRequest) -> Result<Outcome, String> {
+    if let Some(disk) = &question.iscsi {
+        return detach_from_target(question, disk).await;
+    }
     if question.device.is_empty() {
         let disk = named(question)?;
         blocking(move || fc::detach_named(Path::new("/"), &disk)).await?;

@@ -69,7 +69,10 @@ fn scan(root: &Path) {
 }
 
 /// Nothing is made where there is no such file.
-fn write(file: &Path, text: &str) -> io::Result<()> {
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(file: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut std::fs::OpenOptions::new().write(true).open(file)?, text.as_bytes())
 }
 

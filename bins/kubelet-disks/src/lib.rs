@@ -1,14 +1,15 @@
-//! `kubelet-disks`: makes block devices ready to be mounted, for kubelet-volnetd, and attaches those behind Fibre Channel. It exists
-//! because blkid, mkfs, fsck and resize2fs are programs of the machine's, and read what a stranger may have written to a disk.
+//! `kubelet-disks`: makes block devices ready to be mounted, for kubelet-volnetd, and attaches those behind Fibre Channel and of iSCSI
+//! targets. It exists because blkid, mkfs, fsck, resize2fs and iscsiadm are programs of the machine's, and most of them read what a
+//! stranger may have written to a disk.
 //!
 //! # Serves / calls
 //! Questions of kubelet-volnetd alone: from the one inherited socket whose other end volnetd has, or (as a unit) from
-//! connections that root alone may make. Calls nobody but multipathd, where a disk with several paths goes.
+//! connections that root alone may make. Calls nobody but multipathd, where a disk with several paths goes; iscsiadm calls iscsid.
 //!
 //! # Privileges
 //! uid 0, because block devices are root's; of capabilities CAP_SYS_RESOURCE alone, which the kernel wants of whoever lets a
 //! mounted ext4 grow. It mounts nothing. Of files Landlock leaves programs with their libraries, and what is below /dev;
-//! of what it reads in /sys it may write the SCSI hosts' own folders.
+//! of what it reads in /sys it may write the SCSI hosts' own folders. iscsiadm has its records and its lock.
 //!
 //! # Security
 //! A question names a device and what an empty one is formatted with, one of a fixed list. Programs and their arguments are fixed
@@ -31,10 +32,12 @@
 //! | [`multipath`] | which devices join several paths, and what multipathd is told |
 //! | [`fc`] | which device a disk behind Fibre Channel is |
 //! | [`programs`] | which programs there are, with which arguments, and what their answers mean |
+//! | [`iscsi`] | which sessions there are, which device a target's disk is |
 //! | [`act`] | in which order they run |
 
 pub mod act;
 pub mod device;
 pub mod fc;
+pub mod iscsi;
 pub mod multipath;
 pub mod programs;

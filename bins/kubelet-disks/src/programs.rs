@@ -4,7 +4,7 @@ use bulkhead_helper::{Ended, Program};
 use bulkhead_ipc::common::DiskFileSystem;
 
 /// The folders of an ordinary PATH, in its order: upstream finds the programs by it.
-const FOLDERS: &[&str] =
+pub const FOLDERS: &[&str] =
     &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/run/current-system/sw/bin"];
 
 const fn program(name: &'static str) -> Program {

@@ -47,7 +47,7 @@ impl Loop {
             minor: rustix::fs::minor(is),
             file_system: DiskFileSystem::Ext4.into(),
             read_only: false,
-            fc: None,
+            ..DiskRequest::default()
         }
     }
 

@@ -78,7 +78,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! Volumes of the kind iscsi, and in-tree kinds that a CSI driver serves today: a pod with one waits and says why.
+//! In-tree kinds that a CSI driver serves today: a pod with one waits and says why.
 
 pub mod admission;
 pub mod api;

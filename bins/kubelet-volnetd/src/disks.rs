@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
-use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest, FcDisk};
+use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest, FcDisk, IscsiDisk};
 use bulkhead_ipc::helper::{AskError, Asker};
 
 /// The socket's name, among those that the launcher passes and below the folder of the sockets.
@@ -14,8 +14,9 @@ pub const SOCKET: &str = "disks";
 /// Longer than kubelet-disks gives one device: a check of a large one takes long, and whoever asks again waits behind it.
 const PATIENCE: Duration = Duration::from_secs(7 * 60 * 60);
 
-/// A scan of all SCSI hosts ends sooner, and so does what multipathd is asked.
-const ATTACH: Duration = Duration::from_secs(120);
+/// A scan of all SCSI hosts ends sooner, and so does what multipathd is asked; iscsid tries each portal of a target for two minutes,
+/// and whoever asks again waits behind it.
+const ATTACH: Duration = Duration::from_secs(20 * 60);
 
 /// Why a device is not ready.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,22 @@ pub enum DisksError {
     Ask(#[from] AskError),
     #[error("{0}")]
     Failed(String),
+}
+
+/// A disk that is attached, by its names.
+#[derive(Debug, Clone)]
+pub enum Named {
+    Fc(FcDisk),
+    Iscsi(IscsiDisk),
+}
+
+impl Named {
+    fn into_question(self) -> DiskRequest {
+        match self {
+            Named::Fc(disk) => DiskRequest { fc: Some(disk), ..DiskRequest::default() },
+            Named::Iscsi(disk) => DiskRequest { iscsi: Some(disk), ..DiskRequest::default() },
+        }
+    }
 }
 
 /// The asker, which is there once the process serves.
@@ -52,7 +69,8 @@ impl Disks {
     ) -> Result<String, DisksError> {
         let (device, major, minor) = device;
         let file_system = file_system.into();
-        let question = DiskRequest { act: act.into(), device, major, minor, file_system, read_only, fc: None };
+        let about = DiskRequest { device, major, minor, ..DiskRequest::default() };
+        let question = DiskRequest { act: act.into(), file_system, read_only, ..about };
         let reply = self.answered(&question, PATIENCE).await?;
         match reply.outcome() {
             Outcome::Ready | Outcome::Formatted => Ok(reply.found),
@@ -64,8 +82,8 @@ impl Disks {
     ///
     /// # Errors
     /// Nobody answers, or there is no such disk.
-    pub async fn attach(&self, disk: FcDisk) -> Result<(String, u32, u32), DisksError> {
-        let question = DiskRequest { act: Act::Attach.into(), fc: Some(disk), ..DiskRequest::default() };
+    pub async fn attach(&self, disk: Named) -> Result<(String, u32, u32), DisksError> {
+        let question = DiskRequest { act: Act::Attach.into(), ..disk.into_question() };
         let reply = self.answered(&question, ATTACH).await?;
         match reply.outcome() {
             Outcome::Attached => Ok((reply.device, reply.major, reply.minor)),
@@ -77,10 +95,15 @@ impl Disks {
     ///
     /// # Errors
     /// Nobody answers, or it is in use.
-    pub async fn detach(&self, device: Option<(String, u32, u32)>, disk: FcDisk) -> Result<(), DisksError> {
+    pub async fn detach(
+        &self,
+        device: Option<(String, u32, u32)>,
+        disk: Named,
+        log_out: bool,
+    ) -> Result<(), DisksError> {
         let (device, major, minor) = device.unwrap_or_default();
-        let (act, fc) = (Act::Detach.into(), Some(disk));
-        let question = DiskRequest { act, device, major, minor, fc, ..DiskRequest::default() };
+        let act = Act::Detach.into();
+        let question = DiskRequest { act, device, major, minor, log_out, ..disk.into_question() };
         let reply = self.answered(&question, ATTACH).await?;
         match reply.outcome() {
             Outcome::Detached => Ok(()),

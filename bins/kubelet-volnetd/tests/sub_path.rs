@@ -258,7 +258,7 @@ async fn ways_out_and_odd_objects() {
     }
     for ask in [
         PrepareSubPathRequest { root: None, ..request("x") },
-        PrepareSubPathRequest { root: Some(Root::Plugin("kubernetes.io/iscsi".into())), ..request("x") },
+        PrepareSubPathRequest { root: Some(Root::Plugin("kubernetes.io/flexvolume".into())), ..request("x") },
         PrepareSubPathRequest { root: Some(Root::Plugin("../../etc".into())), ..request("x") },
         PrepareSubPathRequest { root: Some(Root::HostPath("relative".into())), ..request("x") },
         PrepareSubPathRequest { volume: "../v".into(), ..request("x") },

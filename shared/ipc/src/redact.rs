@@ -9,6 +9,13 @@ impl fmt::Debug for crate::syncd::StreamUrl {
     }
 }
 
+/// Who somebody is may be told; by what that is known may not.
+impl fmt::Debug for crate::common::IscsiChap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IscsiChap").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -16,5 +23,8 @@ mod tests {
         let url = crate::syncd::StreamUrl { url: "http://127.0.0.1:1/exec/SECRET".into() };
         let text = format!("{url:?} {url:#?} {:?}", tonic::Response::new(url.clone()));
         assert!(!text.contains("SECRET") && text.contains("redacted"), "{text}");
+        let chap = crate::common::IscsiChap { password: "SECRET".into(), ..Default::default() };
+        let disk = crate::common::IscsiDisk { chap: Some(chap), ..Default::default() };
+        assert!(!format!("{disk:?}").contains("SECRET"));
     }
 }

@@ -153,12 +153,29 @@ fn iptables() -> Fence {
     }
 }
 
+/// Where SCSI hosts of iSCSI sessions are.
+const SESSIONS: &str = "/sys/devices/platform";
+
+/// iscsiadm's records, of Debian's and of newer ones.
+const RECORDS: [&str; 2] = ["/etc/iscsi", "/var/lib/iscsi"];
+
+/// What iscsiadm writes, its lock among it; nothing on a machine that has none.
+fn of_iscsiadm() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = RECORDS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect();
+    if !folders.is_empty() {
+        folders.push("/run/lock".into());
+    }
+    folders
+}
+
 /// Folders of the kernel's SCSI hosts: below each are its `scan` and its devices with their `delete`. One that is there only later
-/// is there for the next process.
+/// is there for the next process; those of iSCSI, which come with each session, are all in one folder.
 fn scsi_hosts() -> Vec<PathBuf> {
     let hosts = std::fs::read_dir("/sys/class/scsi_host").into_iter().flatten().flatten();
     let folders = hosts.filter_map(|host| std::fs::canonicalize(host.path().join("device")).ok());
     let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.starts_with("/sys/devices")).collect();
+    folders.retain(|folder| !folder.starts_with(SESSIONS));
+    folders.push(SESSIONS.into());
     folders.sort();
     folders
 }
@@ -180,6 +197,7 @@ fn disks() -> Fence {
         ]
         .map(PathBuf::from)
         .into(),
+        read_write: of_iscsiadm(),
         // Written, and nothing made: that is what the rule for devices says.
         devices: [vec!["/dev".into()], scsi_hosts()].concat(),
         tcp_bind: Some(Vec::new()),

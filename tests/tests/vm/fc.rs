@@ -63,7 +63,7 @@ fn of_a_device(world: &World) -> Result<Value> {
 }
 
 /// As the controller does: what is in use is attached. Upstream's does no more than that for this kind.
-fn attached(world: &World, names: &[&str]) -> Result<()> {
+pub fn attached(world: &World, names: &[&str]) -> Result<()> {
     let in_use = |node: &Value| {
         let all = node["status"]["volumesInUse"].as_array().cloned().unwrap_or_default();
         names.iter().all(|name| all.iter().any(|one| one == name)) && all.len() == names.len()

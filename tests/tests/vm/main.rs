@@ -4,6 +4,7 @@
 
 mod eviction;
 mod fc;
+mod iscsi;
 mod life;
 mod memory;
 mod metadata;

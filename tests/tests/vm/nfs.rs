@@ -58,7 +58,7 @@ fn a_node_with_volumes_of_an_nfs_server() -> Result<()> {
         (manifest.as_str(), static_pod.as_str()),
     ];
     let call: (&str, &Path) = ("vsock_call", Path::new(env!("CARGO_BIN_EXE_vsock_call")));
-    let disk = Disk::with_packages(folder.path(), &["nfs-kernel-server"], &[call], &files)?;
+    let disk = Disk::with_packages(folder.path(), &["nfs-kernel-server", "open-iscsi"], &[call], &files)?;
     let vm = Vm::boot(&disk, folder.path(), cluster.address(), Shape::TwoNumaNodes)?;
     let mut world = World { vm, cluster };
     let told = story(&mut world);
@@ -167,6 +167,8 @@ fn story(world: &mut World) -> Result<()> {
     told("and came back");
     crate::fc::disks(world)?;
     told("disks behind Fibre Channel");
+    crate::iscsi::disks(world)?;
+    told("disks of an iSCSI target");
     gone(world)?;
     told("removal");
     crate::numa::policies(world, &told)?;
@@ -249,7 +251,7 @@ fn refused(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-fn said(world: &World, pod: &str, begins: &str) -> Result<()> {
+pub fn said(world: &World, pod: &str, begins: &str) -> Result<()> {
     eventually(&format!("{pod} says why"), std::time::Duration::from_secs(PODS.into()), || {
         let events = world.cluster.list("events", Some(NAMESPACE))?;
         let of_pod =

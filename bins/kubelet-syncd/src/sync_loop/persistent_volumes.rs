@@ -104,6 +104,7 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
         Root::Fc => VolumeRoot::Plugin("kubernetes.io/fc"),
+        Root::Iscsi => VolumeRoot::Plugin("kubernetes.io/iscsi"),
         Root::Nfs => VolumeRoot::Plugin("kubernetes.io/nfs"),
         Root::HostPath => VolumeRoot::HostPath,
     };

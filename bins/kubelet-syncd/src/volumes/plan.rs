@@ -274,6 +274,7 @@ mod tests {
             ("portworxVolume", serde_json::json!({"volumeID": "v"})),
             ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
             ("fc", serde_json::json!({"wwids": ["w"]})),
+            ("iscsi", serde_json::json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0})),
         ] {
             let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
             assert_eq!(planned, VolumeKind::Managed { kind });
@@ -284,7 +285,6 @@ mod tests {
     fn what_is_not_supported_is_named() {
         for (kind, source) in [
             ("cephfs", serde_json::json!({"monitors": ["m"]})),
-            ("iscsi", serde_json::json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0})),
             ("flocker", serde_json::json!({"datasetName": "d"})),
             ("glusterfs", serde_json::json!({"endpoints": "e", "path": "p"})),
             ("photonPersistentDisk", serde_json::json!({"pdID": "p"})),

@@ -142,6 +142,12 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
 
 /// The name of a disk by its folder (upstream ConstructVolumeSpec of the plugin).
 fn disk_name(place: &api::DiskPlace) -> UniqueName {
+    if place.plugin == crate::spec::ISCSI {
+        let disk = place.name.split_once('/').map_or(place.name.as_str(), |(_, disk)| disk);
+        let (portal, rest) = disk.split_once("-").unwrap_or((disk, ""));
+        let (iqn, lun) = rest.rsplit_once("-lun-").unwrap_or((rest, ""));
+        return UniqueName(format!("{}/{portal}:{iqn}:{lun}", place.plugin));
+    }
     let parts: Vec<&str> = place.name.split('-').collect();
     UniqueName(match parts.as_slice() {
         [wwns @ .., "lun", lun] => format!("{}/[{}]:{lun}", place.plugin, wwns.join(" ")),

@@ -153,6 +153,10 @@ impl VolumeVerbs for NodeVerbs {
         async move { self.volnetd.set_up_fc(&for_pod(&request.pod_uid), request).await }.boxed()
     }
 
+    fn set_up_iscsi(&self, request: api::SetUpIscsiRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        async move { self.volnetd.set_up_iscsi(&for_pod(&request.pod_uid), request).await }.boxed()
+    }
+
     fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
         async move { self.volnetd.end_disk(&CallContext::new(), request).await }.boxed()
     }

@@ -44,6 +44,8 @@ pub enum Root {
     Local,
     /// A disk behind Fibre Channel, bound into the pod's folder.
     Fc,
+    /// A disk of an iSCSI target, bound into the pod's folder.
+    Iscsi,
     /// An export of an NFS server.
     Nfs,
     /// What the host has there itself: the runtime binds it.
@@ -301,6 +303,7 @@ impl VolumeManager {
                     Source::HostPath { .. } => Root::HostPath,
                     Source::Nfs { .. } => Root::Nfs,
                     Source::Fc(_) => Root::Fc,
+                    Source::Iscsi(_) => Root::Iscsi,
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,

@@ -362,6 +362,12 @@ impl VolumeVerbs for End {
         async { Ok(api::SetUpVolumeReply { host_path: "/fc".into(), ..Default::default() }) }.boxed()
     }
 
+    fn set_up_iscsi(&self, request: api::SetUpIscsiRequest) -> Reply<'_, api::SetUpVolumeReply> {
+        let disk = request.disk.unwrap_or_default();
+        self.0.say(format!("SetUpIscsi {} {:?} {} {}", request.volume, disk.portals, disk.iqn, disk.lun));
+        async { Ok(api::SetUpVolumeReply { host_path: "/iscsi".into(), ..Default::default() }) }.boxed()
+    }
+
     fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
         let place = request.place.unwrap_or_default();
         self.0.say(format!("EndDisk {}/{}", place.plugin, place.name));

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use bulkhead_ipc::common::FcDisk;
+use bulkhead_ipc::common::{FcDisk, IscsiDisk};
 use bulkhead_ipc::volnetd::DiskPlace;
 use k8s_openapi::api::core::v1::VolumeNodeAffinity;
 
 /// Upstream's plugin.
 pub const FC: &str = "kubernetes.io/fc";
+/// The same of iSCSI.
+pub const ISCSI: &str = "kubernetes.io/iscsi";
 
 /// The node's name of a volume (upstream UniqueVolumeName). What is attached is listed by it in the Node's status.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,6 +104,52 @@ impl FcSource {
     }
 }
 
+/// A disk of an iSCSI target.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct IscsiSource {
+    /// As they are written: the target's first.
+    pub portals: Vec<String>,
+    pub iqn: String,
+    pub lun: u32,
+    pub interface: String,
+    pub initiator_name: String,
+    /// CHAP of sessions is wanted.
+    pub chap: bool,
+    /// With CHAP's names and passwords; its namespace is empty where it is the pod's.
+    pub secret: Option<ObjectRef>,
+    pub fs_type: String,
+}
+
+/// Upstream portalMounter.
+fn with_port(portal: &str) -> String {
+    if portal.contains(':') { portal.to_owned() } else { format!("{portal}:3260") }
+}
+
+impl IscsiSource {
+    /// Without passwords (upstream createISCSIDisk). `volume`: the name of the specification.
+    pub fn disk(&self, volume: &str) -> IscsiDisk {
+        let portals: Vec<String> = self.portals.iter().map(|portal| with_port(portal)).collect();
+        let own = || format!("{}:{volume}", portals.first().map_or("", String::as_str));
+        let interface = if self.initiator_name.is_empty() { self.interface.clone() } else { own() };
+        IscsiDisk {
+            portals,
+            iqn: self.iqn.clone(),
+            lun: self.lun,
+            interface,
+            init_interface: self.interface.clone(),
+            initiator_name: self.initiator_name.clone(),
+            chap: None,
+        }
+    }
+
+    /// Upstream makePDNameInternal.
+    fn folder(&self, volume: &str) -> String {
+        let disk = self.disk(volume);
+        let first = disk.portals.first().map_or("", String::as_str);
+        format!("iface-{}/{first}-{}-lun-{}", disk.interface, disk.iqn, disk.lun)
+    }
+}
+
 /// What makes a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -117,6 +165,7 @@ pub enum Source {
         path: String,
     },
     Fc(FcSource),
+    Iscsi(IscsiSource),
     /// PersistentVolume `hostPath`; `kind` as the API writes it.
     HostPath {
         path: String,
@@ -161,14 +210,19 @@ impl VolumeSpec {
     pub fn csi(&self) -> Option<&CsiSource> {
         match &self.source {
             Source::Csi(source) => Some(source),
-            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) => None,
+            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } => None,
+            Source::Fc(_) | Source::Iscsi(_) => None,
         }
     }
 
     /// Where kubelet-volnetd has it once a node, if it is a disk that is attached.
     pub fn place(&self) -> Option<DiskPlace> {
-        let Source::Fc(source) = &self.source else { return None };
-        Some(DiskPlace { plugin: FC.to_owned(), name: source.folder()?, block: self.block })
+        let (plugin, name) = match &self.source {
+            Source::Fc(source) => (FC, source.folder()?),
+            Source::Iscsi(source) => (ISCSI, source.folder(&self.name)),
+            _ => return None,
+        };
+        Some(DiskPlace { plugin: plugin.to_owned(), name, block: self.block })
     }
 
     /// Whether the node has a part in its expansion.
@@ -184,6 +238,7 @@ impl VolumeSpec {
             Source::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
             Source::Nfs { .. } => "kubernetes.io/nfs".to_owned(),
             Source::Fc(_) => FC.to_owned(),
+            Source::Iscsi(_) => ISCSI.to_owned(),
         }
     }
 
@@ -196,6 +251,10 @@ impl VolumeSpec {
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
             Source::Nfs { .. } => format!("kubernetes.io/nfs/{pod_uid}-{}", self.name),
             Source::Fc(source) => format!("{FC}/{}", source.volume_name()),
+            Source::Iscsi(source) => {
+                let first = source.portals.first().map_or("", String::as_str);
+                format!("{ISCSI}/{first}:{}:{}", source.iqn, source.lun)
+            }
         })
     }
 }

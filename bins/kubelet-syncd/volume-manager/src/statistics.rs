@@ -109,10 +109,16 @@ impl Statistics {
                 let (driver, handle, folder) = match &wanted.spec.source {
                     Source::Csi(source) => (source.driver.clone(), source.handle.clone(), String::new()),
                     // The node's own disk (hostPath) has figures of its own.
-                    Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) if !wanted.spec.block => {
+                    Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_)
+                        if !wanted.spec.block =>
+                    {
                         (String::new(), String::new(), there.host_path.clone())
                     }
-                    Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::HostPath { .. } => continue,
+                    Source::Local { .. }
+                    | Source::Nfs { .. }
+                    | Source::HostPath { .. }
+                    | Source::Fc(_)
+                    | Source::Iscsi(_) => continue,
                 };
                 let Some(path) = asked_path(there, wanted.spec.block, uid) else { continue };
                 questions.extend(wanted.names.iter().map(|volume| Question {

@@ -3,8 +3,8 @@
 //! An operation goes to its end once it has begun, whether its caller waits or not: a mount that was made has its intent
 //! taken out of the journal.
 
+pub mod attached;
 pub mod csi;
-pub mod fc;
 pub mod local;
 pub mod prune;
 

@@ -55,6 +55,10 @@ fn fc_disk(disk: &bulkhead_ipc::common::FcDisk) -> String {
     format!("{} lun {}", disk.target_wwns.join(","), disk.lun)
 }
 
+fn iscsi_disk(disk: &bulkhead_ipc::common::IscsiDisk) -> String {
+    format!("{} {} lun {}", disk.portals.join(","), disk.iqn, disk.lun)
+}
+
 /// A volume by its specification's name, driver and handle.
 fn device(device: Option<&CsiDevice>) -> String {
     let Some(device) = device else { return String::new() };
@@ -72,6 +76,7 @@ subjects! {
     SetUpLocalRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.path);
     SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
     SetUpFcRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(fc_disk).unwrap_or_default());
+    SetUpIscsiRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(iscsi_disk).unwrap_or_default());
     EndDiskRequest: |r| "", r.place.as_ref().map(|place| format!("{}/{}", place.plugin, place.name)).unwrap_or_default();
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
@@ -189,6 +194,7 @@ impl Volumes for Audited {
         set_up_local(SetUpLocalRequest) -> SetUpVolumeReply = "SetUpLocal";
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply = "SetUpNfs";
         set_up_fc(SetUpFcRequest) -> SetUpVolumeReply = "SetUpFc";
+        set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply = "SetUpIscsi";
         end_disk(EndDiskRequest) -> EndDiskReply = "EndDisk";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";
         set_up_content(SetUpContentRequest) -> SetUpVolumeReply = "SetUpContent";

@@ -1,11 +1,11 @@
 //! The gRPC services: from the wire to typed values ([`crate::validate`]), the guard, the pod's lock, the work in a worker
 //! process or on a blocking thread, and back. No rule of its own.
 
+mod attached;
 mod audit;
 mod audited;
 mod cgroups;
 mod csi;
-mod fc;
 mod files;
 mod nfs;
 mod shutdown;

@@ -94,19 +94,24 @@ impl Volumes for Verbs {
     }
 
     async fn set_up_fc(&self, request: Request<SetUpFcRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
-        let ready = super::fc::set_up(self, request.into_inner()).await?;
+        let ready = super::attached::set_up_fc(self, request.into_inner()).await?;
+        Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
+    }
+
+    async fn set_up_iscsi(&self, request: Request<SetUpIscsiRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
+        let ready = super::attached::set_up_iscsi(self, request.into_inner()).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
     }
 
     async fn end_disk(&self, request: Request<EndDiskRequest>) -> Result<Response<EndDiskReply>, Status> {
-        super::fc::end(self, request.into_inner()).await?;
+        super::attached::end(self, request.into_inner()).await?;
         Ok(Response::new(EndDiskReply {}))
     }
 
     type ListDisksStream = Streamed<DiskState>;
 
     async fn list_disks(&self, _: Request<ListDisksRequest>) -> Result<Response<Self::ListDisksStream>, Status> {
-        let all = super::fc::list(self).await?;
+        let all = super::attached::list(self).await?;
         Ok(Response::new(Box::pin(tokio_stream::iter(all.into_iter().map(Ok)))))
     }
 

@@ -8,7 +8,7 @@ use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
 
-use super::{FC, HOST_PATH, LOCAL, VolumeError, csi, sub_path};
+use super::{FC, HOST_PATH, ISCSI, LOCAL, VolumeError, csi, sub_path};
 use crate::journal::Intent;
 use crate::node::Node;
 
@@ -133,7 +133,7 @@ pub fn drop_contradicted(node: &Node) {
                 let path = volume_path(node, pod, plugin, volume);
                 // What is mounted is not looked at: it may never answer.
                 if mounts.contains_key(&path) {
-                    return [LOCAL, FC].contains(&plugin.as_str());
+                    return [LOCAL, FC, ISCSI].contains(&plugin.as_str());
                 }
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
                 open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok()

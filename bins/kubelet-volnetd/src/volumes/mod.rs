@@ -33,6 +33,9 @@ pub const LOCAL: &str = "kubernetes.io/local-volume";
 /// Disks behind Fibre Channel.
 pub const FC: &str = "kubernetes.io/fc";
 
+/// Disks of iSCSI targets.
+pub const ISCSI: &str = "kubernetes.io/iscsi";
+
 /// Exports of NFS servers.
 pub const NFS: &str = "kubernetes.io/nfs";
 
@@ -136,7 +139,7 @@ pub fn volume_root(
     if in_memory && !bulkhead_sys::mount::is_tmpfs(root.as_fd()).map_err(VolumeError::Mounts)? {
         return Err(not_set_up());
     }
-    if [LOCAL, FC, NFS].contains(&plugin) {
+    if [LOCAL, FC, ISCSI, NFS].contains(&plugin) {
         let mount = bulkhead_sys::tree::mount_id;
         let ids = mount(root.as_fd()).and_then(|root| Ok((root, mount(pod_dir)?)));
         let (root_id, pod_id) = ids.map_err(|errno| VolumeError::Mounts(errno.into()))?;

@@ -20,7 +20,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{EMPTY_DIR, FC, LOCAL, NFS, VolumeError, content, csi, pod_dir};
+use super::{EMPTY_DIR, FC, ISCSI, LOCAL, NFS, VolumeError, content, csi, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
@@ -68,6 +68,8 @@ pub enum Root {
     Local,
     /// A disk behind Fibre Channel that is bound in the pod's.
     Fc,
+    /// A disk of an iSCSI target that is bound in the pod's.
+    Iscsi,
     /// An export of an NFS server.
     Nfs,
     /// Anywhere on the host, as [`validate::host_path`] takes it.
@@ -90,10 +92,10 @@ pub struct SubPath {
 /// Of the plugins whose volumes lie directly below the pod's directory, by name.
 pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
     let content = content::Plugin::ALL.into_iter().map(Root::Content);
-    let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Fc, Root::Nfs];
+    let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Fc, Root::Iscsi, Root::Nfs];
     others.into_iter().chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
         let allowed =
-            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume, fc or nfs";
+            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume, fc, iscsi or nfs";
         validate::bad("plugin", name, allowed)
     })
 }
@@ -107,6 +109,7 @@ impl Root {
             Root::Csi => Some(csi::paths::PLUGIN),
             Root::Local => Some(LOCAL),
             Root::Fc => Some(FC),
+            Root::Iscsi => Some(ISCSI),
             Root::Nfs => Some(NFS),
             Root::HostPath(_) => None,
         }
@@ -125,6 +128,7 @@ pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<Pa
         Root::Content(plugin) => of_plugin(plugin.name())?,
         Root::Local => of_plugin(LOCAL)?,
         Root::Fc => of_plugin(FC)?,
+        Root::Iscsi => of_plugin(ISCSI)?,
         Root::Nfs => of_plugin(NFS)?,
         Root::Csi => {
             let target = settings.paths.pod(pod).join(csi::paths::pod_mount(wanted.volume.as_str()));

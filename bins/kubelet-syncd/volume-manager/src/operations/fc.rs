@@ -43,10 +43,11 @@ pub fn may_be_attached(error: &VolnetdError) -> bool {
 }
 
 /// Folders of the maps of a block volume, by its link: that of all pods, and the pod's.
-pub fn maps(uid: &PodUid, volume: &str, disk: &str, link: &str) -> (String, String) {
+pub fn maps(uid: &PodUid, volume: &str, place: &api::DiskPlace, link: &str) -> (String, String) {
     let of_pod = link.rsplit_once('/').map_or(link, |(folder, _)| folder);
-    let root = link.strip_suffix(&format!("/pods/{uid}/volumeDevices/kubernetes.io~fc/{volume}")).unwrap_or_default();
-    (format!("{root}/plugins/kubernetes.io/fc/volumeDevices/{disk}"), of_pod.to_owned())
+    let escaped = place.plugin.replace('/', "~");
+    let root = link.strip_suffix(&format!("/pods/{uid}/volumeDevices/{escaped}/{volume}")).unwrap_or_default();
+    (format!("{root}/plugins/{}/volumeDevices/{}", place.plugin, place.name), of_pod.to_owned())
 }
 
 #[cfg(test)]
@@ -69,7 +70,8 @@ mod tests {
     #[test]
     fn folders_of_maps_as_upstream() {
         let uid = PodUid::parse("u").unwrap();
-        let (global, map) = maps(&uid, "pv", "50-lun-0", "/var/lib/kubelet/pods/u/volumeDevices/kubernetes.io~fc/pv");
+        let place = api::DiskPlace { plugin: "kubernetes.io/fc".into(), name: "50-lun-0".into(), block: true };
+        let (global, map) = maps(&uid, "pv", &place, "/var/lib/kubelet/pods/u/volumeDevices/kubernetes.io~fc/pv");
         assert_eq!(global, "/var/lib/kubelet/plugins/kubernetes.io/fc/volumeDevices/50-lun-0");
         assert_eq!(map, "/var/lib/kubelet/pods/u/volumeDevices/kubernetes.io~fc");
     }

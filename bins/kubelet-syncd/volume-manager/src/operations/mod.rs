@@ -6,6 +6,7 @@
 pub mod driver_facts;
 pub mod expand;
 pub mod fc;
+pub mod iscsi;
 pub mod local;
 pub mod mount;
 pub mod nfs;

@@ -11,13 +11,14 @@ use kubelet_model::objects::ObjectError;
 
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
-use super::{Failure, Phase, fc, local, nfs, secrets, slow_group};
+use super::{Failure, Phase, fc, iscsi, local, nfs, secrets, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
 use crate::names;
 use crate::populator::node_affinity;
+use crate::ports::Reply;
 use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
@@ -93,24 +94,16 @@ impl Mount<'_> {
                 let mut request = fc::request(self.uid, &self.spec, source)?;
                 (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
                 self.one_of_its_pods()?;
-                let folder = format!("{}/volumes/kubernetes.io~fc/{}", self.uid, self.spec.name);
-                let work = self.context.ports.verbs.set_up_fc(request);
-                let reply = match group {
-                    Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
-                    None => work.await,
-                };
-                let reply = reply.map_err(|error| {
-                    if fc::may_be_attached(&error) {
-                        self.attempted();
-                    }
-                    fc::failure(&error)
-                })?;
-                if let Some(place) = self.spec.place().filter(|_| self.spec.block) {
-                    let (global, map) = fc::maps(self.uid, &self.spec.name, &place.name, &reply.host_path);
-                    self.say_mapped_at(&global, &map);
-                }
-                self.mounted(reply.host_path);
-                Ok(())
+                self.attached_disk("fc", group, self.context.ports.verbs.set_up_fc(request)).await
+            }
+            Source::Iscsi(source) => {
+                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let namespace = self.pod.metadata.namespace.as_deref().unwrap_or("default");
+                let reader = &*self.context.ports.reader;
+                let mut request = iscsi::request(reader, self.uid, namespace, &self.spec, source).await?;
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
+                self.one_of_its_pods()?;
+                self.attached_disk("iscsi", group, self.context.ports.verbs.set_up_iscsi(request)).await
             }
             Source::HostPath { path, kind } => {
                 let kind = api::HostPathType::from_str_name(&host_path_type(kind));
@@ -130,6 +123,32 @@ impl Mount<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// `kind`: the plugin's, without what all begin with.
+    async fn attached_disk(
+        &self,
+        kind: &str,
+        group: Option<i64>,
+        work: Reply<'_, api::SetUpVolumeReply>,
+    ) -> Result<(), Failure> {
+        let folder = format!("{}/volumes/kubernetes.io~{kind}/{}", self.uid, self.spec.name);
+        let reply = match group {
+            Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
+            None => work.await,
+        };
+        let reply = reply.map_err(|error| {
+            if fc::may_be_attached(&error) {
+                self.attempted();
+            }
+            fc::failure(&error)
+        })?;
+        if let Some(place) = self.spec.place().filter(|_| self.spec.block) {
+            let (global, map) = fc::maps(self.uid, &self.spec.name, &place, &reply.host_path);
+            self.say_mapped_at(&global, &map);
+        }
+        self.mounted(reply.host_path);
+        Ok(())
     }
 
     fn check_node(&self) -> Result<(), Failure> {

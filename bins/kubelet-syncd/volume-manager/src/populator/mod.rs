@@ -21,7 +21,7 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, or of an
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, of an iSCSI target, or of an
 /// in-tree kind that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
     migration::is_migrated(volume)
@@ -30,6 +30,7 @@ pub fn is_managed(volume: &Volume) -> bool {
         || volume.csi.is_some()
         || volume.nfs.is_some()
         || volume.fc.is_some()
+        || volume.iscsi.is_some()
 }
 
 /// Finds out what a volume of a pod is.
@@ -51,6 +52,9 @@ pub async fn populate(
     }
     if let Some(fc) = &volume.fc {
         return Ok(resolve::inline_fc(volume, fc));
+    }
+    if let Some(iscsi) = &volume.iscsi {
+        return Ok(resolve::inline_iscsi(volume, iscsi));
     }
     if let Some(translated) = migration::inline(pod, volume) {
         return translated.map_err(refused);

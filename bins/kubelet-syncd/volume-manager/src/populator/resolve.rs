@@ -2,14 +2,14 @@
 
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
-    FCVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod,
-    SecretReference, Volume,
+    FCVolumeSource, ISCSIPersistentVolumeSource, ISCSIVolumeSource, NFSVolumeSource, PersistentVolume,
+    PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
 use super::migration;
 use crate::names;
-use crate::spec::{Claim, CsiSource, FcSource, ObjectRef, Source, VolumeSpec};
+use crate::spec::{Claim, CsiSource, FcSource, IscsiSource, ObjectRef, Source, VolumeSpec};
 
 /// Protects a claim that pods use.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -226,6 +226,9 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
     if let Some(fc) = &spec.fc {
         return Ok(Source::Fc(fc_source(fc)));
     }
+    if let Some(iscsi) = &spec.iscsi {
+        return Ok(Source::Iscsi(iscsi_source(iscsi)));
+    }
     if let Some(host) = &spec.host_path {
         return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
     }
@@ -235,7 +238,6 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
 /// The API's name of a kind that is not there.
 fn kind(v: &PersistentVolumeSpec) -> &'static str {
     let kinds = [
-        (v.iscsi.is_some(), "iscsi"),
         (v.flex_volume.is_some(), "flexVolume"),
         // Upstream has none of these any more.
         (v.cephfs.is_some(), "cephfs"),
@@ -277,6 +279,40 @@ pub fn inline_nfs(volume: &Volume, nfs: &NFSVolumeSource) -> VolumeSpec {
 /// What an inline volume behind Fibre Channel is.
 pub fn inline_fc(volume: &Volume, fc: &FCVolumeSource) -> VolumeSpec {
     inline_of(volume, Source::Fc(fc_source(fc)), fc.read_only)
+}
+
+/// What an inline volume of an iSCSI target is.
+pub fn inline_iscsi(volume: &Volume, iscsi: &ISCSIVolumeSource) -> VolumeSpec {
+    let secret = iscsi.secret_ref.as_ref();
+    let all = ISCSIPersistentVolumeSource {
+        chap_auth_discovery: iscsi.chap_auth_discovery,
+        chap_auth_session: iscsi.chap_auth_session,
+        fs_type: iscsi.fs_type.clone(),
+        initiator_name: iscsi.initiator_name.clone(),
+        iqn: iscsi.iqn.clone(),
+        iscsi_interface: iscsi.iscsi_interface.clone(),
+        lun: iscsi.lun,
+        portals: iscsi.portals.clone(),
+        read_only: iscsi.read_only,
+        secret_ref: secret.map(|secret| SecretReference { name: Some(secret.name.clone()), namespace: None }),
+        target_portal: iscsi.target_portal.clone(),
+    };
+    inline_of(volume, Source::Iscsi(iscsi_source(&all)), iscsi.read_only)
+}
+
+fn iscsi_source(iscsi: &ISCSIPersistentVolumeSource) -> IscsiSource {
+    let first = std::iter::once(iscsi.target_portal.clone());
+    let interface = iscsi.iscsi_interface.clone().filter(|name| !name.is_empty());
+    IscsiSource {
+        portals: first.chain(iscsi.portals.iter().flatten().cloned()).collect(),
+        iqn: iscsi.iqn.clone(),
+        lun: u32::try_from(iscsi.lun).unwrap_or_default(),
+        interface: interface.unwrap_or_else(|| "default".to_owned()),
+        initiator_name: iscsi.initiator_name.clone().unwrap_or_default(),
+        chap: iscsi.chap_auth_session == Some(true),
+        secret: secret(iscsi.secret_ref.as_ref()),
+        fs_type: iscsi.fs_type.clone().unwrap_or_default(),
+    }
 }
 
 fn fc_source(fc: &FCVolumeSource) -> FcSource {

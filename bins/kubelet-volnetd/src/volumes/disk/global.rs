@@ -11,10 +11,10 @@ use rustix::mount::MountAttrFlags;
 
 use super::super::VolumeError;
 use super::super::csi::way;
-use super::look;
 use super::options::{FsType, Options};
 use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
+use super::{iscsi, look};
 use crate::node::Settings;
 
 /// What is mounted there.
@@ -178,11 +178,33 @@ fn user_of(point: &Path, pods: &Path, mounts: &[(PathBuf, String)]) -> Option<Po
     })
 }
 
+/// Writes down what is needed to detach a disk, in its folder, which is made. What is mounted there hides it.
+///
+/// # Errors
+/// Something is in its place, or the disk is full.
+pub fn write_down(settings: &Settings, relative: &Path, text: &str) -> Result<(), VolumeError> {
+    let shown = &settings.paths.root_dir;
+    way::is_clear(shown, &shown.join(relative))?;
+    let folder = way::make(root(settings)?.as_fd(), shown, relative)?;
+    let path = shown.join(relative).join(iscsi::FILE);
+    iscsi::write(&folder, text).map_err(|source| VolumeError::List { path, source })
+}
+
+/// What was written down; empty where nothing was.
+///
+/// # Errors
+/// The folder is none.
+pub fn written_down(settings: &Settings, relative: &Path) -> Result<String, VolumeError> {
+    let folder = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, relative)?;
+    Ok(folder.as_ref().map(iscsi::read).unwrap_or_default())
+}
+
 /// Removes the empty folder of a device that is not there any more: of one that is mounted, or mapped.
 ///
 /// # Errors
 /// Something is in it.
 pub fn forget(settings: &Settings, relative: &Path) -> Result<(), VolumeError> {
+    way::remove_one(root(settings)?.as_fd(), &settings.paths.root_dir, &relative.join(iscsi::FILE))?;
     Ok(way::remove_one(root(settings)?.as_fd(), &settings.paths.root_dir, relative)?)
 }
 

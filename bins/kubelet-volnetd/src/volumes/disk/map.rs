@@ -11,7 +11,7 @@ use super::super::block_map::Place;
 use super::super::csi::way;
 use super::super::{VolumeError, pod_dir};
 use super::place::{DiskPlace, Plugin};
-use super::{Device, DiskError};
+use super::{Device, DiskError, iscsi};
 use crate::node::Settings;
 
 /// More volumes than a node has.
@@ -75,13 +75,28 @@ pub fn map(
     place.map(base.as_fd(), pod_dir.as_fd(), &opened, &device.path)
 }
 
+/// Names of folders `depth` below an open one.
+fn nested(folder: &OwnedFd, depth: usize) -> Vec<String> {
+    if depth <= 1 {
+        return names(folder);
+    }
+    let below = |outer: String| {
+        let inner = way::folder(folder.as_fd(), Path::new(""), Path::new(&outer)).ok().flatten();
+        let inner = inner.map(|inner| nested(&inner, depth - 1)).unwrap_or_default();
+        inner.into_iter().map(move |name| format!("{outer}/{name}"))
+    };
+    names(folder).into_iter().flat_map(below).collect()
+}
+
 /// Pods that a device is mapped into.
 ///
 /// # Errors
 /// Its folder is none.
 pub fn pods(settings: &Settings, at: &DiskPlace) -> Result<Vec<String>, VolumeError> {
     let folder = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, &at.map())?;
-    Ok(folder.as_ref().map(names).unwrap_or_default())
+    let mut pods = folder.as_ref().map(names).unwrap_or_default();
+    pods.retain(|name| name != iscsi::FILE);
+    Ok(pods)
 }
 
 /// Devices of a plugin that have a folder: those that are mounted, and those that are mapped.
@@ -90,9 +105,10 @@ pub fn pods(settings: &Settings, at: &DiskPlace) -> Result<Vec<String>, VolumeEr
 /// A folder of ours is none.
 pub fn folders(settings: &Settings, plugin: Plugin) -> Result<(Vec<String>, Vec<String>), VolumeError> {
     let mounts = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(plugin.mounts()))?;
-    let mut mounts = mounts.as_ref().map(names).unwrap_or_default();
-    mounts.retain(|name| name != "volumeDevices");
-    Ok((mounts, maps(settings, plugin)?.as_ref().map(names).unwrap_or_default()))
+    let all = |folder: Option<OwnedFd>| folder.map(|folder| nested(&folder, plugin.depth())).unwrap_or_default();
+    let mut mounts = all(mounts);
+    mounts.retain(|name| name.split('/').next() != Some("volumeDevices"));
+    Ok((mounts, all(maps(settings, plugin)?)))
 }
 
 /// Takes back all of a pod's, by its binds and by its links; what stands in the way, in words.
@@ -106,7 +122,7 @@ fn unmap(settings: &Settings, pod: &PodUid, plugin: Plugin, dir: &OwnedFd) -> Ve
         Err(error) => return vec![bulkhead_types::chain(&error)],
     };
     let mut left = Vec::new();
-    for map in base.as_ref().map(names).unwrap_or_default() {
+    for map in base.as_ref().map(|base| nested(base, plugin.depth())).unwrap_or_default() {
         let Some(base) = &base else { continue };
         if open::beneath(base.as_fd(), Path::new(&map).join(pod.as_str()), OFlags::PATH, 0).is_err() {
             continue;

@@ -1,11 +1,12 @@
 //! Block devices that PersistentVolumes name: what is at a path, what of it is mounted once a node, and what is mapped into pods
-//! (upstream `pkg/volume/local`, `pkg/volume/fc`). What is on a device is looked at, formatted and checked by kubelet-disks, which
+//! (upstream `pkg/volume/local`, `pkg/volume/fc`, `pkg/volume/iscsi`). What is on a device is looked at, formatted and checked by kubelet-disks, which
 //! attaches and detaches as well; here it is mounted.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`options`] | which file systems and mount options there are |
 //! | [`fc`] | how disks behind Fibre Channel are named |
+//! | [`iscsi`] | how disks of iSCSI targets are named, and what is written down of one |
 //! | [`place`] | where a device is mounted once a node, and where it is mapped |
 //! | [`look`] | what is at a path |
 //! | [`global`] | what is mounted once a node, and when nobody has it any more |
@@ -13,6 +14,7 @@
 
 pub mod fc;
 pub mod global;
+pub mod iscsi;
 pub mod look;
 pub mod map;
 pub mod options;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use bulkhead_types::VolumeName;
 use serde::{Deserialize, Serialize};
 
-use super::super::{FC, LOCAL};
-use super::fc;
+use super::super::{FC, ISCSI, LOCAL};
+use super::{fc, iscsi};
 use crate::node::Settings;
 
 /// Whose device it is.
@@ -16,21 +16,26 @@ pub enum Plugin {
     Local,
     /// Behind Fibre Channel: attached for pods, and detached after them.
     Fc,
+    /// The same of an iSCSI target.
+    Iscsi,
 }
 
 impl Plugin {
-    pub const ALL: [Plugin; 2] = [Plugin::Local, Plugin::Fc];
+    pub const ALL: [Plugin; 3] = [Plugin::Local, Plugin::Fc, Plugin::Iscsi];
+    /// Those that are attached and detached.
+    pub const ATTACHED: [Plugin; 2] = [Plugin::Fc, Plugin::Iscsi];
 
     pub const fn name(self) -> &'static str {
         match self {
             Plugin::Local => LOCAL,
             Plugin::Fc => FC,
+            Plugin::Iscsi => ISCSI,
         }
     }
 
     /// Of those that are attached and detached.
     pub fn attached(name: &str) -> Option<Self> {
-        Plugin::ALL.into_iter().find(|plugin| *plugin != Plugin::Local && plugin.name() == name)
+        Plugin::ATTACHED.into_iter().find(|plugin| plugin.name() == name)
     }
 
     /// Below the root directory: a folder for each device that is mounted.
@@ -38,6 +43,7 @@ impl Plugin {
         match self {
             Plugin::Local => "plugins/kubernetes.io/local-volume/mounts",
             Plugin::Fc => "plugins/kubernetes.io/fc",
+            Plugin::Iscsi => "plugins/kubernetes.io/iscsi",
         }
     }
 
@@ -47,6 +53,15 @@ impl Plugin {
         match self {
             Plugin::Local => "plugins/kubernetes.io~local-volume/volumeDevices",
             Plugin::Fc => "plugins/kubernetes.io/fc/volumeDevices",
+            Plugin::Iscsi => "plugins/kubernetes.io/iscsi/volumeDevices",
+        }
+    }
+
+    /// Folders of a disk's name: those of iSCSI lie in one for each interface.
+    pub const fn depth(self) -> usize {
+        match self {
+            Plugin::Local | Plugin::Fc => 1,
+            Plugin::Iscsi => 2,
         }
     }
 }
@@ -66,6 +81,10 @@ impl DiskPlace {
 
     pub fn fc(disk: &fc::Disk) -> Self {
         DiskPlace { plugin: Plugin::Fc, name: disk.name() }
+    }
+
+    pub fn iscsi(disk: &iscsi::Disk) -> Self {
+        DiskPlace { plugin: Plugin::Iscsi, name: disk.name() }
     }
 
     /// Where it is mounted, below the root directory.

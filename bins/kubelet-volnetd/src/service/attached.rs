@@ -1,0 +1,85 @@
+//! `Volumes.SetUpFc`, `Volumes.SetUpIscsi`, `Volumes.EndDisk` and `Volumes.ListDisks`.
+
+use bulkhead_ipc::volnetd::{DiskPlace as WirePlace, DiskState, EndDiskRequest, SetUpFcRequest, SetUpIscsiRequest};
+use tonic::Status;
+
+use super::Verbs;
+use crate::operations::attached::{self, Disk};
+use crate::operations::local::{Ready, Wanted};
+use crate::validate::{self, InvalidRequest};
+use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::place::{DiskPlace, Plugin};
+use crate::volumes::disk::{fc, iscsi};
+use crate::volumes::empty_dir::Group;
+use crate::volumes::local::Local;
+
+/// What is done with any disk.
+struct Use {
+    pod_uid: String,
+    volume: String,
+    read_only: bool,
+    fs_group: Option<i64>,
+    on_root_mismatch: bool,
+    fs_type: String,
+    mount_options: Vec<String>,
+    block: bool,
+}
+
+pub(super) async fn set_up_fc(verbs: &Verbs, request: SetUpFcRequest) -> Result<Ready, Status> {
+    let SetUpFcRequest { pod_uid, volume, disk, read_only, fs_group, fs_type, mount_options, block, .. } = request;
+    let on_root_mismatch = request.fs_group_on_root_mismatch;
+    let used = Use { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
+    set_up(verbs, used, Disk::Fc(fc::Disk::parse(disk)?)).await
+}
+
+pub(super) async fn set_up_iscsi(verbs: &Verbs, request: SetUpIscsiRequest) -> Result<Ready, Status> {
+    let SetUpIscsiRequest { pod_uid, volume, disk, read_only, fs_group, fs_type, mount_options, block, .. } = request;
+    let on_root_mismatch = request.fs_group_on_root_mismatch;
+    let used = Use { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
+    let disk = disk.ok_or(InvalidRequest::Missing { field: "disk" })?;
+    iscsi::chap(disk.chap.as_ref())?;
+    set_up(verbs, used, Disk::Iscsi(iscsi::Disk::parse(&disk)?, disk.chap)).await
+}
+
+async fn set_up(verbs: &Verbs, used: Use, disk: Disk) -> Result<Ready, Status> {
+    let pod = validate::pod_uid(&used.pod_uid)?;
+    let volume = validate::volume(&used.volume)?;
+    let group = used.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+    let place = disk.place();
+    let local = Local {
+        plugin: place.plugin,
+        volume,
+        path: place.point(&verbs.node.settings),
+        read_only: used.read_only,
+        group: group.map(|id| Group { id, on_root_mismatch: used.on_root_mismatch }),
+    };
+    let wanted = Wanted {
+        pod: pod.clone(),
+        local,
+        fs_type: FsType::parse(&used.fs_type)?,
+        options: Options::parse(&used.mount_options, used.read_only)?,
+        block: used.block,
+        grow: false,
+    };
+    let lock = verbs.node.lock_pod(&pod).await?;
+    attached::set_up(verbs.node.clone(), lock, wanted, disk).await
+}
+
+pub(super) async fn end(verbs: &Verbs, request: EndDiskRequest) -> Result<(), Status> {
+    let WirePlace { plugin, name, block } = request.place.ok_or(InvalidRequest::Missing { field: "place" })?;
+    let allowed = "kubernetes.io/fc or kubernetes.io/iscsi";
+    let plugin = Plugin::attached(&plugin).ok_or_else(|| validate::bad("plugin", &plugin, allowed))?;
+    let place = DiskPlace { plugin, name };
+    Disk::of_place(&place)?;
+    verbs.guard(request.guard.as_ref())?;
+    attached::end(verbs.node.clone(), place, block).await
+}
+
+pub(super) async fn list(verbs: &Verbs) -> Result<Vec<DiskState>, Status> {
+    let all = attached::list(&verbs.node).await?;
+    let state = |found: attached::Attached| {
+        let (plugin, name) = (found.place.plugin.name().to_owned(), found.place.name);
+        DiskState { place: Some(WirePlace { plugin, name, block: found.block }), in_use: found.in_use }
+    };
+    Ok(all.into_iter().map(state).collect())
+}
