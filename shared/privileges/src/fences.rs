@@ -204,7 +204,6 @@ fn disks() -> Fence {
         keep_signals: true,
         // multipathd has one.
         keep_abstract_sockets: false,
-        ..Fence::default()
     }
 }
 

@@ -7,13 +7,12 @@ use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::dra::DraDriver;
 use bulkhead_testkit::wait::holds_for;
 use bulkhead_testkit::{LONG, Lab, Release, eventually};
+use bulkhead_tests::joined::claims::{self, GROUP};
 use bulkhead_tests::joined::{Member, NAMESPACE, NODE};
 use bulkhead_tests::lab_on;
 use serde_json::{Value, json};
 
 use crate::DRA_DRIVER;
-
-const GROUP: &str = "resource.k8s.io/v1";
 
 fn slice(name: &str, node: &str, driver: &str) -> Value {
     json!({"apiVersion": GROUP, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": {"driver": driver, "nodeName": node,
@@ -22,56 +21,12 @@ fn slice(name: &str, node: &str, driver: &str) -> Value {
 
 /// Creates a claim for the requests `a` and `b` and allocates it from drivers, as a scheduler does.
 fn claim(member: &Member, name: &str, drivers: &[&str]) -> Result<()> {
-    let request = |name: &str| json!({"name": name, "exactly": {"deviceClassName": "test", "allocationMode": "ExactCount", "count": 1}});
-    let spec = json!({"devices": {"requests": [request("a"), request("b")]}});
-    let metadata = json!({"name": name, "namespace": NAMESPACE});
-    member
-        .cluster
-        .create(&json!({"apiVersion": GROUP, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}))?;
-    let results: Vec<Value> = drivers
-        .iter()
-        .flat_map(|driver| {
-            ["a", "b"].map(|request| json!({"request": request, "driver": driver, "pool": NODE, "device": request}))
-        })
-        .collect();
-    let status = json!({"status": {"allocation": {"devices": {"results": results}}}});
-    member.cluster.patch_status("resourceclaims", NAMESPACE, name, &status).map(|_| ())
+    claims::allocated(&member.cluster, NODE, name, &["a", "b"], drivers)
 }
 
-/// Creates a pod, reserves its claims for it and places it on the node, in this order, as a scheduler does. `extended`: the claim for
-/// its extended resources, with what it is for.
-fn schedule(member: &Member, name: &str, claims: &[&str], extended: Option<(&str, Value)>, spec: &Value) -> Result<()> {
-    let mut spec = spec.clone();
-    spec["terminationGracePeriodSeconds"] = json!(1);
-    // Nobody else is to place it.
-    spec["schedulerName"] = json!("by-hand");
-    let named = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
-    spec["resourceClaims"] = claims.iter().map(named).collect();
-    for list in ["initContainers", "containers"] {
-        for container in spec[list].as_array_mut().into_iter().flatten() {
-            container["image"] = json!(member.node.image());
-            container["command"] = json!(["sh", "-c", bulkhead_testkit::IDLE]);
-        }
-    }
-    let pod =
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec});
-    let pod = member.cluster.create(&pod)?;
-    let uid = &pod["metadata"]["uid"];
-    for claim in claims.iter().copied().chain(extended.iter().map(|(claim, _)| *claim)) {
-        let known = member.cluster.get("resourceclaims", NAMESPACE, claim)?;
-        let mut reserved = known["status"]["reservedFor"].as_array().cloned().unwrap_or_default();
-        reserved.push(json!({"resource": "pods", "name": name, "uid": uid}));
-        let patch = json!({"status": {"reservedFor": reserved}});
-        member.cluster.patch_status("resourceclaims", NAMESPACE, claim, &patch)?;
-    }
-    if let Some((claim, mappings)) = extended {
-        let made = json!({"extendedResourceClaimStatus": {"resourceClaimName": claim, "requestMappings": mappings}});
-        member.cluster.patch_status("pods", NAMESPACE, name, &json!({"status": made}))?;
-    }
-    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": NAMESPACE},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": NODE}});
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/binding");
-    member.cluster.client().send_json("POST", &path, &binding)?.success().map(|_| ())
+/// See [`claims::schedule`].
+fn schedule(member: &Member, name: &str, names: &[&str], extended: Option<(&str, Value)>, spec: &Value) -> Result<()> {
+    claims::schedule(&member.cluster, &member.node, name, names, extended, spec)
 }
 
 /// A pod whose container `main` has one request of each claim.

@@ -172,8 +172,8 @@ fn quotas() {
     // After a restart it is taken in as it was, on the node that it has.
     let mut again = start(&settings, &machine, &found).unwrap();
     again.admit(&own, &mut []).unwrap();
-    assert_eq!(files(&again).cpu, found.cpu);
-    assert_eq!(files(&again).memory, found.memory);
+    let changed: Vec<_> = again.state_to_write().unwrap().into_iter().map(|file| file.name).collect();
+    assert!(changed.is_empty(), "{changed:?}");
 }
 
 /// Upstream's words, after which its kubelet exits 1.

@@ -144,7 +144,9 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
 fn disk_name(place: &api::DiskPlace) -> UniqueName {
     if place.plugin == crate::spec::ISCSI {
         let disk = place.name.split_once('/').map_or(place.name.as_str(), |(_, disk)| disk);
-        let (portal, rest) = disk.split_once("-").unwrap_or((disk, ""));
+        // A portal's name may have a dash, and a target's begins with its kind.
+        let kind = ["-iqn.", "-eui.", "-naa."].iter().find_map(|kind| disk.find(kind));
+        let (portal, rest) = kind.map_or((disk, ""), |at| (&disk[..at], &disk[at + 1..]));
         let (iqn, lun) = rest.rsplit_once("-lun-").unwrap_or((rest, ""));
         return UniqueName(format!("{}/{portal}:{iqn}:{lun}", place.plugin));
     }

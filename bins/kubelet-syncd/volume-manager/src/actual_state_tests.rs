@@ -116,3 +116,19 @@ fn what_the_node_lists_stays_in_use() {
     let known = known.rebuilt(2, vec![staged("a", true, false), staged("b", true, false)], Vec::new());
     assert_eq!(known.attachable(&listed).cloned().collect::<Vec<_>>(), [name("b")]);
 }
+
+#[test]
+fn names_of_disks_by_their_folders() {
+    for (plugin, folder, name) in [
+        (crate::spec::FC, "50-51-lun-1", "kubernetes.io/fc/[50 51]:1"),
+        (
+            crate::spec::ISCSI,
+            "iface-default/10.0.0.1:3260-iqn.x:a-lun-b-lun-2",
+            "kubernetes.io/iscsi/10.0.0.1:3260:iqn.x:a-lun-b:2",
+        ),
+        (crate::spec::ISCSI, "iface-a/store-1.test:1-naa.5-lun-0", "kubernetes.io/iscsi/store-1.test:1:naa.5:0"),
+    ] {
+        let place = api::DiskPlace { plugin: plugin.into(), name: folder.into(), block: false };
+        assert_eq!(disk_name(&place).0, name, "{folder}");
+    }
+}

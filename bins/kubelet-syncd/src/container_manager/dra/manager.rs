@@ -60,6 +60,8 @@ pub struct DraManager {
     health_loaded: OnceCell<()>,
     /// A driver has told something.
     pub(super) health_told: Notify,
+    /// Pods whose devices' health is another one, until that is written down.
+    health_news: Mutex<BTreeSet<String>>,
     pub(super) news: Arc<News>,
     /// Pods for which something has failed, each with the pause before it is looked at again.
     waiting: Mutex<BTreeMap<String, BackOff>>,
@@ -98,6 +100,7 @@ impl DraManager {
             health: Mutex::default(),
             health_loaded: OnceCell::new(),
             health_told: Notify::new(),
+            health_news: Mutex::default(),
             news,
             waiting: Mutex::default(),
             lost: watch::channel(BTreeSet::new()).0,
@@ -170,8 +173,15 @@ impl DraManager {
     }
 
     /// Writes down what drivers have told, if the file says something else. What is not written is forgotten with this process alone,
-    /// and the next word of a driver has it written again.
+    /// and the next word of a driver has it written again. Pods are looked at for it afterwards, so that no status says what a restart
+    /// would take back.
     pub(super) async fn save_health(&self) {
+        let pods = std::mem::take(&mut *self.health_news.lock().unwrap_or_else(PoisonError::into_inner));
+        self.write_health().await;
+        self.news.add(pods);
+    }
+
+    async fn write_health(&self) {
         let drivers = {
             let mut book = self.health_book();
             if !book.is_unsaved() {
@@ -440,12 +450,11 @@ impl DraManager {
 
     /// The health of these devices of a driver has changed.
     pub(super) fn health_changed(&self, driver: &str, devices: &BTreeSet<device_health::DeviceName>) {
-        self.health_told.notify_one();
-        if devices.is_empty() {
-            return;
+        if !devices.is_empty() {
+            let pods = self.book().pods_of_devices(driver, devices);
+            self.health_news.lock().unwrap_or_else(PoisonError::into_inner).extend(pods);
         }
-        let pods = self.book().pods_of_devices(driver, devices);
-        self.news.add(pods);
+        self.health_told.notify_one();
     }
 }
 
