@@ -100,7 +100,7 @@ async fn detach_from_target(question: &DiskRequest, disk: &IscsiDisk) -> Result<
     })
     .await?;
     if question.log_out {
-        iscsi::log_out(disk).await?;
+        iscsi::log_out(Path::new("/"), disk).await?;
     }
     Ok(Outcome::Detached)
 }

@@ -5,6 +5,7 @@
 //! Passwords are written into that record, and stand in no argument.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use bulkhead_ipc::common::{IscsiChap, IscsiDisk};
 use crate::fc::write;
 use crate::multipath::{self, names};
 use crate::programs::FOLDERS;
+use crate::sysfs::{self, Tree};
 
 const ISCSIADM: Program = Program { name: "iscsiadm", folders: FOLDERS };
 /// iscsid gives up a login after two minutes by default.
@@ -128,8 +130,8 @@ fn write_chap(root: &Path, disk: &IscsiDisk, portal: &str) -> Result<(), String>
     std::fs::write(&record, with_chap(&text, chap)).map_err(|error| failed(error.to_string()))
 }
 
-async fn iscsiadm(arguments: &[&str]) -> io::Result<Ended> {
-    ISCSIADM.run(arguments, LONGEST).await.map_err(|error| match error.kind() {
+async fn iscsiadm(environment: Vec<(OsString, OsString)>, arguments: &[&str]) -> io::Result<Ended> {
+    ISCSIADM.run_in(environment, arguments, LONGEST).await.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(error.kind(), "executable file iscsiadm not found"),
         _ => error,
     })
@@ -137,7 +139,11 @@ async fn iscsiadm(arguments: &[&str]) -> io::Result<Ended> {
 
 /// Ends well, or with one of these codes.
 async fn done(arguments: &[&str], or: &[i32]) -> Result<String, String> {
-    let ended = iscsiadm(arguments).await.map_err(|error| error.to_string())?;
+    done_in(Vec::new(), arguments, or).await
+}
+
+async fn done_in(environment: Vec<(OsString, OsString)>, arguments: &[&str], or: &[i32]) -> Result<String, String> {
+    let ended = iscsiadm(environment, arguments).await.map_err(|error| error.to_string())?;
     match ended.code {
         Some(code) if code == 0 || or.contains(&code) => Ok(ended.output),
         Some(code) => Err(format!("{} (exit status {code})", ended.output)),
@@ -283,12 +289,14 @@ pub fn paths(root: &Path, disk: &IscsiDisk) -> Vec<String> {
 ///
 /// # Errors
 /// iscsiadm's.
-pub async fn log_out(disk: &IscsiDisk) -> Result<(), String> {
+pub async fn log_out(root: &Path, disk: &IscsiDisk) -> Result<(), String> {
+    let tree = Tree::make(root).map_err(|error| format!("iscsi: a tree of /sys for iscsiadm: {error}"))?;
     for portal in &disk.portals {
         let node = ["-m", "node", "-p", portal, "-T", &disk.iqn, "-I", &disk.interface];
         for more in [&["--logout"][..], &["-o", "delete"]] {
             let arguments = [&node[..], more].concat();
-            done(&arguments, &[NO_RECORD, NO_SESSION])
+            let environment = vec![(sysfs::VARIABLE.into(), tree.path().into())];
+            done_in(environment, &arguments, &[NO_RECORD, NO_SESSION])
                 .await
                 .map_err(|why| format!("iscsi: {}: {why}", more.join(" ")))?;
         }

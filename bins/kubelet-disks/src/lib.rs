@@ -32,6 +32,7 @@
 //! | [`multipath`] | which devices join several paths, and what multipathd is told |
 //! | [`fc`] | which device a disk behind Fibre Channel is |
 //! | [`programs`] | which programs there are, with which arguments, and what their answers mean |
+//! | [`sysfs`] | what iscsiadm sees of the kernel |
 //! | [`iscsi`] | which sessions there are, which device a target's disk is |
 //! | [`act`] | in which order they run |
 
@@ -41,3 +42,4 @@ pub mod fc;
 pub mod iscsi;
 pub mod multipath;
 pub mod programs;
+pub mod sysfs;

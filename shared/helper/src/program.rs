@@ -46,8 +46,19 @@ impl Program {
         output: Stdio,
         errors: Stdio,
     ) -> io::Result<Child> {
+        self.start_in(Vec::new(), arguments, output, errors)
+    }
+
+    fn start_in(
+        &self,
+        environment: Vec<(OsString, OsString)>,
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+        output: Stdio,
+        errors: Stdio,
+    ) -> io::Result<Child> {
         let mut spec = Spec::new(self.find().ok_or(io::ErrorKind::NotFound)?);
         spec.args = arguments.into_iter().map(Into::into).collect();
+        spec.env = environment;
         spec.no_new_privs = true;
         spec.die_with_parent = true;
         let (mut command, slots) = spec.prepare()?.into_parts();
@@ -62,8 +73,21 @@ impl Program {
     /// # Errors
     /// As [`Self::start`]; [`io::ErrorKind::TimedOut`] when it takes longer than `deadline`, and is killed.
     pub async fn run(&self, arguments: &[&str], deadline: Duration) -> io::Result<Ended> {
+        self.run_in(Vec::new(), arguments, deadline).await
+    }
+
+    /// The same with an environment.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub async fn run_in(
+        &self,
+        environment: Vec<(OsString, OsString)>,
+        arguments: &[&str],
+        deadline: Duration,
+    ) -> io::Result<Ended> {
         let (said, writes) = io::pipe()?;
-        let mut child = self.start(arguments, writes.try_clone()?.into(), writes.into())?;
+        let mut child = self.start_in(environment, arguments, writes.try_clone()?.into(), writes.into())?;
         let mut said = tokio::net::unix::pipe::Receiver::from_owned_fd(said.into())?;
         let work = async {
             let mut output = Vec::new();
@@ -98,6 +122,13 @@ mod tests {
         assert_eq!(ended.code, Some(3));
         assert!(ended.output.starts_with("out\nerr"), "{}", ended.output);
         assert!(!ended.output.contains("CARGO"), "nothing of our environment: {}", ended.output);
+    }
+
+    #[tokio::test]
+    async fn it_has_the_environment_that_it_is_given() {
+        let environment = vec![("A".into(), "b c".into())];
+        let ended = SHELL.run_in(environment, &["-c", "echo $A"], Duration::from_secs(10)).await.unwrap();
+        assert_eq!(ended.output, "b c");
     }
 
     #[tokio::test]
