@@ -132,7 +132,9 @@ fn write_chap(root: &Path, disk: &IscsiDisk, portal: &str) -> Result<(), String>
 
 async fn iscsiadm(environment: Vec<(OsString, OsString)>, arguments: &[&str]) -> io::Result<Ended> {
     ISCSIADM.run_in(environment, arguments, LONGEST).await.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => io::Error::new(error.kind(), "executable file iscsiadm not found"),
+        io::ErrorKind::NotFound => {
+            io::Error::new(error.kind(), "executable file iscsiadm not found (the package open-iscsi has it)")
+        }
         _ => error,
     })
 }

@@ -4,64 +4,33 @@ use bulkhead_ipc::volnetd::{DiskPlace as WirePlace, DiskState, EndDiskRequest, S
 use tonic::Status;
 
 use super::Verbs;
+use super::used::Used;
 use crate::operations::attached::{self, Disk};
-use crate::operations::local::{Ready, Wanted};
+use crate::operations::local::Ready;
 use crate::validate::{self, InvalidRequest};
-use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::{DiskPlace, Plugin};
 use crate::volumes::disk::{fc, iscsi};
-use crate::volumes::empty_dir::Group;
-use crate::volumes::local::Local;
-
-/// What is done with any disk.
-struct Use {
-    pod_uid: String,
-    volume: String,
-    read_only: bool,
-    fs_group: Option<i64>,
-    on_root_mismatch: bool,
-    fs_type: String,
-    mount_options: Vec<String>,
-    block: bool,
-}
 
 pub(super) async fn set_up_fc(verbs: &Verbs, request: SetUpFcRequest) -> Result<Ready, Status> {
     let SetUpFcRequest { pod_uid, volume, disk, read_only, fs_group, fs_type, mount_options, block, .. } = request;
     let on_root_mismatch = request.fs_group_on_root_mismatch;
-    let used = Use { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
+    let used = Used { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
     set_up(verbs, used, Disk::Fc(fc::Disk::parse(disk)?)).await
 }
 
 pub(super) async fn set_up_iscsi(verbs: &Verbs, request: SetUpIscsiRequest) -> Result<Ready, Status> {
     let SetUpIscsiRequest { pod_uid, volume, disk, read_only, fs_group, fs_type, mount_options, block, .. } = request;
     let on_root_mismatch = request.fs_group_on_root_mismatch;
-    let used = Use { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
+    let used = Used { pod_uid, volume, read_only, fs_group, on_root_mismatch, fs_type, mount_options, block };
     let disk = disk.ok_or(InvalidRequest::Missing { field: "disk" })?;
     iscsi::chap(disk.chap.as_ref())?;
     set_up(verbs, used, Disk::Iscsi(iscsi::Disk::parse(&disk)?, disk.chap)).await
 }
 
-async fn set_up(verbs: &Verbs, used: Use, disk: Disk) -> Result<Ready, Status> {
-    let pod = validate::pod_uid(&used.pod_uid)?;
-    let volume = validate::volume(&used.volume)?;
-    let group = used.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
+async fn set_up(verbs: &Verbs, used: Used, disk: Disk) -> Result<Ready, Status> {
     let place = disk.place();
-    let local = Local {
-        plugin: place.plugin,
-        volume,
-        path: place.point(&verbs.node.settings),
-        read_only: used.read_only,
-        group: group.map(|id| Group { id, on_root_mismatch: used.on_root_mismatch }),
-    };
-    let wanted = Wanted {
-        pod: pod.clone(),
-        local,
-        fs_type: FsType::parse(&used.fs_type)?,
-        options: Options::parse(&used.mount_options, used.read_only)?,
-        block: used.block,
-        grow: false,
-    };
-    let lock = verbs.node.lock_pod(&pod).await?;
+    let wanted = used.wanted(place.plugin, place.point(&verbs.node.settings), false)?;
+    let lock = verbs.node.lock_pod(&wanted.pod).await?;
     attached::set_up(verbs.node.clone(), lock, wanted, disk).await
 }
 

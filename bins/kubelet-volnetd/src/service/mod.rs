@@ -10,6 +10,7 @@ mod files;
 mod nfs;
 mod shutdown;
 pub mod status;
+mod used;
 mod volumes;
 mod watches;
 

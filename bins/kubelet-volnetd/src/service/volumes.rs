@@ -8,18 +8,17 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::used::Used;
 use super::{Streamed, Verbs, text};
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
-use crate::operations::local::{self, Wanted};
+use crate::operations::local;
 use crate::operations::prune::{self, Action};
 use crate::operations::{self, VolumeSetUp, unexpected};
 use crate::validate;
-use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::Plugin;
 use crate::volumes::empty_dir::{Group, Medium};
 use crate::volumes::host_path::HostPathType;
-use crate::volumes::local::Local;
 use crate::volumes::sub_path::{self, Root, SubPath};
 use crate::volumes::teardown::Scope;
 use crate::volumes::{EMPTY_DIR, HOST_PATH, content, list, prepare_pod};
@@ -62,25 +61,19 @@ impl Volumes for Verbs {
 
     async fn set_up_local(&self, request: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let request = request.into_inner();
-        let pod = validate::pod_uid(&request.pod_uid)?;
-        let volume = validate::volume(&request.volume)?;
-        let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
-        let local = Local {
-            plugin: Plugin::Local,
-            volume,
-            path: validate::host_path(&request.path)?,
+        let path = validate::host_path(&request.path)?;
+        let used = Used {
+            pod_uid: request.pod_uid,
+            volume: request.volume,
             read_only: request.read_only,
-            group: group.map(|id| Group { id, on_root_mismatch: request.fs_group_on_root_mismatch }),
-        };
-        let wanted = Wanted {
-            pod: pod.clone(),
-            local,
-            fs_type: FsType::parse(&request.fs_type)?,
-            options: Options::parse(&request.mount_options, request.read_only)?,
+            fs_group: request.fs_group,
+            on_root_mismatch: request.fs_group_on_root_mismatch,
+            fs_type: request.fs_type,
+            mount_options: request.mount_options,
             block: request.block,
-            grow: request.grow,
         };
-        let lock = self.node.lock_pod(&pod).await?;
+        let wanted = used.wanted(Plugin::Local, path, request.grow)?;
+        let lock = self.node.lock_pod(&wanted.pod).await?;
         let ready = local::set_up(self.node.clone(), lock, wanted).await?;
         Ok(Response::new(SetUpVolumeReply {
             host_path: text(&ready.path),
