@@ -4,10 +4,21 @@
 
 use std::sync::OnceLock;
 
+use std::time::Duration;
+
 use bulkhead_tests::fuzz::Target;
 use libfuzzer_sys::fuzz_target;
+use nix::time::{ClockId, clock_gettime};
 
 static TARGET: OnceLock<&Target> = OnceLock::new();
+
+/// An input that takes longer has found something, too. Of the processor: libFuzzer's own limit is the wall's, which a busy machine
+/// reaches with inputs that are not slow.
+const SLOW: Duration = Duration::from_secs(1);
+
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+}
 
 fuzz_target!(
     init: {
@@ -17,7 +28,10 @@ fuzz_target!(
     },
     |input: &[u8]| {
         if let Some(target) = TARGET.get() {
+            let before = processor_time();
             (target.run)(input);
+            let taken = processor_time().saturating_sub(before);
+            assert!(taken <= SLOW, "{taken:?} of the processor for {} bytes", input.len());
         }
     }
 );
