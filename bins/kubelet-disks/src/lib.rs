@@ -32,7 +32,7 @@
 //! | [`multipath`] | which devices join several paths, and what multipathd is told |
 //! | [`fc`] | which device a disk behind Fibre Channel is |
 //! | [`programs`] | which programs there are, with which arguments, and what their answers mean |
-//! | [`sysfs`] | what iscsiadm sees of the kernel |
+//! | [`sysfs`] | what iscsiadm sees of the kernel, and in which folder |
 //! | [`iscsi`] | which sessions there are, which device a target's disk is |
 //! | [`act`] | in which order they run |
 

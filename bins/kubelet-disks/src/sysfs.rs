@@ -9,13 +9,30 @@ use std::path::{Path, PathBuf};
 
 use crate::multipath::names;
 
-/// Below the folder of iscsiadm's own lock.
-const PLACE: &str = "run/lock";
+/// The folder of iscsiadm's own lock, which it may write.
+const PLACE: &str = "run/lock/iscsi";
+/// Where iscsiadm's records are, if there is one.
+const RECORDS: [&str; 2] = ["etc/iscsi", "var/lib/iscsi"];
 const TRANSPORTS: &str = "iscsi_transport";
 const HANDLE: &str = "handle";
 
 /// The variable by which iscsiadm takes the tree.
 pub const VARIABLE: &str = "SYSFS_PATH";
+
+/// Makes the folder of iscsiadm's lock, which iscsiadm would make itself in a folder that it may not write. To be called before
+/// the fence is put up, which has a rule for it.
+///
+/// # Errors
+/// There is no folder for locks, or it is not to be written.
+pub fn make_place(root: &Path) -> io::Result<()> {
+    if !RECORDS.iter().any(|records| root.join(records).is_dir()) {
+        return Ok(());
+    }
+    match folder(&root.join(PLACE)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
 
 /// A tree, which goes with this.
 #[derive(Debug)]
@@ -82,6 +99,7 @@ mod tests {
         let transport = root.join("sys/class/iscsi_transport/tcp");
         for path in [
             "run/lock",
+            "etc/iscsi",
             "sys/devices/platform/host2/session1",
             "sys/class/iscsi_session",
             "sys/class/iscsi_transport/tcp",
@@ -91,6 +109,9 @@ mod tests {
         symlink("../../devices/platform/host2/session1", root.join("sys/class/iscsi_session/session1")).unwrap();
         std::fs::write(transport.join("caps"), "0x39\n").unwrap();
         std::fs::write(transport.join(HANDLE), "4096\n").unwrap();
+        assert!(Tree::make(root).is_err(), "there is no folder of locks");
+        make_place(root).unwrap();
+        make_place(root).unwrap();
         let tree = Tree::make(root).unwrap();
         let at = tree.path().to_owned();
         let read = |name: &str| std::fs::read_to_string(at.join("class/iscsi_transport/tcp").join(name)).unwrap();
@@ -99,6 +120,7 @@ mod tests {
         assert!(at.join("class/iscsi_session").join(link).is_dir() && at.join("devices/platform/host2").is_dir());
         drop(tree);
         assert!(!at.exists() && transport.join(HANDLE).exists());
-        assert!(Tree::make(&root.join("nowhere")).is_err());
+        let none = root.join("nowhere");
+        assert!(Tree::make(&none).is_err() && make_place(&none).is_ok() && !none.exists());
     }
 }

@@ -1,6 +1,6 @@
-//! Sockets by which agents on the node ask kubelet-syncd: of the pod resources API (decision 83) and of the pods API (decision 87).
-//! They are bound here, because their folders are root's; a copy of each is kept, so that clients wait in its queue while the process
-//! that answers restarts.
+//! Sockets by which others on the node reach kubelet-syncd: device plugins that register (decision 80), and agents that ask by the pod
+//! resources API (decision 83) and the pods API (decision 87). They are bound here, because their folders are root's; a copy of each
+//! is kept, so that clients wait in its queue while the process that answers restarts.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -8,11 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bulkhead_sys::open::{self, OpenError};
-use rustix::fs::{AtFlags, FileType};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
 
+/// Name of the device plugins' socket among what the supervisor keeps over restarts: plugins register again when they see a new
+/// one, and not before.
+pub const KEPT_DEVICE_PLUGINS: &str = "device-plugins";
 /// Of a folder that is not there yet, or that somebody has removed (upstream's `CreateListener`).
 const FOLDER_MODE: u32 = 0o750;
+/// As upstream: an empty file that says that plugins are to use plugins_registry.
+const DEPRECATION: &str = "DEPRECATION";
 
 /// Why it is not given.
 #[derive(Debug, thiserror::Error)]
@@ -23,11 +29,15 @@ pub enum AgentSocketError {
     Kernel { path: PathBuf, source: std::io::Error },
 }
 
-/// What is bound, and which file that is.
+/// Which file in a folder the socket is.
+type FileId = (u64, u64);
+
+/// What is bound.
 #[derive(Debug)]
 struct Bound {
     socket: OwnedFd,
-    file: (u64, u64),
+    /// None: an earlier process bound it, and its name is looked at instead.
+    file: Option<FileId>,
 }
 
 /// A socket, with the copy that is kept.
@@ -36,33 +46,65 @@ pub struct AgentSocket {
     /// Below the root directory, and the socket in it.
     folder: &'static str,
     name: &'static str,
+    /// Those who register put sockets of their own there, all of which go when it is bound anew.
+    clears: bool,
     kept: Mutex<Option<Bound>>,
 }
 
 impl AgentSocket {
+    const fn new(folder: &'static str, name: &'static str, clears: bool) -> Self {
+        AgentSocket { folder, name, clears, kept: Mutex::new(None) }
+    }
+
+    /// Where device plugins register.
+    pub const fn device_plugins() -> Self {
+        Self::new("device-plugins", "kubelet.sock", true)
+    }
+
     /// Where monitoring agents ask who has which devices.
-    pub fn pod_resources() -> Self {
-        AgentSocket { folder: "pod-resources", name: "kubelet.sock", kept: Mutex::default() }
+    pub const fn pod_resources() -> Self {
+        Self::new("pod-resources", "kubelet.sock", false)
     }
 
     /// Where agents ask which pods there are.
-    pub fn pods_api() -> Self {
-        AgentSocket { folder: "pods-api", name: "pods-api.sock", kept: Mutex::default() }
+    pub const fn pods_api() -> Self {
+        Self::new("pods-api", "pods-api.sock", false)
     }
 
-    /// A copy of the listening socket. One that was bound by this process before is given again, as long as its file is there.
-    /// `named`: the root directory as the operator wrote it, by which clients find the socket.
+    /// The socket that an earlier process bound.
+    pub fn adopt(&self, socket: OwnedFd) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Bound { socket, file: None });
+    }
+
+    /// A copy of the listening socket. One that was bound before is given again, as long as its file is there.
+    /// `named`: the root directory in the name by which clients find the socket. `keep` is told of a new one.
     ///
     /// # Errors
     /// Its folder is not root's alone, or the kernel refuses.
-    pub fn take(&self, root_dir: &Path, named: &Path) -> Result<OwnedFd, AgentSocketError> {
+    pub fn take(
+        &self,
+        root_dir: &Path,
+        named: &Path,
+        keep: impl FnOnce(&OwnedFd),
+    ) -> Result<OwnedFd, AgentSocketError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = folder(root_dir, self.folder)?;
         let path = named.join(self.folder).join(self.name);
         let there = socket_file(folder.as_fd(), self.name)?;
-        let bound = match kept.take().filter(|bound| there == Some(bound.file)) {
-            Some(bound) => bound,
-            None => bind(folder.as_fd(), self.name, &path)?,
+        let is_bound = |bound: &Bound| match bound.file {
+            Some(file) => there == Some(file),
+            None => there.is_some() && listens_on(&bound.socket, &path),
+        };
+        let bound = match kept.take().filter(is_bound) {
+            Some(bound) => Bound { file: there, ..bound },
+            None => {
+                if self.clears {
+                    clear(folder.as_fd(), &named.join(self.folder))?;
+                }
+                let bound = bind(folder.as_fd(), self.name, &path)?;
+                keep(&bound.socket);
+                bound
+            }
         };
         let copy = bound.socket.try_clone().map_err(|source| AgentSocketError::Kernel { path, source })?;
         *kept = Some(bound);
@@ -70,25 +112,53 @@ impl AgentSocket {
     }
 }
 
-/// The folder, made where it is missing: root's, and nobody else may write in it.
+/// The folder, made where it is missing: root's, as the one above it, and nobody else may write in them.
 fn folder(root_dir: &Path, name: &str) -> Result<OwnedFd, OpenError> {
     let root = open::base_dir(root_dir)?;
     let folder = open::create_dirs_beneath(root.as_fd(), name, FOLDER_MODE)?;
-    let path = || root_dir.join(name);
-    let stat = rustix::fs::fstat(&folder).map_err(|errno| io_error("examine", &path(), errno))?;
-    let why = match stat {
-        _ if stat.st_uid != 0 => "does not belong to root",
-        _ if open::others_may_write(&stat) => "may be written by others than root",
-        _ => return Ok(folder),
-    };
-    Err(OpenError::Untrusted { path: path(), component: path(), why })
+    let path = root_dir.join(name);
+    for (fd, component) in [(&root, root_dir), (&folder, path.as_path())] {
+        let stat = rustix::fs::fstat(fd).map_err(|errno| io_error("examine", component, errno))?;
+        let why = match stat {
+            _ if stat.st_uid != 0 => "does not belong to root",
+            _ if open::others_may_write(&stat) => "may be written by others than root",
+            _ => continue,
+        };
+        return Err(OpenError::Untrusted { path: path.clone(), component: component.to_owned(), why });
+    }
+    Ok(folder)
 }
 
 /// Which file the name is; None: there is none, or it is no socket.
-fn socket_file(folder: BorrowedFd<'_>, name: &str) -> Result<Option<(u64, u64)>, OpenError> {
+fn socket_file(folder: BorrowedFd<'_>, name: &str) -> Result<Option<FileId>, OpenError> {
     let stat = open::lstat_at(folder, name)?;
     let stat = stat.filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
     Ok(stat.map(|stat| (stat.st_dev, stat.st_ino)))
+}
+
+/// It listens, and was bound under that name.
+fn listens_on(socket: &OwnedFd, path: &Path) -> bool {
+    let name = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddrUnix::try_from(name).ok());
+    rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false)
+        && name.is_some_and(|name| name.path_bytes() == Some(path.as_os_str().as_encoded_bytes()))
+}
+
+/// Upstream's clean-up of device-plugins: sockets go, everything else stays.
+fn clear(folder: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError> {
+    for entry in Dir::read_from(folder).map_err(|errno| io_error("read", path, errno))? {
+        let entry = entry.map_err(|errno| io_error("read", path, errno))?;
+        let name = entry.file_name();
+        let Ok(stat) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+            rustix::fs::unlinkat(folder, name, AtFlags::empty())
+                .map_err(|errno| io_error("remove a socket in", path, errno))?;
+        }
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if let Err(error) = rustix::fs::openat(folder, DEPRECATION, flags, Mode::from_raw_mode(0o644)) {
+        tracing::warn!(%error, "Failed to create deprecation file at socket dir");
+    }
+    Ok(())
 }
 
 /// In place of whatever file is there. It is bound under its own name, and not renamed to it, so that the kernel shows that name
@@ -106,7 +176,7 @@ fn bind(folder: BorrowedFd<'_>, name: &str, path: &Path) -> Result<Bound, AgentS
     // Root alone could have put another folder there meanwhile.
     let file = socket_file(folder, name)?.ok_or_else(|| io_error("find", path, Errno::NOENT))?;
     tracing::info!(path = %path.display(), "listening");
-    Ok(Bound { socket: listener.into(), file })
+    Ok(Bound { socket: listener.into(), file: Some(file) })
 }
 
 fn io_error(doing: &'static str, path: &Path, errno: Errno) -> OpenError {
@@ -115,12 +185,13 @@ fn io_error(doing: &'static str, path: &Path, errno: Errno) -> OpenError {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
-    fn inode(path: &Path) -> (u64, u64) {
+    fn inode(path: &Path) -> FileId {
         socket_file(open::base_dir(path.parent().unwrap()).unwrap().as_fd(), "kubelet.sock").unwrap().unwrap()
     }
 
@@ -129,7 +200,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("pod-resources/kubelet.sock");
         let socket = AgentSocket::pod_resources();
-        let take = || socket.take(root.path(), root.path());
+        let take = || socket.take(root.path(), root.path(), |_| ());
         if !rustix::process::getuid().is_root() {
             assert!(take().is_err(), "the folder is another user's");
             return;
@@ -152,26 +223,75 @@ mod tests {
         assert!(anew.accept().is_ok() && again.accept().is_err(), "another socket");
         // A successor knows nothing of it.
         let other = AgentSocket::pod_resources();
-        other.take(root.path(), root.path()).unwrap();
+        other.take(root.path(), root.path(), |_| ()).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_err());
+    }
+
+    /// A copy is with the supervisor too, so that neither restart binds anew; and all sockets go where it is.
+    #[test]
+    fn plugins_socket_is_kept_over_restarts_and_theirs_go_with_a_new_one() {
+        let root = tempfile::tempdir().unwrap();
+        if !rustix::process::getuid().is_root() {
+            return;
+        }
+        let folder = root.path().join("device-plugins");
+        std::fs::create_dir(&folder).unwrap();
+        let (plugin, socket) = (folder.join("plugin.sock"), folder.join("kubelet.sock"));
+        std::fs::write(folder.join("kubelet_internal_checkpoint"), "{}").unwrap();
+        let _old = UnixListener::bind(&plugin).unwrap();
+        let kept = Cell::new(0);
+        let take = |of: &AgentSocket| of.take(root.path(), root.path(), |_| kept.set(kept.get() + 1));
+        let own = AgentSocket::device_plugins();
+        let first = take(&own).unwrap();
+        assert!(
+            !plugin.exists()
+                && folder.join("kubelet_internal_checkpoint").exists()
+                && folder.join(DEPRECATION).exists()
+        );
+        // syncd alone: the same one, and nothing is deleted.
+        let _new = UnixListener::bind(&plugin).unwrap();
+        let again = UnixListener::from(take(&own).unwrap());
+        UnixStream::connect(&socket).unwrap();
+        assert!(again.accept().is_ok() && plugin.exists() && kept.get() == 1);
+        // volnetd alone: what was kept, if it is that socket.
+        let successor = AgentSocket::device_plugins();
+        successor.adopt(first.try_clone().unwrap());
+        take(&successor).unwrap();
+        take(&successor).unwrap();
+        assert!(plugin.exists() && kept.get() == 1);
+        let mistaken = AgentSocket::pod_resources();
+        mistaken.adopt(first);
+        take(&mistaken).unwrap();
+        assert_eq!(kept.get(), 2);
+        // Somebody has removed it: plugins look for a new one.
+        std::fs::remove_file(&socket).unwrap();
+        take(&successor).unwrap();
+        assert!(socket.exists() && !plugin.exists() && kept.get() == 3);
     }
 
     #[test]
     fn what_is_refused() {
         let root = tempfile::tempdir().unwrap();
-        let socket = AgentSocket::pod_resources();
-        let folder = root.path().join("pod-resources");
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let writable = socket.take(root.path(), root.path());
-        assert!(matches!(writable, Err(AgentSocketError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
-        std::fs::remove_dir(&folder).unwrap();
-        std::fs::create_dir(root.path().join("elsewhere")).unwrap();
-        std::os::unix::fs::symlink("elsewhere", &folder).unwrap();
-        assert!(socket.take(root.path(), root.path()).is_err(), "a link");
-        std::fs::remove_file(&folder).unwrap();
-        std::fs::create_dir_all(folder.join("kubelet.sock/in-the-way")).unwrap();
-        assert!(socket.take(root.path(), root.path()).is_err());
+        for socket in [AgentSocket::pod_resources(), AgentSocket::device_plugins()] {
+            let take = || socket.take(root.path(), root.path(), |_| ());
+            let folder = root.path().join(socket.folder);
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+            let writable = take();
+            assert!(matches!(writable, Err(AgentSocketError::Open(OpenError::Untrusted { .. }))), "{writable:?}");
+            std::fs::remove_dir(&folder).unwrap();
+            std::fs::create_dir(root.path().join("elsewhere")).unwrap();
+            std::os::unix::fs::symlink("elsewhere", &folder).unwrap();
+            assert!(take().is_err(), "a link");
+            std::fs::remove_file(&folder).unwrap();
+            std::fs::create_dir_all(folder.join("kubelet.sock/in-the-way")).unwrap();
+            assert!(take().is_err());
+            std::fs::remove_dir(root.path().join("elsewhere")).unwrap();
+        }
+        let own = AgentSocket::pod_resources();
+        std::fs::remove_dir_all(root.path().join("pod-resources")).unwrap();
+        std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(own.take(root.path(), root.path(), |_| ()).is_err(), "the folder above is anybody's");
     }
 }

@@ -52,8 +52,7 @@
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`disks`] | how kubelet-disks is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
-//! | [`listeners`] | when the socket by which device plugins register is bound anew |
-//! | [`agent_sockets`] | whether a socket by which agents ask kubelet-syncd is bound anew |
+//! | [`agent_sockets`] | whether a socket by which plugins register with kubelet-syncd, or agents ask it, is bound anew |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -91,7 +90,6 @@ pub mod inhibitor;
 pub mod iptables;
 pub mod journal;
 pub mod kubeconfig;
-pub mod listeners;
 pub mod metrics;
 pub mod node;
 pub mod operations;
@@ -131,8 +129,8 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let workers = workers(&daemon)?;
     let metrics = metrics::Metrics::new(&daemon.registry)?;
     let node = prepare(settings, daemon.epoch, metrics, workers.clone()).await?;
-    if let Some(kept) = daemon.take_listener(listeners::KEPT_DEVICE_PLUGINS) {
-        node.listeners.adopt(kept);
+    if let Some(kept) = daemon.take_listener(agent_sockets::KEPT_DEVICE_PLUGINS) {
+        node.device_plugins.adopt(kept);
     }
     let settings = &node.settings;
     let watches = watches(&daemon, settings);

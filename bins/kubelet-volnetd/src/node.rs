@@ -23,7 +23,6 @@ use crate::disks::Disks;
 use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
-use crate::listeners::Listeners;
 use crate::metrics::Metrics;
 
 /// What the operator decided, reduced to what concerns this process.
@@ -126,8 +125,7 @@ pub struct Node {
     /// Bound for kubelet-syncd.
     pub pod_resources: AgentSocket,
     pub pods_api: AgentSocket,
-    /// Sockets that kubelet-syncd listens on.
-    pub listeners: Listeners,
+    pub device_plugins: AgentSocket,
     locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -196,7 +194,7 @@ impl Node {
             inhibitor: Inhibitor::default(),
             pod_resources: AgentSocket::pod_resources(),
             pods_api: AgentSocket::pods_api(),
-            listeners: Listeners::default(),
+            device_plugins: AgentSocket::device_plugins(),
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

@@ -1,7 +1,7 @@
 //! Once at start: the node's directories, the shared mount, the kernel's tunables (upstream `setupDataDirs` and
 //! `setupKernelTunables`).
 //!
-//! Not here: sockets in device-plugins ([`crate::listeners`]), the certificate directory (statusd's).
+//! Not here: sockets in device-plugins ([`crate::agent_sockets`]), the certificate directory (statusd's).
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};

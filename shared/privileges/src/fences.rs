@@ -159,17 +159,21 @@ const SESSIONS: &str = "/sys/devices/platform";
 /// iscsiadm's records, of Debian's and of newer ones.
 const RECORDS: [&str; 2] = ["/etc/iscsi", "/var/lib/iscsi"];
 
+/// Of iscsiadm's lock. kubelet-disks makes it before it has its fence, where records are.
+const ISCSI_LOCK: &str = "/run/lock/iscsi";
+
 /// What iscsiadm writes, its lock among it; nothing on a machine that has none.
 fn of_iscsiadm() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = RECORDS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect();
     if !folders.is_empty() {
-        folders.push("/run/lock".into());
+        folders.push(ISCSI_LOCK.into());
     }
     folders
 }
 
 /// Folders of the kernel's SCSI hosts: below each are its `scan` and its devices with their `delete`. One that is there only later
-/// is there for the next process; those of iSCSI, which come with each session, are all in one folder.
+/// is there for the next process. Those of iSCSI come with a login, and the disk is looked for by the process that had it made: a rule
+/// about a folder that is not there yet there is none, so it is about the one that they are all in.
 fn scsi_hosts() -> Vec<PathBuf> {
     let hosts = std::fs::read_dir("/sys/class/scsi_host").into_iter().flatten().flatten();
     let folders = hosts.filter_map(|host| std::fs::canonicalize(host.path().join("device")).ok());

@@ -14,7 +14,7 @@ const PORTAL: &str = "10.0.2.15:3260";
 const IQN: &str = "iqn.2003-01.test:disks";
 const FOLDER: &str = "/var/lib/kubelet/plugins/kubernetes.io/iscsi";
 
-/// A target of two disks, for one initiator with a password.
+/// A target of two disks, for one initiator with a password. It was discovered before, as upstream's kubelet does: there is a record.
 const TARGET: &str = "modprobe sd_mod; modprobe iscsi_tcp; modprobe target_core_mod; modprobe target_core_file; modprobe iscsi_target_mod\n\
      C=/sys/kernel/config/target; [ -d /sys/kernel/config/target ] || mount -t configfs none /sys/kernel/config\n\
      T=$C/iscsi/iqn.2003-01.test:disks/tpgt_1; A=$T/acls/iqn.2024-01.test:vm\n\
@@ -26,7 +26,8 @@ const TARGET: &str = "modprobe sd_mod; modprobe iscsi_tcp; modprobe target_core_
      echo 1 > $T/attrib/authentication; printf me > $A/auth/userid; printf 'a secret word' > $A/auth/password\n\
      echo 1 > $T/enable\n\
      echo InitiatorName=iqn.2024-01.test:vm > /etc/iscsi/initiatorname.iscsi\n\
-     systemctl start iscsid.socket iscsid; systemctl is-active iscsid";
+     systemctl start iscsid.socket iscsid\n\
+     iscsiadm -m discovery -t sendtargets -p 10.0.2.15 >/dev/null; systemctl is-active iscsid";
 const SESSIONS: &str = "ls /sys/class/iscsi_session 2>/dev/null; true";
 
 fn unique(lun: u32) -> String {
@@ -34,7 +35,8 @@ fn unique(lun: u32) -> String {
 }
 
 fn source(lun: u32, secret: &str) -> Value {
-    json!({"targetPortal": PORTAL, "iqn": IQN, "lun": lun, "chapAuthSession": true, "secretRef": {"name": secret}})
+    json!({"targetPortal": PORTAL, "iqn": IQN, "lun": lun, "chapAuthDiscovery": true, "chapAuthSession": true,
+        "secretRef": {"name": secret}})
 }
 
 fn user(name: &str, command: &str, secret: &str) -> Value {

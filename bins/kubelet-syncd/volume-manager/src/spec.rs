@@ -113,8 +113,10 @@ pub struct IscsiSource {
     pub lun: u32,
     pub interface: String,
     pub initiator_name: String,
+    /// CHAP of discovery is wanted: nothing is discovered, but the secret is to be there.
+    pub chap_discovery: bool,
     /// CHAP of sessions is wanted.
-    pub chap: bool,
+    pub chap_session: bool,
     /// With CHAP's names and passwords; its namespace is empty where it is the pod's.
     pub secret: Option<ObjectRef>,
     pub fs_type: String,

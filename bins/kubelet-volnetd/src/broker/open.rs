@@ -13,10 +13,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
-use crate::agent_sockets::AgentSocketError;
+use crate::agent_sockets::{AgentSocketError, KEPT_DEVICE_PLUGINS};
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
-use crate::listeners::{KEPT_DEVICE_PLUGINS, ListenerError};
 use crate::node::{Node, Settings};
 use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
@@ -62,8 +61,6 @@ pub enum BrokerError {
     Volume(#[from] VolumeError),
     #[error(transparent)]
     Log(#[from] FileError),
-    #[error(transparent)]
-    Listener(#[from] ListenerError),
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -100,20 +97,21 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
             let Settings { paths, named_root_dir, .. } = &node.settings;
-            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir)?)
+            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir, |_| ())?)
         }
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodsApi => {
             let Settings { paths, named_root_dir, pods_api, .. } = &node.settings;
             if !pods_api {
                 return Err(BrokerError::NotConfigured { what: "the pods API (gate PodsAPI)" });
             }
-            Ok(node.pods_api.take(&paths.root_dir, named_root_dir)?)
+            Ok(node.pods_api.take(&paths.root_dir, named_root_dir, |_| ())?)
         }
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::DevicePlugins => {
             let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(KEPT_DEVICE_PLUGINS, fd.as_fd());
-            Ok(node.listeners.device_plugins(&node.settings.paths.root_dir, keep)?)
+            let root_dir = &node.settings.paths.root_dir;
+            Ok(node.device_plugins.take(root_dir, root_dir, keep)?)
         }
         kind @ (Kind::NodeLog(_)
         | Kind::EnvFile(_)
@@ -210,7 +208,6 @@ impl BrokerError {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             BrokerError::Open(error) => error.errno(),
-            BrokerError::Listener(error) => error.errno(),
             BrokerError::Kernel { source, .. }
             | BrokerError::PrivateState { source, .. }
             | BrokerError::PutState { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),

@@ -318,10 +318,9 @@ fn code_of_broker(error: &BrokerError) -> Code {
         ) => Code::FailedPrecondition,
         BrokerError::NotServed { .. } => Code::Unimplemented,
         BrokerError::Open(source) => code_of_open(source),
-        BrokerError::Kernel { .. }
-        | BrokerError::PrivateState { .. }
-        | BrokerError::PutState { .. }
-        | BrokerError::Listener(_) => code_of_errno(error.errno()),
+        BrokerError::Kernel { .. } | BrokerError::PrivateState { .. } | BrokerError::PutState { .. } => {
+            code_of_errno(error.errno())
+        }
         BrokerError::Volume(error) => code_of_volume(error),
         BrokerError::Cgroup(error) => code_of_cgroup(error),
     }

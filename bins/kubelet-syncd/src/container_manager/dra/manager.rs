@@ -142,7 +142,7 @@ impl DraManager {
         loaded.copied().map_err(|error| format!("read the checkpoint {}: {error}", checkpoint::FILE))
     }
 
-    /// Reads the file of devices' health, once. One that is damaged counts as none, as upstream.
+    /// Reads the file of devices' health, once. One that is no JSON counts as none, as upstream.
     ///
     /// # Errors
     /// kubelet-volnetd does not answer: to be tried again.
@@ -153,7 +153,7 @@ impl DraManager {
             }
             let found = match self.stores.health.load().await {
                 Ok(content) => {
-                    content.map_or_else(|| Ok(dra_health::Drivers::new()), |content| dra_health::read(&content))
+                    content.map_or_else(|| Ok(dra_health::Found::default()), |content| dra_health::read(&content))
                 }
                 Err(error) if error.is_away() => return Err(error),
                 Err(error) => {
@@ -162,7 +162,17 @@ impl DraManager {
                 }
             };
             match found {
-                Ok(drivers) => self.health_book().restore(drivers, Instant::now(), Timestamp::now()),
+                Ok(dra_health::Found { drivers, wrong }) => {
+                    if !wrong.is_empty() {
+                        let (values, first) = (wrong.len(), wrong.first());
+                        tracing::error!(
+                            values,
+                            first,
+                            "the health checkpoint has values of another type, which count for nothing"
+                        );
+                    }
+                    self.health_book().restore(drivers, Instant::now(), Timestamp::now());
+                }
                 Err(error) => {
                     tracing::error!(%error, "Failed to load health checkpoint, proceeding with empty cache");
                 }

@@ -21,10 +21,11 @@ pub async fn request(
     source: &IscsiSource,
 ) -> Result<api::SetUpIscsiRequest, Failure> {
     let mut disk = source.disk(&spec.name);
-    if let (true, Some(secret)) = (source.chap, &source.secret) {
+    if let Some(secret) = secret_of(source) {
         let of = if secret.namespace.is_empty() { namespace } else { &secret.namespace };
         let secret = ObjectRef { namespace: of.to_owned(), name: secret.name.clone() };
-        disk.chap = Some(chap(&pairs(reader, &secret).await?));
+        let pairs = pairs(reader, &secret).await?;
+        disk.chap = source.chap_session.then(|| chap(&pairs));
     }
     Ok(api::SetUpIscsiRequest {
         pod_uid: uid.to_string(),
@@ -36,6 +37,11 @@ pub async fn request(
         block: spec.block,
         ..Default::default()
     })
+}
+
+/// The secret that is to be there (upstream createSecretMap): CHAP of discovery wants it, too, although nothing is discovered.
+fn secret_of(source: &IscsiSource) -> Option<&ObjectRef> {
+    source.secret.as_ref().filter(|_| source.chap_discovery || source.chap_session)
 }
 
 async fn pairs(reader: &dyn ClusterReader, secret: &ObjectRef) -> Result<Pairs, Failure> {
@@ -56,5 +62,25 @@ fn chap(pairs: &Pairs) -> IscsiChap {
         password: value("password"),
         username_in: value("username_in"),
         password_in: value("password_in"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_kind_of_chap_has_the_secret_read() {
+        let secret = ObjectRef { namespace: "n".into(), name: "s".into() };
+        for (chap_discovery, chap_session, secret, read) in [
+            (false, false, Some(&secret), false),
+            (true, false, Some(&secret), true),
+            (false, true, Some(&secret), true),
+            (true, true, None, false),
+        ] {
+            let source =
+                IscsiSource { chap_discovery, chap_session, secret: secret.cloned(), ..IscsiSource::default() };
+            assert_eq!(secret_of(&source), secret.filter(|_| read), "{source:?}");
+        }
     }
 }

@@ -309,7 +309,8 @@ fn iscsi_source(iscsi: &ISCSIPersistentVolumeSource) -> IscsiSource {
         lun: u32::try_from(iscsi.lun).unwrap_or_default(),
         interface: interface.unwrap_or_else(|| "default".to_owned()),
         initiator_name: iscsi.initiator_name.clone().unwrap_or_default(),
-        chap: iscsi.chap_auth_session == Some(true),
+        chap_discovery: iscsi.chap_auth_discovery == Some(true),
+        chap_session: iscsi.chap_auth_session == Some(true),
         secret: secret(iscsi.secret_ref.as_ref()),
         fs_type: iscsi.fs_type.clone().unwrap_or_default(),
     }
