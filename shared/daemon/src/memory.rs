@@ -9,8 +9,9 @@ use bulkhead_sys::{heap, process, program};
 
 /// How often is looked. A look at an idle process costs microseconds.
 const EVERY: Duration = Duration::from_secs(15);
-/// Who used less processor time than this since the last look has freed little.
-const BUSY: Duration = Duration::from_millis(20);
+/// Who used less processor time than this since the last look has freed little. More than what a hundred pods that do nothing
+/// take in that time: their pages would be let go of and come back at each look, some microseconds for each.
+const BUSY: Duration = Duration::from_millis(100);
 /// Less than this is not worth the system calls, nor the page faults of the next burst; bytes.
 const WORTH: usize = 256 << 10;
 
