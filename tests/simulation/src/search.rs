@@ -1,0 +1,1 @@
+//! Many runs, each in a process of its own.
