@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 
-use crate::schedule::{Shape, CALM, SETTLING};
+use crate::schedule::{CALM, SETTLING, Shape};
 use crate::world::{State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 17] = [
     "one-instance",
+    "one-pod-a-name",
     "wanted-runs-on",
     "sandbox-is-ready",
     "init-order",
@@ -24,6 +25,8 @@ pub const NAMES: [&str; 14] = [
     "gone-is-gone",
     "as-desired",
     "silence",
+    "no-panic",
+    "no-end",
 ];
 
 /// Changes asked of the runtime in one virtual minute; more is a circle.
@@ -52,9 +55,13 @@ impl World {
         if let Some(other) = other {
             self.breaks("one-instance", format!("{name} of {pod} starts while {other} of it runs"));
         }
+        self.check_namesakes(&uid, &this.sandbox);
         let newest = self.newest_sandbox(&uid);
         if newest.is_none_or(|sandbox| sandbox.id != this.sandbox || !sandbox.ready) {
-            self.breaks("sandbox-is-ready", format!("{name} of {pod} starts in a sandbox that is not the pod's, or not ready"));
+            self.breaks(
+                "sandbox-is-ready",
+                format!("{name} of {pod} starts in a sandbox that is not the pod's, or not ready"),
+            );
         }
         if !self.folders.contains(&uid) || !self.cgroups.contains(&uid) || !self.logs.contains_key(&uid) {
             self.breaks("place-is-there", format!("{name} of {pod} starts without folder, cgroup or folder of logs"));
@@ -66,10 +73,16 @@ impl World {
         if is_regular && !past.unsure.contains(&name) {
             match (shape.restart_policy.as_str(), past.ended.get(&name)) {
                 ("Never", Some(code)) => {
-                    self.breaks("runs-once", format!("{name} of {pod} ended with {code} and starts again, restartPolicy Never"));
+                    self.breaks(
+                        "runs-once",
+                        format!("{name} of {pod} ended with {code} and starts again, restartPolicy Never"),
+                    );
                 }
                 ("OnFailure", Some(0)) => {
-                    self.breaks("runs-once", format!("{name} of {pod} has succeeded and starts again, restartPolicy OnFailure"));
+                    self.breaks(
+                        "runs-once",
+                        format!("{name} of {pod} has succeeded and starts again, restartPolicy OnFailure"),
+                    );
                 }
                 _ => {}
             }
@@ -82,6 +95,22 @@ impl World {
             self.breaks("restart-counts", format!("{name} of {pod} starts with restart count {count}, after {before}"));
         }
         self.past.entry(uid).or_default().counts.insert(name, count);
+    }
+
+    /// Of a static pod that was edited the one before ends first. (What a life of kubelet-syncd that is over has left may still run
+    /// beside its successor, as with upstream.)
+    fn check_namesakes(&mut self, uid: &str, sandbox: &str) {
+        let Some(this) = self.sandboxes.get(sandbox) else { return };
+        let name = |sandbox: &crate::world::Sandbox| sandbox.config.metadata.as_ref().map(|m| m.name.clone());
+        let others = self
+            .sandboxes
+            .values()
+            .filter(|other| uid_of(other) != uid && name(other) == name(this) && other.life == this.life);
+        let other = others.map(uid_of).find(|other| self.running(other).next().is_some()).map(str::to_owned);
+        if let Some(other) = other {
+            let text = format!("{} starts while {} runs", self.short(uid), self.short(&other));
+            self.breaks("one-pod-a-name", text);
+        }
     }
 
     fn check_order(&mut self, shape: &Shape, uid: &str, name: &str, sandbox: &str) {
@@ -106,7 +135,8 @@ impl World {
         // Once nothing is to run any more, the kubelet takes down what is left.
         let ended = |name: &str| self.past.get(uid).is_some_and(|past| past.ended.contains_key(name));
         let is_over = shape.restart_policy != "Always"
-            && (shape.containers.iter().all(|c| ended(&c.name)) || shape.init.iter().any(|c| !c.sidecar && ended(&c.name)));
+            && (shape.containers.iter().all(|c| ended(&c.name))
+                || shape.init.iter().any(|c| !c.sidecar && ended(&c.name)));
         if running && newest_is_ready && !is_over {
             let pod = self.short(uid);
             self.breaks("wanted-runs-on", format!("{what} of {pod} is stopped, and {manifest} wants it"));
@@ -138,7 +168,10 @@ impl World {
         for (container, count) in &before.counts {
             if now.counts.get(container).is_some_and(|now| now < count) {
                 let after = now.counts.get(container).copied().unwrap_or(0);
-                self.breaks("told-counts", format!("restart count of {container} of {name} fell from {count} to {after}"));
+                self.breaks(
+                    "told-counts",
+                    format!("restart count of {container} of {name} fell from {count} to {after}"),
+                );
             }
         }
         self.told.insert(uid.to_owned(), now);
@@ -161,7 +194,8 @@ impl World {
         for (name, version, shape) in &wanted {
             let uid = by_version.get(version).cloned();
             let crashes = shape.containers.iter().chain(&shape.init).any(|c| {
-                let again = shape.restart_policy == "Always" || (shape.restart_policy == "OnFailure" && c.behaviour.exit_code != 0);
+                let again = shape.restart_policy == "Always"
+                    || (shape.restart_policy == "OnFailure" && c.behaviour.exit_code != 0);
                 let is_init = shape.init.iter().any(|i| i.name == c.name && !i.sidecar);
                 let again = if is_init { c.behaviour.exit_code != 0 && shape.restart_policy != "Never" } else { again };
                 again && c.behaviour.ends_after.is_some()
@@ -185,7 +219,9 @@ impl World {
         let left = |uid: &str| !keep.iter().any(|kept| kept.as_str() == uid);
         let mut found = Vec::new();
         found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));
-        found.extend(self.containers.values().filter(|c| left(c.uid())).map(|c| format!("container {} ({})", c.name(), c.id)));
+        found.extend(
+            self.containers.values().filter(|c| left(c.uid())).map(|c| format!("container {} ({})", c.name(), c.id)),
+        );
         found.extend(self.folders.iter().filter(|uid| left(uid)).map(|uid| format!("folder of {uid}")));
         found.extend(self.cgroups.iter().filter(|uid| left(uid)).map(|uid| format!("cgroup of {uid}")));
         found.extend(self.logs.keys().filter(|uid| left(uid)).map(|uid| format!("logs of {uid}")));
@@ -201,7 +237,8 @@ impl World {
         let past = self.past.get(uid).cloned().unwrap_or_default();
         let told = self.told.get(uid).cloned().unwrap_or_default();
         let runs = |container: &str| self.running(uid).any(|c| c.name() == container);
-        let blocked = shape.init.iter().any(|c| !c.sidecar && c.behaviour.exit_code != 0 && past.ended.contains_key(&c.name));
+        let blocked =
+            shape.init.iter().any(|c| !c.sidecar && c.behaviour.exit_code != 0 && past.ended.contains_key(&c.name));
         let mut wrong = Vec::new();
         for container in &shape.containers {
             let should = container.behaviour.ends_after.is_none() && !blocked;
@@ -237,8 +274,12 @@ impl World {
             };
             format!("{} of {} in {}: {state} {} #{}", c.id, c.name(), c.sandbox, c.exit_code, c.restart_count())
         });
-        let sandboxes = self.sandboxes.values().map(|s| format!("{} of {}: ready {}", s.id, self.short(uid_of(s)), s.ready));
-        let told = self.told.iter().map(|(uid, told)| format!("told of {}: {} {:?}", self.short(uid), told.phase, told.counts));
+        let sandboxes =
+            self.sandboxes.values().map(|s| format!("{} of {}: ready {}", s.id, self.short(uid_of(s)), s.ready));
+        let told = self
+            .told
+            .iter()
+            .map(|(uid, told)| format!("told of {}: {} {:?}", self.short(uid), told.phase, told.counts));
         sandboxes.chain(containers).chain(told).collect()
     }
 }

@@ -10,7 +10,7 @@ const STATES: [&str; 6] = ["none", "waiting", "sync", "terminating", "terminated
 /// Transitions, by the numbers of both states, and what was done in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
-    transitions: BTreeMap<(i32, i32), u64>,
+    transitions: BTreeMap<String, u64>,
     phases: BTreeMap<String, u64>,
     deeds: BTreeMap<String, u64>,
 }
@@ -18,7 +18,7 @@ pub struct Coverage {
 impl Coverage {
     pub fn transition(&mut self, from: i32, to: i32) {
         if from != to {
-            *self.transitions.entry((from, to)).or_default() += 1;
+            *self.transitions.entry(format!("{from}-{to}")).or_default() += 1;
         }
     }
 
@@ -32,7 +32,7 @@ impl Coverage {
 
     pub fn add(&mut self, other: &Coverage) {
         for (key, count) in &other.transitions {
-            *self.transitions.entry(*key).or_default() += count;
+            *self.transitions.entry(key.clone()).or_default() += count;
         }
         for (key, count) in &other.phases {
             *self.phases.entry(key.clone()).or_default() += count;
@@ -44,10 +44,7 @@ impl Coverage {
 
     /// For people: a row for each state, a column for each that follows; what was never seen is named.
     pub fn table(&self) -> String {
-        let count = |from: usize, to: usize| {
-            let key = (i32::try_from(from).unwrap_or(-1), i32::try_from(to).unwrap_or(-1));
-            self.transitions.get(&key).copied().unwrap_or(0)
-        };
+        let count = |from: usize, to: usize| self.transitions.get(&format!("{from}-{to}")).copied().unwrap_or(0);
         let mut text = format!("{:<12}", "from \\ to");
         for state in STATES {
             text.push_str(&format!("{state:>12}"));
@@ -68,7 +65,10 @@ impl Coverage {
         };
         text.push_str(&format!("\nphases told: {}\n", list(&self.phases)));
         text.push_str(&format!("what was done: {}\n", list(&self.deeds)));
-        text.push_str(&format!("never seen: {}\n", if never.is_empty() { "nothing".to_owned() } else { never.join(", ") }));
+        text.push_str(&format!(
+            "never seen: {}\n",
+            if never.is_empty() { "nothing".to_owned() } else { never.join(", ") }
+        ));
         text
     }
 }

@@ -7,9 +7,9 @@ pub struct Dice(u64);
 impl Dice {
     /// Another sequence for each purpose, so that what one part draws does not move what another draws.
     pub fn of(seed: u64, purpose: &str) -> Self {
-        let hash = purpose.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = purpose
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         let mut dice = Dice(seed ^ hash);
         dice.next();
         dice
@@ -41,6 +41,11 @@ impl Dice {
     /// One of these; the first where there is no other.
     pub fn one_of<T: Copy>(&mut self, first: T, others: &[T]) -> T {
         let place = self.below(others.len() as u64 + 1);
-        usize::try_from(place).ok().and_then(|place| place.checked_sub(1)).and_then(|place| others.get(place)).copied().unwrap_or(first)
+        usize::try_from(place)
+            .ok()
+            .and_then(|place| place.checked_sub(1))
+            .and_then(|place| others.get(place))
+            .copied()
+            .unwrap_or(first)
     }
 }

@@ -15,10 +15,12 @@
 //! | [`node`] | the processes together, and time |
 //! | [`outcome`] | what became of one run |
 //! | [`search`] | many runs, each in a process of its own; shrinking |
+//! | [`mutants`] | mistakes that are to be found |
 
 pub mod checks;
 pub mod coverage;
 pub mod dice;
+pub mod mutants;
 pub mod node;
 pub mod observer;
 pub mod outcome;

@@ -25,6 +25,9 @@ pub const PODS: &str = "/simulated/root/pods";
 const ROOT: &str = "/simulated/root";
 const MANIFESTS: &str = "/simulated/manifests";
 
+/// A user that no process has.
+const NOBODY: u32 = u32::MAX - 1;
+
 /// A turn in which something moved is followed by another one, at most so often before time has to pass.
 const TURNS_MAX: u32 = 100_000;
 
@@ -62,6 +65,9 @@ fn configuration(folder: &Path) -> Result<NodeConfig> {
     config.kubelet.resolv_conf = Some(String::new());
     config.node_ips = vec!["10.0.0.1".parse()?];
     config.boot_id = "simulated".to_owned();
+    // Everybody here has one user: to kubelet-syncd it is kubelet-statusd's, as that is who listens to it.
+    config.users.syncd = NOBODY;
+    config.users.evictiond = NOBODY;
     Ok(config)
 }
 
@@ -142,6 +148,9 @@ impl Node {
                 return Err(anyhow!("a process has ended by itself"));
             }
             self.world.lock().steps += 1;
+            if let Some(panic) = crate::outcome::take_panic() {
+                self.world.lock().breaks("no-panic", panic);
+            }
             moved |= self.do_commands();
             if !moved {
                 return Ok(until);
@@ -194,9 +203,9 @@ impl Node {
             runtime_socket: self.config.runtime_socket.clone(),
         };
         let users = Arc::new(bulkhead_ipc::peers::PeerUsers {
-            syncd: self.config.users.syncd,
-            evictiond: self.config.users.evictiond,
-            statusd: self.config.users.statusd,
+            syncd: self.config.users.statusd,
+            evictiond: NOBODY,
+            statusd: NOBODY,
             pods_cgroup: "/simulated".into(),
             no_pods: None,
         });
@@ -221,7 +230,7 @@ impl Node {
             std::future::pending::<()>().await;
         })?;
         self.syncd = Seat { process: Some(process), back: None };
-        self.world.lock().syncd_runs = true;
+        self.world.lock().life = self.lives;
         Ok(())
     }
 
@@ -263,7 +272,6 @@ impl Node {
         let mut world = self.world.lock();
         match command {
             Command::KillSyncd { .. } => {
-                world.syncd_runs = false;
                 world.tell("kubelet-syncd", "is dead");
                 // Connections that nobody has taken yet end with whoever made them, and who asks now waits for the next life.
             }
@@ -377,7 +385,12 @@ impl Node {
     fn exit(&self, pick: u64, code: i32, out_of_memory: bool) {
         let running: Vec<String> = {
             let world = self.world.lock();
-            world.containers.values().filter(|c| c.state == crate::world::State::Running).map(|c| c.id.clone()).collect()
+            world
+                .containers
+                .values()
+                .filter(|c| c.state == crate::world::State::Running)
+                .map(|c| c.id.clone())
+                .collect()
         };
         let place = usize::try_from(pick.checked_rem(running.len() as u64).unwrap_or(0)).unwrap_or(0);
         let (Some(id), Some(machine)) = (running.get(place), self.machine.handle()) else { return };

@@ -1,6 +1,7 @@
 //! What became of one run.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use bulkhead_simulation_kernel as kernel;
@@ -27,10 +28,37 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Of a run that told nothing.
+    pub(crate) fn lost(schedule: &Schedule, why: &str) -> Self {
+        Outcome {
+            seed: schedule.seed,
+            broken: vec![format!("no-end: {why}")],
+            story: Vec::new(),
+            picture: Vec::new(),
+            coverage: Coverage::default(),
+            lives: 0,
+            turns: 0,
+        }
+    }
+
     /// The name of the check that failed.
     pub fn check(&self) -> Option<&str> {
         self.broken.first().and_then(|broken| broken.split(':').next())
     }
+}
+
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// The first panic since this was asked last: a task that ends so ends alone, and nobody else hears of it.
+pub(crate) fn take_panic() -> Option<String> {
+    PANIC.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+fn note_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        eprintln!("{info}");
+        PANIC.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| info.to_string());
+    }));
 }
 
 /// Runs a schedule in this process, which can do that once.
@@ -41,7 +69,9 @@ pub fn of(schedule: &Schedule) -> Result<Outcome> {
     // Files are synced to the disk as on a node; in memory that takes no time.
     let memory = Path::new("/dev/shm");
     let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-    let folder = tempfile::Builder::new().prefix("bulkhead-simulation-").tempdir_in(place).context("making a folder")?;
+    let folder =
+        tempfile::Builder::new().prefix("bulkhead-simulation-").tempdir_in(place).context("making a folder")?;
+    note_panics();
     kernel::begin(schedule.seed);
     let world = Node::new(schedule, folder.path())?.run()?;
     let world = world.lock();

@@ -263,7 +263,10 @@ fn log_path(container: &Container) -> String {
     format!("{}/{namespace}_{name}_{uid}/{}", crate::node::POD_LOGS, container.config.log_path)
 }
 
-fn selected(wanted: &std::collections::BTreeMap<String, String>, labels: &std::collections::BTreeMap<String, String>) -> bool {
+fn selected(
+    wanted: &std::collections::BTreeMap<String, String>,
+    labels: &std::collections::BTreeMap<String, String>,
+) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
@@ -322,6 +325,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         ip: format!("10.88.0.{}", address + 2),
         done: Default::default(),
         ran: Default::default(),
+        life: world.life,
     };
     let uid = metadata.uid.clone();
     world.count_change(&uid);
@@ -388,6 +392,8 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
         found.state = State::Running;
         found.started = World::wall();
     }
+    let logs = world.logs.entry(container.uid().to_owned()).or_default();
+    logs.insert(container.name().to_owned(), container.restart_count());
     if let Some(sandbox) = world.sandboxes.get_mut(&container.sandbox) {
         sandbox.ran.insert(container.name().to_owned());
     }
@@ -432,9 +438,11 @@ impl RuntimeService for Model {
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
-        let condition = |kind: &str| v1::RuntimeCondition { r#type: kind.to_owned(), status: true, ..Default::default() };
+        let condition =
+            |kind: &str| v1::RuntimeCondition { r#type: kind.to_owned(), status: true, ..Default::default() };
         let conditions = vec![condition("RuntimeReady"), condition("NetworkReady")];
-        self.ask(|_| Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), ..Default::default() })).await
+        self.ask(|_| Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), ..Default::default() }))
+            .await
     }
 
     async fn runtime_config(&self, _: Request<v1::RuntimeConfigRequest>) -> Answer<v1::RuntimeConfigResponse> {
@@ -442,7 +450,10 @@ impl RuntimeService for Model {
         self.ask(|_| Ok(v1::RuntimeConfigResponse { linux: Some(linux) })).await
     }
 
-    async fn update_runtime_config(&self, _: Request<v1::UpdateRuntimeConfigRequest>) -> Answer<v1::UpdateRuntimeConfigResponse> {
+    async fn update_runtime_config(
+        &self,
+        _: Request<v1::UpdateRuntimeConfigRequest>,
+    ) -> Answer<v1::UpdateRuntimeConfigResponse> {
         self.ask(|_| Ok(v1::UpdateRuntimeConfigResponse::default())).await
     }
 
@@ -454,14 +465,20 @@ impl RuntimeService for Model {
         Ok(Response::new(v1::RunPodSandboxResponse { pod_sandbox_id: made }))
     }
 
-    async fn stop_pod_sandbox(&self, request: Request<v1::StopPodSandboxRequest>) -> Answer<v1::StopPodSandboxResponse> {
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<v1::StopPodSandboxRequest>,
+    ) -> Answer<v1::StopPodSandboxResponse> {
         let id = request.into_inner().pod_sandbox_id;
         let (what, sandbox) = (format!("StopPodSandbox of {id}"), id);
         self.change(what, move |world| stop_pod_sandbox(world, &sandbox)).await?;
         Ok(Response::new(v1::StopPodSandboxResponse {}))
     }
 
-    async fn remove_pod_sandbox(&self, request: Request<v1::RemovePodSandboxRequest>) -> Answer<v1::RemovePodSandboxResponse> {
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<v1::RemovePodSandboxRequest>,
+    ) -> Answer<v1::RemovePodSandboxResponse> {
         let id = request.into_inner().pod_sandbox_id;
         let (what, sandbox) = (format!("RemovePodSandbox of {id}"), id);
         let act = move |world: &mut World| {
@@ -477,7 +494,10 @@ impl RuntimeService for Model {
         Ok(Response::new(v1::RemovePodSandboxResponse {}))
     }
 
-    async fn pod_sandbox_status(&self, request: Request<v1::PodSandboxStatusRequest>) -> Answer<v1::PodSandboxStatusResponse> {
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<v1::PodSandboxStatusRequest>,
+    ) -> Answer<v1::PodSandboxStatusResponse> {
         let request = request.into_inner();
         self.ask(move |world| {
             let id = &request.pod_sandbox_id;
@@ -495,7 +515,10 @@ impl RuntimeService for Model {
         .await
     }
 
-    async fn list_pod_sandbox(&self, request: Request<v1::ListPodSandboxRequest>) -> Answer<v1::ListPodSandboxResponse> {
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<v1::ListPodSandboxRequest>,
+    ) -> Answer<v1::ListPodSandboxResponse> {
         let filter = request.into_inner().filter.unwrap_or_default();
         self.ask(move |world| {
             let items = world.sandboxes.values().filter(|s| {
@@ -515,7 +538,10 @@ impl RuntimeService for Model {
         .await
     }
 
-    async fn create_container(&self, request: Request<v1::CreateContainerRequest>) -> Answer<v1::CreateContainerResponse> {
+    async fn create_container(
+        &self,
+        request: Request<v1::CreateContainerRequest>,
+    ) -> Answer<v1::CreateContainerResponse> {
         let request = request.into_inner();
         let metadata = request.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
         let what = format!("CreateContainer {} #{} in {}", metadata.name, metadata.attempt, request.pod_sandbox_id);
@@ -542,7 +568,10 @@ impl RuntimeService for Model {
         change(&self.world, &self.machine, Peer::Runtime, what, stop).await.map(Response::new)
     }
 
-    async fn remove_container(&self, request: Request<v1::RemoveContainerRequest>) -> Answer<v1::RemoveContainerResponse> {
+    async fn remove_container(
+        &self,
+        request: Request<v1::RemoveContainerRequest>,
+    ) -> Answer<v1::RemoveContainerResponse> {
         let id = request.into_inner().container_id;
         let (what, removed) = (format!("RemoveContainer {id}"), id);
         let act = move |world: &mut World| {
@@ -586,7 +615,10 @@ impl RuntimeService for Model {
         .await
     }
 
-    async fn container_status(&self, request: Request<v1::ContainerStatusRequest>) -> Answer<v1::ContainerStatusResponse> {
+    async fn container_status(
+        &self,
+        request: Request<v1::ContainerStatusRequest>,
+    ) -> Answer<v1::ContainerStatusResponse> {
         let id = request.into_inner().container_id;
         self.ask(move |world| {
             let container = world.containers.get(&id).ok_or_else(|| no_container(&id))?;
@@ -602,7 +634,10 @@ impl RuntimeService for Model {
         self.ask(|_| Ok(v1::UpdateContainerResourcesResponse {})).await
     }
 
-    async fn get_container_events(&self, _: Request<v1::GetEventsRequest>) -> Answer<BoxStream<v1::ContainerEventResponse>> {
+    async fn get_container_events(
+        &self,
+        _: Request<v1::GetEventsRequest>,
+    ) -> Answer<BoxStream<v1::ContainerEventResponse>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.world.lock().listeners.push(sender);
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
@@ -616,13 +651,17 @@ fn image(name: &str) -> v1::Image {
 #[tonic::async_trait]
 impl ImageService for Model {
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Answer<v1::ListImagesResponse> {
-        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| image(name)).collect() })).await
+        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| image(name)).collect() }))
+            .await
     }
 
     async fn image_status(&self, request: Request<v1::ImageStatusRequest>) -> Answer<v1::ImageStatusResponse> {
         let name = request.into_inner().image.map(|image| image.image).unwrap_or_default();
         self.ask(move |world| {
-            Ok(v1::ImageStatusResponse { image: world.images.contains(&name).then(|| image(&name)), ..Default::default() })
+            Ok(v1::ImageStatusResponse {
+                image: world.images.contains(&name).then(|| image(&name)),
+                ..Default::default()
+            })
         })
         .await
     }

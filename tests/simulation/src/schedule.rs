@@ -147,7 +147,9 @@ impl fmt::Display for Deed {
             Deed::RestartRuntime { down } => write!(f, "the runtime restarts, away for {down} ms"),
             Deed::RestartVolnetd { down } => write!(f, "kubelet-volnetd restarts, away for {down} ms"),
             Deed::Call { peer, fault } => write!(f, "the next change asked of {peer:?} is to be {fault:?}"),
-            Deed::Exit { code, out_of_memory: true, .. } => write!(f, "a container is killed for want of memory ({code})"),
+            Deed::Exit { code, out_of_memory: true, .. } => {
+                write!(f, "a container is killed for want of memory ({code})")
+            }
             Deed::Exit { code, .. } => write!(f, "a container ends by itself with {code}"),
             Deed::SandboxDies { .. } => write!(f, "a sandbox dies"),
             Deed::LoseEvents { lasts } => write!(f, "the runtime's events are lost for {lasts} ms"),
@@ -295,7 +297,9 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
             4 => Deed::RestartVolnetd { down: some_time(dice) },
             5..=7 => Deed::Call { peer: Peer::Runtime, fault: call_fault(dice) },
             8 => Deed::Call { peer: Peer::Volnetd, fault: call_fault(dice) },
-            9 | 10 => Deed::Exit { pick: dice.next(), code: dice.one_of(0, &[1, 137]), out_of_memory: dice.percent(20) },
+            9 | 10 => {
+                Deed::Exit { pick: dice.next(), code: dice.one_of(0, &[1, 137]), out_of_memory: dice.percent(20) }
+            }
             11 => Deed::SandboxDies { pick: dice.next() },
             12 => Deed::LoseEvents { lasts: some_time(dice) },
             13 => match dice.percent(50) {

@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
-use crate::node::{PODS, POD_LOGS};
+use crate::node::{POD_LOGS, PODS};
 use crate::runtime::change;
 use crate::schedule::Peer;
 use crate::world::{Shared, World};
@@ -260,7 +260,10 @@ impl Files for Model {
         Ok(Response::new(api::HostFileReply { host_path }))
     }
 
-    async fn create_termination_file(&self, request: Request<api::CreateTerminationFileRequest>) -> Answer<api::HostFileReply> {
+    async fn create_termination_file(
+        &self,
+        request: Request<api::CreateTerminationFileRequest>,
+    ) -> Answer<api::HostFileReply> {
         let api::CreateTerminationFileRequest { pod_uid, container } = request.into_inner();
         Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{pod_uid}/containers/{container}/message") }))
     }
@@ -283,7 +286,10 @@ impl Files for Model {
         Ok(Response::new(api::LinkContainerLogReply { link: "link".to_owned() }))
     }
 
-    async fn remove_container_log(&self, request: Request<api::RemoveContainerLogRequest>) -> Answer<api::RemoveContainerLogReply> {
+    async fn remove_container_log(
+        &self,
+        request: Request<api::RemoveContainerLogRequest>,
+    ) -> Answer<api::RemoveContainerLogReply> {
         self.guard(request.into_inner().guard.as_ref())?;
         Ok(Response::new(api::RemoveContainerLogReply {}))
     }

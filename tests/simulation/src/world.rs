@@ -23,6 +23,8 @@ pub struct Sandbox {
     pub done: BTreeSet<String>,
     /// Containers of it that have run.
     pub ran: BTreeSet<String>,
+    /// Which life of kubelet-syncd has made it.
+    pub life: u64,
 }
 
 /// What a container does now.
@@ -141,7 +143,8 @@ pub struct World {
     pub weather: Weather,
     pub call_faults: Vec<(Peer, CallFault)>,
     pub commands: Vec<Command>,
-    pub syncd_runs: bool,
+    /// Lives of kubelet-syncd so far.
+    pub life: u64,
     pub coverage: Coverage,
     pub story: Vec<String>,
     pub broken: Vec<String>,
@@ -181,7 +184,7 @@ impl Shared {
             weather: Weather::default(),
             call_faults: Vec::new(),
             commands: Vec::new(),
-            syncd_runs: false,
+            life: 0,
             coverage: Coverage::default(),
             story: Vec::new(),
             broken: Vec::new(),
@@ -246,7 +249,8 @@ impl World {
 
     /// How long a call is under way to the peer and back, milliseconds.
     pub fn latency(&mut self, peer: Peer) -> (u64, u64) {
-        let slow = if peer == Peer::Runtime && kernel::now() < self.weather.slow_until { self.weather.slow_by } else { 0 };
+        let slow =
+            if peer == Peer::Runtime && kernel::now() < self.weather.slow_until { self.weather.slow_by } else { 0 };
         let way = |dice: &mut Dice| match dice.below(20) {
             0..=9 => 0,
             10..=17 => dice.between(1, 5),

@@ -124,7 +124,9 @@ fn virtual_time(clock: libc::clockid_t) -> Option<i64> {
 /// As the C library's: `time` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
-    if is_simulated() && let Some(nanoseconds) = virtual_time(clock) {
+    if is_simulated()
+        && let Some(nanoseconds) = virtual_time(clock)
+    {
         let value = libc::timespec {
             tv_sec: nanoseconds.div_euclid(1_000_000_000),
             tv_nsec: nanoseconds.rem_euclid(1_000_000_000) as c_long,
