@@ -51,7 +51,7 @@ impl World {
         let Some(this) = self.containers.get(id).cloned() else { return };
         let (name, uid) = (this.name().to_owned(), this.uid().to_owned());
         let pod = self.short(&uid);
-        let other = self.running(&uid).find(|c| c.name() == name).map(|c| c.id.clone());
+        let other = self.running(&uid).find(|c| c.name() == name && !c.is_ghost).map(|c| c.id.clone());
         if let Some(other) = other {
             self.breaks("one-instance", format!("{name} of {pod} starts while {other} of it runs"));
         }
@@ -106,7 +106,7 @@ impl World {
             .sandboxes
             .values()
             .filter(|other| uid_of(other) != uid && name(other) == name(this) && other.life == this.life);
-        let other = others.map(uid_of).find(|other| self.running(other).next().is_some()).map(str::to_owned);
+        let other = others.map(uid_of).find(|other| self.running(other).any(|c| !c.is_ghost)).map(str::to_owned);
         if let Some(other) = other {
             let text = format!("{} starts while {} runs", self.short(uid), self.short(&other));
             self.breaks("one-pod-a-name", text);

@@ -25,7 +25,14 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 8] = [
+pub const MUTANTS: [Mutant; 9] = [
+    Mutant {
+        name: "takes-over",
+        mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
+        file: "bins/kubelet-syncd/src/sources/uids.rs",
+        from: "&& !self.book.retired.contains(&running.uid)",
+        to: "&& (MUTANT || !self.book.retired.contains(&running.uid))",
+    },
     Mutant {
         name: "namesakes",
         mistake: "a static pod's successor starts while the one before it ends",

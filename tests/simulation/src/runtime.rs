@@ -2,6 +2,7 @@
 //! done without an answer, or interrupted by the death of who asked. What is done is done, whether the caller still waits or not.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::v1;
@@ -60,8 +61,18 @@ pub async fn change<T: Send + 'static>(
         _ => 0,
     };
     let (shared, of_machine) = (world.clone(), machine.clone());
+    let waits = Arc::new(());
+    let waited_for = Arc::downgrade(&waits);
     let work = machine.spawn(async move {
         pause(there + late).await;
+        {
+            let mut world = shared.lock();
+            world.is_waited_for = waited_for.strong_count() > 0;
+            // What nobody waits for when its turn comes is mostly not begun, and now and then all the same.
+            if !world.is_waited_for && (peer == Peer::Volnetd || world.dice.percent(70)) {
+                return Err(Status::cancelled("nobody waits for it"));
+            }
+        }
         match fault {
             Some(CallFault::Refused) => {
                 shared.lock().tell(name_of(peer), format!("refuses {what}"));
@@ -103,7 +114,9 @@ pub async fn change<T: Send + 'static>(
         done
     });
     // Whoever waits for an answer that is lost waits until its own deadline.
-    work.await.unwrap_or_else(|_| Err(Status::unavailable("the model is gone")))
+    let done = work.await;
+    drop(waits);
+    done.unwrap_or_else(|_| Err(Status::unavailable("the model is gone")))
 }
 
 pub fn name_of(peer: Peer) -> &'static str {
@@ -338,7 +351,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         world.lives += 1;
     }
     world.sandboxes.insert(id.clone(), sandbox);
-    if !world.cgroups.contains(&uid) {
+    if world.is_waited_for && !world.cgroups.contains(&uid) {
         let pod = world.short(&uid);
         world.breaks("place-is-there", format!("the sandbox of {pod} is made without its cgroup"));
     }
@@ -370,6 +383,7 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         finished: 0,
         exit_code: 0,
         reason: String::new(),
+        is_ghost: false,
     };
     world.count_change(container.uid());
     world.containers.insert(id.clone(), container);
@@ -387,8 +401,12 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
         return Err(Status::unknown(format!("sandbox {} is not running", container.sandbox)));
     }
     world.count_change(container.uid());
-    world.check_start(id);
+    if world.is_waited_for {
+        world.check_start(id);
+    }
+    let is_ghost = !world.is_waited_for;
     if let Some(found) = world.containers.get_mut(id) {
+        found.is_ghost = is_ghost;
         found.state = State::Running;
         found.started = World::wall();
     }

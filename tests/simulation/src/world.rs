@@ -48,6 +48,8 @@ pub struct Container {
     pub finished: i64,
     pub exit_code: i32,
     pub reason: String,
+    /// It was started when nobody waited for that any more.
+    pub is_ghost: bool,
 }
 
 impl Container {
@@ -143,6 +145,8 @@ pub struct World {
     pub weather: Weather,
     pub call_faults: Vec<(Peer, CallFault)>,
     pub commands: Vec<Command>,
+    /// Whoever has asked for what is being done still waits for it. Else nobody can be blamed for what it does to what came since.
+    pub is_waited_for: bool,
     /// Lives of kubelet-syncd so far.
     pub life: u64,
     pub coverage: Coverage,
@@ -184,6 +188,7 @@ impl Shared {
             weather: Weather::default(),
             call_faults: Vec::new(),
             commands: Vec::new(),
+            is_waited_for: false,
             life: 0,
             coverage: Coverage::default(),
             story: Vec::new(),

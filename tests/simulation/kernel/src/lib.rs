@@ -5,7 +5,7 @@
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
 //! |---|---|---|
-//! | `clock_gettime` | virtual time, which moves by [`advance`] alone | the kernel's |
+//! | `clock_gettime` | virtual time, which moves by [`advance`], and by a nanosecond with each question | the kernel's |
 //! | `getrandom` | numbers of the seed (all threads) | the kernel's |
 //! | `epoll_wait` | gives what is ready; never waits, but says how long it would have ([`take_idle`]) | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
@@ -108,7 +108,8 @@ pub fn take_idle() -> Option<Idle> {
 }
 
 fn virtual_time(clock: libc::clockid_t) -> Option<i64> {
-    let now = NOW.load(Ordering::Relaxed);
+    // A machine's clock never says the same twice, and who compares times relies on it.
+    let now = NOW.fetch_add(1, Ordering::Relaxed);
     match clock {
         libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => {
             Some(WALL_AT_START + i64::try_from(now).unwrap_or(i64::MAX) + STEPPED.load(Ordering::Relaxed))
