@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         }
         Some(("conformance", options)) => conformance(options),
         Some(("fuzz", options)) => fuzz(&rest(options)),
+        Some(("simulate", options)) => simulate(&rest(options)),
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
         }
@@ -152,6 +153,11 @@ fn command_line() -> clap::Command {
             clap::Command::new("fuzz")
                 .about("Feeds what reads strangers' bytes - log lines, queries, frames, answers - with anything (needs g++)")
                 .arg(rest("Passed on: --seconds N for each target, --jobs N, --keep, --input FILE, names of targets; --help names them")),
+        )
+        .subcommand(
+            clap::Command::new("simulate")
+                .about("Runs the real kubelet-syncd on virtual time between models of its peers, driven by seeds (docs/simulation.md)")
+                .arg(rest("Passed on: --seeds N, --seed S, --minutes M, --only pods, --schedule FILE, --keep FOLDER, --mutants; --help names all")),
         )
 }
 
@@ -273,6 +279,14 @@ fn again_with_cluster() -> Result<()> {
 /// With optimisation, as most of it is the trying.
 fn fuzz(options: &[String]) -> Result<()> {
     let mut arguments = vec!["run", "--locked", "--quiet", "--package", "bulkhead-tests", "--bin", "fuzz", "--"];
+    arguments.extend(options.iter().map(String::as_str));
+    checks::cargo(&arguments)
+}
+
+/// As the tests build it: most of the time goes into few crates, which are optimised there, too.
+fn simulate(options: &[String]) -> Result<()> {
+    let mut arguments =
+        vec!["run", "--locked", "--quiet", "--package", "bulkhead-simulation", "--bin", "simulate", "--"];
     arguments.extend(options.iter().map(String::as_str));
     checks::cargo(&arguments)
 }

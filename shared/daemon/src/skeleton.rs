@@ -1,5 +1,6 @@
 //! The ten steps from `main` to serving, and what a daemon is given to do its work.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -90,6 +91,45 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// What a daemon has when its work begins, for [`run`] and for a simulation of the daemon (decision 88). Draws the epoch.
+    /// `listeners`: passed sockets by their names ("grpc", "broker").
+    ///
+    /// # Errors
+    /// The kernel gives no random numbers, or a metric of the process cannot be made; the text says which.
+    pub fn new(
+        process: Process,
+        config: NodeConfig,
+        listeners: BTreeMap<String, OwnedFd>,
+        privileges: Applied,
+        traces: Option<Recorder>,
+    ) -> Result<Self, String> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| format!("no random numbers: {e}"))?;
+        let registry = prometheus::Registry::new();
+        let tasks = Tasks::new(process.name()).and_then(|tasks| registry.register(Box::new(tasks)));
+        tasks.map_err(|e| format!("no metric of tasks: {e}"))?;
+        let gate = Gate::new(Limits::default());
+        let peers = PeerMetrics::new(process.name(), gate.clone()).and_then(|peers| registry.register(Box::new(peers)));
+        peers.map_err(|e| format!("no metric of peers: {e}"))?;
+        Ok(Daemon {
+            process,
+            broker: BrokerClient::new(&config.paths.broker_socket()),
+            gate,
+            config: Arc::new(config),
+            epoch: Epoch::from_random(u64::from_le_bytes(random)),
+            registry,
+            probes: prometheus::Registry::new(),
+            stop: CancellationToken::new(),
+            listeners: Mutex::new(listeners),
+            readiness: Arc::new(Mutex::new(Err("starting".into()))),
+            degraded: Degraded::default(),
+            privileges: Arc::new(privileges),
+            traces,
+            health: Mutex::new(None),
+            progress: Progress::default(),
+        })
+    }
+
     /// The link to another process; call edges are those of the design, one link a process.
     pub fn link(&self, to: Process) -> Link {
         Link::open(self.process.name(), to, &self.config.paths.socket(to))
@@ -288,32 +328,8 @@ where
         listeners.insert(FORK_SERVER.to_owned(), socket);
     }
 
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|e| (ExitReason::Failed, format!("no random numbers: {e}")))?;
-    let registry = prometheus::Registry::new();
-    let tasks = Tasks::new(spec.process.name()).and_then(|tasks| registry.register(Box::new(tasks)));
-    tasks.map_err(|e| (ExitReason::Failed, format!("no metric of tasks: {e}")))?;
-    let gate = Gate::new(Limits::default());
-    let peers =
-        PeerMetrics::new(spec.process.name(), gate.clone()).and_then(|peers| registry.register(Box::new(peers)));
-    peers.map_err(|e| (ExitReason::Failed, format!("no metric of peers: {e}")))?;
-    let daemon = Arc::new(Daemon {
-        process: spec.process,
-        broker: BrokerClient::new(&config.paths.broker_socket()),
-        gate,
-        config: Arc::new(config),
-        epoch: Epoch::from_random(u64::from_le_bytes(random)),
-        registry,
-        probes: prometheus::Registry::new(),
-        stop: CancellationToken::new(),
-        listeners: Mutex::new(listeners),
-        readiness: Arc::new(Mutex::new(Err("starting".into()))),
-        degraded: Degraded::default(),
-        privileges: Arc::new(privileges),
-        traces,
-        health: Mutex::new(None),
-        progress: Progress::default(),
-    });
+    let daemon = Daemon::new(spec.process, config, listeners, privileges, traces);
+    let daemon = Arc::new(daemon.map_err(|message| (ExitReason::Failed, message))?);
     // One thread does the work; the pool for blocking calls stays small, idle threads leave it soon.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -6,7 +6,7 @@
 //! namespace and name is adopted, if its containers' names and hashes match. The choice is written down, so that it is
 //! the same after a restart, and an edited manifest gets a new uid.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bulkhead_types::hash::fnv1a_128;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -43,7 +43,14 @@ pub struct UidChoice {
 pub struct UidBook {
     #[serde(deserialize_with = "bulkhead_daemon::state_file::map")]
     pub choices: BTreeMap<String, UidChoice>,
+    /// Uids that were given to content which has been edited or removed since, the newest last. Their pods may run on for a while, and
+    /// are not what a manifest of the same names and images means. (One that is chosen again is none of them.)
+    #[serde(default, deserialize_with = "bulkhead_daemon::state_file::list", skip_serializing_if = "Vec::is_empty")]
+    pub retired: Vec<String>,
 }
+
+/// More cannot still be ending.
+const RETIRED_MAX: usize = 64;
 
 /// A book that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +113,9 @@ impl Uids {
         let outdated = recorded.filter(|choice| choice.digest != digest);
         let mut candidates = self.adoptable.iter().filter(|running| {
             // The record says that this uid was given to other content: the manifest was edited since.
-            matches(running, pod) && outdated.is_none_or(|choice| choice.uid != running.uid)
+            matches(running, pod)
+                && outdated.is_none_or(|choice| choice.uid != running.uid)
+                && !self.book.retired.contains(&running.uid)
         });
         match unchanged {
             // Somebody else (upstream's kubelet) ran the same manifest in between: what runs counts.
@@ -130,9 +139,16 @@ impl Uids {
         let mut book = self.book.clone();
         book.choices.retain(|origin, _| !origin.starts_with(prefix));
         book.choices.extend(choices);
-        if book == self.book {
+        if book.choices == self.book.choices {
             return;
         }
+        book.retired.extend(self.book.choices.values().map(|choice| choice.uid.clone()));
+        let in_force: BTreeSet<&String> = book.choices.values().map(|choice| &choice.uid).collect();
+        book.retired.retain(|uid| !in_force.contains(uid));
+        let mut seen = BTreeSet::new();
+        let newest: Vec<String> =
+            book.retired.iter().rev().filter(|uid| seen.insert(*uid)).take(RETIRED_MAX).cloned().collect();
+        book.retired = newest.into_iter().rev().collect();
         if let Err(error) = self.store.save(&book) {
             tracing::warn!(%error, "static pod uids are chosen but not recorded");
         }

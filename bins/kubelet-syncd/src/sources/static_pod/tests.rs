@@ -280,6 +280,26 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
     let mut sixth = Uids::new(Box::new(Forgetful), vec![running("old", "file", hash)]);
     sixth.close_adoption("file");
     assert_eq!(uid_of(&sixth, WEB), generated);
+    // An edit that was recorded before we went away, and the pod from before it still ends: it is not what the manifest means.
+    let shelf_of_edit = Shelf::default();
+    let edit = |uids: &mut Uids, text: &str| {
+        let built = build(from(text), Origin::File("/m/web.yaml"), &node(), uids).unwrap();
+        uids.commit("file:", BTreeMap::from([(built.origin.clone(), built.choice())]));
+        built.pod.metadata.uid.unwrap()
+    };
+    let mut before = Uids::new(Box::new(shelf_of_edit.clone()), Vec::new());
+    let (first_uid, edited_uid) = (edit(&mut before, WEB), edit(&mut before, &edited));
+    let ends = || vec![running(&first_uid, "file", hash)];
+    let mut seventh = Uids::new(Box::new(shelf_of_edit.clone()), ends());
+    assert_eq!(edit(&mut seventh, &edited), edited_uid);
+    // Nor is one whose manifest was removed meanwhile.
+    seventh.commit("file:", BTreeMap::new());
+    assert_eq!(
+        uid_of(&Uids::new(Box::new(shelf_of_edit.clone()), vec![running(&edited_uid, "file", hash)]), WEB),
+        generated
+    );
+    // The content from before again: then what still ends is meant, by its hash.
+    assert_eq!(uid_of(&Uids::new(Box::new(shelf_of_edit), ends()), WEB), first_uid);
     // Records of files that are gone go.
     second.commit("file:", BTreeMap::new());
     assert!(shelf.0.lock().unwrap().choices.is_empty());

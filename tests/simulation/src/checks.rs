@@ -1,0 +1,285 @@
+//! What must hold, a named check each. The table in docs/simulation.md has a row for each of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bulkhead_simulation_kernel as kernel;
+
+use crate::schedule::{CALM, SETTLING, Shape};
+use crate::world::{State, Told, World, uid_of, version_of};
+
+/// Names of all checks, for the documentation and the mutants.
+pub const NAMES: [&str; 17] = [
+    "one-instance",
+    "one-pod-a-name",
+    "wanted-runs-on",
+    "sandbox-is-ready",
+    "init-order",
+    "place-is-there",
+    "runs-once",
+    "restart-counts",
+    "nothing-under-feet",
+    "phase-stays",
+    "told-counts",
+    "no-circle",
+    "gone-is-gone",
+    "as-desired",
+    "silence",
+    "no-panic",
+    "no-end",
+];
+
+/// Changes asked of the runtime in one virtual minute; more is a circle.
+const CHANGES_MAX: u64 = 600;
+/// At the end of the run the node says nothing for so long.
+const SILENCE: Duration = Duration::from_secs(200);
+
+impl World {
+    /// A call that changes something, in the name of this pod.
+    pub fn count_change(&mut self, uid: &str) {
+        let now = kernel::now();
+        self.last_change.insert(uid.to_owned(), now);
+        let minute = now.as_secs() / 60;
+        self.changes = if self.changes.0 == minute { (minute, self.changes.1 + 1) } else { (minute, 1) };
+        if self.changes.1 == CHANGES_MAX {
+            self.breaks("no-circle", format!("{CHANGES_MAX} changes of the runtime within a minute"));
+        }
+    }
+
+    /// Before a container starts.
+    pub fn check_start(&mut self, id: &str) {
+        let Some(this) = self.containers.get(id).cloned() else { return };
+        let (name, uid) = (this.name().to_owned(), this.uid().to_owned());
+        let pod = self.short(&uid);
+        let other = self.running(&uid).find(|c| c.name() == name && !c.is_ghost).map(|c| c.id.clone());
+        if let Some(other) = other {
+            self.breaks("one-instance", format!("{name} of {pod} starts while {other} of it runs"));
+        }
+        self.check_namesakes(&uid, &this.sandbox);
+        let newest = self.newest_sandbox(&uid);
+        if newest.is_none_or(|sandbox| sandbox.id != this.sandbox || !sandbox.ready) {
+            self.breaks(
+                "sandbox-is-ready",
+                format!("{name} of {pod} starts in a sandbox that is not the pod's, or not ready"),
+            );
+        }
+        if !self.folders.contains(&uid) || !self.cgroups.contains(&uid) || !self.logs.contains_key(&uid) {
+            self.breaks("place-is-there", format!("{name} of {pod} starts without folder, cgroup or folder of logs"));
+        }
+        let past = self.past.entry(uid.clone()).or_default().clone();
+        let Some(shape) = past.shape.clone() else { return };
+        self.check_order(&shape, &uid, &name, &this.sandbox);
+        let is_regular = shape.containers.iter().any(|container| container.name == name);
+        if is_regular && !past.unsure.contains(&name) {
+            match (shape.restart_policy.as_str(), past.ended.get(&name)) {
+                ("Never", Some(code)) => {
+                    self.breaks(
+                        "runs-once",
+                        format!("{name} of {pod} ended with {code} and starts again, restartPolicy Never"),
+                    );
+                }
+                ("OnFailure", Some(0)) => {
+                    self.breaks(
+                        "runs-once",
+                        format!("{name} of {pod} has succeeded and starts again, restartPolicy OnFailure"),
+                    );
+                }
+                _ => {}
+            }
+        }
+        let count = this.restart_count();
+        if let Some(before) = past.counts.get(&name)
+            && *before >= count
+            && !past.unsure.contains(&name)
+        {
+            self.breaks("restart-counts", format!("{name} of {pod} starts with restart count {count}, after {before}"));
+        }
+        self.past.entry(uid).or_default().counts.insert(name, count);
+    }
+
+    /// Of a static pod that was edited the one before ends first. (What a life of kubelet-syncd that is over has left may still run
+    /// beside its successor, as with upstream.)
+    fn check_namesakes(&mut self, uid: &str, sandbox: &str) {
+        let Some(this) = self.sandboxes.get(sandbox) else { return };
+        let name = |sandbox: &crate::world::Sandbox| sandbox.config.metadata.as_ref().map(|m| m.name.clone());
+        let others = self
+            .sandboxes
+            .values()
+            .filter(|other| uid_of(other) != uid && name(other) == name(this) && other.life == this.life);
+        let other = others.map(uid_of).find(|other| self.running(other).any(|c| !c.is_ghost)).map(str::to_owned);
+        if let Some(other) = other {
+            let text = format!("{} starts while {} runs", self.short(uid), self.short(&other));
+            self.breaks("one-pod-a-name", text);
+        }
+    }
+
+    fn check_order(&mut self, shape: &Shape, uid: &str, name: &str, sandbox: &str) {
+        let Some(sandbox) = self.sandboxes.get(sandbox) else { return };
+        let place = shape.init.iter().position(|container| container.name == name).unwrap_or(shape.init.len());
+        let late = shape.init.iter().take(place).find(|before| {
+            let passed = if before.sidecar { &sandbox.ran } else { &sandbox.done };
+            !passed.contains(&before.name)
+        });
+        if let Some(late) = late.map(|late| late.name.clone()) {
+            let pod = self.short(uid);
+            self.breaks("init-order", format!("{name} of {pod} starts before {late} has passed"));
+        }
+    }
+
+    /// Before a container is stopped on request, or a sandbox with what runs in it.
+    pub fn check_stop(&mut self, uid: &str, what: &str) {
+        let newest_is_ready = self.newest_sandbox(uid).is_some_and(|sandbox| sandbox.ready);
+        let Some((manifest, wanted)) = self.wanted_by(uid) else { return };
+        let (manifest, shape) = (manifest.clone(), wanted.shape.clone());
+        let running = self.running(uid).next().is_some();
+        // Once nothing is to run any more, the kubelet takes down what is left.
+        let ended = |name: &str| self.past.get(uid).is_some_and(|past| past.ended.contains_key(name));
+        let is_over = shape.restart_policy != "Always"
+            && (shape.containers.iter().all(|c| ended(&c.name))
+                || shape.init.iter().any(|c| !c.sidecar && ended(&c.name)));
+        if running && newest_is_ready && !is_over {
+            let pod = self.short(uid);
+            self.breaks("wanted-runs-on", format!("{what} of {pod} is stopped, and {manifest} wants it"));
+        }
+    }
+
+    /// Before folders, logs or the cgroup of a pod are removed.
+    pub fn check_removal(&mut self, uid: &str, what: &str) {
+        let running = self.running(uid).next().map(|c| c.name().to_owned());
+        if let Some(running) = running {
+            let pod = self.short(uid);
+            self.breaks("nothing-under-feet", format!("{what} of {pod} goes while {running} runs"));
+        }
+    }
+
+    /// What is told of a pod follows what was told before.
+    pub fn check_told(&mut self, uid: &str, name: &str, now: Told) {
+        let before = self.told.get(uid).cloned().unwrap_or_default();
+        self.coverage.transition(before.worker, now.worker);
+        if before.phase != now.phase || before.worker != now.worker {
+            let worker = crate::observer::worker_name(now.worker);
+            self.tell("kubelet-syncd", format!("{name}: worker {worker}, phase {:?}", now.phase));
+            self.coverage.phase(&now.phase);
+        }
+        let over = |phase: &str| matches!(phase, "Succeeded" | "Failed");
+        if over(&before.phase) && before.phase != now.phase {
+            self.breaks("phase-stays", format!("{name} was {} and is {:?}", before.phase, now.phase));
+        }
+        for (container, count) in &before.counts {
+            if now.counts.get(container).is_some_and(|now| now < count) {
+                let after = now.counts.get(container).copied().unwrap_or(0);
+                self.breaks(
+                    "told-counts",
+                    format!("restart count of {container} of {name} fell from {count} to {after}"),
+                );
+            }
+        }
+        self.told.insert(uid.to_owned(), now);
+        self.shown.insert(uid.to_owned());
+    }
+
+    /// Once nothing has happened from outside for long.
+    pub fn check_end(&mut self) {
+        let end = CALM + SETTLING;
+        let mut by_version: BTreeMap<u64, String> = BTreeMap::new();
+        for sandbox in self.sandboxes.values() {
+            if let Some(version) = version_of(sandbox) {
+                by_version.insert(version, uid_of(sandbox).to_owned());
+            }
+        }
+        let wanted: Vec<(String, u64, Shape)> =
+            self.wanted.iter().map(|(name, wanted)| (name.clone(), wanted.version, wanted.shape.clone())).collect();
+        self.check_gone(&wanted, &by_version);
+        let mut restless = Vec::new();
+        for (name, version, shape) in &wanted {
+            let uid = by_version.get(version).cloned();
+            let crashes = shape.containers.iter().chain(&shape.init).any(|c| {
+                let again = shape.restart_policy == "Always"
+                    || (shape.restart_policy == "OnFailure" && c.behaviour.exit_code != 0);
+                let is_init = shape.init.iter().any(|i| i.name == c.name && !i.sidecar);
+                let again = if is_init { c.behaviour.exit_code != 0 && shape.restart_policy != "Never" } else { again };
+                again && c.behaviour.ends_after.is_some()
+            });
+            match uid {
+                None => self.breaks("as-desired", format!("{name} (version {version}) has no sandbox at the end")),
+                Some(uid) if crashes => restless.push(uid),
+                Some(uid) => self.check_desired(name, &uid, shape),
+            }
+        }
+        let noisy = self.last_change.iter().find(|(uid, at)| **at + SILENCE > end && !restless.contains(uid));
+        if let Some((uid, at)) = noisy {
+            let text = format!("something of {} was changed at {:.3} s", self.short(uid), at.as_secs_f64());
+            self.breaks("silence", text);
+        }
+    }
+
+    /// Nothing is left of pods that nobody wants.
+    fn check_gone(&mut self, wanted: &[(String, u64, Shape)], by_version: &BTreeMap<u64, String>) {
+        let keep: Vec<&String> = wanted.iter().filter_map(|(_, version, _)| by_version.get(version)).collect();
+        let left = |uid: &str| !keep.iter().any(|kept| kept.as_str() == uid);
+        let mut found = Vec::new();
+        found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));
+        found.extend(
+            self.containers.values().filter(|c| left(c.uid())).map(|c| format!("container {} ({})", c.name(), c.id)),
+        );
+        found.extend(self.folders.iter().filter(|uid| left(uid)).map(|uid| format!("folder of {uid}")));
+        found.extend(self.cgroups.iter().filter(|uid| left(uid)).map(|uid| format!("cgroup of {uid}")));
+        found.extend(self.logs.keys().filter(|uid| left(uid)).map(|uid| format!("logs of {uid}")));
+        found.extend(self.shown.iter().filter(|uid| left(uid)).map(|uid| format!("what is told of {uid}")));
+        if let Some(first) = found.first() {
+            let text = format!("{first} is left of a pod that nobody wants ({} things in all)", found.len());
+            self.breaks("gone-is-gone", text);
+        }
+    }
+
+    /// The pod is as its manifest has it. Of pods that crash for ever only [`World::check_gone`] and the rest is known.
+    fn check_desired(&mut self, name: &str, uid: &str, shape: &Shape) {
+        let past = self.past.get(uid).cloned().unwrap_or_default();
+        let told = self.told.get(uid).cloned().unwrap_or_default();
+        let runs = |container: &str| self.running(uid).any(|c| c.name() == container);
+        let blocked =
+            shape.init.iter().any(|c| !c.sidecar && c.behaviour.exit_code != 0 && past.ended.contains_key(&c.name));
+        let mut wrong = Vec::new();
+        for container in &shape.containers {
+            let should = container.behaviour.ends_after.is_none() && !blocked;
+            let may_be_over = shape.restart_policy != "Always" && past.ended.contains_key(&container.name);
+            let again = match (shape.restart_policy.as_str(), past.ended.get(&container.name)) {
+                ("Never", Some(_)) | ("OnFailure", Some(0)) => false,
+                _ => should,
+            };
+            if again && !runs(&container.name) && !(may_be_over && shape.restart_policy == "Never") {
+                wrong.push(format!("{} does not run", container.name));
+            }
+            if runs(&container.name) != told.running.contains(&container.name) {
+                wrong.push(format!("what is told of {} is not so", container.name));
+            }
+        }
+        let over = self.running(uid).next().is_none();
+        let phase = if over { matches!(told.phase.as_str(), "Succeeded" | "Failed") } else { told.phase == "Running" };
+        if !phase {
+            wrong.push(format!("its phase is {:?}", told.phase));
+        }
+        if let Some(first) = wrong.first() {
+            self.breaks("as-desired", format!("{name} at the end: {first}"));
+        }
+    }
+
+    /// What runs, for people.
+    pub fn picture(&self) -> Vec<String> {
+        let containers = self.containers.values().map(|c| {
+            let state = match c.state {
+                State::Created => "created",
+                State::Running => "running",
+                State::Exited => "exited",
+            };
+            format!("{} of {} in {}: {state} {} #{}", c.id, c.name(), c.sandbox, c.exit_code, c.restart_count())
+        });
+        let sandboxes =
+            self.sandboxes.values().map(|s| format!("{} of {}: ready {}", s.id, self.short(uid_of(s)), s.ready));
+        let told = self
+            .told
+            .iter()
+            .map(|(uid, told)| format!("told of {}: {} {:?}", self.short(uid), told.phase, told.counts));
+        sandboxes.chain(containers).chain(told).collect()
+    }
+}

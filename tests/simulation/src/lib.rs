@@ -1,0 +1,32 @@
+//! A node on virtual time in one thread, driven by a seed (decision 88, [docs/simulation.md](../../../docs/simulation.md)).
+//!
+//! kubelet-syncd runs whole and unchanged, from `run::run` on, between models of its peers, over the sockets that it has on a node.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`dice`] | numbers of the seed |
+//! | [`schedule`] | workload and faults of a seed, drawn beforehand |
+//! | [`coverage`] | which states and ways were seen |
+//! | [`world`] | what is true, and the story |
+//! | [`checks`] | what must hold |
+//! | [`runtime`], [`volnetd`] | models of the peers |
+//! | [`observer`] | who listens to what is told |
+//! | [`process`] | a process that gets turns |
+//! | [`node`] | the processes together, and time |
+//! | [`outcome`] | what became of one run |
+//! | [`search`] | many runs, each in a process of its own; shrinking |
+//! | [`mutants`] | mistakes that are to be found |
+
+pub mod checks;
+pub mod coverage;
+pub mod dice;
+pub mod mutants;
+pub mod node;
+pub mod observer;
+pub mod outcome;
+pub mod process;
+pub mod runtime;
+pub mod schedule;
+pub mod search;
+pub mod volnetd;
+pub mod world;

@@ -1,0 +1,214 @@
+//! Runs a node on virtual time, driven by seeds, and looks for a run in which a check fails. Run it as `cargo xtask simulate`.
+
+use std::io::{IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use bulkhead_simulation::mutants;
+use bulkhead_simulation::outcome::{self, Outcome};
+use bulkhead_simulation::schedule::{CALM, SETTLING, Schedule};
+use bulkhead_simulation::search::{self, Found, ONE, Plan};
+use clap::{Arg, ArgAction, value_parser};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("simulate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command_line() -> clap::Command {
+    let number = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).value_parser(value_parser!(u64)).help(help)
+    };
+    clap::Command::new("cargo xtask simulate")
+        .about("Runs the real kubelet-syncd between models of its peers on virtual time, driven by seeds (docs/simulation.md)")
+        .arg(number("seeds", "N", "So many seeds, from --from on").default_value("100"))
+        .arg(number("from", "S", "The first seed").default_value("1"))
+        .arg(number("seed", "S", "This seed alone, with its whole story"))
+        .arg(number("minutes", "M", "Seeds for so long, instead of a number of them"))
+        .arg(number("jobs", "N", "Runs at a time").default_value("2"))
+        .arg(number("failures", "N", "Ends after so many runs that failed").default_value("1"))
+        .arg(
+            Arg::new("only")
+                .long("only")
+                .value_parser(["pods"])
+                .default_value("pods")
+                .help("Which family of faults and workload; there is one so far"),
+        )
+        .arg(
+            Arg::new("schedule")
+                .long("schedule")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("This schedule (JSON, as a failure leaves it), with its whole story"),
+        )
+        .arg(
+            Arg::new("keep")
+                .long("keep")
+                .value_name("FOLDER")
+                .value_parser(value_parser!(PathBuf))
+                .help("Writes the shrunk schedule of each failure there"),
+        )
+        .arg(Arg::new("no-shrink").long("no-shrink").action(ArgAction::SetTrue).help("Shows failures as they are"))
+        .arg(Arg::new("log").long("log").action(ArgAction::SetTrue).help("With --seed or --schedule: kubelet-syncd's log, too"))
+        .arg(
+            Arg::new("mutants")
+                .long("mutants")
+                .action(ArgAction::SetTrue)
+                .help("Builds a copy with mistakes in it, and says how soon each is found"),
+        )
+        .subcommand(clap::Command::new(ONE).hide(true).about("One schedule from standard input"))
+}
+
+/// Whether all checks held.
+fn run() -> Result<bool> {
+    let matches = command_line().get_matches();
+    if matches.subcommand_name() == Some(ONE) {
+        let mut text = Vec::new();
+        std::io::stdin().read_to_end(&mut text).context("reading the schedule")?;
+        let outcome = outcome::of(&serde_json::from_slice(&text).context("reading the schedule")?)?;
+        println!("{}", serde_json::to_string(&outcome)?);
+        return Ok(true);
+    }
+    if matches.get_flag("mutants") {
+        return find_mutants();
+    }
+    let number = |name: &str| matches.get_one::<u64>(name).copied();
+    if let Some(path) = matches.get_one::<PathBuf>("schedule") {
+        let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        return alone(&serde_json::from_slice(&text)?, matches.get_flag("log"));
+    }
+    if let Some(seed) = number("seed") {
+        return alone(&Schedule::of(seed), matches.get_flag("log"));
+    }
+    let program = std::env::current_exe().context("finding this program")?;
+    let minutes = number("minutes").map(|minutes| Duration::from_secs(minutes * 60));
+    let began = Instant::now();
+    let plan = Plan {
+        first: number("from").unwrap_or(1),
+        count: if minutes.is_some() { None } else { number("seeds") },
+        until: minutes.map(|minutes| began + minutes),
+        jobs: usize::try_from(number("jobs").unwrap_or(2)).unwrap_or(2),
+        failures: usize::try_from(number("failures").unwrap_or(1)).unwrap_or(1),
+    };
+    let quiet = !std::io::stderr().is_terminal();
+    let found = search::search(&program, plan, None, |found| {
+        if !quiet || found.runs % 100 == 0 {
+            eprint!("\r{}{}", speed(found, began), if quiet { "\n" } else { "" });
+        }
+    })?;
+    println!("{}", speed(&found, began));
+    println!("{}", found.coverage.table());
+    for failed in &found.failed {
+        show(&program, failed, &matches)?;
+    }
+    Ok(found.failed.is_empty())
+}
+
+/// A mutant that is not found within this time is not found.
+const MUTANT_TIME: Duration = Duration::from_secs(60);
+
+/// Whether each mutant was found.
+fn find_mutants() -> Result<bool> {
+    let workspace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().context("finding the workspace")?;
+    let target = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
+    let target = target.context("finding the folder of what is built")?;
+    let copy = target.join("mutants/source");
+    mutants::write(&workspace, &copy)?;
+    eprintln!("building with {} mutants", mutants::MUTANTS.len());
+    let built = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--locked", "--quiet", "--package", "bulkhead-simulation"])
+        .arg("--target-dir")
+        .arg(&target)
+        .current_dir(&copy)
+        .status()
+        .context("starting cargo")?;
+    anyhow::ensure!(built.success(), "the copy with mutants cannot be built");
+    // The next build of the workspace puts its own there again.
+    let program = target.join("mutants/simulate");
+    std::fs::copy(target.join("debug/simulate"), &program).context("keeping the program with mutants")?;
+    let mut all = true;
+    for mutant in mutants::MUTANTS {
+        let began = Instant::now();
+        let plan = Plan { first: 1, count: None, until: Some(began + MUTANT_TIME), jobs: 2, failures: 1 };
+        let found = search::search(&program, plan, Some(mutant.name), |_| {})?;
+        let seconds = began.elapsed().as_secs_f64();
+        match found.failed.first() {
+            Some(failed) => {
+                let check = failed.check().unwrap_or_default();
+                println!(
+                    "{:<16} {check:<20} seed {:<6} {seconds:>6.1} s  {}",
+                    mutant.name, failed.seed, mutant.mistake
+                );
+            }
+            None => println!(
+                "{:<16} NOT FOUND in {} runs     {seconds:>6.1} s  {}",
+                mutant.name, found.runs, mutant.mistake
+            ),
+        }
+        all &= !found.failed.is_empty();
+    }
+    Ok(all)
+}
+
+fn speed(found: &Found, began: Instant) -> String {
+    let seconds = began.elapsed().as_secs_f64().max(0.001);
+    let virtual_hours = (CALM + SETTLING).as_secs_f64() * found.runs as f64 / 3600.0;
+    format!(
+        "{} schedules ({:.1} a second), {} lives of pods ({:.1} a second), {virtual_hours:.1} h of virtual time, {} failed",
+        found.runs,
+        found.runs as f64 / seconds,
+        found.lives,
+        found.lives as f64 / seconds,
+        found.failed.len()
+    )
+}
+
+/// One schedule in this process, with its story.
+fn alone(schedule: &Schedule, log: bool) -> Result<bool> {
+    if log {
+        bulkhead_daemon::logging::start(bulkhead_daemon::logging::LogFormat::Text, 4, None);
+    }
+    let outcome = outcome::of(schedule)?;
+    tell(&outcome);
+    Ok(outcome.check().is_none())
+}
+
+fn tell(outcome: &Outcome) {
+    for line in outcome.story.iter().chain(&outcome.picture) {
+        println!("{line}");
+    }
+    match outcome.broken.first() {
+        Some(broken) => println!("seed {}: {broken}", outcome.seed),
+        None => println!("seed {}: all checks held", outcome.seed),
+    }
+}
+
+fn show(program: &Path, failed: &Outcome, matches: &clap::ArgMatches) -> Result<()> {
+    let Some(check) = failed.check() else { return Ok(()) };
+    println!("\nseed {} fails: {}", failed.seed, failed.broken.first().map_or("", String::as_str));
+    if matches.get_flag("no-shrink") {
+        return Ok(());
+    }
+    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed), check)?;
+    println!("The shortest story in which that happens ({} steps):", schedule.steps.len());
+    tell(&outcome);
+    let text = serde_json::to_string_pretty(&schedule)?;
+    match matches.get_one::<PathBuf>("keep") {
+        Some(folder) => {
+            let path = folder.join(format!("seed-{}-{check}.json", failed.seed));
+            std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+            println!("kept as {}", path.display());
+        }
+        None => println!("its schedule, for --schedule: {}", serde_json::to_string(&schedule)?),
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! A process of the node: a runtime of its own, whose tasks, connections and timers end with it. It gets turns; between turns it is as
+//! a process that the kernel does not run.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bulkhead_simulation_kernel as kernel;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// What a process came to in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// It had something to do.
+    pub moved: bool,
+    /// When it goes on by itself. None: it waits for others.
+    pub until: Option<Duration>,
+    /// Its work is over.
+    pub ended: bool,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+/// See the module.
+pub struct Process {
+    runtime: Option<Runtime>,
+    work: Work,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Process {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Process").finish_non_exhaustive()
+    }
+}
+
+impl Process {
+    /// # Errors
+    /// The kernel gives no descriptors.
+    pub fn start(work: impl AsyncFnOnce() + 'static) -> Result<Self> {
+        // One thread for blocking work, which ends when there is none: see the kernel crate.
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .thread_keep_alive(Duration::ZERO)
+            .build()
+            .context("making a runtime")?;
+        Ok(Process { runtime: Some(runtime), work: Box::pin(async move { work().await }), ended: false })
+    }
+
+    /// To begin something in it from outside.
+    pub fn handle(&self) -> Option<Handle> {
+        self.runtime.as_ref().map(|runtime| runtime.handle().clone())
+    }
+
+    /// Lets it run until it waits.
+    pub fn turn(&mut self) -> Turn {
+        let Process { runtime: Some(runtime), work, ended } = self else {
+            return Turn { moved: false, until: None, ended: true };
+        };
+        kernel::take_idle();
+        let before = kernel::waits();
+        let idle = runtime.block_on(poll_fn(|context| {
+            if let Some(idle) = kernel::take_idle() {
+                return Poll::Ready(idle);
+            }
+            kernel::on_idle(context.waker().clone());
+            if !*ended {
+                *ended = work.as_mut().poll(context).is_ready();
+            }
+            Poll::Pending
+        }));
+        Turn { moved: kernel::waits() > before + 1, until: idle.until, ended: *ended }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // As a kill: tasks are dropped where they wait, and nothing is waited for.
+        if let Some(runtime) = self.runtime.take() {
+            {
+                let _inside = runtime.enter();
+                self.work = Box::pin(async {});
+            }
+            runtime.shutdown_background();
+        }
+    }
+}

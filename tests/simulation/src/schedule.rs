@@ -1,0 +1,317 @@
+//! What happens in one run: the workload and the faults, drawn from the seed before the run begins, so that a failing run can be
+//! shrunk by leaving some of it out.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dice::Dice;
+
+/// Nothing happens from outside after this time; the node has the rest of the run to come to what is wanted.
+pub const CALM: Duration = Duration::from_secs(180);
+/// How long the node has for that: the longest pause of the kubelet's own (a crash loop's five minutes) twice, and then some.
+pub const SETTLING: Duration = Duration::from_secs(900);
+
+/// What a container does by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Behaviour {
+    /// It ends after so many milliseconds. None: it runs until it is stopped.
+    pub ends_after: Option<u64>,
+    pub exit_code: i32,
+    /// It ends so many milliseconds after SIGTERM. None: it does not care.
+    pub heeds_term: Option<u64>,
+}
+
+impl Behaviour {
+    /// As words of a command, which the model of the runtime reads from the request.
+    pub fn words(self) -> Vec<String> {
+        let number = |n: Option<u64>| n.map_or_else(|| "never".to_owned(), |n| n.to_string());
+        vec!["run".to_owned(), number(self.ends_after), self.exit_code.to_string(), number(self.heeds_term)]
+    }
+
+    /// What [`Behaviour::words`] made. None: something else.
+    pub fn read(words: &[String]) -> Option<Self> {
+        let [run, ends_after, exit_code, heeds_term] = words else { return None };
+        (run == "run").then_some(())?;
+        let exit_code = exit_code.parse().ok()?;
+        Some(Behaviour { ends_after: ends_after.parse().ok(), exit_code, heeds_term: heeds_term.parse().ok() })
+    }
+}
+
+/// A container of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerShape {
+    pub name: String,
+    pub behaviour: Behaviour,
+    /// An init container that goes on beside the others.
+    pub sidecar: bool,
+}
+
+/// A pod as a manifest has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// `Always`, `OnFailure` or `Never`.
+    pub restart_policy: String,
+    /// Seconds.
+    pub grace: u64,
+    pub init: Vec<ContainerShape>,
+    pub containers: Vec<ContainerShape>,
+}
+
+/// What becomes of the next call that changes something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallFault {
+    /// It is answered with an error and not done.
+    Refused,
+    /// It is done, and the answer does not come.
+    AnswerLost,
+    /// kubelet-syncd dies before it is done.
+    DeathBefore,
+    /// kubelet-syncd dies when it is done, before it has the answer.
+    DeathAfter,
+    /// It takes so many milliseconds longer.
+    Late(u64),
+}
+
+/// Whose call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Peer {
+    Runtime,
+    Volnetd,
+}
+
+/// One thing that happens from outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Deed {
+    /// A manifest appears, or is replaced.
+    Write { pod: String, shape: Shape },
+    /// A manifest goes.
+    Remove { pod: String },
+    /// kubelet-syncd is killed, and starts again after so many milliseconds.
+    KillSyncd { down: u64 },
+    /// The runtime is away for so many milliseconds. Its containers run on, what happens meanwhile is told by no event.
+    RestartRuntime { down: u64 },
+    /// kubelet-volnetd is away for so many milliseconds, and another epoch afterwards.
+    RestartVolnetd { down: u64 },
+    /// The next call that changes something, of that peer.
+    Call { peer: Peer, fault: CallFault },
+    /// One of the running containers ends, by a number that picks it.
+    Exit { pick: u64, code: i32, out_of_memory: bool },
+    /// The sandbox of one of the running pods dies, with all in it.
+    SandboxDies { pick: u64 },
+    /// The runtime's events are lost for so many milliseconds.
+    LoseEvents { lasts: u64 },
+    /// They come twice.
+    DoubleEvents { lasts: u64 },
+    /// They come so much later.
+    LateEvents { lasts: u64, by: u64 },
+    /// All answers of the runtime take so much longer.
+    SlowRuntime { lasts: u64, by: u64 },
+    /// The machine's clock is set by so many milliseconds.
+    StepClock { by: i64 },
+}
+
+impl Deed {
+    /// Its name, for counting.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Deed::Write { .. } => "write",
+            Deed::Remove { .. } => "remove",
+            Deed::KillSyncd { .. } => "kill-syncd",
+            Deed::RestartRuntime { .. } => "restart-runtime",
+            Deed::RestartVolnetd { .. } => "restart-volnetd",
+            Deed::Call { .. } => "call",
+            Deed::Exit { .. } => "exit",
+            Deed::SandboxDies { .. } => "sandbox-dies",
+            Deed::LoseEvents { .. } => "lose-events",
+            Deed::DoubleEvents { .. } => "double-events",
+            Deed::LateEvents { .. } => "late-events",
+            Deed::SlowRuntime { .. } => "slow-runtime",
+            Deed::StepClock { .. } => "step-clock",
+        }
+    }
+
+    /// It is part of the workload, and no fault.
+    pub fn is_workload(&self) -> bool {
+        matches!(self, Deed::Write { .. } | Deed::Remove { .. })
+    }
+}
+
+impl fmt::Display for Deed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Deed::Write { pod, shape } => write!(f, "somebody writes the manifest of {pod}: {shape}"),
+            Deed::Remove { pod } => write!(f, "somebody removes the manifest of {pod}"),
+            Deed::KillSyncd { down } => write!(f, "kubelet-syncd is killed for {down} ms"),
+            Deed::RestartRuntime { down } => write!(f, "the runtime restarts, away for {down} ms"),
+            Deed::RestartVolnetd { down } => write!(f, "kubelet-volnetd restarts, away for {down} ms"),
+            Deed::Call { peer, fault } => write!(f, "the next change asked of {peer:?} is to be {fault:?}"),
+            Deed::Exit { code, out_of_memory: true, .. } => {
+                write!(f, "a container is killed for want of memory ({code})")
+            }
+            Deed::Exit { code, .. } => write!(f, "a container ends by itself with {code}"),
+            Deed::SandboxDies { .. } => write!(f, "a sandbox dies"),
+            Deed::LoseEvents { lasts } => write!(f, "the runtime's events are lost for {lasts} ms"),
+            Deed::DoubleEvents { lasts } => write!(f, "the runtime's events come twice for {lasts} ms"),
+            Deed::LateEvents { lasts, by } => write!(f, "the runtime's events come {by} ms late for {lasts} ms"),
+            Deed::SlowRuntime { lasts, by } => write!(f, "the runtime answers {by} ms later for {lasts} ms"),
+            Deed::StepClock { by } => write!(f, "the machine's clock is set by {by} ms"),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "restartPolicy {}, grace period {} s", self.restart_policy, self.grace)?;
+        let init = self.init.iter().map(|c| (if c.sidecar { "sidecar" } else { "init container" }, c));
+        for (kind, container) in init.chain(self.containers.iter().map(|c| ("container", c))) {
+            let Behaviour { ends_after, exit_code, heeds_term } = container.behaviour;
+            write!(f, "; {kind} {}", container.name)?;
+            match ends_after {
+                Some(after) => write!(f, " ends after {after} ms with {exit_code}")?,
+                None => write!(f, " runs on")?,
+            }
+            match heeds_term {
+                Some(0) => {}
+                Some(after) => write!(f, ", heeds SIGTERM after {after} ms")?,
+                None => write!(f, ", heeds no SIGTERM")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A deed and when it is done, milliseconds from the beginning.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub at: u64,
+    pub deed: Deed,
+}
+
+/// Everything that a run is drawn from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    pub seed: u64,
+    pub steps: Vec<Step>,
+}
+
+impl Schedule {
+    /// The schedule of a seed.
+    pub fn of(seed: u64) -> Self {
+        let mut dice = Dice::of(seed, "schedule");
+        let mut steps = Vec::new();
+        workload(&mut dice, &mut steps);
+        faults(&mut dice, &mut steps);
+        steps.sort_by_key(|step| step.at);
+        Schedule { seed, steps }
+    }
+
+    /// The same without the steps at these places.
+    #[must_use]
+    pub fn without(&self, dropped: &[usize]) -> Self {
+        let kept = self.steps.iter().enumerate().filter(|(place, _)| !dropped.contains(place));
+        Schedule { seed: self.seed, steps: kept.map(|(_, step)| step.clone()).collect() }
+    }
+}
+
+/// Most pods come at once or early; some are changed, some go, some come again.
+fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    for number in 0..dice.between(1, 4) {
+        let pod = format!("p{number}");
+        let mut at = if dice.percent(30) { 0 } else { dice.below(calm / 3) };
+        steps.push(Step { at, deed: Deed::Write { pod: pod.clone(), shape: shape(dice) } });
+        let mut there = true;
+        for _ in 0..dice.below(4) {
+            at += if dice.percent(30) { dice.between(1, 200) } else { dice.between(200, calm / 3) };
+            if at >= calm {
+                break;
+            }
+            let deed = match (there, dice.percent(50)) {
+                (true, true) => Deed::Remove { pod: pod.clone() },
+                _ => Deed::Write { pod: pod.clone(), shape: shape(dice) },
+            };
+            there = !matches!(deed, Deed::Remove { .. });
+            steps.push(Step { at, deed });
+        }
+    }
+}
+
+fn container(dice: &mut Dice, name: String, ends: bool) -> ContainerShape {
+    let short = dice.percent(50);
+    let ends_after = ends.then(|| if short { dice.between(1, 50) } else { dice.between(50, 30_000) });
+    let exit_code = if dice.percent(75) { 0 } else { dice.one_of(1, &[2, 137]) };
+    let heeds_term = match dice.below(10) {
+        0 => None,
+        1..=3 => Some(dice.between(1, 40_000)),
+        _ => Some(dice.below(200)),
+    };
+    ContainerShape { name, behaviour: Behaviour { ends_after, exit_code, heeds_term }, sidecar: false }
+}
+
+fn shape(dice: &mut Dice) -> Shape {
+    let restart_policy = dice.one_of("Always", &["Always", "OnFailure", "Never"]).to_owned();
+    let mut init = Vec::new();
+    for number in 0..dice.below(3) {
+        let sidecar = dice.percent(30);
+        let mut made = container(dice, format!("i{number}"), !sidecar);
+        made.sidecar = sidecar;
+        // Most of them get there.
+        if !sidecar && dice.percent(80) {
+            made.behaviour.exit_code = 0;
+        }
+        init.push(made);
+    }
+    let runs_on = if restart_policy == "Always" { 80 } else { 30 };
+    let containers = (0..dice.between(1, 3)).map(|number| {
+        let ends = !dice.percent(runs_on);
+        container(dice, format!("c{number}"), ends)
+    });
+    let containers = containers.collect();
+    let grace = dice.one_of(30, &[0, 1, 2, 10, 60]);
+    Shape { restart_policy, grace, init, containers }
+}
+
+fn call_fault(dice: &mut Dice) -> CallFault {
+    match dice.below(6) {
+        0 => CallFault::Refused,
+        1 => CallFault::AnswerLost,
+        2 => CallFault::DeathBefore,
+        3 | 4 => CallFault::DeathAfter,
+        _ => CallFault::Late(dice.one_of(50, &[500, 5_000, 60_000, 300_000])),
+    }
+}
+
+/// A third of all runs is calm, so that what has nothing to do with faults is found without them.
+fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
+    if dice.percent(20) {
+        return;
+    }
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    let some_time = |dice: &mut Dice| dice.one_of(20, &[200, 1_000, 5_000, 30_000]);
+    for _ in 0..dice.between(1, 8) {
+        let deed = match dice.below(16) {
+            0..=2 => Deed::KillSyncd { down: some_time(dice) },
+            3 => Deed::RestartRuntime { down: some_time(dice) },
+            4 => Deed::RestartVolnetd { down: some_time(dice) },
+            5..=7 => Deed::Call { peer: Peer::Runtime, fault: call_fault(dice) },
+            8 => Deed::Call { peer: Peer::Volnetd, fault: call_fault(dice) },
+            9 | 10 => {
+                Deed::Exit { pick: dice.next(), code: dice.one_of(0, &[1, 137]), out_of_memory: dice.percent(20) }
+            }
+            11 => Deed::SandboxDies { pick: dice.next() },
+            12 => Deed::LoseEvents { lasts: some_time(dice) },
+            13 => match dice.percent(50) {
+                true => Deed::DoubleEvents { lasts: some_time(dice) },
+                false => Deed::LateEvents { lasts: some_time(dice), by: some_time(dice) },
+            },
+            14 => Deed::SlowRuntime { lasts: some_time(dice), by: dice.one_of(20, &[200, 2_000]) },
+            _ => {
+                let by = i64::try_from(dice.one_of(1_000, &[60_000, 3_600_000])).unwrap_or(0);
+                Deed::StepClock { by: if dice.percent(50) { by } else { -by } }
+            }
+        };
+        steps.push(Step { at: dice.below(calm), deed });
+    }
+}

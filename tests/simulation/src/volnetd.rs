@@ -1,0 +1,400 @@
+//! A model of kubelet-volnetd as its callers see it: folders, cgroups and logs of pods are names in sets, its epoch is another one after
+//! each restart, and what is destructive needs a guard that fits.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bulkhead_ipc::broker::{self, BrokerRequest};
+use bulkhead_ipc::common::process_server::{Process, ProcessServer};
+use bulkhead_ipc::common::{
+    DestructiveGuard, HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest,
+};
+use bulkhead_ipc::limits::{Gate, Limits};
+use bulkhead_ipc::peers::PeerUsers;
+use bulkhead_ipc::volnetd as api;
+use bulkhead_ipc::volnetd::cgroups_server::{Cgroups, CgroupsServer};
+use bulkhead_ipc::volnetd::csi_server::{Csi, CsiServer};
+use bulkhead_ipc::volnetd::files_server::{Files, FilesServer};
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
+use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
+use futures_util::Stream;
+use rustix::fs::{Mode, OFlags};
+use tokio::net::UnixListener;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status};
+
+use crate::node::{POD_LOGS, PODS};
+use crate::runtime::change;
+use crate::schedule::Peer;
+use crate::world::{Shared, World};
+
+type Answer<T> = Result<Response<T>, Status>;
+type Listed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub world: Shared,
+    pub machine: Handle,
+    pub epoch: u64,
+    /// Where manifests and the state folder are, and the runtime's socket.
+    pub manifests: PathBuf,
+    pub state: Arc<std::sync::Mutex<PathBuf>>,
+    pub runtime_socket: PathBuf,
+}
+
+/// Serves both sockets until it is dropped.
+pub async fn serve(model: Model, listener: std::os::unix::net::UnixListener, side: OwnedFd, users: Arc<PeerUsers>) {
+    let Ok(listener) = UnixListener::from_std(listener) else { return };
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = tonic::transport::Server::builder()
+        .add_service(health)
+        .add_service(ProcessServer::new(model.clone()))
+        .add_service(VolumesServer::new(model.clone()))
+        .add_service(FilesServer::new(model.clone()))
+        .add_service(CgroupsServer::new(model.clone()))
+        .add_service(CsiServer::new(model.clone()))
+        .add_service(WatchesServer::new(model.clone()));
+    let descriptors = broker::serve(
+        side,
+        users,
+        Gate::new(Limits::default()),
+        move |_, request| {
+            let model = model.clone();
+            async move { model.open(request) }
+        },
+        std::future::pending::<()>(),
+    );
+    // Both end with the process.
+    let _ = tokio::join!(server.serve_with_incoming(UnixListenerStream::new(listener)), descriptors);
+}
+
+fn folder(path: &std::path::Path) -> Result<OwnedFd, Status> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)
+}
+
+fn failed(error: impl std::error::Error) -> Status {
+    Status::internal(error.to_string())
+}
+
+impl Model {
+    fn open(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+        let BrokerRequest::Open(kind) = request else { return Ok(None) };
+        match kind {
+            Kind::PrivateState(_) => {
+                let path = self.state.lock().map_err(|_| Status::internal("poisoned"))?.clone();
+                folder(&path).map(Some)
+            }
+            Kind::RuntimeSocket(_) => match std::os::unix::net::UnixStream::connect(&self.runtime_socket) {
+                Ok(stream) => Ok(Some(stream.into())),
+                Err(error) => Err(Status::unavailable(error.to_string())),
+            },
+            Kind::Manifest(manifest) if manifest.name.is_empty() => folder(&self.manifests).map(Some),
+            Kind::Manifest(manifest) => match std::fs::File::open(self.manifests.join(&manifest.name)) {
+                Ok(file) => Ok(Some(file.into())),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Status::not_found(error.to_string())),
+                Err(error) => Err(failed(error)),
+            },
+            _ => Err(Status::not_found("the model has none")),
+        }
+    }
+
+    async fn change<T: Send + 'static>(
+        &self,
+        what: String,
+        act: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        change(&self.world, &self.machine, Peer::Volnetd, what, act).await.map(Response::new)
+    }
+
+    /// As the real one: what is stale is refused.
+    fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
+        let Some(guard) = guard else { return Err(Status::invalid_argument("no guard")) };
+        if guard.volnetd_epoch != self.epoch {
+            return Err(Status::failed_precondition("stale epoch"));
+        }
+        if !guard.sources_ready {
+            return Err(Status::failed_precondition("sources are not ready"));
+        }
+        Ok(())
+    }
+}
+
+fn listed<T: Send + 'static>(items: Vec<T>) -> Listed<T> {
+    Box::pin(tokio_stream::iter(items.into_iter().map(Ok)))
+}
+
+#[tonic::async_trait]
+impl Process for Model {
+    async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+        Ok(Response::new(HelloReply {
+            process: "kubelet-volnetd".to_owned(),
+            version: "model".to_owned(),
+            epoch: self.epoch,
+            ready: true,
+            ..Default::default()
+        }))
+    }
+
+    async fn privileges(&self, _: Request<PrivilegesRequest>) -> Answer<PrivilegesReply> {
+        Err(Status::unimplemented("model"))
+    }
+
+    async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsReply> {
+        Err(Status::unimplemented("model"))
+    }
+}
+
+#[tonic::async_trait]
+impl Watches for Model {
+    type WatchStream = Listed<api::WatchEvent>;
+
+    async fn watch(&self, request: Request<api::WatchRequest>) -> Answer<Self::WatchStream> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        if request.into_inner().kind() == api::WatchKind::Manifests {
+            self.world.lock().watchers.push(sender);
+            return Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))));
+        }
+        Ok(Response::new(Box::pin(tokio_stream::pending())))
+    }
+}
+
+macro_rules! absent {
+    ($($name:ident($request:ident) -> $reply:ident;)*) => {$(
+        fn $name<'life0, 'async_trait>(
+            &'life0 self,
+            _: Request<api::$request>,
+        ) -> Pin<Box<dyn Future<Output = Answer<api::$reply>> + Send + 'async_trait>>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            Box::pin(async { Err(Status::unimplemented("the model has none")) })
+        }
+    )*};
+}
+
+#[tonic::async_trait]
+impl Volumes for Model {
+    type ListDisksStream = Listed<api::DiskState>;
+    type ListVolumesStream = Listed<api::VolumeState>;
+    type PruneStream = Listed<api::PruneStep>;
+
+    async fn prepare_pod(&self, request: Request<api::PreparePodRequest>) -> Answer<api::PreparePodReply> {
+        let uid = request.into_inner().pod_uid;
+        let what = format!("PreparePod {}", self.world.lock().short(&uid));
+        self.change(what, move |world| {
+            world.folders.insert(uid.clone());
+            Ok(api::PreparePodReply { pod_dir: format!("{PODS}/{uid}") })
+        })
+        .await
+    }
+
+    async fn tear_down_pod(&self, request: Request<api::TearDownPodRequest>) -> Answer<api::TearDownPodReply> {
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let uid = request.pod_uid;
+        let what = format!("TearDownPod {}", self.world.lock().short(&uid));
+        self.change(what, move |world| {
+            world.check_removal(&uid, "the folder");
+            if !request.volumes_only {
+                world.folders.remove(&uid);
+            }
+            Ok(api::TearDownPodReply { done: true, left: Vec::new() })
+        })
+        .await
+    }
+
+    async fn list_disks(&self, _: Request<api::ListDisksRequest>) -> Answer<Self::ListDisksStream> {
+        Ok(Response::new(listed(Vec::new())))
+    }
+
+    async fn list_volumes(&self, _: Request<api::ListVolumesRequest>) -> Answer<Self::ListVolumesStream> {
+        Ok(Response::new(listed(Vec::new())))
+    }
+
+    async fn prune(&self, request: Request<api::PruneRequest>) -> Answer<Self::PruneStream> {
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let known: BTreeSet<String> = request.known_pod_uids.into_iter().collect();
+        let steps = self
+            .change(format!("Prune but for {} pods", known.len()), move |world| {
+                let gone = |uids: &BTreeSet<String>| uids.difference(&known).cloned().collect::<Vec<_>>();
+                let (folders, cgroups) = (gone(&world.folders), gone(&world.cgroups));
+                for uid in folders {
+                    world.check_removal(&uid, "the folder");
+                    world.folders.remove(&uid);
+                }
+                for uid in cgroups {
+                    world.check_removal(&uid, "the cgroup");
+                    world.cgroups.remove(&uid);
+                }
+                Ok(Vec::new())
+            })
+            .await?;
+        Ok(Response::new(listed(steps.into_inner())))
+    }
+
+    absent! {
+        set_up_empty_dir(SetUpEmptyDirRequest) -> SetUpVolumeReply;
+        check_host_path(CheckHostPathRequest) -> SetUpVolumeReply;
+        set_up_content(SetUpContentRequest) -> SetUpVolumeReply;
+        set_up_local(SetUpLocalRequest) -> SetUpVolumeReply;
+        set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply;
+        set_up_fc(SetUpFcRequest) -> SetUpVolumeReply;
+        set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply;
+        end_disk(EndDiskRequest) -> EndDiskReply;
+        prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply;
+    }
+}
+
+#[tonic::async_trait]
+impl Files for Model {
+    async fn write_etc_hosts(&self, request: Request<api::WriteEtcHostsRequest>) -> Answer<api::HostFileReply> {
+        let host_path = format!("{PODS}/{}/etc-hosts", request.into_inner().pod_uid);
+        Ok(Response::new(api::HostFileReply { host_path }))
+    }
+
+    async fn create_termination_file(
+        &self,
+        request: Request<api::CreateTerminationFileRequest>,
+    ) -> Answer<api::HostFileReply> {
+        let api::CreateTerminationFileRequest { pod_uid, container } = request.into_inner();
+        Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{pod_uid}/containers/{container}/message") }))
+    }
+
+    async fn prepare_log_directory(
+        &self,
+        request: Request<api::PrepareLogDirectoryRequest>,
+    ) -> Answer<api::PrepareLogDirectoryReply> {
+        let api::PrepareLogDirectoryRequest { pod, container } = request.into_inner();
+        let api::PodLogId { namespace, name, uid } = pod.unwrap_or_default();
+        self.change(format!("PrepareLogDirectory {name} {container}"), move |world| {
+            let pod_log_dir = format!("{POD_LOGS}/{namespace}_{name}_{uid}");
+            let highest_index = world.logs.entry(uid).or_default().get(&container).copied();
+            Ok(api::PrepareLogDirectoryReply { pod_log_dir, highest_index })
+        })
+        .await
+    }
+
+    async fn link_container_log(&self, _: Request<api::LinkContainerLogRequest>) -> Answer<api::LinkContainerLogReply> {
+        Ok(Response::new(api::LinkContainerLogReply { link: "link".to_owned() }))
+    }
+
+    async fn remove_container_log(
+        &self,
+        request: Request<api::RemoveContainerLogRequest>,
+    ) -> Answer<api::RemoveContainerLogReply> {
+        self.guard(request.into_inner().guard.as_ref())?;
+        Ok(Response::new(api::RemoveContainerLogReply {}))
+    }
+
+    async fn prune_logs(&self, request: Request<api::PruneLogsRequest>) -> Answer<api::PruneLogsReply> {
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        self.change(format!("PruneLogs but for {} pods", request.known_pod_uids.len()), move |world| {
+            let gone: Vec<String> =
+                world.logs.keys().filter(|uid| !request.known_pod_uids.contains(uid)).cloned().collect();
+            for uid in &gone {
+                world.check_removal(uid, "the folder of logs");
+                world.logs.remove(uid);
+            }
+            Ok(api::PruneLogsReply { removed: gone })
+        })
+        .await
+    }
+
+    absent! {
+        rotate_container_log(RotateContainerLogRequest) -> RotateContainerLogReply;
+        restore_container_log(RestoreContainerLogRequest) -> RestoreContainerLogReply;
+        remove_rotated_logs(RemoveRotatedLogsRequest) -> RemoveRotatedLogsReply;
+    }
+}
+
+#[tonic::async_trait]
+impl Cgroups for Model {
+    type ListStream = Listed<api::PodCgroup>;
+
+    async fn ensure_node(&self, _: Request<api::EnsureNodeRequest>) -> Answer<api::EnsureNodeReply> {
+        let driver = "cgroupfs".to_owned();
+        Ok(Response::new(api::EnsureNodeReply { driver, version: 2, limits_error: String::new() }))
+    }
+
+    async fn enforce_reserved(&self, _: Request<api::EnforceReservedRequest>) -> Answer<api::EnforceReservedReply> {
+        Ok(Response::new(api::EnforceReservedReply { cgroups: Vec::new() }))
+    }
+
+    async fn ensure_pod(&self, request: Request<api::EnsurePodRequest>) -> Answer<api::EnsurePodReply> {
+        let request = request.into_inner();
+        let level = match request.qos() {
+            api::Qos::Burstable => "/burstable",
+            api::Qos::BestEffort => "/besteffort",
+            api::Qos::Guaranteed | api::Qos::Unspecified => "",
+        };
+        let uid = request.pod_uid;
+        let what = format!("EnsurePod {}", self.world.lock().short(&uid));
+        self.change(what, move |world| {
+            let created = world.cgroups.insert(uid.clone());
+            let cgroup_parent = format!("/kubepods{level}/pod{uid}");
+            Ok(api::EnsurePodReply { cgroup_parent, created, current: None, memory_usage_bytes: None })
+        })
+        .await
+    }
+
+    async fn set_qos(&self, _: Request<api::SetQosRequest>) -> Answer<api::SetQosReply> {
+        Ok(Response::new(api::SetQosReply {}))
+    }
+
+    async fn remove_pod(&self, request: Request<api::RemovePodRequest>) -> Answer<api::RemovePodReply> {
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let uid = request.pod_uid;
+        let what = format!("RemovePod {}", self.world.lock().short(&uid));
+        self.change(what, move |world| {
+            world.check_removal(&uid, "the cgroup");
+            world.cgroups.remove(&uid);
+            Ok(api::RemovePodReply { done: true })
+        })
+        .await
+    }
+
+    async fn list(&self, _: Request<api::ListCgroupsRequest>) -> Answer<Self::ListStream> {
+        let of = |uid: &String| api::PodCgroup { pod_uid: uid.clone(), ..Default::default() };
+        let cgroups: Vec<_> = self.world.lock().cgroups.iter().map(of).collect();
+        Ok(Response::new(listed(cgroups)))
+    }
+
+    absent! {
+        end_session(EndSessionRequest) -> EndSessionReply;
+    }
+}
+
+#[tonic::async_trait]
+impl Csi for Model {
+    type ListStagedStream = Listed<api::StagedVolume>;
+    type ListPublishedStream = Listed<api::PublishedVolume>;
+
+    async fn list_staged(&self, _: Request<api::ListStagedRequest>) -> Answer<Self::ListStagedStream> {
+        Ok(Response::new(listed(Vec::new())))
+    }
+
+    async fn list_published(&self, _: Request<api::ListPublishedRequest>) -> Answer<Self::ListPublishedStream> {
+        Ok(Response::new(listed(Vec::new())))
+    }
+
+    absent! {
+        prepare_stage(PrepareStageRequest) -> PrepareStageReply;
+        commit_stage(CsiDevice) -> CommitStageReply;
+        begin_unstage(EndStageRequest) -> EndStageReply;
+        end_stage(EndStageRequest) -> EndStageReply;
+        prepare_publish(PreparePublishRequest) -> PreparePublishReply;
+        commit_publish(CommitPublishRequest) -> CommitPublishReply;
+        begin_unpublish(EndPublishRequest) -> EndPublishReply;
+        end_publish(EndPublishRequest) -> EndPublishReply;
+    }
+}

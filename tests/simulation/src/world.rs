@@ -1,0 +1,334 @@
+//! What is true: what the runtime has and really runs, what kubelet-volnetd has made, which manifests there are, and the story of it
+//! all. Models of the peers change it, and each change is looked at by the [`crate::checks`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_simulation_kernel as kernel;
+
+use crate::coverage::Coverage;
+use crate::dice::Dice;
+use crate::schedule::{Behaviour, CallFault, Peer, Shape};
+
+/// A sandbox of the runtime.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    pub id: String,
+    pub config: bulkhead_cri::v1::PodSandboxConfig,
+    pub ready: bool,
+    pub created: i64,
+    pub ip: String,
+    /// Init containers that have succeeded in it.
+    pub done: BTreeSet<String>,
+    /// Containers of it that have run.
+    pub ran: BTreeSet<String>,
+    /// Which life of kubelet-syncd has made it.
+    pub life: u64,
+}
+
+/// What a container does now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Created,
+    Running,
+    Exited,
+}
+
+/// A container of the runtime.
+#[derive(Debug, Clone)]
+pub struct Container {
+    pub id: String,
+    pub sandbox: String,
+    pub config: bulkhead_cri::v1::ContainerConfig,
+    pub behaviour: Behaviour,
+    pub state: State,
+    pub created: i64,
+    pub started: i64,
+    pub finished: i64,
+    pub exit_code: i32,
+    pub reason: String,
+    /// It was started when nobody waited for that any more.
+    pub is_ghost: bool,
+}
+
+impl Container {
+    pub fn name(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |metadata| metadata.name.as_str())
+    }
+
+    pub fn restart_count(&self) -> u32 {
+        let count = self.config.annotations.get("io.kubernetes.container.restartCount");
+        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+
+    pub fn uid(&self) -> &str {
+        self.config.labels.get("io.kubernetes.pod.uid").map_or("", String::as_str)
+    }
+}
+
+/// A manifest, and since when it is as it is.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    pub shape: Shape,
+    /// Counts everything that is written, so that each content is there once.
+    pub version: u64,
+    pub since: Duration,
+}
+
+/// What is known of the pods that were ever asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Past {
+    pub shape: Option<Shape>,
+    /// Highest restart count of each container that was started.
+    pub counts: BTreeMap<String, u32>,
+    /// Containers that have ended, and the code that was the last.
+    pub ended: BTreeMap<String, i32>,
+    /// Records of it were removed: what ran cannot be known from the runtime.
+    pub unsure: BTreeSet<String>,
+}
+
+/// What was last told of a pod.
+#[derive(Debug, Clone, Default)]
+pub struct Told {
+    pub phase: String,
+    pub counts: BTreeMap<String, u32>,
+    pub worker: i32,
+    pub running: BTreeSet<String>,
+    pub may_delete: bool,
+}
+
+/// How the runtime and its events are at a time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Weather {
+    pub lost_until: Duration,
+    pub doubled_until: Duration,
+    pub late_until: Duration,
+    pub late_by: u64,
+    pub slow_until: Duration,
+    pub slow_by: u64,
+}
+
+/// What the run is to do with its processes once the turn is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    KillSyncd { down: u64 },
+    RestartRuntime { down: u64 },
+    RestartVolnetd { down: u64 },
+}
+
+/// A listener of the runtime's events.
+pub type Listener = tokio::sync::mpsc::UnboundedSender<Result<bulkhead_cri::v1::ContainerEventResponse, tonic::Status>>;
+
+#[derive(Debug)]
+pub struct World {
+    pub dice: Dice,
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    pub containers: BTreeMap<String, Container>,
+    pub listeners: Vec<Listener>,
+    /// Events of the runtime that are to be told once the call that made them is done.
+    pub happened: Vec<(String, bulkhead_cri::v1::ContainerEventType)>,
+    pub watchers: Vec<tokio::sync::mpsc::UnboundedSender<Result<bulkhead_ipc::volnetd::WatchEvent, tonic::Status>>>,
+    pub images: BTreeSet<String>,
+    /// Folders of pods, by uid.
+    pub folders: BTreeSet<String>,
+    pub cgroups: BTreeSet<String>,
+    /// Folders of logs, by uid, with the highest number of a log of each container.
+    pub logs: BTreeMap<String, BTreeMap<String, u32>>,
+    pub volnetd_epoch: u64,
+    pub wanted: BTreeMap<String, Wanted>,
+    /// By uid.
+    pub past: BTreeMap<String, Past>,
+    pub told: BTreeMap<String, Told>,
+    /// Pods that this life of kubelet-syncd shows.
+    pub shown: BTreeSet<String>,
+    pub weather: Weather,
+    pub call_faults: Vec<(Peer, CallFault)>,
+    pub commands: Vec<Command>,
+    /// Whoever has asked for what is being done still waits for it. Else nobody can be blamed for what it does to what came since.
+    pub is_waited_for: bool,
+    /// Lives of kubelet-syncd so far.
+    pub life: u64,
+    pub coverage: Coverage,
+    pub story: Vec<String>,
+    pub broken: Vec<String>,
+    /// Calls that change something, of the current virtual minute.
+    pub changes: (u64, u64),
+    /// When the last one was.
+    pub last_change: BTreeMap<String, Duration>,
+    /// Pods that were made: how many lives were lived.
+    pub lives: u64,
+    pub steps: u64,
+    ids: u64,
+    versions: u64,
+}
+
+/// The world, shared by the models.
+#[derive(Debug, Clone)]
+pub struct Shared(Arc<Mutex<World>>);
+
+impl Shared {
+    pub fn new(seed: u64) -> Self {
+        Shared(Arc::new(Mutex::new(World {
+            dice: Dice::of(seed, "world"),
+            sandboxes: BTreeMap::new(),
+            containers: BTreeMap::new(),
+            listeners: Vec::new(),
+            happened: Vec::new(),
+            watchers: Vec::new(),
+            images: BTreeSet::new(),
+            folders: BTreeSet::new(),
+            cgroups: BTreeSet::new(),
+            logs: BTreeMap::new(),
+            volnetd_epoch: 1,
+            wanted: BTreeMap::new(),
+            past: BTreeMap::new(),
+            told: BTreeMap::new(),
+            shown: BTreeSet::new(),
+            weather: Weather::default(),
+            call_faults: Vec::new(),
+            commands: Vec::new(),
+            is_waited_for: false,
+            life: 0,
+            coverage: Coverage::default(),
+            story: Vec::new(),
+            broken: Vec::new(),
+            changes: (0, 0),
+            last_change: BTreeMap::new(),
+            lives: 0,
+            steps: 0,
+            ids: 0,
+            versions: 0,
+        })))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl World {
+    /// The machine's clock, nanoseconds since 1970.
+    pub fn wall() -> i64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    pub fn next_id(&mut self, prefix: &str) -> String {
+        self.ids += 1;
+        format!("{prefix}{}", self.ids)
+    }
+
+    pub fn next_version(&mut self) -> u64 {
+        self.versions += 1;
+        self.versions
+    }
+
+    /// Another life of kubelet-syncd is listened to: it looks up phases anew.
+    pub fn begin_listening(&mut self) {
+        self.shown.clear();
+        for told in self.told.values_mut() {
+            told.phase.clear();
+            told.worker = 0;
+        }
+    }
+
+    /// A line of the story.
+    pub fn tell(&mut self, who: &str, what: impl AsRef<str>) {
+        let now = kernel::now();
+        self.story.push(format!("{:>10.3} s  {who:<16} {}", now.as_secs_f64(), what.as_ref()));
+    }
+
+    /// A check has failed. The first one is what counts: the run ends with it.
+    pub fn breaks(&mut self, check: &str, what: impl AsRef<str>) {
+        let text = format!("{check}: {}", what.as_ref());
+        self.tell("CHECK", &text);
+        self.broken.push(text);
+    }
+
+    /// Takes the fault that is meant for the next change asked of this peer.
+    pub fn take_fault(&mut self, peer: Peer) -> Option<CallFault> {
+        let place = self.call_faults.iter().position(|(of, _)| *of == peer)?;
+        Some(self.call_faults.remove(place).1)
+    }
+
+    /// How long a call is under way to the peer and back, milliseconds.
+    pub fn latency(&mut self, peer: Peer) -> (u64, u64) {
+        let slow =
+            if peer == Peer::Runtime && kernel::now() < self.weather.slow_until { self.weather.slow_by } else { 0 };
+        let way = |dice: &mut Dice| match dice.below(20) {
+            0..=9 => 0,
+            10..=17 => dice.between(1, 5),
+            18 => dice.between(5, 50),
+            _ => dice.between(50, 500),
+        };
+        let there = way(&mut self.dice);
+        let back = if self.dice.percent(80) { 0 } else { way(&mut self.dice) };
+        (there + slow, back + slow)
+    }
+
+    pub fn sandboxes_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Sandbox> {
+        self.sandboxes.values().filter(move |sandbox| uid_of(sandbox) == uid)
+    }
+
+    pub fn newest_sandbox<'a>(&'a self, uid: &'a str) -> Option<&'a Sandbox> {
+        self.sandboxes_of(uid).max_by_key(|sandbox| (attempt_of(sandbox), sandbox.created))
+    }
+
+    /// Containers of the pod that run.
+    pub fn running<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Container> {
+        self.containers.values().filter(move |container| container.uid() == uid && container.state == State::Running)
+    }
+
+    /// The manifest that this pod was made of, if it is as it was.
+    pub fn wanted_by(&self, uid: &str) -> Option<(&String, &Wanted)> {
+        let version = self.sandboxes_of(uid).next().and_then(version_of)?;
+        self.wanted.iter().find(|(_, wanted)| wanted.version == version)
+    }
+
+    /// A container ends.
+    pub fn exit(&mut self, id: &str, code: i32, reason: &str) -> bool {
+        let now = World::wall();
+        let Some(container) = self.containers.get_mut(id).filter(|c| c.state == State::Running) else { return false };
+        container.state = State::Exited;
+        container.exit_code = code;
+        container.finished = now.max(container.started);
+        container.reason = match (reason, code) {
+            ("", 0) => "Completed".to_owned(),
+            ("", _) => "Error".to_owned(),
+            (other, _) => other.to_owned(),
+        };
+        let (name, uid, sandbox) = (container.name().to_owned(), container.uid().to_owned(), container.sandbox.clone());
+        if code == 0
+            && let Some(sandbox) = self.sandboxes.get_mut(&sandbox)
+        {
+            sandbox.done.insert(name.clone());
+        }
+        self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), code);
+        self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));
+        true
+    }
+
+    /// The pod's name and version, for people.
+    pub fn short(&self, uid: &str) -> String {
+        let sandbox = self.sandboxes_of(uid).next();
+        let name = sandbox.and_then(|s| s.config.metadata.as_ref()).map(|m| m.name.clone());
+        match (name, sandbox.and_then(version_of)) {
+            (Some(name), Some(version)) => format!("{name} (version {version})"),
+            _ => uid.chars().take(8).collect(),
+        }
+    }
+}
+
+pub fn uid_of(sandbox: &Sandbox) -> &str {
+    sandbox.config.metadata.as_ref().map_or("", |metadata| metadata.uid.as_str())
+}
+
+pub fn attempt_of(sandbox: &Sandbox) -> u32 {
+    sandbox.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+}
+
+/// Which manifest it was made of.
+pub fn version_of(sandbox: &Sandbox) -> Option<u64> {
+    sandbox.config.annotations.get("simulation/version")?.parse().ok()
+}

@@ -1,0 +1,71 @@
+//! A node on virtual time: the same seed is the same story, fixed seeds hold all checks, and so does every schedule that once failed.
+//! About 20 s together on two cores; other seeds are for `cargo xtask simulate`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to the lint")]
+
+use std::path::{Path, PathBuf};
+
+use bulkhead_simulation::checks::NAMES;
+use bulkhead_simulation::mutants::MUTANTS;
+use bulkhead_simulation::schedule::Schedule;
+use bulkhead_simulation::search::{self, Plan};
+
+/// The seeds of the suite: as many as take some 10 s.
+const SEEDS: u64 = 12;
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_simulate"))
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn a_seed_is_a_story_to_the_byte() {
+    let schedule = Schedule::of(5);
+    let stories = [0, 1].map(|_| search::run(program(), &schedule, None).unwrap());
+    assert!(stories[0].story.len() > 20, "{:#?}", stories[0].story);
+    assert_eq!(stories[0].story, stories[1].story);
+    assert_eq!((stories[0].turns, &stories[0].coverage), (stories[1].turns, &stories[1].coverage));
+}
+
+#[test]
+fn all_checks_hold_in_the_seeds_of_the_suite() {
+    let plan = Plan { first: 1, count: Some(SEEDS), until: None, jobs: 2, failures: 1 };
+    let found = search::search(program(), plan, None, |_| {}).unwrap();
+    assert_eq!(found.runs, SEEDS);
+    if let Some(failed) = found.failed.first() {
+        let story = failed.story.join("\n");
+        panic!("seed {}: {:?}; cargo xtask simulate --seed {}\n{story}", failed.seed, failed.broken, failed.seed);
+    }
+}
+
+/// Each file is the schedule that once broke a check, named by it: `<what it was>.<check>.json`.
+#[test]
+fn all_checks_hold_in_what_once_failed() {
+    for entry in std::fs::read_dir(workspace().join("tests/fixtures/simulation")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let schedule: Schedule = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let outcome = search::run(program(), &schedule, None).unwrap();
+        assert!(outcome.broken.is_empty(), "{}: {:?}\n{}", path.display(), outcome.broken, outcome.story.join("\n"));
+    }
+}
+
+#[test]
+fn every_mutant_fits_the_source() {
+    for mutant in MUTANTS {
+        let text = std::fs::read_to_string(workspace().join(mutant.file())).unwrap();
+        mutant.edit(&text).unwrap();
+    }
+}
+
+#[test]
+fn every_check_has_its_row_in_the_documentation() {
+    let text = std::fs::read_to_string(workspace().join("docs/simulation.md")).unwrap();
+    for name in NAMES {
+        assert!(text.contains(&format!("| `{name}` |")), "docs/simulation.md has no row for {name}");
+    }
+}
