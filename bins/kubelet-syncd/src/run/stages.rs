@@ -57,6 +57,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
+use crate::take_down::TakeDowns;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
@@ -499,6 +500,7 @@ fn runtime_side(
         config,
         connections.state.clone(),
         StartLimiter::new(slots(machine.capacity.cpus), HOLD),
+        TakeDowns::new(slots(machine.capacity.cpus)),
         start.reporter.clone(),
         keyring,
         RuntimeMetrics {

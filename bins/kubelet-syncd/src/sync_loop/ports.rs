@@ -11,12 +11,12 @@ use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
-use tokio::sync::Semaphore;
 
 use super::events::Reporter;
 use crate::cri_metrics::SandboxMetrics;
 use crate::start_latency::StartTimes;
-use crate::start_limit::{HOLD, StartLimiter, StartSlot};
+use crate::start_limit::{StartLimiter, StartSlot};
+use crate::take_down::{TakeDown, TakeDowns};
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use kubelet_images::credentials::{Keyring, Puller};
@@ -63,6 +63,13 @@ impl Turn {
 tokio::task_local! {
     /// The turn of the sync that this task does. Nothing that is called outside of a sync waits for one.
     static TURN: Turn;
+    /// The end of a pod that this task makes.
+    static TAKE_DOWN: TakeDown;
+}
+
+/// Stops a pod; its signals and the end of its sandboxes wait for their turn.
+pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>) -> T {
+    TAKE_DOWN.scope(take_down, end).await
 }
 
 /// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
@@ -97,22 +104,18 @@ async fn unhurried<T>(what: impl Future<Output = T>) -> T {
     }
 }
 
-/// The runtime with bounded, fair starts.
+/// The runtime with bounded, fair starts and take-downs.
 #[derive(Debug, Clone)]
 pub struct RateLimitedRuntime {
     cri: CriClient,
     limiter: StartLimiter,
-    /// Sandboxes that are taken down at a time, in order of arrival. Grace periods are over by then and hold up nobody.
-    stops: Arc<Semaphore>,
+    take_downs: TakeDowns,
     metrics: SandboxMetrics,
 }
 
-/// Sandboxes that are taken down at a time: more at once only make each of them slower.
-const STOPS: usize = 8;
-
 impl RateLimitedRuntime {
-    pub fn new(cri: CriClient, limiter: StartLimiter, metrics: SandboxMetrics) -> Self {
-        RateLimitedRuntime { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)), metrics }
+    pub fn new(cri: CriClient, limiter: StartLimiter, take_downs: TakeDowns, metrics: SandboxMetrics) -> Self {
+        RateLimitedRuntime { cri, limiter, take_downs, metrics }
     }
 }
 
@@ -146,17 +149,10 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        // Never closed; without a permit it would go unbounded rather than stop.
-        let permit = self.stops.acquire().await;
         let stop = RuntimeService::stop_pod_sandbox(&self.cri, sandbox);
-        tokio::pin!(stop);
-        tokio::select! {
-            stopped = &mut stop => stopped,
-            () = tokio::time::sleep(HOLD) => {
-                // One that hangs blocks nobody else.
-                drop(permit);
-                stop.await
-            }
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => take_down.stop_sandbox(stop).await,
+            Err(_) => self.take_downs.stop_sandbox(stop).await,
         }
     }
 
@@ -183,7 +179,12 @@ impl RuntimeService for RateLimitedRuntime {
     async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
         // A kill waits out a grace period.
         let_go();
-        RuntimeService::stop_container(&self.cri, container, grace).await
+        let stop = RuntimeService::stop_container(&self.cri, container, grace);
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => take_down.stop(container, stop).await,
+            // One container of a pod that goes on.
+            Err(_) => stop.await,
+        }
     }
 
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {

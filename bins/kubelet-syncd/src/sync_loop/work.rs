@@ -10,7 +10,7 @@ use std::time::Duration;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_trace::TraceParent;
-use bulkhead_types::{Epoch, PodUid};
+use bulkhead_types::{ContainerId, Epoch, PodUid};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,7 @@ use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
+use crate::take_down;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
@@ -97,7 +98,9 @@ pub async fn run(
             (WorkKind::Sync, Some(pod)) => Box::pin(syncer.sync(pod, &work)).await,
             (WorkKind::Terminating, Some(pod)) => Box::pin(syncer.terminating(pod, &work)).await,
             (WorkKind::Terminated, Some(pod)) => Box::pin(syncer.terminated(pod, stays)).await,
-            (WorkKind::TerminatingRuntime, _) | (_, None) => Box::pin(syncer.terminating_runtime(work.grace)).await,
+            (WorkKind::TerminatingRuntime, _) | (_, None) => {
+                Box::pin(syncer.terminating_runtime((work.grace, work.hurried))).await
+            }
         };
         match ended {
             Ok(outcome) => outcome,
@@ -139,6 +142,34 @@ fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) ->
         k8s.pod.update_type = work.update.as_str(),
         error = tracing::field::Empty,
     )
+}
+
+/// Why a pod is still there whose containers are stopped. `grace`: seconds.
+fn is_ending(grace: u64, runtime: &RuntimePod) -> String {
+    let running: Vec<&str> = runtime.running().map(|c| c.name.as_str()).collect();
+    match running.as_slice() {
+        [] => "is ending: its containers have stopped, the sandbox goes".to_owned(),
+        [one] => format!("is ending: container {one} still runs, grace period {grace} s"),
+        more => format!("is ending: containers {} still run, grace period {grace} s", more.join(", ")),
+    }
+}
+
+/// A pod that is being stopped, for the turn that it waits for.
+struct EndingPod {
+    node: Arc<NodeContext>,
+    uid: PodUid,
+    ending: String,
+}
+
+impl take_down::Pod for EndingPod {
+    fn runs(&self, container: &ContainerId) -> bool {
+        self.node.cache.get(&self.uid).running().any(|one| one.id == *container)
+    }
+
+    fn held_back(&self, waits: bool) {
+        let why = if waits { "is ending: other pods are being stopped first" } else { &self.ending };
+        self.node.hub.why(&self.uid, why);
+    }
 }
 
 /// Syncs, terminates or cleans up one pod.
@@ -291,9 +322,9 @@ impl PodSyncer {
         let runtime = self.runtime_pod(Some(pod), work.last_sync).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
-        self.say_terminating(work.grace, &runtime);
+        self.why(is_ending(work.grace, &runtime));
         self.node.prober.stop_liveness_and_startup(&self.uid);
-        self.kill(Some(pod), &runtime, work.grace).await?;
+        self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;
         let after = self.stopped(Some(pod)).await?;
         self.node.prober.remove_pod(&self.uid);
         self.unprepare(pod).await?;
@@ -312,25 +343,19 @@ impl PodSyncer {
         Ok(())
     }
 
-    async fn terminating_runtime(&self, grace: u64) -> Step<Outcome> {
+    async fn terminating_runtime(&self, how: (u64, bool)) -> Step<Outcome> {
         let runtime = self.runtime_pod(None, None).await?;
-        self.kill(None, &runtime, grace).await?;
+        self.kill(None, &runtime, how).await?;
         self.stopped(None).await?;
         Ok(Outcome::Done)
     }
 
-    fn say_terminating(&self, grace: u64, runtime: &RuntimePod) {
-        let running: Vec<&str> = runtime.running().map(|c| c.name.as_str()).collect();
-        match running.as_slice() {
-            [] => self.why("is ending: its containers have stopped, the sandbox goes"),
-            [one] => self.why(format!("is ending: container {one} still runs, grace period {grace} s")),
-            more => self.why(format!("is ending: containers {} still run, grace period {grace} s", more.join(", "))),
-        }
-    }
-
-    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Step<()> {
+    /// With a grace period in seconds; the second: in a hurry.
+    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, how: (u64, bool)) -> Step<()> {
+        let (node, uid, ending) = (self.node.clone(), self.uid.clone(), is_ending(how.0, runtime));
+        let about = Box::new(EndingPod { node, uid, ending });
         // A shortened grace period drops the call and asks anew: stopping may be asked for at any time.
-        let killed = self.wait(self.node.runtime.kill(pod, runtime, grace)).await?;
+        let killed = self.wait(self.node.runtime.kill(pod, runtime, how, about)).await?;
         if let Err(error) = killed {
             self.why(format!("could not be stopped yet, trying again: {error}"));
             if let Some(pod) = pod {
