@@ -98,7 +98,7 @@ pub struct Work<P> {
     pub evicted: bool,
     /// Its signals are not held back for other pods: it is evicted, the machine goes down, or its grace period was shortened.
     pub hurried: bool,
-    /// End of the previous piece of work: the runtime's state must be newer.
+    /// When the previous piece of work had changed what it changes: the runtime's state must be newer.
     pub last_sync: Option<Instant>,
     /// When the oldest update in it came.
     pub since: Instant,

@@ -306,7 +306,7 @@ impl<P: Clone> Workers<P> {
         true
     }
 
-    /// A piece of work has ended.
+    /// A piece of work has ended, and changes nothing at the runtime since `now`.
     pub fn done(&mut self, uid: &PodUid, kind: WorkKind, outcome: Outcome, now: Instant) -> Vec<Action<P>> {
         let Some(worker) = self.pods.get_mut(uid) else { return Vec::new() };
         worker.working = false;

@@ -313,7 +313,8 @@ impl Loops {
         let Connections { state, link, cri, .. } = &connections;
         let starts = StartTimes::register(&daemon.registry)?;
         register_counters(start)?;
-        let runtime = runtime_side(start, &connections, &machine, &server, starts.clone())?;
+        let pleg = followers.pleg.clone();
+        let runtime = runtime_side(start, &connections, &machine, &server, pleg, starts.clone())?;
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
@@ -487,6 +488,7 @@ fn runtime_side(
     connections: &Connections,
     machine: &Machine,
     server: &Server,
+    pleg: Pleg,
     starts: Arc<StartTimes>,
 ) -> Result<RuntimeSide, RunError> {
     let (daemon, config, registry) = (&start.daemon, &start.config, &start.daemon.registry);
@@ -501,6 +503,7 @@ fn runtime_side(
         connections.state.clone(),
         StartLimiter::new(slots(machine.capacity.cpus), HOLD),
         TakeDowns::new(slots(machine.capacity.cpus)),
+        pleg,
         start.reporter.clone(),
         keyring,
         RuntimeMetrics {

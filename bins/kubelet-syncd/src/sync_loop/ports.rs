@@ -24,7 +24,7 @@ use kubelet_images::in_use::ImageHold;
 use kubelet_images::{Credential, Credentials, ImageManager, PullPolicy};
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::spec::PodIdentity;
-use kubelet_pleg::{Busy, Pleg};
+use kubelet_pleg::{Busy, Making, Pleg};
 use kubelet_runtime::runtime::container_config::{MountedVolume, VolumeRoot};
 use kubelet_runtime::runtime::hosts::EtcHosts;
 use kubelet_runtime::runtime::image_volumes::Counted;
@@ -82,6 +82,11 @@ fn give_back() {
     let _ = TURN.try_with(|turn| turn.held().slot.take());
 }
 
+/// PLEG is told what the next call makes.
+fn making() -> Option<Making> {
+    TURN.try_with(|turn| turn.pleg.making(&turn.uid)).ok()
+}
+
 /// Until the end of this sync the image stays.
 fn keep(hold: ImageHold) {
     let _ = TURN.try_with(|turn| turn.images.lock().unwrap_or_else(PoisonError::into_inner).push(hold));
@@ -110,12 +115,26 @@ pub struct RateLimitedRuntime {
     cri: CriClient,
     limiter: StartLimiter,
     take_downs: TakeDowns,
+    pleg: Pleg,
     metrics: SandboxMetrics,
 }
 
 impl RateLimitedRuntime {
-    pub fn new(cri: CriClient, limiter: StartLimiter, take_downs: TakeDowns, metrics: SandboxMetrics) -> Self {
-        RateLimitedRuntime { cri, limiter, take_downs, metrics }
+    pub fn new(
+        cri: CriClient,
+        limiter: StartLimiter,
+        take_downs: TakeDowns,
+        pleg: Pleg,
+        metrics: SandboxMetrics,
+    ) -> Self {
+        RateLimitedRuntime { cri, limiter, take_downs, pleg, metrics }
+    }
+
+    /// PLEG is told what is gone; that it was gone already is as good.
+    fn note_removal(&self, id: &str, removed: &Result<(), CriError>) {
+        if removed.is_ok() || removed.as_ref().is_err_and(CriError::is_not_found) {
+            self.pleg.removed(id);
+        }
     }
 }
 
@@ -139,8 +158,12 @@ impl RuntimeService for RateLimitedRuntime {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         self.take().await;
         let began = tokio::time::Instant::now();
+        let making = making();
         let made = RuntimeService::run_pod_sandbox(&self.cri, config, handler).await;
         self.metrics.ran(handler, began.elapsed(), made.is_ok());
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.sandbox(id);
+        }
         made.inspect_err(|_| let_go())
     }
 
@@ -157,7 +180,9 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await
+        let removed = RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await;
+        self.note_removal(sandbox.as_str(), &removed);
+        removed
     }
 
     async fn create_container(
@@ -167,7 +192,12 @@ impl RuntimeService for RateLimitedRuntime {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<ContainerId, CriError> {
         self.take().await;
-        RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await.inspect_err(|_| let_go())
+        let making = making();
+        let made = RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await;
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.container(id, sandbox);
+        }
+        made.inspect_err(|_| let_go())
     }
 
     async fn start_container(&self, container: &ContainerId) -> Result<(), CriError> {
@@ -188,7 +218,9 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
-        RuntimeService::remove_container(&self.cri, container).await
+        let removed = RuntimeService::remove_container(&self.cri, container).await;
+        self.note_removal(container.as_str(), &removed);
+        removed
     }
 
     async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {

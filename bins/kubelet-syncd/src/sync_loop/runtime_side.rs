@@ -34,6 +34,7 @@ use kubelet_images::{ImageManager, ImageMetrics, PullLimits};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::restart::History;
 use kubelet_model::pod::spec::{self, ContainerKind, PodIdentity};
+use kubelet_pleg::Pleg;
 use kubelet_probes::hooks::pre_stop::PreStops;
 use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
 use kubelet_runtime::runtime::gc::GcPolicy;
@@ -101,6 +102,7 @@ impl RuntimeSide {
         state: PrivateState,
         limiter: StartLimiter,
         take_downs: TakeDowns,
+        pleg: Pleg,
         reporter: Arc<Reporter>,
         keyring: Arc<Keyring>,
         metrics: RuntimeMetrics,
@@ -129,7 +131,7 @@ impl RuntimeSide {
         }
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
-            RateLimitedRuntime::new(cri.clone(), limiter, take_downs.clone(), metrics.sandboxes),
+            RateLimitedRuntime::new(cri.clone(), limiter, take_downs.clone(), pleg, metrics.sandboxes),
             Files(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone(), starts: metrics.starts },
             reporter,
@@ -288,15 +290,17 @@ impl RuntimeSide {
         self.images.collect_garbage();
     }
 
-    /// Removes dead containers beyond what is kept, and sandboxes with nothing in them.
-    pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) {
-        for (id, error) in self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await {
+    /// Removes dead containers beyond what is kept, and sandboxes with nothing in them. Answers whether all of it worked.
+    pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) -> bool {
+        let failed = self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await;
+        for (id, error) in &failed {
             tracing::warn!(
                 id,
-                error = &error as &dyn std::error::Error,
+                error = error as &dyn std::error::Error,
                 "dead container or sandbox could not be removed"
             );
         }
+        failed.is_empty()
     }
 
     /// The same for one container that has just died.

@@ -4,7 +4,7 @@
 //! A peer or the runtime being away is waited out, never answered with a failed or killed pod. Cancelling ends waiting
 //! at once; calls to the runtime that make something are not interrupted half-way.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
@@ -37,6 +37,8 @@ pub struct Done {
     pub kind: WorkKind,
     pub outcome: Outcome,
     pub took: Duration,
+    /// When it had made its last call that changes something at the runtime: a look at the pod that began later shows all of it.
+    pub settled: Instant,
     /// For the metric.
     pub operation: &'static str,
 }
@@ -91,7 +93,8 @@ pub async fn run(
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
     let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.pods.cause(&uid)).flatten());
     let times = (kind == WorkKind::Sync && node.pods.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
-    let syncer = PodSyncer { node, uid: uid.clone(), context, cancel };
+    let syncer = PodSyncer { node, uid: uid.clone(), context, cancel, settled: OnceLock::new() };
+    let settled = &syncer.settled;
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.
     let work = Box::pin(async {
         let ended = match (kind, &work.pod) {
@@ -118,7 +121,8 @@ pub async fn run(
     if let Outcome::Failed(retry) = &outcome {
         traced.record(bulkhead_trace::ERROR_FIELD, tracing::field::debug(retry));
     }
-    Done { uid, kind, outcome, took: began.elapsed(), operation }
+    let settled = settled.get().copied().unwrap_or_else(Instant::now);
+    Done { uid, kind, outcome, took: began.elapsed(), settled, operation }
 }
 
 /// The first span of a trace, or of what belongs to `cause`'s; named as upstream names it, with its attributes.
@@ -167,8 +171,12 @@ impl take_down::Pod for EndingPod {
     }
 
     fn held_back(&self, waits: bool) {
-        let why = if waits { "is ending: other pods are being stopped first" } else { &self.ending };
+        let why = if waits { "is ending: other pods are being stopped first" } else { self.ending.as_str() };
         self.node.hub.why(&self.uid, why);
+    }
+
+    fn working(&self) -> Box<dyn Send> {
+        Box::new(self.node.pleg.busy(&self.uid))
     }
 }
 
@@ -178,6 +186,8 @@ pub(super) struct PodSyncer {
     pub(super) uid: PodUid,
     pub(super) context: CallContext,
     pub(super) cancel: CancellationToken,
+    /// See [`Done`].
+    pub(super) settled: OnceLock<Instant>,
 }
 
 impl PodSyncer {
@@ -289,6 +299,10 @@ impl PodSyncer {
         };
         self.node.prober.add_pod(&self.uid, pod);
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
+        // Who has changed nothing leaves the picture that it saw as good as it was.
+        let is_whole = report.failed.is_none() && !self.cancel.is_cancelled();
+        let unchanged = work.last_sync.filter(|_| !report.did_something && is_whole);
+        let _ = self.settled.set(unchanged.unwrap_or_else(Instant::now));
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
         // of a look in any case would be to try again at once, for ever.
         let changed = report.did_something && report.failed.is_none();

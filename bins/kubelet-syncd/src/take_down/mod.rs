@@ -120,6 +120,9 @@ pub trait Pod: Send + Sync {
 
     /// Its first signal has to wait for its turn, or need not any more.
     fn held_back(&self, waits: bool);
+
+    /// The runtime works for the pod's end until the answer is dropped: what its events tell is our own doing.
+    fn working(&self) -> Box<dyn Send>;
 }
 
 /// The take-down of one pod, from the first signal to the end of its sandboxes. Clones are the same one.
@@ -140,6 +143,7 @@ struct Inner {
 
 struct State {
     slot: Option<Slot>,
+    working: Option<Box<dyn Send>>,
     /// Running containers of which no stop has come back.
     left: usize,
     stops: HashMap<ContainerId, Stop>,
@@ -157,7 +161,14 @@ impl std::fmt::Debug for TakeDown {
 impl TakeDown {
     /// `running`: containers that are to be stopped. `hurried`: no signal waits.
     pub fn new(slots: TakeDowns, running: usize, hurried: bool, pod: Box<dyn Pod>) -> Self {
-        let state = State { slot: None, left: running, stops: HashMap::new(), place: Place::Back, signal_by: None };
+        let state = State {
+            slot: None,
+            working: None,
+            left: running,
+            stops: HashMap::new(),
+            place: Place::Back,
+            signal_by: None,
+        };
         let inner = Inner { slots, pod, hurried, gate: tokio::sync::Mutex::default(), state: Mutex::new(state) };
         TakeDown { inner: Arc::new(inner) }
     }
@@ -216,8 +227,14 @@ impl TakeDown {
                     state.left = state.left.saturating_sub(1);
                 }
             }
-            let needs = needs_slot(state.left, state.stops.values().copied());
-            if needs { None } else { state.slot.take() }
+            if needs_slot(state.left, state.stops.values().copied()) {
+                if stop == Some(Stop::Ends) && state.working.is_none() {
+                    state.working = Some(self.inner.pod.working());
+                }
+                None
+            } else {
+                Some((state.slot.take(), state.working.take()))
+            }
         };
         drop(given_back);
     }

@@ -58,6 +58,10 @@ impl Pod for World {
             self.1.fetch_add(1, Ordering::Relaxed);
         }
     }
+
+    fn working(&self) -> Box<dyn Send> {
+        Box::new(())
+    }
 }
 
 /// Time that a runtime takes to clear away a container, or a sandbox.

@@ -136,7 +136,7 @@ fn rows_of_pods(pods: usize, measured: &Measurements) -> Vec<Row> {
         of_bursts(of, |burst| cpu(&burst.start_use))
     }));
     rows.extend(of_processes(&last_use.start_use, |used| used.cpu_ns as f64 / 1e9, "s"));
-    rows.extend(runtime_requests("requests to the runtime for a start".to_owned(), START_CALLS, measured, |burst| {
+    rows.extend(runtime_requests("CRI calls for a start".to_owned(), START_CALLS, measured, |burst| {
         &burst.start_requests
     }));
     if let Some(requests) = &measured.requests {
@@ -154,12 +154,9 @@ fn rows_of_pods(pods: usize, measured: &Measurements) -> Vec<Row> {
         of_bursts(of, |burst| cpu(&burst.delete_use))
     }));
     rows.extend(of_processes(&last_use.delete_use, |used| used.cpu_ns as f64 / 1e9, "s"));
-    rows.extend(runtime_requests(
-        "requests to the runtime for a deletion".to_owned(),
-        DELETE_CALLS,
-        measured,
-        |burst| &burst.delete_requests,
-    ));
+    rows.extend(runtime_requests("CRI calls for a deletion".to_owned(), DELETE_CALLS, measured, |burst| {
+        &burst.delete_requests
+    }));
     if let Some(requests) = &measured.requests {
         rows.push(plain(format!("requests for {pods} deletions"), all(&requests.delete_many), ""));
         rows.extend(of_requests(&requests.delete_many));
