@@ -123,7 +123,10 @@ fn command_line() -> clap::Command {
                     Arg::new("against")
                         .long("against")
                         .value_name("REVISION")
-                        .help("Measures that revision too, in turn with this tree, and prints ratios with their spread"),
+                        .help(
+                            "Measures that revision too, in turn with this tree, and prints ratios with their spread; `upstream`: \
+                             upstream's kubelet beside the node in a cluster, from the folder that KUBEBUILDER_ASSETS names",
+                        ),
                 )
                 .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
         )
@@ -291,6 +294,9 @@ fn simulate(options: &[String]) -> Result<()> {
     checks::cargo(&arguments)
 }
 
+/// In place of a revision: upstream's kubelet.
+const UPSTREAM: &str = "upstream";
+
 /// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.
 fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()> {
     use bulkhead_testkit::{build, machine};
@@ -300,12 +306,16 @@ fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()>
     machine::ensure_installed(&|line| eprintln!("{line}"))?;
     eprintln!("building the node ({profile} profile)");
     let programs = build::programs(profile)?;
-    let before = against.map(|revision| versions::programs_to_measure(revision, profile)).transpose()?;
+    let upstream = against == Some(UPSTREAM);
+    let revision = against.filter(|_| !upstream);
+    let before = revision.map(|revision| versions::programs_to_measure(revision, profile)).transpose()?;
     // The measuring side waits for milliseconds and computes for microseconds: the development build will do, and is
     // there already when the tests have run.
     // What runs in its pods, and drivers and plugins, lie beside it.
     let mut beside = vec!["build", "--locked", "--profile", "quick", "--package", "bulkhead-tests"];
-    beside.extend(["agnhost", "csi_driver", "device_plugin", "dra_driver"].iter().flat_map(|name| ["--bin", name]));
+    beside.extend(
+        ["agnhost", "csi_driver", "device_plugin", "dra_driver", "null_agent"].iter().flat_map(|name| ["--bin", name]),
+    );
     checks::cargo(&beside)?;
     let mut command = Command::new(checks::cargo_program());
     command
@@ -323,6 +333,7 @@ fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()>
             "--",
         ])
         .args(before.iter().flat_map(|folder| ["--before".as_ref(), folder.as_os_str()]))
+        .args(upstream.then_some("--upstream"))
         .args(options)
         .env("BULKHEAD_BIN_DIR", programs);
     if !command.status()?.success() {

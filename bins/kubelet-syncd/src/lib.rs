@@ -42,6 +42,7 @@
 //! | [`ooms`] | whether an end for want of the machine's memory is news |
 //! | [`ownership`] | which of the runtime's pods are this instance's |
 //! | [`start_limit`] | how many pods start at a time, and in which order |
+//! | [`take_down`] | how many pods are taken down at a time, in which order, and how long a signal is held back |
 //! | [`plugin_manager`] | which plugins are registered, and when each is asked again |
 //! | [`private_state`] | nothing: what outlives the process |
 //! | [`sync_loop`] | the main loop, the one owner of that state, and the work itself step by step |
@@ -108,4 +109,5 @@ pub mod start_latency;
 pub mod start_limit;
 pub mod storage_writes;
 pub mod sync_loop;
+pub mod take_down;
 pub mod volumes;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_testkit::{Lab, Release, image};
-use bulkhead_types::PodUid;
+use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use kubelet_images::in_use::ImagesInUse;
 use kubelet_images::{Credentials, ImageErrorReason, ImageManager, ImageRequest, PullLimits, PullPolicy};
 use kubelet_model::events::EventType;
@@ -226,8 +226,10 @@ async fn events_of_containerd_reach_pleg_also_over_its_restart() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(pleg.stats().inspections, inspections);
 
-    // Fresh on demand.
+    // Fresh on demand, of what was made by whoever says so.
+    let making = pleg.making(&pod.uid);
     let main = pod.run("main", "sleep 3; exit 1").await;
+    making.container(&ContainerId::parse(&main).unwrap(), &SandboxId::parse(&pod.sandbox).unwrap());
     let fresh = cache.get_newer_than(&pod.uid, Instant::now()).await.unwrap();
     assert_eq!(fresh.newest("main").unwrap().state, RunState::Running);
     let absent = PodUid::parse("no-such-pod").unwrap();

@@ -25,16 +25,30 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 
 use crate::cri::Cri;
-use crate::{Lab, cgroups, image, pod, processes};
+use crate::{Lab, cgroups, image, processes};
 
 /// Starts and ends pods in a lab of its own.
 #[derive(Debug)]
 pub struct Floor {
     cri: Cri,
-    cgroup: String,
-    logs: PathBuf,
+    calls: Calls,
     // Last: the lab outlives its users.
     lab: Lab,
+}
+
+/// The calls of a pod, for whoever makes them: this floor, or an agent that is one.
+#[derive(Debug, Clone)]
+pub struct Calls {
+    channel: Channel,
+    cgroup: String,
+    logs: PathBuf,
+}
+
+/// How the runtime is to call a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct Named<'a> {
+    pub name: &'a str,
+    pub uid: &'a str,
 }
 
 /// A pod that the floor has started.
@@ -50,11 +64,10 @@ impl Floor {
     /// # Errors
     /// The cgroup or the folder cannot be made.
     pub fn new(lab: Lab) -> Result<Self> {
-        let cgroup = format!("{}/floor", lab.cgroup());
-        cgroups::create(&cgroup)?;
-        let logs = lab.folder().join("floor-logs");
-        std::fs::create_dir_all(&logs)?;
-        Ok(Self { cri: lab.cri()?, cgroup, logs, lab })
+        let (cgroup, logs) = place(&lab)?;
+        let cri = lab.cri()?;
+        let calls = Calls::new(cri.channel(), cgroup, logs);
+        Ok(Self { cri, calls, lab })
     }
 
     pub fn lab(&self) -> &Lab {
@@ -67,7 +80,7 @@ impl Floor {
     /// A call failed.
     pub fn start(&self, name: &str) -> Result<(FloorPod, Duration)> {
         let begin = Instant::now();
-        let pod = self.cri.block_on(start(self.cri.channel(), name, &self.cgroup, &self.logs))?;
+        let pod = self.cri.block_on(self.calls.start(Named { name, uid: &uid(name) }))?;
         Ok((pod, begin.elapsed()))
     }
 
@@ -77,9 +90,9 @@ impl Floor {
     /// A call failed.
     pub fn delete(&self, pod: &FloorPod) -> Result<Duration> {
         let begin = Instant::now();
-        self.cri.block_on(stop(self.cri.channel(), pod))?;
+        self.cri.block_on(self.calls.stop(pod))?;
         let took = begin.elapsed();
-        self.cri.block_on(remove(self.cri.channel(), pod))?;
+        self.cri.block_on(self.calls.remove(pod))?;
         Ok(took)
     }
 
@@ -91,12 +104,10 @@ impl Floor {
         let begin = Instant::now();
         self.cri
             .block_on(async {
-                let starts = (0..count).map(|index| {
-                    let channel = self.cri.channel();
-                    async move {
-                        let pod = start(channel, &format!("{prefix}{index}"), &self.cgroup, &self.logs).await?;
-                        Ok((pod, begin.elapsed()))
-                    }
+                let starts = (0..count).map(|index| async move {
+                    let name = format!("{prefix}{index}");
+                    let pod = self.calls.start(Named { name: &name, uid: &uid(&name) }).await?;
+                    Ok((pod, begin.elapsed()))
                 });
                 futures_util::stream::iter(starts).buffer_unordered(in_flight).collect::<Vec<_>>().await
             })
@@ -111,15 +122,62 @@ impl Floor {
     pub fn delete_many(&self, pods: &[FloorPod], in_flight: usize) -> Result<Duration> {
         let begin = Instant::now();
         let stopped: Vec<Result<()>> = self.cri.block_on(async {
-            let stops = pods.iter().map(|pod| stop(self.cri.channel(), pod));
+            let stops = pods.iter().map(|pod| self.calls.stop(pod));
             futures_util::stream::iter(stops).buffer_unordered(in_flight).collect().await
         });
         stopped.into_iter().collect::<Result<()>>()?;
         let took = begin.elapsed();
         for pod in pods {
-            self.cri.block_on(remove(self.cri.channel(), pod))?;
+            self.cri.block_on(self.calls.remove(pod))?;
         }
         Ok(took)
+    }
+}
+
+fn uid(name: &str) -> String {
+    format!("floor-{name}")
+}
+
+/// Where pods that are started like this are in a lab: their cgroup, which is made, and their logs.
+///
+/// # Errors
+/// The cgroup or the folder cannot be made.
+pub(crate) fn place(lab: &Lab) -> Result<(String, PathBuf)> {
+    let cgroup = format!("{}/floor", lab.cgroup());
+    cgroups::create(&cgroup)?;
+    let logs = lab.folder().join("floor-logs");
+    std::fs::create_dir_all(&logs)?;
+    Ok((cgroup, logs))
+}
+
+impl Calls {
+    /// `channel` leads to the runtime; `cgroup` is above the pods, `logs` above their logs.
+    pub fn new(channel: Channel, cgroup: String, logs: PathBuf) -> Self {
+        Self { channel, cgroup, logs }
+    }
+
+    /// Starts a pod.
+    ///
+    /// # Errors
+    /// A call failed.
+    pub async fn start(&self, pod: Named<'_>) -> Result<FloorPod> {
+        start(self.channel.clone(), pod, &self.cgroup, &self.logs).await
+    }
+
+    /// Stops its container and its sandbox.
+    ///
+    /// # Errors
+    /// A call failed, again and again.
+    pub async fn stop(&self, pod: &FloorPod) -> Result<()> {
+        persistently(|| stop_once(self.channel.clone(), pod)).await
+    }
+
+    /// Removes what was stopped.
+    ///
+    /// # Errors
+    /// A call failed, again and again.
+    pub async fn remove(&self, pod: &FloorPod) -> Result<()> {
+        persistently(|| remove_once(self.channel.clone(), pod)).await
     }
 }
 
@@ -183,19 +241,20 @@ fn namespaces() -> NamespaceOption {
     NamespaceOption { pid: NamespaceMode::Container.into(), ..Default::default() }
 }
 
-async fn start(channel: Channel, name: &str, cgroup: &str, logs: &Path) -> Result<FloorPod> {
+async fn start(channel: Channel, pod: Named<'_>, cgroup: &str, logs: &Path) -> Result<FloorPod> {
+    let Named { name, uid } = pod;
     let mut images = ImageServiceClient::new(channel.clone());
     let mut runtime = RuntimeServiceClient::new(channel);
     let spec = ImageSpec { image: image::BUSYBOX.to_owned(), ..Default::default() };
     let known = images.image_status(request(ImageStatusRequest { image: Some(spec.clone()), verbose: false })).await;
     known.context("ImageStatus")?.into_inner().image.context("the image is not there")?;
 
-    let log_directory = logs.join(name);
+    let log_directory = logs.join(format!("{name}_{uid}"));
     std::fs::create_dir_all(&log_directory)?;
     let sandbox_config = PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: name.to_owned(),
-            uid: format!("floor-{name}"),
+            uid: uid.to_owned(),
             namespace: "default".to_owned(),
             attempt: 0,
         }),
@@ -222,7 +281,7 @@ async fn start(channel: Channel, name: &str, cgroup: &str, logs: &Path) -> Resul
     let config = ContainerConfig {
         metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
         image: Some(spec),
-        command: vec!["/bin/sh".into(), "-c".into(), pod::IDLE.into()],
+        command: vec!["/bin/sh".into(), "-c".into(), crate::pod::IDLE.into()],
         log_path: "main.log".to_owned(),
         mounts: ["/etc/hosts", "/dev/termination-log"]
             .map(|inside| {
@@ -264,14 +323,6 @@ async fn start(channel: Channel, name: &str, cgroup: &str, logs: &Path) -> Resul
 const TRIES: u32 = 5;
 
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
-
-async fn stop(channel: Channel, pod: &FloorPod) -> Result<()> {
-    persistently(|| stop_once(channel.clone(), pod)).await
-}
-
-async fn remove(channel: Channel, pod: &FloorPod) -> Result<()> {
-    persistently(|| remove_once(channel.clone(), pod)).await
-}
 
 async fn persistently<F: Future<Output = Result<()>>>(call: impl Fn() -> F) -> Result<()> {
     for _ in 1..TRIES {

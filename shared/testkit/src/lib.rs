@@ -50,6 +50,8 @@ pub mod machine;
 pub mod mounts;
 pub mod netns;
 pub mod node;
+#[cfg(all(feature = "apiserver", feature = "grpc"))]
+pub mod null_agent;
 pub mod package;
 mod pod;
 mod prepared_root;

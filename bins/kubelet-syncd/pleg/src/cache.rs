@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_cri::CriError;
-use bulkhead_types::{ContainerId, PodUid};
+use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -58,7 +58,87 @@ struct Inner {
     anew: HashMap<PodUid, HashSet<Box<str>>>,
     /// Pods that we are changing ourselves right now, and since when.
     busy: HashMap<PodUid, Instant>,
+    /// What we have made for pods and no look has shown yet.
+    made: HashMap<PodUid, Made>,
     closed: bool,
+}
+
+/// A container and the sandbox that it is in.
+type Contained = (Box<str>, Box<str>);
+
+/// What a pod has, or has not any more, by our own doing, and since when.
+#[derive(Debug, Default)]
+struct Made {
+    sandboxes: Vec<(Box<str>, Instant)>,
+    containers: Vec<(Contained, Instant)>,
+    /// What we have removed since.
+    removed: Vec<(Box<str>, Instant)>,
+    /// A call failed that makes something: what it has made nobody knows.
+    unclear: bool,
+}
+
+impl Made {
+    /// Of what was made and removed before this moment a look has told.
+    fn told(&mut self, until: Instant) {
+        self.sandboxes.retain(|(_, at)| *at >= until);
+        self.containers.retain(|(_, at)| *at >= until);
+        self.removed.retain(|(_, at)| *at >= until);
+    }
+
+    fn says_nothing(&self) -> bool {
+        self.sandboxes.is_empty() && self.containers.is_empty() && self.removed.is_empty()
+    }
+
+    fn has_removed(&self, id: &str) -> bool {
+        self.removed.iter().any(|(one, _)| &**one == id)
+    }
+}
+
+/// All that the runtime has of a pod, by id: see [`PodCache::known`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct KnownIds {
+    pub sandboxes: Vec<Box<str>>,
+    pub containers: Vec<Contained>,
+}
+
+/// Of a pod with more than this two lists ask for less.
+const IDS_MAX: usize = 8;
+
+/// A call that makes something of a pod is under way. Dropped without an answer it leaves it open what there is.
+#[derive(Debug)]
+pub struct Making {
+    cache: Arc<PodCache>,
+    uid: PodUid,
+    is_told: bool,
+}
+
+impl Making {
+    /// It has made this sandbox.
+    pub fn sandbox(mut self, id: &SandboxId) {
+        self.is_told = true;
+        self.cache
+            .inner()
+            .made
+            .entry(self.uid.clone())
+            .or_default()
+            .sandboxes
+            .push((id.as_str().into(), Instant::now()));
+    }
+
+    /// It has made this container.
+    pub fn container(mut self, id: &ContainerId, sandbox: &SandboxId) {
+        self.is_told = true;
+        let made = (id.as_str().into(), sandbox.as_str().into());
+        self.cache.inner().made.entry(self.uid.clone()).or_default().containers.push((made, Instant::now()));
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.cache.inner().made.entry(self.uid.clone()).or_default().unclear = true;
+        }
+    }
 }
 
 /// While it lives, PLEG does not look at the pod for events: see [`super::Pleg::busy`].
@@ -165,6 +245,70 @@ impl PodCache {
         Busy { cache: self.clone(), uid: uid.clone() }
     }
 
+    pub(super) fn making(self: &Arc<Self>, uid: &PodUid) -> Making {
+        Making { cache: self.clone(), uid: uid.clone(), is_told: false }
+    }
+
+    /// We have removed this sandbox or container: no look asks about it any more.
+    pub(super) fn removed(&self, id: &str) {
+        let mut inner = self.inner();
+        if let Some(uid) = inner.owners.get(id).cloned() {
+            inner.made.entry(uid).or_default().removed.push((id.into(), Instant::now()));
+        }
+    }
+
+    /// Ids of all that the runtime has of the pod, where that is known without a list: what the last look showed and what was made
+    /// and removed since. `named`: ids that events have named, which must be among them.
+    pub(super) fn known<'a>(&self, uid: &PodUid, mut named: impl Iterator<Item = &'a str>) -> Option<KnownIds> {
+        let inner = self.inner();
+        // Before the first list nothing is known of pods that were there before us.
+        inner.listed_at?;
+        let mut known = KnownIds { sandboxes: Vec::new(), containers: Vec::new() };
+        if let Some(entry) = inner.pods.get(uid) {
+            if entry.doubtful || entry.failure.is_some() {
+                return None;
+            }
+            known.sandboxes.extend(entry.pod.sandboxes.iter().map(|one| one.id.as_str().into()));
+            let containers = entry.pod.containers.iter();
+            known.containers.extend(containers.map(|one| (one.id.as_str().into(), one.sandbox_id.as_str().into())));
+        }
+        if let Some(made) = inner.made.get(uid) {
+            if made.unclear {
+                return None;
+            }
+            let new = |id: &str| known.sandboxes.iter().all(|one| &**one != id);
+            let sandboxes: Vec<_> = made.sandboxes.iter().map(|(id, _)| id).filter(|id| new(id)).cloned().collect();
+            let new = |id: &str| known.containers.iter().all(|(one, _)| &**one != id);
+            let containers = made.containers.iter().map(|(ids, _)| ids);
+            let containers: Vec<_> = containers.filter(|(id, _)| new(id)).cloned().collect();
+            known.sandboxes.extend(sandboxes);
+            known.containers.extend(containers);
+        }
+        let is_among = |id: &str| {
+            known.sandboxes.iter().any(|one| &**one == id) || known.containers.iter().any(|(one, _)| &**one == id)
+        };
+        // What was never seen may have been made by somebody else.
+        let count = known.sandboxes.len() + known.containers.len();
+        if count == 0 || !named.all(is_among) {
+            return None;
+        }
+        if let Some(made) = inner.made.get(uid) {
+            known.sandboxes.retain(|id| !made.has_removed(id));
+            known.containers.retain(|(id, _)| !made.has_removed(id));
+        }
+        (known.sandboxes.len() + known.containers.len() <= IDS_MAX).then_some(known)
+    }
+
+    /// A look that was ordered at this moment has told of all that had been made by then.
+    pub(super) fn looked_at(&self, uid: &PodUid, ordered: Instant) {
+        let mut inner = self.inner();
+        let Some(made) = inner.made.get_mut(uid) else { return };
+        made.told(ordered);
+        if made.says_nothing() && !made.unclear {
+            inner.made.remove(uid);
+        }
+    }
+
     /// Pods whose events can wait, with the moment from which they cannot any more.
     pub(super) fn busy_pods(&self, longest: std::time::Duration) -> HashMap<PodUid, Instant> {
         self.inner().busy.iter().map(|(uid, since)| (uid.clone(), *since + longest)).collect()
@@ -218,6 +362,12 @@ impl PodCache {
         }
         // An empty state of a pod that no list shows says no more than its absence does.
         inner.pods.retain(|_, e| !is_empty(&e.pod) || e.doubtful || e.observed_at >= Some(listed_at));
+        // What was made before, the list has shown, or it is gone; what failed calls have left of a pod goes with all else of it.
+        let Inner { pods, made, .. } = &mut *inner;
+        made.retain(|uid, made| {
+            made.told(listed_at);
+            pods.contains_key(uid) || !made.says_nothing()
+        });
         let waiting: Vec<PodUid> = inner.waiters.keys().filter(|uid| !doubtful.contains(*uid)).cloned().collect();
         for uid in waiting {
             inner.answer_waiters(&uid);
@@ -276,8 +426,6 @@ mod tests {
     use super::*;
     use std::time::{Duration, UNIX_EPOCH};
 
-    use bulkhead_types::SandboxId;
-
     use kubelet_model::pod::model::{SandboxState, SandboxStatus};
 
     fn uid(text: &str) -> PodUid {
@@ -334,6 +482,64 @@ mod tests {
         assert_eq!(waiting.await.unwrap().unwrap().sandboxes[0].id.as_str(), "s3");
         assert_eq!(cache.owner("s3"), Some(u.clone()));
         assert_eq!(cache.owner("s1"), None);
+    }
+
+    fn ids(sandboxes: &[&str], containers: &[(&str, &str)]) -> Option<KnownIds> {
+        let sandboxes = sandboxes.iter().map(|id| Box::from(*id)).collect();
+        let containers = containers.iter().map(|(id, sandbox)| (Box::from(*id), Box::from(*sandbox))).collect();
+        Some(KnownIds { sandboxes, containers })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ids_are_known_of_what_was_seen_and_what_was_made() {
+        let cache = Arc::new(PodCache::default());
+        let u = uid("u");
+        let (sandbox, container) = (SandboxId::parse("s1").unwrap(), ContainerId::parse("c1").unwrap());
+        let known = |named: &[&str]| cache.known(&u, named.iter().copied());
+        cache.making(&u).sandbox(&sandbox);
+        assert_eq!(known(&[]), None, "nobody knows what was there before");
+        cache.inner().made.clear();
+        cache.set_listed(Instant::now(), &HashSet::new());
+        assert_eq!(known(&[]), None, "nothing is there to be asked about");
+        cache.making(&u).sandbox(&sandbox);
+        cache.making(&u).container(&container, &sandbox);
+        assert_eq!(known(&["c1"]), ids(&["s1"], &[("c1", "s1")]));
+        assert_eq!(known(&["c1", "c2"]), None, "somebody else has made something");
+
+        // A look that was ordered between two calls knows of the first.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let ordered = Instant::now();
+        cache.making(&u).container(&ContainerId::parse("c2").unwrap(), &sandbox);
+        cache.set(&u, Ok(pod("s1")), ordered);
+        cache.looked_at(&u, ordered);
+        assert_eq!(known(&[]), ids(&["s1"], &[("c2", "s1")]), "c1 is gone");
+
+        // What was removed is not asked about, and when all was removed nothing is.
+        cache.removed("c2");
+        cache.removed("s1");
+        assert_eq!(known(&["s1"]), ids(&[], &[("c2", "s1")]), "whose c2 is no look has shown");
+        cache.inner().owners.insert("c2".into(), u.clone());
+        cache.removed("c2");
+        assert_eq!(known(&["c2"]), ids(&[], &[]));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        cache.set(&u, Ok(RuntimePod::default()), Instant::now());
+        cache.looked_at(&u, Instant::now());
+        assert_eq!(known(&[]), None, "what comes then is somebody else's");
+        cache.set(&u, Ok(pod("s1")), Instant::now());
+
+        cache.set(&u, Err(failure()), Instant::now());
+        assert_eq!(known(&[]), None, "the runtime did not answer");
+        cache.set(&u, Ok(pod("s1")), Instant::now());
+        assert!(known(&[]).is_some());
+        drop(cache.making(&u));
+        assert_eq!(known(&[]), None, "a call has failed, and may have made something");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        cache.looked_at(&u, Instant::now());
+        assert_eq!(known(&[]), None, "or does so later");
+        cache.set(&u, Ok(RuntimePod::default()), Instant::now());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        cache.set_listed(Instant::now(), &HashSet::new());
+        assert!(cache.inner().made.is_empty(), "and nothing is kept of a pod that is gone");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,5 @@
-//! Asking the runtime: everything by two lists, one pod by two filtered lists and a status for what changed in it.
+//! Asking the runtime: everything by two lists; one pod by a status for each of its ids, where all of them are known, else by two
+//! filtered lists and a status for what changed. A filtered list costs the runtime as much as one of everything.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,6 +7,7 @@ use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_types::PodUid;
 use futures_util::future::try_join_all;
 
+use super::cache::KnownIds;
 use super::mapping;
 use super::relist::{PlegState, PodStates};
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod, SandboxState, SandboxStatus};
@@ -66,10 +68,40 @@ pub(super) async fn inspect_pod(
     let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
     pod.sandboxes = sandboxes.into_iter().flatten().collect();
     pod.containers = containers.into_iter().flatten().collect();
+    newest_first(&mut pod);
+    Ok(pod)
+}
+
+/// One pod in full, by the ids of all that it has.
+pub(super) async fn inspect_known(
+    client: &CriClient,
+    uid: &PodUid,
+    previous: &RuntimePod,
+    ids: &KnownIds,
+) -> Result<RuntimePod, CriError> {
+    let sandboxes = try_join_all(ids.sandboxes.iter().map(|id| sandbox_by_id(client, id)));
+    let containers = try_join_all(ids.containers.iter().map(|(id, sandbox)| container_by_id(client, id, sandbox)));
+    let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
+    let mut pod = RuntimePod {
+        uid: Some(uid.clone()),
+        namespace: previous.namespace.clone(),
+        name: previous.name.clone(),
+        ..Default::default()
+    };
+    if let Some(metadata) = sandboxes.iter().flatten().find_map(|status| status.metadata.as_ref()) {
+        pod.namespace.clone_from(&metadata.namespace);
+        pod.name.clone_from(&metadata.name);
+    }
+    pod.sandboxes = sandboxes.iter().flatten().filter_map(mapping::sandbox).collect();
+    pod.containers = containers.into_iter().flatten().collect();
+    newest_first(&mut pod);
+    Ok(pod)
+}
+
+fn newest_first(pod: &mut RuntimePod) {
     pod.sandboxes
         .sort_by(|a, b| (b.attempt, b.created_at, b.id.as_str()).cmp(&(a.attempt, a.created_at, a.id.as_str())));
     pod.containers.sort_by(|a, b| (b.created_at, b.id.as_str()).cmp(&(a.created_at, a.id.as_str())));
-    Ok(pod)
 }
 
 async fn lists(
@@ -99,8 +131,12 @@ async fn sandbox_status(
             return Ok(Some(known.clone()));
         }
     }
-    let request = v1::PodSandboxStatusRequest { pod_sandbox_id: listed.id.clone(), verbose: false };
-    Ok(found(client.pod_sandbox_status(request).await)?.and_then(|r| r.status).as_ref().and_then(mapping::sandbox))
+    Ok(sandbox_by_id(client, &listed.id).await?.as_ref().and_then(mapping::sandbox))
+}
+
+async fn sandbox_by_id(client: &CriClient, id: &str) -> Result<Option<v1::PodSandboxStatus>, CriError> {
+    let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+    Ok(found(client.pod_sandbox_status(request).await)?.and_then(|reply| reply.status))
 }
 
 async fn container_status(
@@ -116,9 +152,13 @@ async fn container_status(
     {
         return Ok(Some(known.clone()));
     }
-    let request = v1::ContainerStatusRequest { container_id: listed.id.clone(), verbose: false };
-    let status = found(client.container_status(request).await)?.and_then(|r| r.status);
-    Ok(status.and_then(|status| mapping::container(&status, &listed.pod_sandbox_id)))
+    container_by_id(client, &listed.id, &listed.pod_sandbox_id).await
+}
+
+async fn container_by_id(client: &CriClient, id: &str, sandbox: &str) -> Result<Option<ContainerStatus>, CriError> {
+    let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+    let status = found(client.container_status(request).await)?.and_then(|reply| reply.status);
+    Ok(status.and_then(|status| mapping::container(&status, sandbox)))
 }
 
 /// What vanished between the list and the question is gone, and no failure.

@@ -22,7 +22,7 @@ use bulkhead_types::{ContainerId, PodUid};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-pub use cache::{Busy, CacheError, PodCache};
+pub use cache::{Busy, CacheError, Making, PodCache};
 pub use evented::EventSource;
 pub use relist::{PodLifecycleEvent, PodLifecycleEventKind};
 pub use run::PlegTask;
@@ -155,6 +155,17 @@ impl Pleg {
     /// so an end in the middle is not missed for long.
     pub fn busy(&self, uid: &PodUid) -> Busy {
         self.shared.cache.busy(uid)
+    }
+
+    /// Says that a call is about to make a sandbox or a container of this pod. While all of a pod is known by its ids, looks ask
+    /// about these, which costs the runtime less than lists do.
+    pub fn making(&self, uid: &PodUid) -> Making {
+        self.shared.cache.making(uid)
+    }
+
+    /// Says that the runtime has removed this sandbox or container for us: looks do not ask about it any more.
+    pub fn removed(&self, id: &str) {
+        self.shared.cache.removed(id);
     }
 
     /// Whether the runtime could be listed lately.

@@ -39,7 +39,7 @@ const FIRST_INSPECTIONS: Duration = Duration::from_secs(10);
 const LIST_RETRY: Duration = Duration::from_secs(1);
 
 enum Done {
-    Inspected { uid: PodUid, started: Instant, result: Result<RuntimePod, CriError> },
+    Inspected { uid: PodUid, ordered: Instant, started: Instant, result: Result<RuntimePod, CriError> },
     Listed { started: Instant, result: Result<HashMap<PodUid, PodStates>, CriError> },
     LookedUp { id: Box<str>, owner: Option<PodUid> },
 }
@@ -208,10 +208,15 @@ impl PlegTask {
         for order in self.tracker.take_due(now, INSPECTIONS_MAX) {
             let client = self.client.clone();
             let previous = self.shared.cache.get(&order.uid);
+            let named = order.named.iter().map(|id| &**id);
+            let asked = if order.in_doubt { None } else { self.shared.cache.known(&order.uid, named) };
             self.work.push(Box::pin(async move {
-                let started = Instant::now();
-                let result = inspect::inspect_pod(&client, &order.uid, &previous, &order.refresh).await;
-                Done::Inspected { uid: order.uid, started, result }
+                let (started, uid) = (Instant::now(), order.uid);
+                let result = match &asked {
+                    Some(ids) => inspect::inspect_known(&client, &uid, &previous, ids).await,
+                    None => inspect::inspect_pod(&client, &uid, &previous, &order.refresh).await,
+                };
+                Done::Inspected { uid, ordered: now, started, result }
             }));
         }
     }
@@ -339,7 +344,12 @@ impl PlegTask {
         match done {
             Done::LookedUp { id, owner } => self.tracker.looked_up(&id, owner, now),
             Done::Listed { started, result } => self.on_listed(started, result, now),
-            Done::Inspected { uid, started, result } => self.on_inspected(&uid, started, result, now),
+            Done::Inspected { uid, ordered, started, result } => {
+                if result.is_ok() {
+                    self.shared.cache.looked_at(&uid, ordered);
+                }
+                self.on_inspected(&uid, started, result, now);
+            }
         }
     }
 

@@ -78,6 +78,10 @@ struct Unresolved {
 pub(super) struct Order {
     pub uid: PodUid,
     pub refresh: HashSet<Box<str>>,
+    /// Ids that events have named and of which something is awaited.
+    pub named: Vec<Box<str>>,
+    /// A list showed another state than what is known, or the last look failed: what there is, only lists tell.
+    pub in_doubt: bool,
 }
 
 /// What an inspection gave.
@@ -273,7 +277,10 @@ impl Tracker {
                 track.due = None;
                 track.telling |= std::mem::take(&mut track.tell);
                 self.in_flight += 1;
-                orders.push(Order { uid, refresh: std::mem::take(&mut track.refresh) });
+                let refresh = std::mem::take(&mut track.refresh);
+                let named = track.expectations.iter().map(|one| one.id.clone()).chain(refresh.iter().cloned());
+                let (named, in_doubt) = (named.collect(), track.from_audit || track.failures > 0);
+                orders.push(Order { uid, refresh, named, in_doubt });
             }
         }
         orders

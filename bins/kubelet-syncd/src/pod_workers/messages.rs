@@ -58,6 +58,8 @@ pub struct Kill {
     /// Seconds; can only shorten.
     pub grace: Option<u64>,
     pub evicted: bool,
+    /// Its signals are not held back for other pods, as those of an evicted pod never are.
+    pub hurried: bool,
 }
 
 /// Where a pod is. The order is the only direction of travel.
@@ -94,7 +96,9 @@ pub struct Work<P> {
     /// Seconds; meaningful while terminating.
     pub grace: u64,
     pub evicted: bool,
-    /// End of the previous piece of work: the runtime's state must be newer.
+    /// Its signals are not held back for other pods: it is evicted, the machine goes down, or its grace period was shortened.
+    pub hurried: bool,
+    /// When the previous piece of work had changed what it changes: the runtime's state must be newer.
     pub last_sync: Option<Instant>,
     /// When the oldest update in it came.
     pub since: Instant,

@@ -38,6 +38,8 @@ pub(super) struct Worker<P> {
     pub(super) finished: bool,
     pub(super) deleted: bool,
     pub(super) evicted: bool,
+    /// Its end is not to wait for that of others.
+    pub(super) hurried: bool,
     pub(super) restart_requested: bool,
     /// Seconds; 0 until the first termination request.
     pub(super) grace: u64,
@@ -61,6 +63,7 @@ impl<P> Worker<P> {
             finished: false,
             deleted: false,
             evicted: false,
+            hurried: false,
             restart_requested: false,
             grace: 0,
             pending: None,
@@ -175,8 +178,10 @@ impl<P: Clone> Workers<P> {
             became_terminating = true;
         }
         worker.deleted |= facts.deleted;
+        let mut hurried = false;
         if let Some(kill) = kill {
             worker.evicted |= kill.evicted;
+            hurried = kill.evicted || kill.hurried;
         }
         let mut shortened = false;
         if worker.terminating && !worker.terminated {
@@ -184,10 +189,13 @@ impl<P: Clone> Workers<P> {
             shortened = worker.grace != 0 && grace < worker.grace;
             worker.grace = grace;
         }
+        // Its signals may be waiting for their turn, with the grace period of before.
+        let asks_anew = shortened || (hurried && !worker.hurried && worker.terminating && !worker.terminated);
+        worker.hurried |= hurried || shortened;
         if first && facts.is_static && !worker.started {
             self.waiting_static.entry(facts.full_name.clone()).or_default().push_back(uid.clone());
         }
-        self.enqueue(uid, Update { kind, pod: Some((pod, facts)), since: now }, became_terminating || shortened)
+        self.enqueue(uid, Update { kind, pod: Some((pod, facts)), since: now }, became_terminating || asks_anew)
     }
 
     /// The runtime shows a pod that no worker knows (any more): it is ended, whoever started it.
@@ -209,6 +217,7 @@ impl<P: Clone> Workers<P> {
         let new = effective_grace(worker.grace, pod.as_ref().map(|(_, f)| f), Some(grace));
         let shortened = worker.grace != 0 && new < worker.grace;
         worker.grace = new;
+        worker.hurried |= shortened;
         self.enqueue(uid, Update { kind: UpdateType::Kill, pod, since: now }, became_terminating || shortened)
     }
 
@@ -262,6 +271,7 @@ impl<P: Clone> Workers<P> {
             pod: update.pod.as_ref().map(|(pod, _)| pod.clone()),
             grace: worker.grace,
             evicted: worker.evicted,
+            hurried: worker.hurried,
             last_sync: worker.last_sync,
             since: update.since,
         };
@@ -296,7 +306,7 @@ impl<P: Clone> Workers<P> {
         true
     }
 
-    /// A piece of work has ended.
+    /// A piece of work has ended, and changes nothing at the runtime since `now`.
     pub fn done(&mut self, uid: &PodUid, kind: WorkKind, outcome: Outcome, now: Instant) -> Vec<Action<P>> {
         let Some(worker) = self.pods.get_mut(uid) else { return Vec::new() };
         worker.working = false;

@@ -87,12 +87,44 @@ fn the_newest_update_waits_and_a_kill_interrupts() {
     m.update("a", UpdateType::Create, facts("p"), None);
     m.update("a", UpdateType::Update, facts("p"), None);
     m.update("a", UpdateType::Kill, facts("p"), None);
-    m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(5), evicted: true }));
-    m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(9), evicted: false }));
+    m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(5), evicted: true, hurried: false }));
+    m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(9), evicted: false, hurried: false }));
     m.done("a", Outcome::Cancelled);
     assert_eq!(m.log(), ["Sync a 0", "cancel a", "cancel a", "Terminating a 5"]);
     assert!(!m.workers.content_should_be_removed(&uid("b")));
     assert!(m.workers.content_should_be_removed(&uid("a")));
+}
+
+#[test]
+fn who_has_to_go_in_a_hurry_waits_for_nobody() {
+    let hurried = |m: &Machine| m.running.get(&uid("a")).map(|work| work.hurried);
+    let kill = |grace, evicted, hurried| Some(Kill { grace, evicted, hurried });
+    for (first, second, expected) in [
+        (None, None, (false, None)),
+        (kill(None, true, false), None, (true, None)),
+        (kill(Some(9), false, true), None, (true, None)),
+        (None, kill(Some(5), false, false), (false, Some(true))),
+        (None, kill(None, true, false), (false, Some(true))),
+        (None, kill(None, false, true), (false, Some(true))),
+        (None, kill(None, false, false), (false, None)),
+        (kill(None, true, false), kill(None, true, false), (true, None)),
+    ] {
+        let mut m = Machine::new();
+        m.update("a", UpdateType::Create, facts("p"), None);
+        m.done("a", Outcome::Done);
+        m.update("a", UpdateType::Kill, facts("p"), first.clone());
+        let before = hurried(&m);
+        m.log();
+        if second.is_some() {
+            m.update("a", UpdateType::Kill, facts("p"), second.clone());
+        }
+        let asks_anew = m.log() == ["cancel a"];
+        if asks_anew {
+            m.done("a", Outcome::Cancelled);
+        }
+        let after = asks_anew.then(|| hurried(&m)).flatten();
+        assert_eq!((before, after), (Some(expected.0), expected.1), "{first:?} then {second:?}");
+    }
 }
 
 #[test]

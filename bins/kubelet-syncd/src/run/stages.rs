@@ -57,6 +57,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
+use crate::take_down::TakeDowns;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
@@ -312,7 +313,8 @@ impl Loops {
         let Connections { state, link, cri, .. } = &connections;
         let starts = StartTimes::register(&daemon.registry)?;
         register_counters(start)?;
-        let runtime = runtime_side(start, &connections, &machine, &server, starts.clone())?;
+        let pleg = followers.pleg.clone();
+        let runtime = runtime_side(start, &connections, &machine, &server, pleg, starts.clone())?;
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
@@ -486,6 +488,7 @@ fn runtime_side(
     connections: &Connections,
     machine: &Machine,
     server: &Server,
+    pleg: Pleg,
     starts: Arc<StartTimes>,
 ) -> Result<RuntimeSide, RunError> {
     let (daemon, config, registry) = (&start.daemon, &start.config, &start.daemon.registry);
@@ -499,6 +502,8 @@ fn runtime_side(
         config,
         connections.state.clone(),
         StartLimiter::new(slots(machine.capacity.cpus), HOLD),
+        TakeDowns::new(slots(machine.capacity.cpus)),
+        pleg,
         start.reporter.clone(),
         keyring,
         RuntimeMetrics {

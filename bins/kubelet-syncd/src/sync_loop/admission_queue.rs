@@ -368,7 +368,7 @@ impl SyncLoop {
             };
             self.node.pods.terminate_pod(victim, termination);
             let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };
-            let kill = Kill { grace: None, evicted: true };
+            let kill = Kill { grace: None, evicted: true, hurried: true };
             let actions = self.workers.update(victim, UpdateType::Kill, seen, Some(&kill), now);
             self.apply(actions, now);
             self.show(victim);

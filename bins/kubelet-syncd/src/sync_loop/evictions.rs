@@ -139,7 +139,7 @@ impl SyncLoop {
         let termination = TerminationReason { reason: REASON.to_owned(), message: eviction.message, disruption };
         self.node.pods.terminate_pod(uid, termination);
         let seen = PodView { facts: desired::facts(pod), pod: pod.clone(), runtime_ended: false };
-        let kill = Kill { grace: Some(eviction.grace_period), evicted: true };
+        let kill = Kill { grace: Some(eviction.grace_period), evicted: true, hurried: true };
         let actions = self.workers.update(uid, UpdateType::Kill, seen, Some(&kill), now);
         self.apply(actions, now);
         self.show(uid);

@@ -342,14 +342,10 @@ impl SyncLoop {
             Some(_) if self.admission_queue.is_not_admitted(&uid) => {}
             Some(pod) => {
                 // What callers see is right at once, also while the pod's own work goes on.
-                let lifecycle = self.workers.lifecycle(&uid);
-                let stage = match lifecycle {
-                    Some(Lifecycle::Terminated | Lifecycle::Finished) => Stage::Gone,
-                    _ => Stage::Alive,
-                };
                 let runtime = self.node.cache.get(&uid);
-                if lifecycle == Some(Lifecycle::Terminating) {
-                    // As upstream: between the beginning of the end and the end nothing new is said of its status.
+                if self.workers.lifecycle(&uid).is_some_and(|at| at >= Lifecycle::Terminating) {
+                    // As upstream: between the beginning of the end and the end nothing new is said of its status, and after that
+                    // nothing at all; that the runtime has less and less of it is no news.
                     view::seen(&self.node, &uid, &runtime);
                 } else if self.node.termination_messages.is_missing(&runtime) {
                     let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
@@ -358,11 +354,11 @@ impl SyncLoop {
                         node.termination_messages.learn(&uid, &runtime).await;
                         // Meanwhile the pod may have been forgotten, and its uid come back as another one.
                         if node.pods.incarnation(&uid) == incarnation {
-                            view::refresh(&node, &uid, &pod, stage);
+                            view::refresh(&node, &uid, &pod, Stage::Alive);
                         }
                     });
                 } else {
-                    view::refresh(&self.node, &uid, &pod, stage);
+                    view::refresh(&self.node, &uid, &pod, Stage::Alive);
                 }
                 if event.kind != PodLifecycleEventKind::ContainerRemoved {
                     self.update_worker(&uid, pod, UpdateType::Sync, now);
@@ -434,7 +430,8 @@ impl SyncLoop {
             self.housekeeping.look_for_leftovers();
         }
         self.node.metrics.worker_duration.with_label_values(&[done.operation]).observe(done.took.as_secs_f64());
-        let actions = self.workers.done(&done.uid, done.kind, done.outcome, now);
+        // The look that a sync asks for at its end may have begun already, and the next sync needs no other.
+        let actions = self.workers.done(&done.uid, done.kind, done.outcome, done.settled);
         self.apply(actions, now);
         self.show(&done.uid);
         self.retry_pending(now);

@@ -11,12 +11,12 @@ use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
-use tokio::sync::Semaphore;
 
 use super::events::Reporter;
 use crate::cri_metrics::SandboxMetrics;
 use crate::start_latency::StartTimes;
-use crate::start_limit::{HOLD, StartLimiter, StartSlot};
+use crate::start_limit::{StartLimiter, StartSlot};
+use crate::take_down::{TakeDown, TakeDowns};
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use kubelet_images::credentials::{Keyring, Puller};
@@ -24,7 +24,7 @@ use kubelet_images::in_use::ImageHold;
 use kubelet_images::{Credential, Credentials, ImageManager, PullPolicy};
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::spec::PodIdentity;
-use kubelet_pleg::{Busy, Pleg};
+use kubelet_pleg::{Busy, Making, Pleg};
 use kubelet_runtime::runtime::container_config::{MountedVolume, VolumeRoot};
 use kubelet_runtime::runtime::hosts::EtcHosts;
 use kubelet_runtime::runtime::image_volumes::Counted;
@@ -63,6 +63,13 @@ impl Turn {
 tokio::task_local! {
     /// The turn of the sync that this task does. Nothing that is called outside of a sync waits for one.
     static TURN: Turn;
+    /// The end of a pod that this task makes.
+    static TAKE_DOWN: TakeDown;
+}
+
+/// Stops a pod; its signals and the end of its sandboxes wait for their turn.
+pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>) -> T {
+    TAKE_DOWN.scope(take_down, end).await
 }
 
 /// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
@@ -73,6 +80,11 @@ pub async fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>
 /// The next pod may start; PLEG still waits for the end of this sync.
 fn give_back() {
     let _ = TURN.try_with(|turn| turn.held().slot.take());
+}
+
+/// PLEG is told what the next call makes.
+fn making() -> Option<Making> {
+    TURN.try_with(|turn| turn.pleg.making(&turn.uid)).ok()
 }
 
 /// Until the end of this sync the image stays.
@@ -97,22 +109,32 @@ async fn unhurried<T>(what: impl Future<Output = T>) -> T {
     }
 }
 
-/// The runtime with bounded, fair starts.
+/// The runtime with bounded, fair starts and take-downs.
 #[derive(Debug, Clone)]
 pub struct RateLimitedRuntime {
     cri: CriClient,
     limiter: StartLimiter,
-    /// Sandboxes that are taken down at a time, in order of arrival. Grace periods are over by then and hold up nobody.
-    stops: Arc<Semaphore>,
+    take_downs: TakeDowns,
+    pleg: Pleg,
     metrics: SandboxMetrics,
 }
 
-/// Sandboxes that are taken down at a time: more at once only make each of them slower.
-const STOPS: usize = 8;
-
 impl RateLimitedRuntime {
-    pub fn new(cri: CriClient, limiter: StartLimiter, metrics: SandboxMetrics) -> Self {
-        RateLimitedRuntime { cri, limiter, stops: Arc::new(Semaphore::new(STOPS)), metrics }
+    pub fn new(
+        cri: CriClient,
+        limiter: StartLimiter,
+        take_downs: TakeDowns,
+        pleg: Pleg,
+        metrics: SandboxMetrics,
+    ) -> Self {
+        RateLimitedRuntime { cri, limiter, take_downs, pleg, metrics }
+    }
+
+    /// PLEG is told what is gone; that it was gone already is as good.
+    fn note_removal(&self, id: &str, removed: &Result<(), CriError>) {
+        if removed.is_ok() || removed.as_ref().is_err_and(CriError::is_not_found) {
+            self.pleg.removed(id);
+        }
     }
 }
 
@@ -136,8 +158,12 @@ impl RuntimeService for RateLimitedRuntime {
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
         self.take().await;
         let began = tokio::time::Instant::now();
+        let making = making();
         let made = RuntimeService::run_pod_sandbox(&self.cri, config, handler).await;
         self.metrics.ran(handler, began.elapsed(), made.is_ok());
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.sandbox(id);
+        }
         made.inspect_err(|_| let_go())
     }
 
@@ -146,22 +172,17 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        // Never closed; without a permit it would go unbounded rather than stop.
-        let permit = self.stops.acquire().await;
         let stop = RuntimeService::stop_pod_sandbox(&self.cri, sandbox);
-        tokio::pin!(stop);
-        tokio::select! {
-            stopped = &mut stop => stopped,
-            () = tokio::time::sleep(HOLD) => {
-                // One that hangs blocks nobody else.
-                drop(permit);
-                stop.await
-            }
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => take_down.stop_sandbox(stop).await,
+            Err(_) => self.take_downs.stop_sandbox(stop).await,
         }
     }
 
     async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await
+        let removed = RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await;
+        self.note_removal(sandbox.as_str(), &removed);
+        removed
     }
 
     async fn create_container(
@@ -171,7 +192,12 @@ impl RuntimeService for RateLimitedRuntime {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<ContainerId, CriError> {
         self.take().await;
-        RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await.inspect_err(|_| let_go())
+        let making = making();
+        let made = RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await;
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.container(id, sandbox);
+        }
+        made.inspect_err(|_| let_go())
     }
 
     async fn start_container(&self, container: &ContainerId) -> Result<(), CriError> {
@@ -183,11 +209,18 @@ impl RuntimeService for RateLimitedRuntime {
     async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
         // A kill waits out a grace period.
         let_go();
-        RuntimeService::stop_container(&self.cri, container, grace).await
+        let stop = RuntimeService::stop_container(&self.cri, container, grace);
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => take_down.stop(container, stop).await,
+            // One container of a pod that goes on.
+            Err(_) => stop.await,
+        }
     }
 
     async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
-        RuntimeService::remove_container(&self.cri, container).await
+        let removed = RuntimeService::remove_container(&self.cri, container).await;
+        self.note_removal(container.as_str(), &removed);
+        removed
     }
 
     async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {

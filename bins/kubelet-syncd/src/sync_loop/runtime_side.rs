@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::events::Reporter;
 use super::node::NodeContext;
 use super::pod_records::Prepared;
-use super::ports::{Files, PodImages, RateLimitedRuntime, with_turn};
+use super::ports::{Files, PodImages, RateLimitedRuntime, with_take_down, with_turn};
 use super::resize_port::PodResizer;
 use super::{resize, view};
 use crate::cri_metrics::SandboxMetrics;
@@ -25,6 +25,7 @@ use crate::pod_workers::Retry;
 use crate::private_state::PrivateState;
 use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
+use crate::take_down::{self, TakeDown, TakeDowns};
 use kubelet_edges::volnetd::Volnetd;
 use kubelet_images::credentials::Keyring;
 use kubelet_images::in_use::ImagesInUse;
@@ -33,6 +34,7 @@ use kubelet_images::{ImageManager, ImageMetrics, PullLimits};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::restart::History;
 use kubelet_model::pod::spec::{self, ContainerKind, PodIdentity};
+use kubelet_pleg::Pleg;
 use kubelet_probes::hooks::pre_stop::PreStops;
 use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
 use kubelet_runtime::runtime::gc::GcPolicy;
@@ -61,6 +63,7 @@ pub struct RuntimeSide {
     cri: CriClient,
     images: Arc<ImageManager<CriClient>>,
     policy: GcPolicy,
+    take_downs: TakeDowns,
 }
 
 /// What is counted on this side alone.
@@ -98,6 +101,8 @@ impl RuntimeSide {
         config: &NodeConfig,
         state: PrivateState,
         limiter: StartLimiter,
+        take_downs: TakeDowns,
+        pleg: Pleg,
         reporter: Arc<Reporter>,
         keyring: Arc<Keyring>,
         metrics: RuntimeMetrics,
@@ -126,7 +131,7 @@ impl RuntimeSide {
         }
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
-            RateLimitedRuntime::new(cri.clone(), limiter, metrics.sandboxes),
+            RateLimitedRuntime::new(cri.clone(), limiter, take_downs.clone(), pleg, metrics.sandboxes),
             Files(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone(), starts: metrics.starts },
             reporter,
@@ -135,7 +140,7 @@ impl RuntimeSide {
         )
         .with_pre_stops(pre_stops)
         .with_users(users_of_pods(config, state));
-        RuntimeSide { manager, cri, images, policy: gc_policy(config) }
+        RuntimeSide { manager, cri, images, policy: gc_policy(config), take_downs }
     }
 
     /// Whether images are there, and who holds them.
@@ -194,14 +199,21 @@ impl RuntimeSide {
         Report { did_something: result.did_work(), failed: retry(&result) }
     }
 
-    /// Stops everything of a pod.
+    /// Stops everything of a pod. `hurried`: its signals are not held back for others.
     ///
     /// # Errors
     /// With the text of what could not be stopped.
-    pub async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Result<(), String> {
+    pub async fn kill(
+        &self,
+        pod: Option<&Arc<Pod>>,
+        runtime: &RuntimePod,
+        (grace, hurried): (u64, bool),
+        about: Box<dyn take_down::Pod>,
+    ) -> Result<(), String> {
         let grace = i64::try_from(grace).unwrap_or(i64::MAX);
-        let result = self.manager.kill_pod(pod.map(|p| &**p), runtime, Some(grace)).await;
-        match result.error_text() {
+        let take_down = TakeDown::new(self.take_downs.clone(), runtime.running().count(), hurried, about);
+        let kill = self.manager.kill_pod(pod.map(|p| &**p), runtime, Some(grace));
+        match with_take_down(take_down, kill).await.error_text() {
             None => Ok(()),
             Some(text) => Err(text),
         }
@@ -278,15 +290,17 @@ impl RuntimeSide {
         self.images.collect_garbage();
     }
 
-    /// Removes dead containers beyond what is kept, and sandboxes with nothing in them.
-    pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) {
-        for (id, error) in self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await {
+    /// Removes dead containers beyond what is kept, and sandboxes with nothing in them. Answers whether all of it worked.
+    pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) -> bool {
+        let failed = self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await;
+        for (id, error) in &failed {
             tracing::warn!(
                 id,
-                error = &error as &dyn std::error::Error,
+                error = error as &dyn std::error::Error,
                 "dead container or sandbox could not be removed"
             );
         }
+        failed.is_empty()
     }
 
     /// The same for one container that has just died.

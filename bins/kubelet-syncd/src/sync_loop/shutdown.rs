@@ -152,7 +152,7 @@ impl SyncLoop {
         };
         self.node.pods.terminate_pod(uid, termination);
         let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };
-        let kill = Kill { grace: Some(grace), evicted: false };
+        let kill = Kill { grace: Some(grace), evicted: false, hurried: true };
         let actions = self.workers.update(uid, UpdateType::Kill, seen, Some(&kill), now);
         self.apply(actions, now);
         self.show(uid);

@@ -4,13 +4,13 @@
 //! A peer or the runtime being away is waited out, never answered with a failed or killed pod. Cancelling ends waiting
 //! at once; calls to the runtime that make something are not interrupted half-way.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_trace::TraceParent;
-use bulkhead_types::{Epoch, PodUid};
+use bulkhead_types::{ContainerId, Epoch, PodUid};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,7 @@ use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
 use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
+use crate::take_down;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
@@ -36,6 +37,8 @@ pub struct Done {
     pub kind: WorkKind,
     pub outcome: Outcome,
     pub took: Duration,
+    /// When it had made its last call that changes something at the runtime: a look at the pod that began later shows all of it.
+    pub settled: Instant,
     /// For the metric.
     pub operation: &'static str,
 }
@@ -90,14 +93,17 @@ pub async fn run(
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
     let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.pods.cause(&uid)).flatten());
     let times = (kind == WorkKind::Sync && node.pods.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
-    let syncer = PodSyncer { node, uid: uid.clone(), context, cancel };
+    let syncer = PodSyncer { node, uid: uid.clone(), context, cancel, settled: OnceLock::new() };
+    let settled = &syncer.settled;
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.
     let work = Box::pin(async {
         let ended = match (kind, &work.pod) {
             (WorkKind::Sync, Some(pod)) => Box::pin(syncer.sync(pod, &work)).await,
             (WorkKind::Terminating, Some(pod)) => Box::pin(syncer.terminating(pod, &work)).await,
             (WorkKind::Terminated, Some(pod)) => Box::pin(syncer.terminated(pod, stays)).await,
-            (WorkKind::TerminatingRuntime, _) | (_, None) => Box::pin(syncer.terminating_runtime(work.grace)).await,
+            (WorkKind::TerminatingRuntime, _) | (_, None) => {
+                Box::pin(syncer.terminating_runtime((work.grace, work.hurried))).await
+            }
         };
         match ended {
             Ok(outcome) => outcome,
@@ -115,7 +121,8 @@ pub async fn run(
     if let Outcome::Failed(retry) = &outcome {
         traced.record(bulkhead_trace::ERROR_FIELD, tracing::field::debug(retry));
     }
-    Done { uid, kind, outcome, took: began.elapsed(), operation }
+    let settled = settled.get().copied().unwrap_or_else(Instant::now);
+    Done { uid, kind, outcome, took: began.elapsed(), settled, operation }
 }
 
 /// The first span of a trace, or of what belongs to `cause`'s; named as upstream names it, with its attributes.
@@ -141,12 +148,46 @@ fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) ->
     )
 }
 
+/// Why a pod is still there whose containers are stopped. `grace`: seconds.
+fn is_ending(grace: u64, runtime: &RuntimePod) -> String {
+    let running: Vec<&str> = runtime.running().map(|c| c.name.as_str()).collect();
+    match running.as_slice() {
+        [] => "is ending: its containers have stopped, the sandbox goes".to_owned(),
+        [one] => format!("is ending: container {one} still runs, grace period {grace} s"),
+        more => format!("is ending: containers {} still run, grace period {grace} s", more.join(", ")),
+    }
+}
+
+/// A pod that is being stopped, for the turn that it waits for.
+struct EndingPod {
+    node: Arc<NodeContext>,
+    uid: PodUid,
+    ending: String,
+}
+
+impl take_down::Pod for EndingPod {
+    fn runs(&self, container: &ContainerId) -> bool {
+        self.node.cache.get(&self.uid).running().any(|one| one.id == *container)
+    }
+
+    fn held_back(&self, waits: bool) {
+        let why = if waits { "is ending: other pods are being stopped first" } else { self.ending.as_str() };
+        self.node.hub.why(&self.uid, why);
+    }
+
+    fn working(&self) -> Box<dyn Send> {
+        Box::new(self.node.pleg.busy(&self.uid))
+    }
+}
+
 /// Syncs, terminates or cleans up one pod.
 pub(super) struct PodSyncer {
     pub(super) node: Arc<NodeContext>,
     pub(super) uid: PodUid,
     pub(super) context: CallContext,
     pub(super) cancel: CancellationToken,
+    /// See [`Done`].
+    pub(super) settled: OnceLock<Instant>,
 }
 
 impl PodSyncer {
@@ -258,6 +299,10 @@ impl PodSyncer {
         };
         self.node.prober.add_pod(&self.uid, pod);
         let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
+        // Who has changed nothing leaves the picture that it saw as good as it was.
+        let is_whole = report.failed.is_none() && !self.cancel.is_cancelled();
+        let unchanged = work.last_sync.filter(|_| !report.did_something && is_whole);
+        let _ = self.settled.set(unchanged.unwrap_or_else(Instant::now));
         // After a failure the pod waits for its time, or for an event that shows that something has changed: to be told
         // of a look in any case would be to try again at once, for ever.
         let changed = report.did_something && report.failed.is_none();
@@ -291,9 +336,9 @@ impl PodSyncer {
         let runtime = self.runtime_pod(Some(pod), work.last_sync).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
-        self.say_terminating(work.grace, &runtime);
+        self.why(is_ending(work.grace, &runtime));
         self.node.prober.stop_liveness_and_startup(&self.uid);
-        self.kill(Some(pod), &runtime, work.grace).await?;
+        self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;
         let after = self.stopped(Some(pod)).await?;
         self.node.prober.remove_pod(&self.uid);
         self.unprepare(pod).await?;
@@ -312,25 +357,19 @@ impl PodSyncer {
         Ok(())
     }
 
-    async fn terminating_runtime(&self, grace: u64) -> Step<Outcome> {
+    async fn terminating_runtime(&self, how: (u64, bool)) -> Step<Outcome> {
         let runtime = self.runtime_pod(None, None).await?;
-        self.kill(None, &runtime, grace).await?;
+        self.kill(None, &runtime, how).await?;
         self.stopped(None).await?;
         Ok(Outcome::Done)
     }
 
-    fn say_terminating(&self, grace: u64, runtime: &RuntimePod) {
-        let running: Vec<&str> = runtime.running().map(|c| c.name.as_str()).collect();
-        match running.as_slice() {
-            [] => self.why("is ending: its containers have stopped, the sandbox goes"),
-            [one] => self.why(format!("is ending: container {one} still runs, grace period {grace} s")),
-            more => self.why(format!("is ending: containers {} still run, grace period {grace} s", more.join(", "))),
-        }
-    }
-
-    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Step<()> {
+    /// With a grace period in seconds; the second: in a hurry.
+    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, how: (u64, bool)) -> Step<()> {
+        let (node, uid, ending) = (self.node.clone(), self.uid.clone(), is_ending(how.0, runtime));
+        let about = Box::new(EndingPod { node, uid, ending });
         // A shortened grace period drops the call and asks anew: stopping may be asked for at any time.
-        let killed = self.wait(self.node.runtime.kill(pod, runtime, grace)).await?;
+        let killed = self.wait(self.node.runtime.kill(pod, runtime, how, about)).await?;
         if let Err(error) = killed {
             self.why(format!("could not be stopped yet, trying again: {error}"));
             if let Some(pod) = pod {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bytes::{Bytes, BytesMut};
@@ -186,6 +186,14 @@ impl Client {
     /// # Errors
     /// No answer.
     pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Answer> {
+        self.inner.runtime.block_on(self.exchange(method, path, headers, body))
+    }
+
+    /// The same for whoever is asynchronous.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn exchange(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Answer> {
         let method = Method::from_bytes(method.as_bytes())?;
         let body = Bytes::copy_from_slice(body);
         let what = format!("{method} {path}");
@@ -208,9 +216,8 @@ impl Client {
                 body: body.to_bytes(),
             })
         };
-        self.inner
-            .runtime
-            .block_on(async { tokio::time::timeout(LIMIT, exchange).await })
+        tokio::time::timeout(LIMIT, exchange)
+            .await
             .with_context(|| format!("{what}: no answer within {} s", LIMIT.as_secs()))?
             .context(what)
     }
@@ -246,6 +253,14 @@ impl Client {
     /// # Errors
     /// No answer, or another one than 200.
     pub fn watch(&self, path: &str) -> Result<Events> {
+        self.inner.runtime.block_on(self.open_watch(path))
+    }
+
+    /// The same for whoever is asynchronous.
+    ///
+    /// # Errors
+    /// No answer, or another one than 200.
+    pub async fn open_watch(&self, path: &str) -> Result<Events> {
         let path = format!("{path}{}watch=true", if path.contains('?') { '&' } else { '?' });
         let exchange = async {
             // A connection of its own: servers bound the streams of one.
@@ -261,10 +276,8 @@ impl Client {
             }
             Ok(response.into_body())
         };
-        let body = self
-            .inner
-            .runtime
-            .block_on(async { tokio::time::timeout(LIMIT, exchange).await })
+        let body = tokio::time::timeout(LIMIT, exchange)
+            .await
             .with_context(|| format!("watch {path}: no answer"))?
             .with_context(|| format!("watch {path}"))?;
         Ok(Events { runtime: self.inner.runtime.clone(), body, rest: BytesMut::new(), ended: false })
@@ -311,7 +324,17 @@ impl Events {
     /// # Errors
     /// None came within `limit`, the connection broke, or what came is no event.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
-        let deadline = Instant::now() + limit;
+        let runtime = self.runtime.clone();
+        runtime
+            .block_on(async { tokio::time::timeout(limit, self.read()).await })
+            .with_context(|| format!("no event within {:.1} s", limit.as_secs_f64()))?
+    }
+
+    /// The same for whoever is asynchronous, for as long as it takes; may be dropped and called again.
+    ///
+    /// # Errors
+    /// The connection broke, or what came is no event.
+    pub async fn read(&mut self) -> Result<Option<Event>> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line = self.rest.split_to(end + 1);
@@ -322,13 +345,7 @@ impl Events {
             if self.ended {
                 return Ok(None);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let body = &mut self.body;
-            let frame = self
-                .runtime
-                .block_on(async { tokio::time::timeout(left, body.frame()).await })
-                .with_context(|| format!("no event within {:.1} s", limit.as_secs_f64()))?;
-            match frame {
+            match self.body.frame().await {
                 Some(frame) => {
                     if let Ok(data) = frame.context("the watch broke")?.into_data() {
                         self.rest.extend_from_slice(&data);

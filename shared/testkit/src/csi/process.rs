@@ -80,9 +80,15 @@ impl Process {
 
     /// # Errors
     /// It does not run.
-    pub(crate) fn cpu_nanoseconds(&self) -> Result<u64> {
+    pub(crate) fn pid(&self) -> Result<i32> {
         let child = self.child.as_ref().with_context(|| format!("{} does not run", self.program.display()))?;
-        processes::cpu_nanoseconds(child.id() as i32)
+        Ok(child.id() as i32)
+    }
+
+    /// # Errors
+    /// It does not run.
+    pub(crate) fn cpu_nanoseconds(&self) -> Result<u64> {
+        processes::cpu_nanoseconds(self.pid()?)
     }
 
     /// Waits until it has ended by itself.

@@ -53,6 +53,14 @@ fn run() -> Result<()> {
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
         .arg(number("cluster-pods", "100", "Pods created at once on the API server"))
+        .arg(number("cluster-pairs", "30", "Pods started and deleted one by one there, of each agent in turn"))
+        .arg(number("bursts", "3", "How often so many pods are started and deleted at once there, of each agent in turn"))
+        .arg(
+            Arg::new("upstream")
+                .long("upstream")
+                .action(ArgAction::SetTrue)
+                .help("Measures upstream's kubelet there as well (in the folder that KUBEBUILDER_ASSETS names)"),
+        )
         .arg(number("idle", "60", "Seconds of idling with those pods"))
         .arg(number("exits", "15", "Killed containers, for the time until the node knows"))
         .arg(number("cluster-exits", "100", "Killed containers, for the time until the API server knows"))
@@ -67,7 +75,7 @@ fn run() -> Result<()> {
         .arg(number("volume-pods", "100", "Pods with five local volumes and one of a CSI driver each; 0: fsGroup alone"))
         .arg(number("files", "100000", "Files of a volume that is given to a group; 0: none"))
         .arg(number("resource-pods", "50", "Pods with a device of a plugin and a claim of a driver each"))
-        .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8"))
+        .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8, and 8 for the null agent"))
         .arg(
             Arg::new("quick")
                 .long("quick")
@@ -113,7 +121,21 @@ fn run() -> Result<()> {
     }
     if has("cluster") {
         let (pods, exits) = (few("cluster-pods", 8)?, few("cluster-exits", 3)?);
-        let plan = cluster::Plan { judged: !quick, pods, exits, idle, in_flight };
+        let null_in_flight = match count("in-flight")? {
+            0 => cluster::NULL_IN_FLIGHT,
+            fixed => fixed as usize,
+        };
+        let plan = cluster::Plan {
+            judged: !quick,
+            pairs: few("cluster-pairs", 2)?,
+            pods,
+            bursts: few("bursts", 1)?.max(1),
+            exits,
+            idle,
+            null_in_flight,
+            in_flight,
+            upstream: matches.get_flag("upstream"),
+        };
         sections.push(report::cluster(&plan, &cluster::run(&plan)?));
     }
     if has("probes") {

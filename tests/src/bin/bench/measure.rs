@@ -305,20 +305,28 @@ pub fn lab(release: Release) -> Result<Lab> {
 /// # Errors
 /// A daemon has ended.
 pub fn usage(node: &Node) -> Result<BTreeMap<String, Usage>> {
+    Ok(usage_of(&alive(node)?))
+}
+
+/// The same of any processes, each with its program's name.
+pub fn usage_of(family: &[(String, i32)]) -> BTreeMap<String, Usage> {
     let mut sum = BTreeMap::<String, Usage>::new();
-    for (name, pid) in alive(node)? {
-        let (Ok(cpu_ns), Ok(context_switches)) = (processes::cpu_nanoseconds(pid), processes::context_switches(pid))
+    for (name, pid) in family {
+        let (Ok(cpu_ns), Ok(context_switches)) = (processes::cpu_nanoseconds(*pid), processes::context_switches(*pid))
         else {
             continue;
         };
-        let used = sum.entry(name).or_default();
+        let used = sum.entry(name.clone()).or_default();
         *used = [*used, Usage { cpu_ns, context_switches }].into_iter().sum();
     }
-    Ok(sum)
+    sum
 }
 
 /// The node agent's processes, its daemons all among them.
-fn alive(node: &Node) -> Result<Vec<(String, i32)>> {
+///
+/// # Errors
+/// A daemon has ended.
+pub fn alive(node: &Node) -> Result<Vec<(String, i32)>> {
     let family = node.family();
     for daemon in bulkhead_testkit::node::DAEMONS {
         ensure!(family.iter().any(|(name, _)| name == daemon), "{daemon} has ended");
@@ -340,9 +348,14 @@ fn total(node: &Node) -> Result<Usage> {
 /// # Errors
 /// A daemon has ended.
 pub fn pss(node: &Node) -> Result<BTreeMap<String, u64>> {
+    Ok(pss_of(&alive(node)?))
+}
+
+/// The same of any processes, each with its program's name.
+pub fn pss_of(family: &[(String, i32)]) -> BTreeMap<String, u64> {
     let mut sum = BTreeMap::new();
-    for (name, pid) in alive(node)? {
-        *sum.entry(name).or_default() += processes::pss_kib(pid).unwrap_or(0);
+    for (name, pid) in family {
+        *sum.entry(name.clone()).or_default() += processes::pss_kib(*pid).unwrap_or(0);
     }
-    Ok(sum)
+    sum
 }

@@ -34,31 +34,29 @@ pub struct ContainerRemoval {
     pub kill_first: bool,
 }
 
-/// A sandbox that goes: it is stopped once more, then removed.
+/// A sandbox that goes: it is stopped, unless it was, then removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxRemoval {
     pub pod: PodUid,
     pub id: SandboxId,
 }
 
-/// What one pass removes, in order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct GcPlan {
-    pub containers: Vec<ContainerRemoval>,
-    pub sandboxes: Vec<SandboxRemoval>,
-}
-
-/// Plans a pass. `removable` says which pods' containers all go (their content should be removed); pass a function that
+/// Which containers a pass removes, in order. `removable` says which pods' containers all go (their content should be removed); pass a function that
 /// is false for every pod while not all sources are ready.
-pub fn plan(pods: &[RuntimePod], now: SystemTime, policy: GcPolicy, removable: impl Fn(&PodUid) -> bool) -> GcPlan {
-    let mut plan = GcPlan::default();
+pub fn containers(
+    pods: &[RuntimePod],
+    now: SystemTime,
+    policy: GcPolicy,
+    removable: impl Fn(&PodUid) -> bool,
+) -> Vec<ContainerRemoval> {
+    let mut plan = Vec::new();
     // Dead instances by pod and container, newest first.
     let mut groups: BTreeMap<(&PodUid, &str), Vec<&ContainerStatus>> = BTreeMap::new();
     for pod in pods {
         let Some(uid) = &pod.uid else { continue };
         for status in pod.containers.iter().filter(|c| is_evictable(c, now, policy.min_age)) {
             if removable(uid) {
-                plan.containers.push(removal(uid, status));
+                plan.push(removal(uid, status));
             } else {
                 groups.entry((uid, &status.name)).or_default().push(status);
             }
@@ -77,10 +75,9 @@ pub fn plan(pods: &[RuntimePod], now: SystemTime, policy: GcPolicy, removable: i
             let mut all: Vec<(&PodUid, &ContainerStatus)> =
                 groups.iter().flat_map(|((uid, _), list)| list.iter().map(move |c| (*uid, *c))).collect();
             all.sort_by(|a, b| b.1.created_at.cmp(&a.1.created_at).then_with(|| b.1.id.cmp(&a.1.id)));
-            plan.containers.extend(all.drain(max.min(all.len())..).map(|(uid, status)| removal(uid, status)));
+            plan.extend(all.drain(max.min(all.len())..).map(|(uid, status)| removal(uid, status)));
         }
     }
-    plan.sandboxes = sandboxes(pods, removable);
     plan
 }
 
@@ -92,20 +89,24 @@ fn removal(pod: &PodUid, status: &ContainerStatus) -> ContainerRemoval {
     ContainerRemoval { pod: pod.clone(), id: status.id.clone(), kill_first: status.state == RunState::Unknown }
 }
 
-fn drop_beyond(groups: &mut BTreeMap<(&PodUid, &str), Vec<&ContainerStatus>>, keep: usize, plan: &mut GcPlan) {
+fn drop_beyond(
+    groups: &mut BTreeMap<(&PodUid, &str), Vec<&ContainerStatus>>,
+    keep: usize,
+    plan: &mut Vec<ContainerRemoval>,
+) {
     for ((uid, _), list) in groups.iter_mut() {
         // Oldest last; they go first.
         while list.len() > keep {
             if let Some(status) = list.pop() {
-                plan.containers.push(removal(uid, status));
+                plan.push(removal(uid, status));
             }
         }
     }
 }
 
-/// Not-ready sandboxes that no container refers to: all of a removable pod, else all but the newest. A container that
-/// this pass removes still counts: the sandbox goes in the next pass.
-fn sandboxes(pods: &[RuntimePod], removable: impl Fn(&PodUid) -> bool) -> Vec<SandboxRemoval> {
+/// Not-ready sandboxes that no container refers to: all of a removable pod, else all but the newest. `pods` as they are when the
+/// containers have been removed.
+pub fn sandboxes(pods: &[RuntimePod], removable: impl Fn(&PodUid) -> bool) -> Vec<SandboxRemoval> {
     let mut result = Vec::new();
     for pod in pods {
         let Some(uid) = &pod.uid else { continue };
@@ -159,8 +160,8 @@ mod tests {
         pod
     }
 
-    fn ids(plan: &GcPlan) -> Vec<&str> {
-        plan.containers.iter().map(|c| c.id.as_str()).collect()
+    fn ids(plan: &[ContainerRemoval]) -> Vec<&str> {
+        plan.iter().map(|c| c.id.as_str()).collect()
     }
 
     const DEAD: RunState = RunState::Exited;
@@ -173,23 +174,23 @@ mod tests {
             ("a", "a2", DEAD, 20),
             ("a", "a1", RunState::Unknown, 10),
         ])];
-        let found = plan(&p, at(100), GcPolicy::default(), |_| false);
+        let found = containers(&p, at(100), GcPolicy::default(), |_| false);
         assert_eq!(ids(&found), ["a1", "a2"]);
-        assert!(found.containers[0].kill_first && !found.containers[1].kill_first);
-        assert_eq!(ids(&plan(&p, at(100), GcPolicy::default(), |_| true)), ["a3", "b1", "a2", "a1"]);
+        assert!(found[0].kill_first && !found[1].kill_first);
+        assert_eq!(ids(&containers(&p, at(100), GcPolicy::default(), |_| true)), ["a3", "b1", "a2", "a1"]);
         let young = GcPolicy { min_age: Duration::from_secs(85), ..GcPolicy::default() };
-        assert!(ids(&plan(&p, at(100), young, |_| true)) == ["a1"]);
+        assert!(ids(&containers(&p, at(100), young, |_| true)) == ["a1"]);
         let running = [pod(&[("a", "a2", RunState::Running, 30), ("a", "a1", DEAD, 20)])];
-        assert!(plan(&running, at(100), GcPolicy::default(), |_| false).containers.is_empty());
+        assert!(containers(&running, at(100), GcPolicy::default(), |_| false).is_empty());
     }
 
     #[test]
     fn a_limit_for_the_node() {
         let p = [pod(&[("a", "a3", DEAD, 30), ("b", "b1", DEAD, 25), ("a", "a2", DEAD, 20), ("c", "c1", DEAD, 10)])];
         let limit = |n| GcPolicy { max_per_container: None, max_total: Some(n), ..GcPolicy::default() };
-        assert_eq!(ids(&plan(&p, at(100), limit(3), |_| false)), ["a2"]);
-        assert_eq!(ids(&plan(&p, at(100), limit(2), |_| false)), ["a2", "c1"]);
-        assert!(plan(&p, at(100), limit(4), |_| false).containers.is_empty());
+        assert_eq!(ids(&containers(&p, at(100), limit(3), |_| false)), ["a2"]);
+        assert_eq!(ids(&containers(&p, at(100), limit(2), |_| false)), ["a2", "c1"]);
+        assert!(containers(&p, at(100), limit(4), |_| false).is_empty());
     }
 
     #[test]
@@ -202,11 +203,7 @@ mod tests {
             p.sandboxes.push(sandbox_status(id, attempt, state));
         }
         let names = |p: &RuntimePod, all| {
-            plan(std::slice::from_ref(p), at(9), GcPolicy::default(), |_| all)
-                .sandboxes
-                .iter()
-                .map(|s| s.id.to_string())
-                .collect::<Vec<_>>()
+            sandboxes(std::slice::from_ref(p), |_| all).iter().map(|s| s.id.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(names(&p, false), ["s2"]);
         assert_eq!(names(&p, true), ["s3", "s2"]);
@@ -239,8 +236,8 @@ mod tests {
             let mut p = pod(&list);
             p.sandboxes.push(sandbox_status("s0", 0, SandboxState::NotReady));
             let policy = GcPolicy { min_age: Duration::ZERO, max_per_container: per, max_total: total };
-            let found = plan(std::slice::from_ref(&p), at(60), policy, |_| all);
-            for gone in &found.containers {
+            let found = containers(std::slice::from_ref(&p), at(60), policy, |_| all);
+            for gone in &found {
                 let status = p.containers.iter().find(|c| c.id == gone.id).unwrap();
                 prop_assert!(status.state != RunState::Running);
                 prop_assert_eq!(gone.kill_first, status.state == RunState::Unknown);
@@ -248,9 +245,10 @@ mod tests {
             let mut unique: Vec<_> = ids(&found);
             unique.sort_unstable();
             unique.dedup();
-            prop_assert_eq!(unique.len(), found.containers.len());
-            prop_assert!(found.sandboxes.is_empty() || p.containers.is_empty());
-            let left = p.containers.iter().filter(|c| c.state != RunState::Running).count() - found.containers.len();
+            prop_assert_eq!(unique.len(), found.len());
+            let gone = sandboxes(std::slice::from_ref(&p), |_| all);
+            prop_assert!(gone.is_empty() || p.containers.is_empty());
+            let left = p.containers.iter().filter(|c| c.state != RunState::Running).count() - found.len();
             if all { prop_assert_eq!(left, 0); }
             if let Some(total) = total { prop_assert!(left <= total); }
         }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::actions::{ContainerKill, ContainerReset, KillReason};
 use super::end::{self, Ending, Turns, primary_ip};
-use super::gc::{GcPlan, GcPolicy, plan, surplus_dead_containers};
+use super::gc::{self, GcPolicy, surplus_dead_containers};
 use super::kill::{grace, orphan_grace, predecessors};
 use super::ports::{HostFiles, Images};
 use super::result::{Action, ActionError, SyncResult};
@@ -132,47 +132,52 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
                 let transient = error.is_unknown_outcome();
                 Err(ActionError { transient, ..ActionError::new("KillPodSandboxError", error.to_string()) })
             }
-            _ => Ok(()),
+            _ => {
+                self.stopped_sandboxes().note(id);
+                Ok(())
+            }
         }
     }
 
-    /// Stops the sandbox once more (it may hold an address) and removes it. That it is gone already is success.
+    /// Removes a sandbox, and stops it before if this process has not: it may hold an address. That it is gone already is success.
+    /// A second stop would have the runtime take the network down once more, by the same plugins.
     pub async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), ActionError> {
-        self.stop_sandbox(id).await?;
+        if !self.stopped_sandboxes().contains(id) {
+            self.stop_sandbox(id).await?;
+        }
         match self.api.remove_pod_sandbox(id).await {
             Err(error) if !error.is_not_found() => {
+                // Perhaps for something that a stop puts right.
+                self.stopped_sandboxes().forget(id);
                 let transient = error.is_unknown_outcome();
                 Err(ActionError { transient, ..ActionError::new("RemovePodSandboxError", error.to_string()) })
             }
-            _ => Ok(()),
+            _ => {
+                self.stopped_sandboxes().forget(id);
+                Ok(())
+            }
         }
     }
 
-    /// One pass of container garbage collection. Returns what failed, each with the id; the rest is done nevertheless.
-    /// `removable`: see [`plan`].
+    /// One pass of garbage collection: dead containers, then the sandboxes that nothing is left in. Returns what failed, each with
+    /// the id; the rest is done nevertheless. `removable`: see [`gc::containers`].
     pub async fn collect_garbage(
         &self,
         pods: &[RuntimePod],
         policy: GcPolicy,
         removable: impl Fn(&PodUid) -> bool,
     ) -> Vec<(String, ActionError)> {
-        let plan = plan(pods, (self.clock)(), policy, removable);
-        self.run_gc(pods, &plan).await
-    }
-
-    async fn run_gc(&self, pods: &[RuntimePod], plan: &GcPlan) -> Vec<(String, ActionError)> {
         let mut failed = Vec::new();
-        for removal in &plan.containers {
-            let found = pods
-                .iter()
-                .filter(|p| p.uid.as_ref() == Some(&removal.pod))
-                .find_map(|p| p.containers.iter().find(|c| c.id == removal.id).map(|c| (p, c)));
-            let Some((pod, container)) = found else { continue };
-            if let Err(error) = self.remove_dead(pod, container, removal.kill_first).await {
-                failed.push((removal.id.to_string(), error));
+        let mut left = pods.to_vec();
+        for removal in gc::containers(pods, (self.clock)(), policy, &removable) {
+            let Some(pod) = left.iter_mut().find(|pod| pod.uid.as_ref() == Some(&removal.pod)) else { continue };
+            let Some(container) = pod.containers.iter().find(|one| one.id == removal.id) else { continue };
+            match self.remove_dead(pod, container, removal.kill_first).await {
+                Ok(()) => pod.containers.retain(|one| one.id != removal.id),
+                Err(error) => failed.push((removal.id.to_string(), error)),
             }
         }
-        for removal in &plan.sandboxes {
+        for removal in gc::sandboxes(&left, &removable) {
             if let Err(error) = self.remove_sandbox(&removal.id).await {
                 failed.push((removal.id.to_string(), error));
             }
@@ -226,6 +231,30 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             }
         }
         failed
+    }
+}
+
+/// Sandboxes that this process has stopped and not removed yet.
+#[derive(Debug, Default)]
+pub(super) struct StoppedSandboxes(BTreeSet<SandboxId>);
+
+/// Far more than a node has. Above it all are forgotten, and stopped once more.
+const STOPPED_MAX: usize = 4096;
+
+impl StoppedSandboxes {
+    fn note(&mut self, id: &SandboxId) {
+        if self.0.len() >= STOPPED_MAX {
+            self.0.clear();
+        }
+        self.0.insert(id.clone());
+    }
+
+    fn contains(&self, id: &SandboxId) -> bool {
+        self.0.contains(id)
+    }
+
+    fn forget(&mut self, id: &SandboxId) {
+        self.0.remove(id);
     }
 }
 

@@ -39,6 +39,7 @@ use super::result::{Action, ActionError, SyncResult};
 use super::run_options::ContainerManager;
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
+use super::stop::StoppedSandboxes;
 use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventSink, EventType, PodEvent};
@@ -103,6 +104,7 @@ pub struct RuntimeManager<R, F, I> {
     refused: Option<IntCounterVec>,
     pub(super) pre_stops: Arc<PreStops>,
     pub(super) post_start_gate: PostStartGate,
+    stopped_sandboxes: Mutex<StoppedSandboxes>,
 }
 
 impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
@@ -138,7 +140,13 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             refused: None,
             pre_stops,
             post_start_gate,
+            stopped_sandboxes: Mutex::default(),
         }
+    }
+
+    pub(super) fn stopped_sandboxes(&self) -> MutexGuard<'_, StoppedSandboxes> {
+        // Plain data, valid at every step.
+        self.stopped_sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// preStop hooks that were begun by an earlier life of this process are known.

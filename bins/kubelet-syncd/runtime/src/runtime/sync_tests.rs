@@ -324,6 +324,19 @@ async fn garbage() {
     dead.containers.clear();
     w.manager.collect_garbage(std::slice::from_ref(&dead), GcPolicy::default(), |_| true).await;
     assert_eq!(w.fake.take(), ["StopPodSandbox s0", "RemovePodSandbox s0"]);
+    // In one pass, and without a second stop of what was stopped.
+    let mut ended = status(vec![container_status("a", RunState::Exited, 0)]);
+    ended.sandboxes[0].state = SandboxState::NotReady;
+    assert!(w.manager.kill_pod(Some(&simple(&["a"])), &ended, None).await.is_ok());
+    assert_eq!(w.fake.cri(), ["StopPodSandbox s0"]);
+    w.fake.fail("RemovePodSandbox s0", Code::Unknown, "busy");
+    w.fake.log().failures.remove("RemoveContainer a-id");
+    let collect = || w.manager.collect_garbage(std::slice::from_ref(&ended), GcPolicy::default(), |_| true);
+    assert_eq!(collect().await.len(), 1);
+    assert_eq!(w.fake.cri(), ["RemoveContainer a-id", "RemovePodSandbox s0"]);
+    w.fake.log().failures.clear();
+    assert!(collect().await.is_empty());
+    assert_eq!(w.fake.cri(), ["RemoveContainer a-id", "StopPodSandbox s0", "RemovePodSandbox s0"]);
     let mut older = container_status("a", RunState::Exited, 0);
     older.id = ContainerId::parse("a-old").unwrap();
     let p = status(vec![container_status("a", RunState::Exited, 0), older]);

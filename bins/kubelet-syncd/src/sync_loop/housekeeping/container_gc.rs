@@ -22,20 +22,27 @@ pub async fn collect_node(node: &NodeContext, removable: &HashSet<PodUid>) {
     node.runtime.collect_garbage(&pods, removable).await;
 }
 
-/// A pod has ended and is forgotten: its containers first, then, when the runtime shows them gone, its sandboxes. Only
+/// A pod has ended and is forgotten: its containers and its sandboxes go, which is tried once more where it did not work. Only
 /// what is in `old` goes.
 pub async fn collect_ended(node: &NodeContext, uid: &PodUid, old: &RuntimePod) {
     let removable = HashSet::from([uid.clone()]);
-    for _ in 0..2 {
-        let now = Instant::now();
-        let Ok(pod) = node.cache.get_newer_than(uid, now).await else { return };
-        let mut pod = pod.as_ref().clone();
-        pod.containers.retain(|one| old.containers.iter().any(|other| other.id == one.id));
-        pod.sandboxes.retain(|one| old.sandboxes.iter().any(|other| other.id == one.id));
+    // The look after the pod's last call showed that nothing runs, and nothing of it is made any more.
+    let is_known = node.cache.is_certain(uid) && old.running().next().is_none();
+    let mut pod = old.clone();
+    for round in 0..2 {
+        if round > 0 || !is_known {
+            let Ok(seen) = node.cache.get_newer_than(uid, Instant::now()).await else { return };
+            pod = seen.as_ref().clone();
+            pod.containers.retain(|one| old.containers.iter().any(|other| other.id == one.id));
+            pod.sandboxes.retain(|one| old.sandboxes.iter().any(|other| other.id == one.id));
+        }
         if pod.containers.is_empty() && pod.sandboxes.is_empty() {
             return;
         }
-        node.runtime.collect_garbage(&[pod], &removable).await;
+        let has_ended = pod.running().next().is_none() && !pod.has_ready_sandbox();
+        if node.runtime.collect_garbage(std::slice::from_ref(&pod), &removable).await && has_ended {
+            break;
+        }
     }
     node.pleg.request(uid);
 }

@@ -43,6 +43,8 @@ struct Row {
     what: String,
     floor: Option<f64>,
     node: f64,
+    /// The same of upstream's kubelet, where it was measured too.
+    upstream: Option<f64>,
     unit: &'static str,
     /// Judged is the ratio to the floor where there is one, else the node's value itself.
     budget: Option<f64>,
@@ -52,7 +54,7 @@ struct Row {
 
 impl Row {
     fn new(what: impl Into<String>, floor: Option<f64>, node: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), floor, node, unit, budget: None, judged: None }
+        Self { what: what.into(), floor, node, upstream: None, unit, budget: None, judged: None }
     }
 
     fn budget(mut self, budget: f64) -> Self {
@@ -62,6 +64,11 @@ impl Row {
 
     fn judge(mut self, value: f64) -> Self {
         self.judged = Some(value);
+        self
+    }
+
+    fn upstream(mut self, value: Option<f64>) -> Self {
+        self.upstream = value;
         self
     }
 
@@ -95,6 +102,11 @@ fn median_of_ratios(floor: &[Duration], node: &[Duration]) -> f64 {
         .map(|(floor, node)| Duration::from_secs_f64(node.as_secs_f64() / floor.as_secs_f64()))
         .collect();
     quantile(&ratios, 0.5)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 fn pair(what: &str, pair: &Pair, share: f64) -> Row {
@@ -180,9 +192,14 @@ impl Section {
     pub fn table(&self) -> String {
         let width = self.rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
         let title = self.title;
-        let mut text = format!("\n{title:width$}  {:>9}  {:>9}  {:>7}  {:>8}\n", "floor", "node", "ratio", "budget");
+        let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.3}") };
+        // A column that is there only where something stands in it.
+        let beside = self.rows.iter().any(|row| row.upstream.is_some());
+        let upstream = |text: &str| if beside { format!("  {text:>9}") } else { String::new() };
+        let heading = upstream("upstream");
+        let mut text =
+            format!("\n{title:width$}  {:>9}  {:>9}{heading}  {:>7}  {:>8}\n", "floor", "node", "ratio", "budget");
         for row in &self.rows {
-            let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.3}") };
             let floor = row.floor.map_or_else(|| "-".to_owned(), number);
             let ratio = row.judged.or_else(|| row.ratio()).map_or_else(|| "-".to_owned(), |it| format!("{it:.2}"));
             let budget = row.budget.map_or_else(|| "-".to_owned(), |budget| format!("<= {budget}"));
@@ -193,9 +210,10 @@ impl Section {
             };
             let _ = writeln!(
                 text,
-                "{:width$}  {floor:>9}  {:>9}  {ratio:>7}  {budget:>8}  {:<11} {verdict}",
+                "{:width$}  {floor:>9}  {:>9}{}  {ratio:>7}  {budget:>8}  {:<11} {verdict}",
                 row.what,
                 number(row.node),
+                upstream(&row.upstream.map_or_else(|| "-".to_owned(), number)),
                 row.unit
             );
         }
@@ -219,6 +237,7 @@ impl Section {
                     "what": row.what.trim(),
                     "floor": row.floor,
                     "node": row.node,
+                    "upstream": row.upstream,
                     "unit": row.unit,
                     "ratio": row.judged.or_else(|| row.ratio()),
                     "budget": row.budget,

@@ -1,0 +1,277 @@
+//! Fair, bounded take-downs: so many pods are between `StopContainer` and the end of `StopPodSandbox` at a time (decision 89).
+//!
+//! A runtime that ends a hundred pods at once ends none of them for seconds; a few at a time are gone one after the other, and the
+//! last not later. A container that uses its grace period costs the runtime nothing, so its pod gives the slot back meanwhile and
+//! takes one again, before pods that have not been signalled, when it has ended. A grace period counts from the signal; how long a
+//! signal may be held back is bounded, and a pod that has to go in a hurry (eviction, preemption, a shutdown of the machine, a grace
+//! period that was shortened) is signalled at once.
+
+mod line;
+mod progress;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_types::ContainerId;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use self::line::{Line, Place};
+use self::progress::{Stop, needs_slot};
+
+/// A container that runs for so long after its signal uses its grace period. What ends at once has ended by then, also on a
+/// machine that does nothing else but take down.
+pub const RUNS_ON: Duration = Duration::from_millis(300);
+/// For so long a signal is held back at most, counted from the first one of the pod that was wanted. Pods as many as a node has by
+/// default (110), all of which use their grace periods, are signalled before it on two processors.
+pub const HELD_MAX: Duration = Duration::from_secs(10);
+/// A call that takes longer than this blocks nobody else.
+pub const HOLD: Duration = Duration::from_secs(20);
+
+/// Hands out the slots.
+#[derive(Debug, Clone)]
+pub struct TakeDowns {
+    line: Arc<Mutex<Line<oneshot::Sender<Slot>>>>,
+}
+
+/// A turn; dropping it gives it to the next in line.
+#[derive(Debug)]
+struct Slot {
+    /// None: it was given on already, or there was none.
+    from: Option<TakeDowns>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(from) = self.from.take() {
+            from.hand_on();
+        }
+    }
+}
+
+impl TakeDowns {
+    pub fn new(slots: usize) -> Self {
+        TakeDowns { line: Arc::new(Mutex::new(Line::new(slots))) }
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line<oneshot::Sender<Slot>>> {
+        // Every step leaves the line whole.
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Take-downs that could begin now.
+    pub fn free(&self) -> usize {
+        self.line().free()
+    }
+
+    fn hand_on(self) {
+        loop {
+            let Some(next) = self.line().next() else { return };
+            match next.send(Slot { from: Some(self.clone()) }) {
+                Ok(()) => return,
+                // Whoever waited is gone, and the one behind it is next.
+                Err(mut slot) => slot.from = None,
+            }
+        }
+    }
+
+    fn take(&self) -> Option<Slot> {
+        self.line().take().then(|| Slot { from: Some(self.clone()) })
+    }
+
+    async fn acquire(&self, place: Place) -> Slot {
+        let turn = {
+            let mut line = self.line();
+            if line.take() {
+                return Slot { from: Some(self.clone()) };
+            }
+            let (sender, turn) = oneshot::channel();
+            line.wait(place, sender);
+            turn
+        };
+        // The line is never dropped while somebody waits in it; were it, take-downs would go unbounded rather than stop.
+        turn.await.unwrap_or(Slot { from: None })
+    }
+
+    /// Stops a sandbox that is not part of a take-down: one of which nothing runs any more.
+    pub async fn stop_sandbox<T>(&self, call: impl Future<Output = T>) -> T {
+        hold(self.acquire(Place::Back).await, call).await
+    }
+}
+
+/// Makes a call with a slot, which goes to others when the call hangs.
+async fn hold<T>(slot: Slot, call: impl Future<Output = T>) -> T {
+    tokio::pin!(call);
+    tokio::select! {
+        done = &mut call => done,
+        () = tokio::time::sleep(HOLD) => {
+            drop(slot);
+            call.await
+        }
+    }
+}
+
+/// What a take-down has to know and to tell.
+pub trait Pod: Send + Sync {
+    /// Whether the container still runs, by what is known already.
+    fn runs(&self, container: &ContainerId) -> bool;
+
+    /// Its first signal has to wait for its turn, or need not any more.
+    fn held_back(&self, waits: bool);
+
+    /// The runtime works for the pod's end until the answer is dropped: what its events tell is our own doing.
+    fn working(&self) -> Box<dyn Send>;
+}
+
+/// The take-down of one pod, from the first signal to the end of its sandboxes. Clones are the same one.
+#[derive(Clone)]
+pub struct TakeDown {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    slots: TakeDowns,
+    pod: Box<dyn Pod>,
+    /// Nothing is held back.
+    hurried: bool,
+    /// Who waits for the pod's slot, on behalf of all its containers.
+    gate: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+}
+
+struct State {
+    slot: Option<Slot>,
+    working: Option<Box<dyn Send>>,
+    /// Running containers of which no stop has come back.
+    left: usize,
+    stops: HashMap<ContainerId, Stop>,
+    place: Place,
+    /// From then on no signal waits.
+    signal_by: Option<Instant>,
+}
+
+impl std::fmt::Debug for TakeDown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TakeDown").field("hurried", &self.inner.hurried).finish_non_exhaustive()
+    }
+}
+
+impl TakeDown {
+    /// `running`: containers that are to be stopped. `hurried`: no signal waits.
+    pub fn new(slots: TakeDowns, running: usize, hurried: bool, pod: Box<dyn Pod>) -> Self {
+        let state = State {
+            slot: None,
+            working: None,
+            left: running,
+            stops: HashMap::new(),
+            place: Place::Back,
+            signal_by: None,
+        };
+        let inner = Inner { slots, pod, hurried, gate: tokio::sync::Mutex::default(), state: Mutex::new(state) };
+        TakeDown { inner: Arc::new(inner) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every step leaves it whole.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops a container by `call` when its turn has come.
+    pub async fn stop<T>(&self, container: &ContainerId, call: impl Future<Output = T>) -> T {
+        self.note(container, Some(Stop::Waits));
+        self.turn_to_signal().await;
+        self.state().place = Place::Front;
+        self.note(container, Some(Stop::Ends));
+        tokio::pin!(call);
+        let stopped = tokio::select! {
+            stopped = &mut call => stopped,
+            () = tokio::time::sleep(RUNS_ON) => {
+                self.note(container, Some(Stop::after_a_moment(self.inner.pod.runs(container))));
+                tokio::select! {
+                    stopped = &mut call => stopped,
+                    () = tokio::time::sleep(HOLD) => {
+                        self.note(container, Some(Stop::RunsOn));
+                        call.await
+                    }
+                }
+            }
+        };
+        self.note(container, None);
+        stopped
+    }
+
+    /// Stops a sandbox of the pod by `call` when its turn has come. Nothing of the pod runs any more, so that this waits as long as
+    /// it takes.
+    pub async fn stop_sandbox<T>(&self, call: impl Future<Output = T>) -> T {
+        let slot = self.state().slot.take();
+        let slot = match slot {
+            Some(slot) => slot,
+            None => {
+                let place = self.state().place;
+                self.inner.slots.acquire(place).await
+            }
+        };
+        hold(slot, call).await
+    }
+
+    /// Where a container is; none: its stop has come back. The slot goes when nothing needs it.
+    fn note(&self, container: &ContainerId, stop: Option<Stop>) {
+        let given_back = {
+            let mut state = self.state();
+            match stop {
+                Some(stop) => drop(state.stops.insert(container.clone(), stop)),
+                None => {
+                    state.stops.remove(container);
+                    state.left = state.left.saturating_sub(1);
+                }
+            }
+            if needs_slot(state.left, state.stops.values().copied()) {
+                if stop == Some(Stop::Ends) && state.working.is_none() {
+                    state.working = Some(self.inner.pod.working());
+                }
+                None
+            } else {
+                Some((state.slot.take(), state.working.take()))
+            }
+        };
+        drop(given_back);
+    }
+
+    async fn turn_to_signal(&self) {
+        if self.inner.hurried {
+            return;
+        }
+        let signal_by = *self.state().signal_by.get_or_insert_with(|| Instant::now() + HELD_MAX);
+        let waits = AtomicBool::new(false);
+        let taken = tokio::time::timeout_at(signal_by, self.take(&waits)).await;
+        if waits.load(Ordering::Relaxed) {
+            self.inner.pod.held_back(false);
+        }
+        if taken.is_err() {
+            tracing::debug!(after_seconds = HELD_MAX.as_secs(), "a pod's end was held back for long enough");
+        }
+    }
+
+    /// Gets the pod a slot, unless it has one; `waits` becomes true if it has to be waited for.
+    async fn take(&self, waits: &AtomicBool) {
+        let _gate = self.inner.gate.lock().await;
+        if self.state().slot.is_some() {
+            return;
+        }
+        let slot = match self.inner.slots.take() {
+            Some(slot) => slot,
+            None => {
+                waits.store(true, Ordering::Relaxed);
+                self.inner.pod.held_back(true);
+                let place = self.state().place;
+                self.inner.slots.acquire(place).await
+            }
+        };
+        self.state().slot = Some(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+use std::sync::atomic::AtomicUsize;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A container that ends so long after its signal.
+struct Container {
+    id: ContainerId,
+    ends_after: Duration,
+}
+
+/// What happened, and when.
+#[derive(Default)]
+struct Seen {
+    begin: Option<Instant>,
+    /// Ends of containers, by id.
+    ends: HashMap<ContainerId, Instant>,
+    signals: Vec<Duration>,
+    gone: Vec<(usize, Duration)>,
+    /// Pods for which the runtime works: a container signalled a moment ago, or a sandbox that goes.
+    busy: usize,
+    busiest: usize,
+}
+
+#[derive(Clone, Default)]
+struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>);
+
+impl World {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap()
+    }
+
+    fn now(&self) -> Duration {
+        let mut seen = self.seen();
+        let begin = *seen.begin.get_or_insert_with(Instant::now);
+        begin.elapsed()
+    }
+
+    async fn busy_for(&self, time: Duration) {
+        {
+            let mut seen = self.seen();
+            seen.busy += 1;
+            seen.busiest = seen.busiest.max(seen.busy);
+        }
+        tokio::time::sleep(time).await;
+        self.seen().busy -= 1;
+    }
+}
+
+impl Pod for World {
+    fn runs(&self, container: &ContainerId) -> bool {
+        self.seen().ends.get(container).is_none_or(|end| Instant::now() < *end)
+    }
+
+    fn held_back(&self, waits: bool) {
+        if waits {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn working(&self) -> Box<dyn Send> {
+        Box::new(())
+    }
+}
+
+/// Time that a runtime takes to clear away a container, or a sandbox.
+const CLEARS: Duration = Duration::from_millis(50);
+
+async fn end(world: &World, slots: &TakeDowns, which: usize, ends_after: &[Duration], hurried: bool) {
+    let containers: Vec<Container> = (0_u8..)
+        .zip(ends_after)
+        .map(|(index, ends_after)| Container {
+            id: ContainerId::parse(&format!("{which:032x}{index:032x}")).unwrap(),
+            ends_after: *ends_after,
+        })
+        .collect();
+    let take_down = TakeDown::new(slots.clone(), containers.len(), hurried, Box::new(world.clone()));
+    let stops = containers.iter().map(|container| {
+        take_down.stop(&container.id, async {
+            let signalled = world.now();
+            world.seen().signals.push(signalled);
+            world.seen().ends.insert(container.id.clone(), Instant::now() + container.ends_after);
+            let busy = container.ends_after.min(RUNS_ON - TICK * 2);
+            world.busy_for(busy).await;
+            tokio::time::sleep(container.ends_after - busy + CLEARS).await;
+        })
+    });
+    futures_util::future::join_all(stops).await;
+    take_down.stop_sandbox(world.busy_for(CLEARS)).await;
+    drop(take_down);
+    let now = world.now();
+    world.seen().gone.push((which, now));
+}
+
+async fn end_all(slots: &TakeDowns, pods: &[Vec<Duration>], hurried: bool) -> World {
+    let world = World::default();
+    world.now();
+    let ends = pods.iter().enumerate().map(|(which, pod)| end(&world, slots, which, pod, hurried));
+    futures_util::future::join_all(ends).await;
+    world
+}
+
+/// To which times are exact.
+const TICK: Duration = Duration::from_millis(2);
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+#[tokio::test(start_paused = true)]
+async fn pods_go_one_after_the_other_in_order_of_arrival() {
+    let slots = TakeDowns::new(2);
+    let world = end_all(&slots, &vec![vec![AT_ONCE]; 20], false).await;
+    let seen = world.seen();
+    let order: Vec<usize> = seen.gone.iter().map(|(which, _)| *which).collect();
+    assert_eq!(order, (0..20).collect::<Vec<_>>());
+    let first = seen.gone.first().unwrap().1;
+    let signalled_by_then = seen.signals.iter().filter(|signal| **signal <= first).count();
+    assert!(signalled_by_then <= 4, "{signalled_by_then} of 20 had been signalled when the first was gone");
+    assert_eq!((seen.busiest, slots.free()), (2, 2));
+    assert_eq!(world.1.load(Ordering::Relaxed), 18, "the others were told to wait");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_uses_its_grace_period_holds_nobody_up() {
+    let slots = TakeDowns::new(1);
+    let pods = vec![vec![Duration::from_secs(30)], vec![AT_ONCE], vec![Duration::from_secs(30)], vec![AT_ONCE]];
+    let world = end_all(&slots, &pods, false).await;
+    let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
+    assert_eq!(order, [1, 3, 0, 2]);
+    assert!(world.seen().signals.iter().all(|signal| *signal < Duration::from_secs(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
+    let slots = TakeDowns::new(1);
+    // The first ends while the third has the slot, and others still wait for their signal.
+    let mut pods = vec![vec![RUNS_ON + AT_ONCE / 2]];
+    pods.extend(vec![vec![Duration::from_millis(200)]; 6]);
+    let world = end_all(&slots, &pods, false).await;
+    let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
+    assert_eq!(order[..2], [1, 0], "{order:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_held_back_in_a_hurry() {
+    let slots = TakeDowns::new(1);
+    let world = end_all(&slots, &vec![vec![Duration::from_secs(1); 2]; 30], true).await;
+    assert!(world.seen().signals.iter().all(Duration::is_zero));
+    assert_eq!((world.seen().signals.len(), slots.free()), (60, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_for_one() {
+    let slots = TakeDowns::new(1);
+    // The runtime hangs on a container that has ended.
+    let world = World::default();
+    world.now();
+    let hung = async {
+        let id = ContainerId::parse(&"f".repeat(64)).unwrap();
+        world.seen().ends.insert(id.clone(), Instant::now());
+        let take_down = TakeDown::new(slots.clone(), 1, false, Box::new(world.clone()));
+        take_down.stop(&id, tokio::time::sleep(Duration::from_secs(100))).await;
+        world.now()
+    };
+    let other = async {
+        tokio::task::yield_now().await;
+        end(&world, &slots, 1, &[AT_ONCE], false).await;
+    };
+    let (hung, ()) = tokio::join!(hung, other);
+    assert!(hung >= Duration::from_secs(100));
+    let signals = world.seen().signals.clone();
+    assert!(signals.len() == 1 && signals[0] >= HELD_MAX && signals[0] <= HELD_MAX + TICK, "{signals:?}");
+    let gone = world.seen().gone[0].1;
+    assert!(gone > HOLD && gone < HOLD + Duration::from_secs(1), "{gone:?}: the sandbox waits for the slot");
+    assert_eq!(slots.free(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_cancelled_leaves_the_line() {
+    let slots = TakeDowns::new(1);
+    let world = World::default();
+    let first = end(&world, &slots, 0, &[AT_ONCE], false);
+    tokio::pin!(first);
+    assert!(futures_util::poll!(&mut first).is_pending());
+    {
+        let second = end(&world, &slots, 1, &[AT_ONCE], false);
+        tokio::pin!(second);
+        assert!(futures_util::poll!(&mut second).is_pending());
+    }
+    let third = end(&world, &slots, 2, &[AT_ONCE], false);
+    tokio::join!(first, third);
+    assert_eq!(world.seen().signals.len(), 2);
+    assert_eq!(slots.free(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// All pods end, no slot is lost, no signal is late, and the runtime never works for more pods than there are slots, but for
+    /// those whose signal was held back for long enough.
+    #[test]
+    fn all_end_in_bounds(
+        slots in 1..4_usize,
+        pods in proptest::collection::vec(proptest::collection::vec(0..4_000_u64, 0..4), 1..30),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let pods: Vec<Vec<Duration>> =
+            pods.iter().map(|pod| pod.iter().map(|after| Duration::from_millis(*after)).collect()).collect();
+        let take_downs = TakeDowns::new(slots);
+        let world = runtime.block_on(end_all(&take_downs, &pods, false));
+        let seen = world.seen();
+        prop_assert_eq!(seen.gone.len(), pods.len());
+        prop_assert_eq!(seen.signals.len(), pods.iter().map(Vec::len).sum::<usize>());
+        prop_assert!(seen.signals.iter().all(|signal| *signal <= HELD_MAX + TICK));
+        prop_assert_eq!(take_downs.free(), slots);
+        let largest = pods.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        if seen.signals.iter().all(|signal| *signal < HELD_MAX) {
+            prop_assert!(seen.busiest <= slots * largest, "{} for {} slots", seen.busiest, slots);
+        }
+    }
+}
