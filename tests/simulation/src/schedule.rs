@@ -298,9 +298,9 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
             5..=7 => Deed::Call { peer: Peer::Runtime, fault: call_fault(dice) },
             8 => Deed::Call { peer: Peer::Volnetd, fault: call_fault(dice) },
             9 | 10 => {
-                Deed::Exit { pick: dice.next(), code: dice.one_of(0, &[1, 137]), out_of_memory: dice.percent(20) }
+                Deed::Exit { pick: dice.draw(), code: dice.one_of(0, &[1, 137]), out_of_memory: dice.percent(20) }
             }
-            11 => Deed::SandboxDies { pick: dice.next() },
+            11 => Deed::SandboxDies { pick: dice.draw() },
             12 => Deed::LoseEvents { lasts: some_time(dice) },
             13 => match dice.percent(50) {
                 true => Deed::DoubleEvents { lasts: some_time(dice) },
@@ -308,7 +308,7 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
             },
             14 => Deed::SlowRuntime { lasts: some_time(dice), by: dice.one_of(20, &[200, 2_000]) },
             _ => {
-                let by = i64::try_from(dice.one_of(1_000, &[60_000, 3_600_000])).unwrap_or(0);
+                let by: i64 = dice.one_of(1_000, &[60_000, 3_600_000]);
                 Deed::StepClock { by: if dice.percent(50) { by } else { -by } }
             }
         };
