@@ -9,7 +9,7 @@ use crate::schedule::{CALM, SETTLING, Shape};
 use crate::world::{State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 18] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -22,6 +22,7 @@ pub const NAMES: [&str; 17] = [
     "phase-stays",
     "told-counts",
     "no-circle",
+    "stopped-in-time",
     "gone-is-gone",
     "as-desired",
     "silence",
@@ -176,6 +177,15 @@ impl World {
         }
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
+    }
+
+    /// Once each container that nobody wants has had its grace period.
+    pub fn check_stopped(&mut self) {
+        let late = self.containers.values().find(|c| c.state == State::Running && self.wanted_by(c.uid()).is_none());
+        if let Some((name, uid)) = late.map(|c| (c.name().to_owned(), c.uid().to_owned())) {
+            let pod = self.short(&uid);
+            self.breaks("stopped-in-time", format!("{name} of {pod} still runs, and nobody wants it"));
+        }
     }
 
     /// Once nothing has happened from outside for long.

@@ -64,16 +64,22 @@ fn command_line() -> clap::Command {
                 .action(ArgAction::SetTrue)
                 .help("Builds a copy with mistakes in it, and says how soon each is found"),
         )
-        .subcommand(clap::Command::new(ONE).hide(true).about("One schedule from standard input"))
+        .subcommand(
+            clap::Command::new(ONE)
+                .hide(true)
+                .about("One schedule from standard input")
+                .arg(Arg::new("folder").required(true).value_parser(value_parser!(PathBuf))),
+        )
 }
 
 /// Whether all checks held.
 fn run() -> Result<bool> {
     let matches = command_line().get_matches();
-    if matches.subcommand_name() == Some(ONE) {
+    if let Some((ONE, one)) = matches.subcommand() {
+        let folder = one.get_one::<PathBuf>("folder").context("no folder")?;
         let mut text = Vec::new();
         std::io::stdin().read_to_end(&mut text).context("reading the schedule")?;
-        let outcome = outcome::of(&serde_json::from_slice(&text).context("reading the schedule")?)?;
+        let outcome = outcome::of(&serde_json::from_slice(&text).context("reading the schedule")?, folder)?;
         println!("{}", serde_json::to_string(&outcome)?);
         return Ok(true);
     }
@@ -177,7 +183,8 @@ fn alone(schedule: &Schedule, log: bool) -> Result<bool> {
     if log {
         bulkhead_daemon::logging::start(bulkhead_daemon::logging::LogFormat::Text, 4, None);
     }
-    let outcome = outcome::of(schedule)?;
+    let folder = outcome::folder()?;
+    let outcome = outcome::of(schedule, folder.path())?;
     tell(&outcome);
     Ok(outcome.check().is_none())
 }

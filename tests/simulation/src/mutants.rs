@@ -105,7 +105,7 @@ impl Mutant {
     pub fn edit(&self, text: &str) -> Result<String> {
         let places = text.matches(self.from).count();
         ensure!(places == 1, "mutant {}: {:?} is in {} {places} times", self.name, self.from, self.file);
-        Ok(text.replace(self.from, &self.to.replace("MUTANT", &format!("({})", self.condition()))))
+        Ok(text.replace(self.from, &self.to.replace("MUTANT", &self.condition())))
     }
 
     /// The file that it is in, from the top of the workspace.

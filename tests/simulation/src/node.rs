@@ -15,7 +15,7 @@ use bulkhead_types::Process as Name;
 use serde_json::json;
 
 use crate::process::Process;
-use crate::schedule::{CALM, Deed, SETTLING, Schedule, Shape, Step};
+use crate::schedule::{CALM, Deed, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::world::{Command, Shared, Wanted, World};
 use crate::{observer, runtime, volnetd};
 
@@ -53,6 +53,8 @@ pub struct Node {
     runtime: Seat,
     machine: Process,
     steps: Vec<Step>,
+    /// When [`World::check_stopped`] is due.
+    stopped_by: Option<Duration>,
 }
 
 fn configuration(folder: &Path) -> Result<NodeConfig> {
@@ -101,6 +103,7 @@ impl Node {
             runtime: none(),
             machine,
             steps,
+            stopped_by: Some(STOPPED_BY),
         })
     }
 
@@ -114,12 +117,16 @@ impl Node {
             self.take_seats()?;
             self.do_steps()?;
             let until = self.turns()?;
+            if self.stopped_by.is_some_and(|by| by <= kernel::now()) {
+                self.stopped_by = None;
+                self.world.lock().check_stopped();
+            }
             if !self.world.lock().broken.is_empty() {
                 break;
             }
             let steps = self.steps.last().map(|step| Duration::from_millis(step.at));
             let back = [&self.syncd, &self.volnetd, &self.runtime].map(|seat| seat.back);
-            let next = back.into_iter().chain([until, steps]).flatten().min().unwrap_or(end);
+            let next = back.into_iter().chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
             if next >= end {
                 kernel::advance(end);
                 self.world.lock().check_end();

@@ -61,19 +61,25 @@ fn note_panics() {
     }));
 }
 
-/// Runs a schedule in this process, which can do that once.
+/// A folder for a run's sockets and files; it goes with the value. Files are synced to the disk as on a node, which takes no time in
+/// memory.
+///
+/// # Errors
+/// It cannot be made.
+pub fn folder() -> Result<tempfile::TempDir> {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("bulkhead-simulation-").tempdir_in(place).context("making a folder")
+}
+
+/// Runs a schedule in this process, which can do that once. `folder`: an empty one.
 ///
 /// # Errors
 /// The simulation itself does not work.
-pub fn of(schedule: &Schedule) -> Result<Outcome> {
-    // Files are synced to the disk as on a node; in memory that takes no time.
-    let memory = Path::new("/dev/shm");
-    let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-    let folder =
-        tempfile::Builder::new().prefix("bulkhead-simulation-").tempdir_in(place).context("making a folder")?;
+pub fn of(schedule: &Schedule, folder: &Path) -> Result<Outcome> {
     note_panics();
     kernel::begin(schedule.seed);
-    let world = Node::new(schedule, folder.path())?.run()?;
+    let world = Node::new(schedule, folder)?.run()?;
     let world = world.lock();
     Ok(Outcome {
         seed: schedule.seed,

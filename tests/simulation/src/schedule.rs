@@ -13,6 +13,10 @@ pub const CALM: Duration = Duration::from_secs(180);
 /// How long the node has for that: the longest pause of the kubelet's own (a crash loop's five minutes) twice, and then some.
 pub const SETTLING: Duration = Duration::from_secs(900);
 
+/// From then on nothing runs that nobody wants: the longest grace period and the deadline of a call on top of it, and that for two more
+/// attempts, where the first ones were lost.
+pub const STOPPED_BY: Duration = Duration::from_secs(CALM.as_secs() + 3 * (60 + 120) + 60);
+
 /// What a container does by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Behaviour {

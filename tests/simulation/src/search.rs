@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::coverage::Coverage;
 use crate::mutants::VARIABLE;
-use crate::outcome::Outcome;
+use crate::outcome::{self, Outcome};
 use crate::schedule::Schedule;
 
-/// The word with which this program runs one schedule, given on its standard input, and prints what became of it.
+/// The word with which this program runs one schedule, given on its standard input, in a folder, and prints what became of it.
 pub const ONE: &str = "one";
 /// A run that takes longer goes round in a circle in which no time passes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -24,8 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// # Errors
 /// It cannot be started, or says nothing that can be read.
 pub fn run(program: &Path, schedule: &Schedule, mutant: Option<&str>) -> Result<Outcome> {
+    // It goes also when the run has to be ended.
+    let folder = outcome::folder()?;
     let mut child = Command::new(program)
         .arg(ONE)
+        .arg(folder.path())
         .envs(mutant.map(|mutant| (VARIABLE, mutant)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
