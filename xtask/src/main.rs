@@ -297,6 +297,9 @@ fn simulate(options: &[String]) -> Result<()> {
 /// In place of a revision: upstream's kubelet.
 const UPSTREAM: &str = "upstream";
 
+/// The cargo profile of what measures.
+const MEASURING: &str = "quick";
+
 /// The benchmark speaks gRPC and so lives with the tests, which are built with it anyway.
 fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()> {
     use bulkhead_testkit::{build, machine};
@@ -305,33 +308,20 @@ fn bench(profile: &str, against: Option<&str>, options: &[String]) -> Result<()>
     }
     machine::ensure_installed(&|line| eprintln!("{line}"))?;
     eprintln!("building the node ({profile} profile)");
-    let programs = build::programs(profile)?;
+    // What measures, what runs in its pods, drivers and plugins: optimised, because their time is part of a figure. All of the
+    // workspace at once: package by package cargo would build its libraries three times, with other features each.
+    let mut all = vec!["build", "--bins", "--profile", MEASURING];
+    all.extend(checks::BUILD);
+    checks::cargo(&all)?;
+    let measuring = build::target_dir().join(MEASURING);
+    // A release is measured as it ships: from a build of its programs alone.
+    let programs = if profile == MEASURING { measuring.clone() } else { build::programs(profile)? };
     let upstream = against == Some(UPSTREAM);
     let revision = against.filter(|_| !upstream);
     let before = revision.map(|revision| versions::programs_to_measure(revision, profile)).transpose()?;
-    // The measuring side waits for milliseconds and computes for microseconds: the development build will do, and is
-    // there already when the tests have run.
-    // What runs in its pods, and drivers and plugins, lie beside it.
-    let mut beside = vec!["build", "--locked", "--profile", "quick", "--package", "bulkhead-tests"];
-    beside.extend(
-        ["agnhost", "csi_driver", "device_plugin", "dra_driver", "null_agent"].iter().flat_map(|name| ["--bin", name]),
-    );
-    checks::cargo(&beside)?;
-    let mut command = Command::new(checks::cargo_program());
+    let mut command = Command::new(measuring.join("bench"));
     command
         .current_dir(build::workspace_root())
-        .args([
-            "run",
-            "--locked",
-            "--quiet",
-            "--profile",
-            "quick",
-            "--package",
-            "bulkhead-tests",
-            "--bin",
-            "bench",
-            "--",
-        ])
         .args(before.iter().flat_map(|folder| ["--before".as_ref(), folder.as_os_str()]))
         .args(upstream.then_some("--upstream"))
         .args(options)
