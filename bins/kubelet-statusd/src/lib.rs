@@ -159,7 +159,8 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         }
         Some(api)
     };
-    let https = server::https::listen(&daemon, api.as_ref()).await?;
+    // On the heap, as all that only the start needs: a future has room for the largest of its parts for as long as it lives.
+    let https = Box::pin(server::https::listen(&daemon, api.as_ref())).await?;
     let api_server = api.as_ref().map(ApiClient::reachability);
     let health = Arc::new(HealthChecks::new(peers.clone(), config.sync_frequency(), api_server));
     let router = Arc::new(Router::new(Parts {
@@ -209,7 +210,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             state = daemon.state_dir() => state?,
             () = daemon.stop.cancelled() => return Ok(()),
         };
-        write_to_the_api_server(&daemon, Arc::new(state), api).await;
+        Box::pin(write_to_the_api_server(&daemon, Arc::new(state), api)).await;
         Ok(())
     };
     daemon.set_ready().await;
@@ -279,10 +280,10 @@ async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Opt
     };
     tokio::join!(
         follow,
-        certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses),
-        node::run(writer.clone(), events.clone(), view, pressure, addresses),
-        pods::run(writer.clone(), events.clone(), facts),
-        events::run(writer.clone(), events, own_events)
+        Box::pin(certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses)),
+        Box::pin(node::run(writer.clone(), events.clone(), view, pressure, addresses)),
+        Box::pin(pods::run(writer.clone(), events.clone(), facts)),
+        Box::pin(events::run(writer.clone(), events, own_events))
     );
 }
 

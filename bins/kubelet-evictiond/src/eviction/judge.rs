@@ -32,6 +32,15 @@ pub struct Ledger {
     pub read_before_ms: u64,
 }
 
+impl Ledger {
+    /// But for when conditions were observed last.
+    pub fn says_the_same(&self, other: &Ledger) -> bool {
+        self.first_observed_ms == other.first_observed_ms
+            && self.met == other.met
+            && self.last_observed_ms.keys().eq(other.last_observed_ms.keys())
+    }
+}
+
 /// What follows from a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Judgement {
@@ -81,7 +90,8 @@ pub fn judge(
     transition: Duration,
 ) -> Judgement {
     let now_ms = milliseconds(now);
-    let is_still_met = |threshold: &&Threshold| ledger.met.contains(&key(threshold)) && is_met(threshold, seen, true);
+    // Names are made of those few that are met.
+    let is_still_met = |threshold: &&Threshold| is_met(threshold, seen, true) && ledger.met.contains(&key(threshold));
     let met: Vec<Threshold> =
         thresholds.iter().filter(|t| is_met(t, seen, false) || is_still_met(t)).copied().collect();
 
@@ -117,6 +127,9 @@ pub fn judge(
 
 /// How long a threshold that is met has to wait yet. `None`: it is not met.
 pub fn until_outlasted(threshold: &Threshold, ledger: &Ledger, now: Duration) -> Option<Duration> {
+    if ledger.first_observed_ms.is_empty() {
+        return None;
+    }
     let first = Duration::from_millis(*ledger.first_observed_ms.get(&key(threshold))?);
     Some(threshold.grace_period.saturating_sub(now.saturating_sub(first)))
 }

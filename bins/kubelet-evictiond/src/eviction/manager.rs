@@ -119,6 +119,8 @@ pub struct Manager<P, R> {
     pub(super) history: History,
     pub(super) files: FileSystems,
     news: (mpsc::Sender<News>, mpsc::Receiver<News>),
+    /// What came of the last pass.
+    judged: Judgement,
     pub(super) hold: Hold,
     began: Instant,
     kernel_at: Instant,
@@ -151,6 +153,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             history: History::default(),
             files: FileSystems::new(root),
             news: mpsc::channel(16),
+            judged: Judgement::default(),
             hold: Hold::Nothing,
             began: now,
             kernel_at: now,
@@ -177,6 +180,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                         news = self.news.1.recv() => Some(news),
                         () = self.parts.sensors.woken() => {
                             self.kernel_at = Instant::now();
+                            None
+                        }
+                        () = self.parts.shown.asked() => {
+                            self.show(&self.judged);
                             None
                         }
                         () = tokio::time::sleep_until(due) => None,
@@ -212,6 +219,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             self.read_file_systems();
         }
         let judgement = self.judge();
+        self.judged.clone_from(&judgement);
         // A new life, of a new boot even, takes no condition away before it has looked everywhere.
         if self.files.layout().is_some() || self.began.elapsed() >= FIRST_WORD_MAX {
             self.parts.shown.set_conditions(&judgement.conditions);
@@ -233,7 +241,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             self.act(&judgement.actionable).await;
             self.read_anew();
         }
-        self.show(&judgement);
+        // While all is well the report is made for whoever asks for it.
+        if self.hold != Hold::Nothing || !judgement.met.is_empty() {
+            self.show(&judgement);
+        }
     }
 
     pub(super) fn in_force(&self) -> Vec<Threshold> {
@@ -264,13 +275,9 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     /// Keeps what outlives this process. What cannot be written - on a full disk, which is what evictions are for - is known all the
     /// same: only a restart would begin grace and transition periods anew.
     fn save(&mut self) {
-        let essence = |ledger: &Ledger| {
-            let conditions: Vec<String> = ledger.last_observed_ms.keys().cloned().collect();
-            (ledger.first_observed_ms.clone(), conditions, ledger.met.clone())
-        };
         let (saved, at) = &self.saved;
         let is_old = !self.ledger.last_observed_ms.is_empty() && at.is_none_or(|at| at.elapsed() >= LEDGER_EVERY);
-        if essence(saved) == essence(&self.ledger) && !is_old {
+        if self.ledger.says_the_same(saved) && !is_old {
             return;
         }
         let written = state_file::encode(LEDGER.version, &self.ledger).map_err(|error| error.to_string());
@@ -317,10 +324,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 let _ = news.send(News::Folders(folders)).await;
             });
         }
-        for folder in self.files.folders() {
-            if !self.files.begin(&folder) {
-                continue;
-            }
+        for folder in self.files.begin() {
             let (walker, news) = (self.parts.walker.clone(), self.news.0.clone());
             tokio::spawn(async move {
                 // When it was begun: what it finds may be older than its answer.

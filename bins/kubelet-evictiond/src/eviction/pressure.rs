@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::eviction::Signal;
@@ -13,7 +13,7 @@ use bulkhead_ipc::evictiond::{GetPressureRequest, PressureReport, PressureState,
 use bulkhead_ipc::syncd::ReportPressureRequest;
 use bulkhead_types::BackOff;
 use futures_util::Stream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -24,6 +24,8 @@ use crate::runtime::RuntimeSource;
 use crate::signals::observation::Condition;
 use crate::signals::thresholds::Layout;
 
+/// For so long whoever asks for the report waits for the manager to make a new one: it may be waiting for others itself.
+const FRESH: Duration = Duration::from_millis(200);
 /// Pause before a report is repeated, doubled between these.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
@@ -43,13 +45,15 @@ pub struct Report {
 pub struct Shown {
     /// `None`: nothing has been judged yet.
     conditions: watch::Sender<Option<Conditions>>,
-    report: Mutex<Report>,
+    /// Made when somebody asks, and while the manager does something: to make it takes more than to judge.
+    report: watch::Sender<Report>,
+    asked: Notify,
     stop: CancellationToken,
 }
 
 impl Shown {
     pub fn new(stop: CancellationToken) -> Self {
-        Shown { conditions: watch::Sender::new(None), report: Mutex::default(), stop }
+        Shown { conditions: watch::Sender::new(None), report: watch::Sender::default(), asked: Notify::new(), stop }
     }
 
     /// True: they are others than before.
@@ -62,7 +66,20 @@ impl Shown {
     }
 
     pub fn set_report(&self, report: Report) {
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        self.report.send_replace(report);
+    }
+
+    /// Until somebody wants a new report.
+    pub async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    /// A new report, or the last one where the manager is busy.
+    async fn report(&self) -> Report {
+        let mut report = self.report.subscribe();
+        self.asked.notify_one();
+        let _ = tokio::time::timeout(FRESH, report.changed()).await;
+        report.borrow().clone()
     }
 }
 
@@ -107,7 +124,7 @@ impl<P: PodSource, R: RuntimeSource> Pressure for PressureApi<P, R> {
 
     async fn get(&self, _: Request<GetPressureRequest>) -> Result<Response<PressureReport>, Status> {
         let conditions = self.shown.conditions.borrow().as_ref().map(state);
-        let report = self.shown.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let report = self.shown.report().await;
         let (rankings, rankings_unknown) = match self.ranker.rankings(&report.signals, report.layout).await {
             Ok(rankings) => (rankings, String::new()),
             Err(status) => (Vec::new(), status.message().to_owned()),

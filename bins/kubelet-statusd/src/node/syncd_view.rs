@@ -71,16 +71,18 @@ pub fn accepts(known: Option<&NodeState>, incoming: &NodeState, starting: Durati
 
 /// Whether two states differ in more than ages and counters that nobody outside looks at.
 pub fn differs(old: &NodeState, new: &NodeState) -> bool {
-    let essence = |state: &NodeState| NodeState {
-        relist_age_seconds: state.relist_age_seconds.map(|_| 0.0),
-        sync_loop_age_seconds: 0.0,
-        runtime_status_age_seconds: state.runtime_status_age_seconds.map(|_| 0.0),
-        events_received: 0,
-        events_missed: 0,
-        generation: 0,
-        ..state.clone()
+    // That there is an age at all is none.
+    let age = |old: Option<f64>, new: Option<f64>| if new.is_some() { old.or(new) } else { None };
+    let of_old_ages = NodeState {
+        relist_age_seconds: age(old.relist_age_seconds, new.relist_age_seconds),
+        sync_loop_age_seconds: old.sync_loop_age_seconds,
+        runtime_status_age_seconds: age(old.runtime_status_age_seconds, new.runtime_status_age_seconds),
+        events_received: old.events_received,
+        events_missed: old.events_missed,
+        generation: old.generation,
+        ..new.clone()
     };
-    essence(old) != essence(new)
+    *old != of_old_ages
 }
 
 /// Who is told.

@@ -135,11 +135,13 @@ impl PodHub {
     /// What the pod does or waits for, in a sentence.
     pub fn why(&self, uid: &PodUid, why: impl Into<String>) {
         let why = why.into();
+        // A change works on a copy of all of it.
+        if self.get(uid).is_some_and(|state| state.why == why) {
+            return;
+        }
         self.modify_known(uid, |state| {
-            if state.why != why {
-                state.why = why;
-                state.why_since = jiff::Timestamp::now().to_string();
-            }
+            state.why = why;
+            state.why_since = jiff::Timestamp::now().to_string();
         });
     }
 

@@ -88,9 +88,8 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         .add(ResourcesServer::new(resources).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(LogsServer::new(runtime_apis.logs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(StreamsServer::new(runtime_apis.streams.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES));
-    let serving = daemon.serve(services, rules::RULES);
-    let working = work(&daemon, started, reporter, view, runtime_apis);
-    tokio::pin!(serving, working);
+    let mut serving = Box::pin(daemon.serve(services, rules::RULES));
+    let mut working = Box::pin(work(&daemon, started, reporter, view, runtime_apis));
     tokio::select! {
         served = &mut serving => {
             // SIGTERM came: calls to the runtime that have begun are finished first.
@@ -130,7 +129,8 @@ impl RuntimeApis {
     }
 }
 
-/// The work, in stages: each has what the one before it has made.
+/// The work, in stages: each has what the one before it has made. Each is on the heap, and given back at its end: a future has room
+/// for the largest of its parts for as long as it lives, and what starts takes many times the room of what goes on.
 async fn work(
     daemon: &Arc<Daemon>,
     started: Instant,
@@ -139,15 +139,16 @@ async fn work(
     runtime_apis: RuntimeApis,
 ) -> Result<(), RunError> {
     let start = Start { daemon: daemon.clone(), config: daemon.config.clone(), reporter, view, runtime_apis, started };
-    let Some(connections) = Connections::open(&start).await? else { return Ok(()) };
+    let Some(connections) = Box::pin(Connections::open(&start)).await? else { return Ok(()) };
     let followers = Followers::begin(&start, &connections)?;
     daemon.set_ready().await;
     let machine = Machine::read(&start.config);
     start.view.set_first(followers.shown(&connections, &machine));
     // The API server need not be there: static pods do not wait for it.
     let server = Server::connect(&start, &connections, &machine)?;
-    let Some(known) = Learned::wait(&start, &connections, &followers, &machine, &server).await else { return Ok(()) };
+    let learning = Box::pin(Learned::wait(&start, &connections, &followers, &machine, &server));
+    let Some(known) = learning.await else { return Ok(()) };
     let calls = connections.cri.clone();
-    let loops = Loops::begin(&start, connections, followers, machine, server, known).await?;
-    loops.run(daemon, calls).await
+    let loops = Box::pin(Loops::begin(&start, connections, followers, machine, server, known)).await?;
+    Box::pin(loops.run(daemon, calls)).await
 }

@@ -343,10 +343,9 @@ impl Watcher {
                     self.changed.borrow_and_update();
                 }
             }
-            let state = self.view.state();
-            let lasting = without_ages(state.clone());
-            if self.told.as_ref() != Some(&lasting) {
-                self.told = Some(lasting);
+            if self.told.as_ref() != Some(&without_ages(self.view.state())) {
+                let state = self.view.state();
+                self.told = Some(without_ages(state.clone()));
                 return state;
             }
         }

@@ -309,11 +309,11 @@ impl SyncLoop {
         let runtime = self.node.cache.get(uid);
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() && self.workers.lifecycle(uid).is_none() {
             self.admission_queue.rejected.insert(uid.clone());
-            self.node.pods.set_status(uid, status.clone());
+            self.node.pods.set_status(uid, Arc::new(status.clone()));
             return view::rejected(&self.node, uid, pod, &status);
         }
         // It ran before this process started, and may not any longer.
-        self.node.pods.set_status(uid, pod_status::rejected_while_it_runs(pod, status));
+        self.node.pods.set_status(uid, Arc::new(pod_status::rejected_while_it_runs(pod, status)));
         let facts = desired::facts(pod);
         let actions = if facts.is_static && self.workers.lifecycle(uid).is_none() {
             // A static pod that was never started here would count as ended.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::volumes::back_off::MountBackOff;
 use crate::volumes::set_up::ContentHashes;
+use kubelet_model::pod::model::RuntimePod;
 use kubelet_runtime::runtime::container_config::MountedVolumes;
 use kubelet_runtime::runtime::result::{ActionResult, SyncResult};
 use kubelet_runtime::status::pod_status;
@@ -112,8 +113,10 @@ impl WorkerFacts {
 
 #[derive(Debug, Default)]
 pub struct Observed {
-    /// The last computed status.
-    pub status: Option<PodStatus>,
+    /// The last computed status: the same object for as long as the same is computed.
+    pub status: Option<Arc<PodStatus>>,
+    /// What callers were shown last of a pod that lives, if nothing else has changed what they see since.
+    pub shown: Option<(Arc<PodStatus>, Arc<RuntimePod>)>,
     /// The phase that other processes were shown last; empty: none yet.
     pub shown_phase: String,
 }
@@ -180,8 +183,8 @@ mod tests {
         PodUid::parse("a").unwrap()
     }
 
-    fn status(phase: &str) -> PodStatus {
-        PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() }
+    fn status(phase: &str) -> Arc<PodStatus> {
+        Arc::new(PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() })
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
 use crate::volumes::back_off::{MountBackOff, MountRetry};
+use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::spec::is_phase_terminal;
 use kubelet_runtime::runtime::result::SyncResult;
 use kubelet_runtime::status::pod_status;
@@ -45,12 +46,29 @@ impl PodTable {
     }
 
     /// The last computed status.
-    pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
+    pub fn status(&self, uid: &PodUid) -> Option<Arc<PodStatus>> {
         self.records().get(uid)?.observed.status.clone()
     }
 
-    pub fn set_status(&self, uid: &PodUid, status: PodStatus) {
+    pub fn set_status(&self, uid: &PodUid, status: Arc<PodStatus>) {
         self.with_record(uid, |record| record.observed.status = Some(status));
+    }
+
+    /// Callers are shown this from now on; `None`: something that is not to be compared with what comes next. Says whether it is what
+    /// they are shown already.
+    pub fn show(&self, uid: &PodUid, shows: Option<(&Arc<PodStatus>, &Arc<RuntimePod>)>) -> bool {
+        let shown = self.with_record(uid, |record| {
+            let before = &record.observed.shown;
+            let is_same = match (before, shows) {
+                (Some((status, runtime)), Some(shows)) => Arc::ptr_eq(status, shows.0) && Arc::ptr_eq(runtime, shows.1),
+                _ => false,
+            };
+            if !is_same {
+                record.observed.shown = shows.map(|(status, runtime)| (status.clone(), runtime.clone()));
+            }
+            is_same
+        });
+        shown == Some(true)
     }
 
     /// The pod's sandbox stands from now on.
@@ -81,7 +99,7 @@ impl PodTable {
     /// The pod has ended by its own status or by its configuration's.
     pub fn is_over(&self, uid: &PodUid, pod: &Pod) -> bool {
         let observed = || {
-            self.records().get(uid).and_then(|record| record.observed.status.as_ref()).is_some_and(is_phase_terminal)
+            self.records().get(uid).and_then(|record| record.observed.status.as_deref()).is_some_and(is_phase_terminal)
         };
         pod.status.as_ref().is_some_and(is_phase_terminal) || observed()
     }

@@ -181,7 +181,7 @@ impl RuntimeSide {
             volumes: &prepared.volumes,
             objects: &*node.objects,
             probes: &node.prober.results(uid, runtime),
-            past: &History::of(pod, runtime, node.pods.status(uid).as_ref()),
+            past: &History::of(pod, runtime, node.pods.status(uid).as_deref()),
             cancel,
             resizer: &resizer,
             container_manager: &*node.container_manager,
@@ -219,7 +219,8 @@ impl RuntimeSide {
         }
     }
 
-    /// The pod's status as the API shows it, from the runtime's picture of it; kept as the last one.
+    /// The pod's status as the API shows it, from the runtime's picture of it; kept as the last one. It is the very object that was
+    /// computed last where the same comes out.
     pub fn compute_status(
         &self,
         node: &NodeContext,
@@ -227,7 +228,7 @@ impl RuntimeSide {
         pod: &Arc<Pod>,
         runtime: &RuntimePod,
         stage: Stage,
-    ) -> PodStatus {
+    ) -> Arc<PodStatus> {
         let last = node.pods.status(uid);
         // After a restart of this process the API server's copy tells what was said before, and the oldest sandbox since
         // when the pod has been here.
@@ -240,7 +241,7 @@ impl RuntimeSide {
         let input = StatusInput {
             pod,
             runtime,
-            old: last.as_ref().or(first.as_ref()),
+            old: last.as_deref().or(first.as_ref()),
             start_failures: &failures,
             messages: &node.termination_messages.of(runtime),
             probes: &node.prober.results(uid, runtime),
@@ -252,7 +253,7 @@ impl RuntimeSide {
             now: jiff::Timestamp::now(),
         };
         let observation = Observation {
-            last: last.as_ref(),
+            last: last.as_deref(),
             stage,
             in_sync: node.pods.is_in_sync(uid),
             newer_sandbox: node.knows_of_newer_sandbox(uid),
@@ -265,10 +266,11 @@ impl RuntimeSide {
         if let Some(why) = dropped {
             tracing::warn!(pod_uid = %uid, "computed status contradicts the last one and is dropped: {why}");
         }
-        for end in ends::since(last.as_ref().or(pod.status.as_ref()), &status) {
+        for end in ends::since(last.as_deref().or(pod.status.as_ref()), &status) {
             let labels = [end.container_type, &end.exit_code.to_string(), &end.reason];
             node.metrics.terminated_containers.with_label_values(&labels).inc();
         }
+        let status = last.filter(|last| **last == status).unwrap_or_else(|| Arc::new(status));
         node.pods.set_status(uid, status.clone());
         node.prober.observe(uid, pod, &status);
         status

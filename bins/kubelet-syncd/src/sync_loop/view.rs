@@ -63,9 +63,18 @@ pub fn lifecycle(node: &NodeContext, uid: &PodUid, lifecycle: Lifecycle, waits_f
         Lifecycle::Terminated => api::WorkerState::Terminated,
         Lifecycle::Finished => api::WorkerState::Finished,
     };
+    let may_delete = lifecycle == Lifecycle::Finished;
+    let is_shown = |pod: &api::PodState| {
+        let may_run = matches!(lifecycle, Lifecycle::Waiting | Lifecycle::Sync);
+        pod.worker == state as i32 && pod.may_delete == may_delete && may_run && pod.containers_may_run
+    };
+    // For most looks at most pods.
+    if lifecycle == Lifecycle::Sync && node.hub.get(uid).is_some_and(|pod| is_shown(&pod)) {
+        return;
+    }
     node.hub.modify_known(uid, |pod| {
         pod.worker = state.into();
-        pod.may_delete = lifecycle == Lifecycle::Finished;
+        pod.may_delete = may_delete;
         match lifecycle {
             Lifecycle::Waiting | Lifecycle::Sync => pod.containers_may_run = true,
             // Until the work says that nothing runs any more.
@@ -95,13 +104,14 @@ pub fn readiness(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>) {
     let runtime = node.cache.get(uid);
     let results = node.prober.results(uid, &runtime).readiness;
     let Some(status) = with_readiness(pod, &last, &results, jiff::Timestamp::now()) else { return };
+    let status = Arc::new(status);
     node.pods.set_status(uid, status.clone());
     publish(node, uid, pod, &runtime, &status, Stage::Alive);
 }
 
 /// A pod that was refused and of which the runtime has nothing: that is all there will ever be to say of it.
 pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
-    publish(node, uid, pod, &RuntimePod::default(), status, Stage::Gone);
+    publish(node, uid, pod, &Arc::default(), &Arc::new(status.clone()), Stage::Gone);
     node.hub.modify_known(uid, |state| {
         state.may_delete = true;
         state.instances.get_or_insert_default();
@@ -111,14 +121,15 @@ pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus)
 /// The pod's sandbox stands: its containers can be started (upstream tells that before the first image is pulled).
 pub fn sandbox_ready(node: &NodeContext, uid: &PodUid) {
     node.pods.sandbox_made(uid);
-    let Some(mut status) = node.pods.status(uid) else { return };
+    let Some(mut status) = node.pods.status(uid).map(Arc::unwrap_or_clone) else { return };
     let conditions = status.conditions.iter_mut().flatten();
     let waits = conditions.into_iter().find(|c| c.type_ == SANDBOX_READY && c.status != "True");
     let Some(condition) = waits else { return };
     condition.status = "True".to_owned();
     condition.last_transition_time = Some(Time(seconds(jiff::Timestamp::now())));
-    node.pods.set_status(uid, status.clone());
     node.hub.modify_known(uid, |state| put_status(node, uid, state, &status));
+    node.pods.set_status(uid, Arc::new(status));
+    node.pods.show(uid, None);
 }
 
 /// The status itself, with a new version when it is a new one.
@@ -139,7 +150,19 @@ fn put_status(node: &NodeContext, uid: &PodUid, state: &mut api::PodState, statu
 }
 
 /// Shows a computed status. `stage`: from `Stopped` on nothing of the pod runs any more.
-pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod, status: &PodStatus, stage: Stage) {
+pub fn publish(
+    node: &NodeContext,
+    uid: &PodUid,
+    pod: &Pod,
+    runtime: &Arc<RuntimePod>,
+    status: &Arc<PodStatus>,
+    stage: Stage,
+) {
+    // How long a container waits is no part of its status.
+    let shows = (stage == Stage::Alive && !has_waiting(status)).then_some((status, runtime));
+    if node.pods.show(uid, shows) {
+        return why_it_is_so(node, uid, pod, status);
+    }
     let phase = status.phase.as_deref().unwrap_or_default();
     if node.pods.show_phase(uid, phase).is_none_or(|before| before != "Running") && phase == "Running" {
         node.started_running(uid);
@@ -157,7 +180,7 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
         let containers = summarize(status).into_iter();
         state.containers =
             containers.map(|c| (node.pods.back_off_until(uid, &c.name), c)).map(|(at, c)| container(c, at)).collect();
-        if state.worker == api::WorkerState::Sync as i32 || state.worker == api::WorkerState::Unspecified as i32 {
+        if is_let_live(state) {
             let why = why_of(status, pod);
             if !why.is_empty() && state.why != why {
                 state.why = why;
@@ -167,8 +190,29 @@ pub fn publish(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod
     });
 }
 
+/// What a pod that nobody is ending does, where its status tells.
+pub fn why_it_is_so(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
+    if node.hub.get(uid).is_some_and(|state| is_let_live(&state)) {
+        let why = why_of(status, pod);
+        if !why.is_empty() {
+            node.hub.why(uid, why);
+        }
+    }
+}
+
+fn is_let_live(state: &api::PodState) -> bool {
+    [api::WorkerState::Sync as i32, api::WorkerState::Unspecified as i32].contains(&state.worker)
+}
+
+fn has_waiting(status: &PodStatus) -> bool {
+    let regular = status.container_statuses.iter().chain(&status.init_container_statuses);
+    let all = regular.chain(&status.ephemeral_container_statuses).flatten();
+    all.filter_map(|container| container.state.as_ref()).any(|state| state.waiting.is_some())
+}
+
 /// What the runtime has of the pod, whether or not anything else is said of it now.
 pub fn seen(node: &NodeContext, uid: &PodUid, runtime: &RuntimePod) {
+    node.pods.show(uid, None);
     node.hub.modify_known(uid, |state| put_instances(state, runtime));
 }
 

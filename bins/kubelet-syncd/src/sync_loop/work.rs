@@ -271,7 +271,10 @@ impl PodSyncer {
         self.node.pods.first_seen(&self.uid);
         let runtime = stages::during(Named::Inspect, self.runtime_pod(Some(pod), work.last_sync)).await?;
         resize::note_progress(&self.node, &self.uid, pod, &runtime);
+        let before = self.node.pods.status(&self.uid);
         let mut status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
+        // Computed once more from the same it would come out the same once more.
+        let is_settled = before.is_some_and(|before| Arc::ptr_eq(&before, &status)) && work.last_sync.is_some();
         let is_late = !is_over(&status) && is_past_deadline(pod, &status, jiff::Timestamp::now());
         if is_late && self.node.pods.terminate_pod(&self.uid, deadline_exceeded()) {
             self.event(pod, EventType::Normal, "DeadlineExceeded", PAST_DEADLINE);
@@ -320,7 +323,16 @@ impl PodSyncer {
                 // What failed may have left something: a container that could not be started, or whose hook failed.
                 self.look().await?;
             }
-            view::refresh(&self.node, &self.uid, pod, Stage::Alive);
+            let is_same = is_settled
+                && !report.did_something
+                && report.failed.is_none()
+                && Arc::ptr_eq(&runtime, &self.node.cache.get(&self.uid))
+                && self.node.pods.status(&self.uid).is_some_and(|last| Arc::ptr_eq(&last, &status));
+            if is_same {
+                view::why_it_is_so(&self.node, &self.uid, pod, &status);
+            } else {
+                view::refresh(&self.node, &self.uid, pod, Stage::Alive);
+            }
         }
         if report.failed == Some(Retry::Failed { back_off: None }) {
             // Perhaps something that was prepared is not there any more.

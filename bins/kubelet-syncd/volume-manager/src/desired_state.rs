@@ -10,7 +10,7 @@ use crate::selinux::Label;
 use crate::spec::{UniqueName, VolumeSpec};
 
 /// One volume that a pod wants.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DesiredVolume {
     pub spec: Arc<VolumeSpec>,
     /// Its names in the pod: two of the pod's volumes may be one claim.
@@ -37,6 +37,19 @@ pub struct DesiredPod {
 pub type Unresolved = crate::populator::Unresolved;
 
 impl DesiredPod {
+    /// Nothing else is wanted than before, and no driver is to be called again.
+    pub fn wants_as_before(&self, before: &DesiredPod) -> bool {
+        self.prepared == before.prepared
+            && self.volumes == before.volumes
+            && self.unresolved == before.unresolved
+            && !self.volumes.values().any(|volume| volume.remount)
+    }
+
+    /// What the pod's volume of this name is, as far as it is known.
+    pub fn named(&self, name: &str) -> Option<(&UniqueName, &DesiredVolume)> {
+        self.volumes.iter().find(|(_, volume)| volume.names.contains(name))
+    }
+
     /// All names of volumes that the pod waits for.
     pub fn names(&self) -> BTreeSet<String> {
         let resolved = self.volumes.values().flat_map(|volume| volume.names.iter().cloned());

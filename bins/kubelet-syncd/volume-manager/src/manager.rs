@@ -155,7 +155,8 @@ impl VolumeManager {
         });
         let reader = &*self.context.ports.reader;
         let resolved = futures_util::future::join_all(used.map(|(volume, used)| async move {
-            let found = populator::populate(reader, pod, volume, used).await;
+            let has = self.has(uid, &volume.name);
+            let found = populator::populate(reader, pod, volume, used, has.as_ref()).await;
             let found = found.and_then(|spec| {
                 let facts = self.facts(&spec)?;
                 Ok((spec, facts))
@@ -173,6 +174,8 @@ impl VolumeManager {
             // A static pod comes again under the same uid: what it had went with its folder.
             world.actual.forget_folders(uid);
         }
+        // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
+        let mut changed = false;
         let mut wanted = DesiredPod {
             pod: pod.clone(),
             prepared: before.as_ref().is_some_and(|before| before.prepared),
@@ -184,8 +187,7 @@ impl VolumeManager {
                 Ok(found) => found,
                 Err(error) => {
                     // What was known stays: the volume is used already, or soon will be.
-                    let known = before.iter().flat_map(|before| &before.volumes);
-                    match known.into_iter().find(|(_, volume)| volume.names.contains(&name)) {
+                    match before.as_ref().and_then(|before| before.named(&name)) {
                         Some((unique, volume)) => {
                             wanted.volumes.insert(unique.clone(), volume.clone());
                             tracing::debug!(pod_uid = %uid, volume = name, "claim cannot be read: {}", error.text);
@@ -217,8 +219,12 @@ impl VolumeManager {
                     }
                 }
             };
+            let spec = match known {
+                Some(known) if *known.spec == spec => known.spec.clone(),
+                _ => Arc::new(spec),
+            };
             let volume = wanted.volumes.entry(unique.clone()).or_insert_with(|| DesiredVolume {
-                spec: Arc::new(spec),
+                spec,
                 names: BTreeSet::new(),
                 attachable,
                 remount: facts.requires_republish && mounted,
@@ -226,22 +232,51 @@ impl VolumeManager {
             });
             volume.names.insert(name);
             if let Some(actual) = world.actual.volumes.get_mut(&unique) {
-                actual.attachable = Some(volume.attachable);
+                changed |= actual.attachable.replace(volume.attachable) != Some(volume.attachable);
                 if actual.claim_size == 0 {
                     actual.claim_size = volume.spec.claim.as_ref().map_or(0, |claim| claim.capacity);
+                    changed |= actual.claim_size != 0;
                 }
                 if actual.expansion == Expansion::NextSync {
                     actual.expansion = Expansion::Possible;
+                    changed = true;
                 }
                 if let Some(published) = actual.pods.get_mut(uid) {
-                    published.single_pod = single_pod;
+                    changed |= std::mem::replace(&mut published.single_pod, single_pod) != single_pod;
                 }
             }
         }
-        world.ended.remove(uid);
+        changed |= world.ended.remove(uid);
+        changed |= before.is_none_or(|before| !wanted.wants_as_before(&before));
         world.desired.pods.insert(uid.clone(), wanted);
         drop(world);
-        self.context.touch();
+        if changed {
+            self.context.touch();
+        }
+    }
+
+    /// The pod's volume of this name, if it is there for the pod and its size is known where that counts: its claim has grown with
+    /// each expansion.
+    fn has(&self, uid: &PodUid, name: &str) -> Option<VolumeSpec> {
+        let world = self.context.world();
+        let (unique, volume) = world.desired.pods.get(uid)?.named(name)?;
+        let there = world.actual.volumes.get(unique)?;
+        if there.pods.get(uid)?.presence != Presence::Yes || there.claim_size == 0 && volume.spec.may_grow() {
+            return None;
+        }
+        let mut spec = VolumeSpec::clone(&volume.spec);
+        if let Some(claim) = spec.claim.as_mut().filter(|_| there.claim_size > 0) {
+            claim.capacity = there.claim_size;
+        }
+        Some(spec)
+    }
+
+    /// The same pod as another object: its status or a label has changed. Whoever holds the one that was known until now takes
+    /// this one.
+    pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>) {
+        if let Some(desired) = self.context.world().desired.pods.get_mut(uid) {
+            desired.pod = pod.clone();
+        }
     }
 
     fn facts(&self, spec: &VolumeSpec) -> Result<DriverFacts, Unresolved> {

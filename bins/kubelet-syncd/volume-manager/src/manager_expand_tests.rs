@@ -230,3 +230,32 @@ async fn who_only_reads_has_it_as_it_is() {
         "FileSystemResizeFailed MountVolume.NodeExpandVolume failed for volume \"pv\" requested read-only file system";
     assert_eq!(outside.events(), both(says));
 }
+
+/// Of a volume that a pod has only its size is looked at, and nobody is woken by a look that finds nothing new.
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_has_is_read_no_further() {
+    let outside = Outside::new();
+    let status = json!({"capacity": {"storage": "1Gi"}});
+    grow(&outside, "1Gi", status.as_object().unwrap().clone());
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    tokio::time::sleep(LONG).await;
+    let reads = || std::mem::take(&mut *lock(&outside.reads));
+    reads();
+    let mut changed = manager.context.changed.subscribe();
+    let pod = pod_of("a", "c");
+    manager.want(&uid("a"), &pod).await;
+    assert_eq!((reads(), changed.has_changed().unwrap()), (vec!["volume"], false));
+    lock(&outside.growth).volume = "2Gi";
+    manager.want(&uid("a"), &pod).await;
+    assert!(changed.has_changed().unwrap());
+    tokio::time::sleep(LONG).await;
+    assert_eq!(reads(), ["volume", "claim"], "the claim is asked how far it may grow");
+    assert_eq!(since(&outside, "CommitPublish"), ["NodeGetCapabilities", "to 2147483648", "NodeExpandVolume", DONE]);
+    manager.want(&uid("a"), &pod).await;
+    changed.borrow_and_update();
+    manager.want(&uid("a"), &pod).await;
+    assert_eq!((reads(), changed.has_changed().unwrap()), (vec!["volume"; 2], false));
+    tokio::time::sleep(LONG).await;
+    assert_eq!(expansions(&outside), 1, "it has grown");
+}

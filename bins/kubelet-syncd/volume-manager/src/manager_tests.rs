@@ -56,6 +56,8 @@ struct Outside {
     selinux: Option<SeLinuxMount>,
     /// Flags of each mount that the driver was asked for.
     flags: Mutex<Vec<String>>,
+    /// What was read of claims and volumes.
+    reads: Mutex<Vec<&'static str>>,
 }
 
 /// Of the claim and its volume, where a test is about their sizes.
@@ -101,6 +103,7 @@ impl Outside {
             growth: Mutex::default(),
             selinux,
             flags: Mutex::default(),
+            reads: Mutex::default(),
         })
     }
 
@@ -392,6 +395,7 @@ impl VolumeVerbs for End {
 
 impl ClusterReader for End {
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Arc<PersistentVolumeClaim>> {
+        lock(&self.0.reads).push("claim");
         let growth = lock(&self.0.growth).clone();
         let mut status = growth.status;
         status.insert("phase".into(), json!(if name == "unbound" { "Pending" } else { "Bound" }));
@@ -404,6 +408,7 @@ impl ClusterReader for End {
     }
 
     fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
+        lock(&self.0.reads).push("volume");
         let mut volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
         if self.0.selinux.is_some() {

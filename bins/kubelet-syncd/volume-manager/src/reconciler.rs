@@ -162,8 +162,7 @@ impl Plan<'_> {
     fn grows(&self, name: &UniqueName, volume: &DesiredVolume) -> bool {
         let Some(actual) = self.look.actual.volumes.get(name) else { return false };
         let (known, spec) = (actual.claim_size, &volume.spec);
-        let possible = actual.expansion == Expansion::Possible && spec.claim.is_some() && spec.grows();
-        possible && !spec.read_only && known > 0 && spec.capacity > known
+        actual.expansion == Expansion::Possible && spec.may_grow() && known > 0 && spec.capacity > known
     }
 
     /// Of what nobody knows the volume of: whether a pod wants it, which makes it known, or has it as a block device.

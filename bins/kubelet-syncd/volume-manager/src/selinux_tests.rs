@@ -47,7 +47,7 @@ fn spec(modes: &[&str]) -> VolumeSpec {
     let persistent: PersistentVolume = serde_json::from_value(json!({"metadata": {"name": "pv"},
         "spec": {"accessModes": modes, "csi": {"driver": "d", "volumeHandle": "h"}}}))
     .unwrap();
-    resolve::persistent(&volume, Use { mounted: true, device: false }, &claim, &persistent).unwrap()
+    resolve::persistent(&volume, Use { mounted: true, device: false }, resolve::claim(&claim), &persistent).unwrap()
 }
 
 const ONE: &str = "u:object_r:container_file_t:s0:c1";

@@ -232,6 +232,11 @@ impl VolumeSpec {
         matches!(self.source, Source::Csi(_) | Source::Local { .. })
     }
 
+    /// Whether it may become larger for a pod that has it.
+    pub fn may_grow(&self) -> bool {
+        self.claim.is_some() && self.grows() && !self.read_only
+    }
+
     /// Upstream's plugin, and for metrics its driver.
     pub fn plugin(&self) -> String {
         match &self.source {

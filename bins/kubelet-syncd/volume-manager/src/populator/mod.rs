@@ -1,5 +1,6 @@
 //! From a pod's volume to what it stands for (upstream `pkg/kubelet/volumemanager/populator`). [`resolve`] is pure; what it needs
-//! of the API server is asked for here, at each look anew: nodes may read claims and volumes by name, and not watch them.
+//! of the API server is asked for here, at each look anew: nodes may read claims and volumes by name, and not watch them. Of what a
+//! pod has already, only that is asked which may still make a difference to it.
 
 pub mod migration;
 pub mod node_affinity;
@@ -33,7 +34,8 @@ pub fn is_managed(volume: &Volume) -> bool {
         || volume.iscsi.is_some()
 }
 
-/// Finds out what a volume of a pod is.
+/// Finds out what a volume of a pod is. `has`: what it was when it was mounted for the pod, if it is and its size is known. Whatever
+/// became of its claim since, such a pod keeps it; what it may get is a larger one, and that the PersistentVolume alone says.
 ///
 /// # Errors
 /// In upstream's words.
@@ -42,8 +44,18 @@ pub async fn populate(
     pod: &Pod,
     volume: &Volume,
     used: Use,
+    has: Option<&VolumeSpec>,
 ) -> Result<VolumeSpec, Unresolved> {
     let refused = |text| Unresolved { text, away: false };
+    if let Some((has, claim)) = has.and_then(|has| Some((has, has.claim.as_ref()?))) {
+        if !has.may_grow() {
+            return Ok(has.clone());
+        }
+        let processing = |text: String| format!("error processing PVC {}/{}: {text}", claim.namespace, claim.name);
+        let persistent = reader.volume(&has.name).await.map_err(|error| not_read(&has.name, &error, processing))?;
+        resolve::check_claim_ref(&persistent, &claim.uid).map_err(|text| refused(processing(text)))?;
+        return resolve::persistent(volume, used, claim.clone(), &persistent).map_err(refused);
+    }
     if volume.csi.is_some() {
         return resolve::inline(pod, volume).map_err(refused);
     }
@@ -64,17 +76,22 @@ pub async fn populate(
     };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let processing = |text: String| format!("error processing PVC {namespace}/{claim_name}: {text}");
-    let asked = |what: String, error: ObjectError| Unresolved {
+    let claim = reader.claim(namespace, &claim_name).await.map_err(|error| Unresolved {
         away: matches!(error, ObjectError::Away(_)),
-        text: processing(format!("{what}: {error}")),
-    };
-    let claim = reader.claim(namespace, &claim_name).await;
-    let claim = claim.map_err(|error| asked("failed to fetch PVC from API server".to_owned(), error))?;
+        text: processing(format!("failed to fetch PVC from API server: {error}")),
+    })?;
     resolve::check_claim(&claim).map_err(|text| refused(processing(text)))?;
     resolve::check_owner(pod, volume, &claim).map_err(refused)?;
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
-    let persistent = reader.volume(&name).await;
-    let persistent = persistent.map_err(|error| asked(format!("failed to fetch PV {name} from API server"), error))?;
-    resolve::check_claim_ref(&persistent, &claim).map_err(|text| refused(processing(text)))?;
-    resolve::persistent(volume, used, &claim, &persistent).map_err(refused)
+    let persistent = reader.volume(&name).await.map_err(|error| not_read(&name, &error, processing))?;
+    let claim = resolve::claim(&claim);
+    resolve::check_claim_ref(&persistent, &claim.uid).map_err(|text| refused(processing(text)))?;
+    resolve::persistent(volume, used, claim, &persistent).map_err(refused)
+}
+
+fn not_read(name: &str, error: &ObjectError, processing: impl Fn(String) -> String) -> Unresolved {
+    Unresolved {
+        away: matches!(error, ObjectError::Away(_)),
+        text: processing(format!("failed to fetch PV {name} from API server: {error}")),
+    }
 }

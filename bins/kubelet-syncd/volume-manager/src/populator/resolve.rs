@@ -106,21 +106,31 @@ pub fn check_owner(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) ->
 ///
 /// # Errors
 /// It is not.
-pub fn check_claim_ref(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Result<(), String> {
+pub fn check_claim_ref(volume: &PersistentVolume, claim_uid: &str) -> Result<(), String> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Err(format!(
             "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
         ));
     };
-    let (found, wanted) = (reference.uid.as_deref().unwrap_or_default(), claim.metadata.uid.as_deref());
-    let wanted = wanted.unwrap_or_default();
-    if found != wanted {
+    let found = reference.uid.as_deref().unwrap_or_default();
+    if found != claim_uid {
         return Err(format!(
-            "found PV object {name} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}"
+            "found PV object {name} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {claim_uid}"
         ));
     }
     Ok(())
+}
+
+/// What is kept of a claim.
+pub fn claim(claim: &PersistentVolumeClaim) -> Claim {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    Claim {
+        namespace: text(&claim.metadata.namespace),
+        name: text(&claim.metadata.name),
+        uid: text(&claim.metadata.uid),
+        capacity: storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref())),
+    }
 }
 
 /// What a claim's volume is.
@@ -130,7 +140,7 @@ pub fn check_claim_ref(volume: &PersistentVolume, claim: &PersistentVolumeClaim)
 pub fn persistent(
     volume: &Volume,
     used: Use,
-    claim: &PersistentVolumeClaim,
+    claim: Claim,
     persistent: &PersistentVolume,
 ) -> Result<VolumeSpec, String> {
     let name = persistent.metadata.name.clone().unwrap_or_default();
@@ -161,12 +171,7 @@ pub fn persistent(
         access_modes,
         mount_options: mount_options(persistent, spec),
         node_affinity: spec.node_affinity.clone(),
-        claim: Some(Claim {
-            namespace: claim.metadata.namespace.clone().unwrap_or_default(),
-            name: claim.metadata.name.clone().unwrap_or_default(),
-            uid: claim.metadata.uid.clone().unwrap_or_default(),
-            capacity: storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref())),
-        }),
+        claim: Some(claim),
         capacity: storage(spec.capacity.as_ref()),
         capacity_text: spec
             .capacity

@@ -22,6 +22,10 @@ fn claim(change: impl Fn(&mut Value)) -> PersistentVolumeClaim {
     serde_json::from_value(claim).unwrap()
 }
 
+fn kept() -> Claim {
+    super::claim(&claim(|_| {}))
+}
+
 fn persistent_volume(change: impl Fn(&mut Value)) -> PersistentVolume {
     let mut volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "2Mi"},
         "accessModes": ["ReadWriteOnce"], "claimRef": {"uid": "cu"},
@@ -68,15 +72,15 @@ fn whose_a_claim_is() {
 
 #[test]
 fn a_volume_of_another_claim() {
-    assert_eq!(check_claim_ref(&persistent_volume(|_| {}), &claim(|_| {})), Ok(()));
+    assert_eq!(check_claim_ref(&persistent_volume(|_| {}), "cu"), Ok(()));
     let other = persistent_volume(|v| v["spec"]["claimRef"]["uid"] = json!("x"));
     assert_eq!(
-        check_claim_ref(&other, &claim(|_| {})).unwrap_err(),
+        check_claim_ref(&other, "cu").unwrap_err(),
         "found PV object pv but its pv.Spec.ClaimRef.UID x does not point to claim.UID cu"
     );
     let free = persistent_volume(|v| v["spec"]["claimRef"] = json!(null));
     assert_eq!(
-        check_claim_ref(&free, &claim(|_| {})).unwrap_err(),
+        check_claim_ref(&free, "cu").unwrap_err(),
         "found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
     );
 }
@@ -89,7 +93,7 @@ fn modes_and_uses() {
     assert!(!used("none").any());
     let named = volume(json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": true}}));
     let block = persistent_volume(|v| v["spec"]["volumeMode"] = json!("Block"));
-    let of = |used: Use, volume: &PersistentVolume| persistent(&named, used, &claim(|_| {}), volume);
+    let of = |used: Use, volume: &PersistentVolume| persistent(&named, used, kept(), volume);
     assert_eq!(
         of(used("data"), &block).unwrap_err(),
         "volume data has volumeMode Block, but is specified in volumeMounts"
@@ -117,7 +121,7 @@ fn kinds_that_are_not_there_are_named() {
     let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
     let used = Use { mounted: true, device: false };
     assert_eq!(
-        persistent(&named, used, &claim(|_| {}), &cephfs).unwrap_err(),
+        persistent(&named, used, kept(), &cephfs).unwrap_err(),
         "failed to get Plugin from volumeSpec for volume \"pv\" err=volumes of kind cephfs are not supported by this node yet"
     );
 }
@@ -130,7 +134,7 @@ fn exports_of_an_nfs_server() {
         v["spec"]["mountOptions"] = json!(["vers=3", "nolock"]);
     });
     let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
-    let spec = persistent(&named, Use { mounted: true, device: false }, &claim(|_| {}), &nfs).unwrap();
+    let spec = persistent(&named, Use { mounted: true, device: false }, kept(), &nfs).unwrap();
     assert_eq!(spec.source, crate::spec::Source::Nfs { server: "s".into(), path: "/p".into() });
     assert!(!spec.read_only, "upstream goes by the claim's use");
     assert_eq!(spec.mount_options, ["vers=3", "nolock"]);
