@@ -202,6 +202,12 @@ fn conformance_command(profile: Arg) -> clap::Command {
             "Shell command that imports images into the containerd at $CONTAINERD_ADDRESS, namespace $CONTAINERD_NAMESPACE",
         ))
         .arg(
+            Arg::new("device-plugin")
+                .long("device-plugin")
+                .action(ArgAction::SetTrue)
+                .help("Gives specs that deploy a device plugin this project's own in the place of upstream's image"),
+        )
+        .arg(
             Arg::new("record")
                 .long("record")
                 .action(ArgAction::SetTrue)

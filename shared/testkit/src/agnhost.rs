@@ -13,13 +13,13 @@
 //! has `LISTEN_AFTER_MS: "0"` in its environment. `/localhost.crt` and `/localhost.key` are for `--tls-cert-file` and
 //! `--tls-private-key-file`.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::Lab;
 use crate::image::{self, Image, Tar};
-use crate::{Lab, machine};
+use crate::linked::{self, without_symbols};
 use bulkhead_apiserver::authority::Authority;
 
 /// What the recorded pods name.
@@ -56,41 +56,9 @@ fn write_archive(path: &Path, program: &Path) -> Result<()> {
 
 fn layer(program: &Path) -> Result<Vec<u8>> {
     let mut layer = Tar::new(Vec::new());
-    let content = std::fs::read(program).with_context(|| format!("reading {}", program.display()))?;
-    layer.file("agnhost", 0o755, &content)?;
-    for library in libraries(program)? {
-        let content = std::fs::read(&library).with_context(|| format!("reading {}", library.display()))?;
-        layer.file(library.to_string_lossy().trim_start_matches('/'), 0o755, &content)?;
-    }
+    linked::add(&mut layer, program, "agnhost")?;
     let pair = Authority::new()?.server(&["localhost"], &[])?;
     layer.file("localhost.crt", 0o644, pair.certificate.as_bytes())?;
     layer.file("localhost.key", 0o644, pair.key.as_bytes())?;
     layer.finish_into()
-}
-
-/// The program without what only a debugger reads, which is most of it; as it is where there is no `strip`.
-fn without_symbols(program: &Path, stripped: &Path) -> PathBuf {
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(stripped).arg(program).stdin(Stdio::null()).stderr(Stdio::null());
-    let done = strip.status().is_ok_and(|status| status.success()) && stripped.is_file();
-    if done { stripped.to_owned() } else { program.to_owned() }
-}
-
-/// The files that the loader would open, itself included.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let list = machine::run("ldd", &[&program.to_string_lossy()])?;
-    Ok(list.split_ascii_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_comes_with_its_loader() {
-        let own = std::env::current_exe().unwrap();
-        let all = libraries(&own).unwrap();
-        assert!(all.iter().any(|one| one.to_string_lossy().contains("ld-linux")), "{all:?}");
-        assert!(all.iter().all(|one| one.is_file()), "{all:?}");
-    }
 }

@@ -4,10 +4,43 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::Node;
 use crate::csi::process::Process;
+use crate::image::{self, Image, Tar};
+use crate::linked::{self, without_symbols};
+use crate::{Lab, Node};
+
+/// The image of the plugin that upstream's specs deploy, as their manifests name it.
+pub const SAMPLE_IMAGE: &str = "registry.k8s.io/e2e-test-images/sample-device-plugin:1.7";
+
+/// Makes the tests' plugin known to the lab's runtime as the one of upstream's specs: two healthy devices of the resource that they ask
+/// for, and nothing given with them but a variable. The node's root directory has to be `/var/lib/kubelet`.
+///
+/// # Errors
+/// A file cannot be read, or the runtime did not take the image.
+pub fn import_sample(lab: &Lab, program: &Path) -> Result<()> {
+    let stripped = lab.folder().join("device-plugin.stripped");
+    let mut own = Tar::new(Vec::new());
+    linked::add(&mut own, &without_symbols(program, &stripped), "device_plugin")?;
+    let _ = std::fs::remove_file(stripped);
+    let told = json!({"devices": [{"id": "Dev-1"}, {"id": "Dev-2"}], "bare": true}).to_string();
+    own.folder("state", 0o755)?;
+    own.file("state/told.json", 0o644, told.as_bytes())?;
+    let (busybox, own) = (image::busybox_layer()?, own.finish_into()?);
+    let archive = lab.folder().join("device-plugin.tar");
+    let image = Image {
+        name: SAMPLE_IMAGE,
+        layers: &[&busybox, &own],
+        entrypoint: &["/device_plugin", "--resource=example.com/resource", "--root=/var/lib/kubelet", "--state=/state"],
+        command: &[],
+        environment: &[],
+        user: "",
+    };
+    image::write_images(&archive, &[image])?;
+    lab.containerd().import(&archive, &[SAMPLE_IMAGE])?;
+    std::fs::remove_file(&archive).context("removing the image archive")
+}
 
 /// A plugin that runs; it ends when this is dropped.
 #[derive(Debug)]

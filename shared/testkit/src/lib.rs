@@ -45,6 +45,8 @@ pub mod image;
 pub mod kubernetes_images;
 mod lab;
 pub mod leaks;
+#[cfg(feature = "apiserver")]
+mod linked;
 pub mod loops;
 pub mod machine;
 pub mod mounts;

@@ -4,8 +4,8 @@
 //! It listens beside `kubelet.sock` in `<root>/device-plugins` and registers there, again when there is a new one. In its state folder
 //! lie `calls.jsonl` (a line for each call) and `told.json`, an object that is read anew all the time: `devices` (objects with
 //! `id`, `health` and `nodes`), `prefer` (ids), `cdi` (names of CDI devices, which everybody gets), `annotations` (likewise),
-//! `flap` (a device's id, whose health changes each millisecond), `without` (an optional call that it does not have) and `fault`
-//! (method to `hang`, `fail` or `die`).
+//! `flap` (a device's id, whose health changes each millisecond), `without` (an optional call that it does not have), `bare` (true: it
+//! gives variables alone) and `fault` (method to `hang`, `fail` or `die`). SIGTERM ends it, also as the first process of a container.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -30,6 +30,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
@@ -147,8 +148,13 @@ impl DevicePlugin for Plugin {
         self.meet("Allocate", json!(ids)).await?;
         let told = self.told();
         let names = told["cdi"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let envs = BTreeMap::from([("GIVEN_DEVICES".to_owned(), ids.join(","))]);
+        if told["bare"] == true {
+            let answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
+            return Ok(Response::new(AllocateResponse { container_responses: vec![answer] }));
+        }
         let answer = ContainerAllocateResponse {
-            envs: BTreeMap::from([("GIVEN_DEVICES".to_owned(), ids.join(","))]),
+            envs,
             mounts: vec![Mount {
                 container_path: "/given".to_owned(),
                 host_path: self.0.display().to_string(),
@@ -184,7 +190,14 @@ fn main() -> ExitCode {
     let text = |name: &str| given.get_one::<String>(name).cloned().unwrap_or_default();
     let (folder, state) = (Path::new(&text("root")).join("device-plugins"), PathBuf::from(text("state")));
     let plugin = Plugin(Arc::new(state));
-    bulkhead_tests::program::run("device_plugin", run(&text("resource"), &folder, &plugin))
+    let resource = text("resource");
+    bulkhead_tests::program::run("device_plugin", async {
+        let mut ended = signal(SignalKind::terminate())?;
+        tokio::select! {
+            served = run(&resource, &folder, &plugin) => served,
+            _ = ended.recv() => Ok(()),
+        }
+    })
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::apiserver::request_log::Record;
+use bulkhead_testkit::processes::signal;
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::history::{condition, pod_only_advances, readiness, values_of};
 use bulkhead_tests::joined::{Member, NODE, create, events, main_of, wait_event, wait_node, wait_ready};
 use bulkhead_tests::lab;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Writes after request `mark`, without renewals of the lease.
@@ -262,18 +264,24 @@ fn ready_follows_the_runtime_and_syncd() -> Result<()> {
     create(&cluster, Pod::idle("calm"))?;
     let calm = wait_ready(&cluster, "calm")?;
 
-    // The sync daemon stands still for longer than a restart takes.
+    // The sync daemon stands still for longer than a restart takes. The launcher too, or its watchdog would end that after 15 to 30 s,
+    // mostly before silence counts: 20 s after the last answer.
     let pids = node.pids();
     let syncd = *pids.get("kubelet-syncd").context("no syncd")?;
-    bulkhead_testkit::processes::signal(syncd, nix::sys::signal::Signal::SIGSTOP);
+    let stopped = [syncd, *pids.get("kubelet").context("no launcher")?];
+    stopped.iter().for_each(|pid| signal(*pid, Signal::SIGSTOP));
     let ill = wait_node(&cluster, "False");
-    bulkhead_testkit::processes::signal(syncd, nix::sys::signal::Signal::SIGCONT);
+    signal(syncd, Signal::SIGCONT);
     let ill = ill?;
     let ready = condition(&ill, "Ready")?;
     let message = "kubelet-syncd is not healthy: it does not answer";
     ensure!(ready["reason"] == "KubeletNotReady" && ready["message"] == message, "{ready:#}");
-    wait_node(&cluster, "True")?;
+    let well = wait_node(&cluster, "True");
+    // It hears of the beats that it has missed: nobody is killed.
+    signal(stopped[1], Signal::SIGCONT);
+    well?;
     is_undisturbed(&cluster, &calm)?;
+    ensure!(node.pids() == pids, "{:?} became {:?}", pids, node.pids());
 
     lab.containerd().stop()?;
     let ill = wait_node(&cluster, "False")?;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use bulkhead_testkit::{Cluster, Lab, image, machine, wait};
+use bulkhead_testkit::{Cluster, Lab, build, device_plugin, image, machine, wait};
 
 use super::Programs;
 
@@ -29,6 +29,8 @@ pub struct Sources {
     pub archives: Vec<PathBuf>,
     /// Run by the shell, with `ctr`'s variables set.
     pub command: Option<String>,
+    /// This project's plugin takes the place of the one that specs about devices deploy.
+    pub device_plugin: bool,
 }
 
 /// All images that e2e.test may ask for.
@@ -71,6 +73,12 @@ pub fn provide(lab: &Lab, programs: &Programs, sources: &Sources, say: &dyn Fn(&
         if !status.success() {
             bail!("the command that brings images ended with {status}");
         }
+    }
+    if sources.device_plugin {
+        say(&format!("{} is the tests' own plugin", device_plugin::SAMPLE_IMAGE));
+        let built = ["build", "--locked", "--quiet", "--package", "bulkhead-tests", "--bin", "device_plugin"];
+        crate::checks::cargo(&built)?;
+        device_plugin::import_sample(lab, &build::target_dir().join("debug").join("device_plugin"))?;
     }
     let there = present(lab)?;
     let mut missing = Vec::new();

@@ -66,6 +66,7 @@ impl Options {
                     .collect::<Result<_>>()
                     .context("--images")?,
                 command: matches.get_one::<String>("images-command").cloned(),
+                device_plugin: matches.get_flag("device-plugin"),
             },
             list: path("list").unwrap_or_else(|| build::workspace_root().join(crate::CONFORMANCE_LIST)),
             record: matches.get_flag("record"),

@@ -146,11 +146,18 @@ impl Drop for Making {
 pub struct Busy {
     cache: Arc<PodCache>,
     uid: PodUid,
+    since: Instant,
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.cache.inner().busy.remove(&self.uid);
+        {
+            let mut inner = self.cache.inner();
+            // Somebody else's that came later stays.
+            if inner.busy.get(&self.uid) == Some(&self.since) {
+                inner.busy.remove(&self.uid);
+            }
+        }
         self.cache.wake.notify_one();
     }
 }
@@ -239,10 +246,11 @@ impl PodCache {
         std::mem::take(&mut self.inner().anew)
     }
 
-    /// One at a time for each pod: its worker.
+    /// One at a time for each pod: its worker, or what tidies up after it. The one that came last counts.
     pub(super) fn busy(self: &Arc<Self>, uid: &PodUid) -> Busy {
-        self.inner().busy.insert(uid.clone(), Instant::now());
-        Busy { cache: self.clone(), uid: uid.clone() }
+        let since = Instant::now();
+        self.inner().busy.insert(uid.clone(), since);
+        Busy { cache: self.clone(), uid: uid.clone(), since }
     }
 
     pub(super) fn making(self: &Arc<Self>, uid: &PodUid) -> Making {

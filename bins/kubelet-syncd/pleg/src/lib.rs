@@ -150,7 +150,7 @@ impl Pleg {
         self.shared.cache.want_anew(uid, containers);
     }
 
-    /// Says that this pod's worker is making its sandbox and containers: the events of that are its own doing, and one
+    /// Says that this pod's sandbox and containers are being made, stopped or removed by us: the events of that are its own doing, and one
     /// look afterwards (see [`Pleg::request`]) tells as much as one after each of them. Held for a bounded time only,
     /// so an end in the middle is not missed for long.
     pub fn busy(&self, uid: &PodUid) -> Busy {

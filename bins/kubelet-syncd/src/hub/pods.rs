@@ -4,8 +4,12 @@
 //! its position, so a slow one skips what is outdated anyway and no queue grows; it is given names, and fetches each state
 //! when its turn has come, so that it holds no state that nobody else needs. Removals are remembered for a while; who has
 //! slept longer gets everything anew.
+//!
+//! Sentences for people ([`PodHub::why`], [`PodHub::event`]) change several times while a pod starts or ends, and nothing is done
+//! because of them. They are seen at once by whoever asks for the pod; a watcher is told of them together with the pod's next change,
+//! or, where there is none, a moment later ([`PodHub::tell_remarks`]).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::syncd::{ApiObject, Event, PodState};
@@ -37,6 +41,8 @@ struct Inner {
     removed: VecDeque<(u64, PodUid)>,
     /// Removals up to this number are forgotten.
     forgotten: u64,
+    /// Pods of which only sentences for people have changed since watchers were told.
+    remarked: HashSet<PodUid>,
     /// What the API server has of pods that have no state here (yet, or any more).
     unclaimed: HashMap<PodUid, ApiObject>,
     /// `metadata.managedFields` of pods of the API server, as JSON: shown and used by nothing.
@@ -48,11 +54,12 @@ struct Inner {
 pub struct PodHub {
     inner: Mutex<Inner>,
     changed: watch::Sender<u64>,
+    remarked: watch::Sender<()>,
 }
 
 impl Default for PodHub {
     fn default() -> Self {
-        PodHub { inner: Mutex::default(), changed: watch::Sender::new(0) }
+        PodHub { inner: Mutex::default(), changed: watch::Sender::new(0), remarked: watch::Sender::new(()) }
     }
 }
 
@@ -82,8 +89,35 @@ impl PodHub {
         }
         inner.order.insert(seq, uid.clone());
         inner.pods.insert(uid.clone(), (seq, Arc::new(state)));
+        inner.remarked.remove(uid);
         drop(inner);
         self.changed.send_replace(seq);
+    }
+
+    /// Changes sentences for people in the state of a pod that is known.
+    fn remark(&self, uid: &PodUid, f: impl FnOnce(&mut PodState)) {
+        let mut inner = self.inner();
+        let Some((_, state)) = inner.pods.get_mut(uid) else { return };
+        f(Arc::make_mut(state));
+        if inner.remarked.insert(uid.clone()) {
+            drop(inner);
+            self.remarked.send_replace(());
+        }
+    }
+
+    /// Watchers are told of sentences for people that have changed.
+    pub fn tell_remarks(&self) {
+        let mut inner = self.inner();
+        for uid in std::mem::take(&mut inner.remarked) {
+            let seq = inner.seq + 1;
+            let Some(old) = inner.pods.get_mut(&uid).map(|(at, _)| std::mem::replace(at, seq)) else { continue };
+            inner.seq = seq;
+            inner.order.remove(&old);
+            inner.order.insert(seq, uid);
+        }
+        let seq = inner.seq;
+        drop(inner);
+        self.changed.send_if_modified(|told| std::mem::replace(told, seq) != seq);
     }
 
     /// The same for a pod that is known already; another one stays unknown.
@@ -136,19 +170,18 @@ impl PodHub {
     pub fn why(&self, uid: &PodUid, why: impl Into<String>) {
         let why = why.into();
         // A change works on a copy of all of it.
-        if self.get(uid).is_some_and(|state| state.why == why) {
-            return;
+        if self.get(uid).is_some_and(|state| state.why != why) {
+            self.remark(uid, |state| {
+                state.why = why;
+                state.why_since = jiff::Timestamp::now().to_string();
+            });
         }
-        self.modify_known(uid, |state| {
-            state.why = why;
-            state.why_since = jiff::Timestamp::now().to_string();
-        });
     }
 
     /// Adds an event to the pod's own short list.
     pub fn event(&self, uid: &PodUid, mut event: Event) {
         cut(&mut event.message, RECENT_MESSAGE);
-        self.modify_known(uid, |state| {
+        self.remark(uid, |state| {
             if state.recent_events.len() >= RECENT_EVENTS {
                 state.recent_events.remove(0);
             }
@@ -160,6 +193,7 @@ impl PodHub {
         let mut inner = self.inner();
         let Some((old, state)) = inner.pods.remove(uid) else { return };
         inner.order.remove(&old);
+        inner.remarked.remove(uid);
         if let Some(object) = state.api.clone() {
             inner.unclaimed.insert(uid.clone(), object);
         }
@@ -209,6 +243,11 @@ impl PodHub {
     /// Sees the sequence number of each change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
+    }
+
+    /// Sees that there is something for [`PodHub::tell_remarks`] to tell.
+    pub fn watch_remarks(&self) -> watch::Receiver<()> {
+        self.remarked.subscribe()
     }
 }
 
@@ -263,6 +302,44 @@ mod tests {
         assert!(hub.since(Some(next)).1.is_empty());
         // A position from the future is another life's.
         assert_eq!(text(&hub, &hub.since(Some(next + 7)).1), ["+a Succeeded", "done"]);
+    }
+
+    #[test]
+    fn sentences_for_people_are_told_with_the_next_change() {
+        let hub = PodHub::default();
+        for pod in ["a", "b"] {
+            hub.modify(&uid(pod), |s| s.phase = "Pending".to_owned());
+        }
+        let (position, _) = hub.since(None);
+        let (mut changes, mut remarks) = (hub.watch(), hub.watch_remarks());
+        changes.mark_unchanged();
+        let mut heard = || {
+            let heard = (changes.has_changed().unwrap(), remarks.has_changed().unwrap());
+            changes.mark_unchanged();
+            remarks.mark_unchanged();
+            heard
+        };
+        hub.why(&uid("a"), "waits");
+        assert_eq!(heard(), (false, true));
+        assert_eq!(hub.get(&uid("a")).unwrap().why, "waits", "whoever asks is told at once");
+        hub.event(&uid("a"), Event::default());
+        hub.why(&uid("a"), "waits");
+        hub.why(&uid("gone"), "waits");
+        assert_eq!(heard(), (false, false));
+        hub.modify(&uid("b"), |s| s.phase = "Running".to_owned());
+        let (position, news) = hub.since(Some(position));
+        assert_eq!((text(&hub, &news), heard()), (vec!["+b Running".to_owned()], (true, false)));
+        hub.tell_remarks();
+        let (position, news) = hub.since(Some(position));
+        assert_eq!((text(&hub, &news), heard()), (vec!["+a Pending".to_owned()], (true, false)));
+        hub.why(&uid("a"), "runs");
+        hub.modify(&uid("a"), |s| s.phase = "Running".to_owned());
+        hub.why(&uid("b"), "runs");
+        hub.remove(&uid("b"));
+        let (position, news) = hub.since(Some(position));
+        assert_eq!((text(&hub, &news), heard()), (vec!["+a Running".to_owned(), "-b".to_owned()], (true, true)));
+        hub.tell_remarks();
+        assert!(hub.since(Some(position)).1.is_empty() && heard() == (false, false), "it was told already");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bulkhead_ipc::common::{Cursor, SnapshotDone};
 use bulkhead_ipc::syncd as api;
@@ -10,6 +11,7 @@ use bulkhead_ipc::syncd::node_server::Node;
 use bulkhead_ipc::syncd::pods_server::Pods;
 use bulkhead_types::{Epoch, PodUid};
 use futures_util::Stream;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -86,8 +88,15 @@ impl Pods for SyncdApi {
         let position = request.into_inner().cursor.filter(|c| c.epoch == epoch).map(|c| c.seq);
         let mut watch = self.pods.watch();
         watch.mark_changed();
-        let reader =
-            Reader { pods: self.pods.clone(), watch, position, batch: Vec::new().into_iter(), stop: self.stop.clone() };
+        let reader = Reader {
+            pods: self.pods.clone(),
+            watch,
+            remarks: self.pods.watch_remarks(),
+            tell_at: None,
+            position,
+            batch: Vec::new().into_iter(),
+            stop: self.stop.clone(),
+        };
         let stream = futures_util::stream::unfold(reader, move |mut reader| async move {
             let update = reader.next(epoch).await?;
             Some((Ok(update), reader))
@@ -96,10 +105,16 @@ impl Pods for SyncdApi {
     }
 }
 
+/// How long sentences for people wait for a change of the pod that they can go along with. A person does not notice.
+const REMARKS_WAIT: Duration = Duration::from_millis(500);
+
 /// A watcher's place.
 struct Reader {
     pods: Arc<PodHub>,
     watch: tokio::sync::watch::Receiver<u64>,
+    remarks: tokio::sync::watch::Receiver<()>,
+    /// When sentences that have changed are told at the latest.
+    tell_at: Option<Instant>,
     position: Option<u64>,
     batch: std::vec::IntoIter<Change>,
     stop: CancellationToken,
@@ -111,8 +126,24 @@ impl Reader {
             if let Some(update) = self.batch.find_map(|change| update(epoch, change, &self.pods)) {
                 return Some(update);
             }
+            let remarks_wait = async {
+                match self.tell_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 changed = self.watch.changed() => changed.ok()?,
+                changed = self.remarks.changed() => {
+                    changed.ok()?;
+                    self.tell_at.get_or_insert_with(|| Instant::now() + REMARKS_WAIT);
+                    continue;
+                }
+                () = remarks_wait => {
+                    self.tell_at = None;
+                    self.pods.tell_remarks();
+                    continue;
+                }
                 () = self.stop.cancelled() => return None,
             }
             let (position, changes) = self.pods.since(self.position);
@@ -259,6 +290,30 @@ mod tests {
             let rest: Vec<_> = list.map(|state| state.unwrap().uid).collect().await;
             assert_eq!(rest, ["u1"], "what has gone is not listed");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watcher_is_told_of_sentences_a_moment_later() {
+        let api = api();
+        phase(&api, 0, "Pending");
+        let mut watch = Pods::watch(&api, Request::new(api::WatchPodsRequest::default())).await.unwrap().into_inner();
+        for _ in 0..2 {
+            watch.next().await.unwrap().unwrap();
+        }
+        let began = Instant::now();
+        for why in ["waits", "still waits"] {
+            assert!(futures_util::poll!(watch.next()).is_pending());
+            api.pods.why(&uid(0), why);
+        }
+        let update = watch.next().await.unwrap().unwrap().update.unwrap();
+        assert!(matches!(update, api::pod_update::Update::Upsert(state) if state.why == "still waits"));
+        assert_eq!(began.elapsed(), REMARKS_WAIT);
+        api.pods.why(&uid(0), "goes");
+        assert!(futures_util::poll!(watch.next()).is_pending());
+        phase(&api, 0, "Running");
+        let update = watch.next().await.unwrap().unwrap().update.unwrap();
+        assert!(matches!(update, api::pod_update::Update::Upsert(state) if state.why == "goes"));
+        assert_eq!(began.elapsed(), REMARKS_WAIT, "at once");
     }
 
     #[tokio::test]

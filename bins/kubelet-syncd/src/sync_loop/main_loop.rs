@@ -376,8 +376,8 @@ impl SyncLoop {
         }
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();
-            // What an evicted pod's containers ended with is read before they go.
-            let ends = self.workers.lifecycle(&uid) == Some(Lifecycle::Terminating);
+            // What an evicted pod's containers ended with is read before they go, and all of a pod goes at once when it has ended.
+            let ends = matches!(self.workers.lifecycle(&uid), Some(Lifecycle::Terminating | Lifecycle::Terminated));
             let everything = !ends && self.workers.content_should_be_removed(&uid);
             if self.node.volnetd.authority().sources_ready() {
                 tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });

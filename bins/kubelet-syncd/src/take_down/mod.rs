@@ -228,7 +228,8 @@ impl TakeDown {
                 }
             }
             if needs_slot(state.left, state.stops.values().copied()) {
-                if stop == Some(Stop::Ends) && state.working.is_none() {
+                let works = stop == Some(Stop::Ends) || state.left == 0;
+                if works && state.working.is_none() {
                     state.working = Some(self.inner.pod.working());
                 }
                 None

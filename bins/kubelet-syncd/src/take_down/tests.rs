@@ -21,6 +21,17 @@ struct Seen {
     /// Pods for which the runtime works: a container signalled a moment ago, or a sandbox that goes.
     busy: usize,
     busiest: usize,
+    /// Pods whose events are our own doing.
+    working: usize,
+}
+
+/// While it lives PLEG does not look.
+struct Working(World);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.seen().working -= 1;
+    }
 }
 
 #[derive(Clone, Default)]
@@ -60,7 +71,8 @@ impl Pod for World {
     }
 
     fn working(&self) -> Box<dyn Send> {
-        Box::new(())
+        self.seen().working += 1;
+        Box::new(Working(self.clone()))
     }
 }
 
@@ -127,6 +139,23 @@ async fn a_container_that_uses_its_grace_period_holds_nobody_up() {
     let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
     assert_eq!(order, [1, 3, 0, 2]);
     assert!(world.seen().signals.iter().all(|signal| *signal < Duration::from_secs(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_runtime_clears_it_away() {
+    let (slots, world) = (TakeDowns::new(1), World::default());
+    let id = ContainerId::parse(&"a".repeat(64)).unwrap();
+    let take_down = TakeDown::new(slots, 1, false, Box::new(world.clone()));
+    let stop = async {
+        tokio::time::sleep(RUNS_ON / 2).await;
+        let at_first = world.seen().working;
+        tokio::time::sleep(RUNS_ON).await;
+        (at_first, world.seen().working)
+    };
+    assert_eq!(take_down.stop(&id, stop).await, (1, 0));
+    assert_eq!(take_down.stop_sandbox(async { world.seen().working }).await, 1);
+    drop(take_down);
+    assert_eq!(world.seen().working, 0);
 }
 
 #[tokio::test(start_paused = true)]

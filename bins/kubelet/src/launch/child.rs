@@ -184,32 +184,37 @@ async fn watch_one(
     let mut beat = tokio::time::Instant::now();
     let mut buffer = [0; notify::MAX_BYTES];
     loop {
-        tokio::select! {
+        let received = tokio::select! {
             status = child.wait() => return Some(status),
             () = stop.cancelled() => return None,
-            received = receive(notifications, &mut buffer) => {
-                let Ok(datagram) = received else { continue };
-                let said = notify::parse(&buffer[..datagram.len]);
-                // The others have nothing to lose, and whatever they send is closed here.
-                if matches!(process, Process::Statusd | Process::Volnetd) {
-                    store.heed(&said, datagram.fds);
-                }
-                if said.ready {
-                    state.send_modify(|state| *state = State { ready: true, proven: true });
-                }
-                if said.ready || said.watchdog {
+            received = receive(notifications, &mut buffer) => received,
+            // A launcher that stood still itself (stopped, starved of the processor) wakes up to the clock before it has heard what
+            // was said meanwhile: the socket is asked, and only a daemon that said nothing is killed.
+            () = tokio::time::sleep_until(beat + WATCHDOG) => match bulkhead_sys::scm::recv(notifications, &mut buffer) {
+                Ok(datagram) => Ok(datagram),
+                Err(_) => {
+                    tracing::error!(process = process.name(), seconds = WATCHDOG.as_secs(), "missed its watchdog, killed");
+                    // An error means that it has just ended, which `wait` tells next.
+                    let _ = child.start_kill();
                     beat = tokio::time::Instant::now();
+                    continue;
                 }
-                if let Some(status) = said.status {
-                    tracing::debug!(process = process.name(), status, "says");
-                }
-            }
-            () = tokio::time::sleep_until(beat + WATCHDOG) => {
-                tracing::error!(process = process.name(), seconds = WATCHDOG.as_secs(), "missed its watchdog, killed");
-                // An error means that it has just ended, which `wait` tells next.
-                let _ = child.start_kill();
-                beat = tokio::time::Instant::now();
-            }
+            },
+        };
+        let Ok(datagram) = received else { continue };
+        let said = notify::parse(&buffer[..datagram.len]);
+        // The others have nothing to lose, and whatever they send is closed here.
+        if matches!(process, Process::Statusd | Process::Volnetd) {
+            store.heed(&said, datagram.fds);
+        }
+        if said.ready {
+            state.send_modify(|state| *state = State { ready: true, proven: true });
+        }
+        if said.ready || said.watchdog {
+            beat = tokio::time::Instant::now();
+        }
+        if let Some(status) = said.status {
+            tracing::debug!(process = process.name(), status, "says");
         }
     }
 }
@@ -250,5 +255,45 @@ fn describe(status: std::io::Result<std::process::ExitStatus>) -> Ended {
             (None, None) => Ended { code: None, why: status.to_string() },
         },
         Err(error) => Ended { code: None, why: format!("could not be waited for: {error}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets whatever is due be done, without time passing.
+    async fn settle(watching: &mut (impl Future<Output = Option<std::io::Result<std::process::ExitStatus>>> + Unpin)) {
+        for _ in 0..8 {
+            let _ = futures_util::poll!(&mut *watching);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_launcher_that_stood_still_kills_who_was_silent_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let notifications = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        let daemon = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        daemon.connect(folder.path().join("notify")).unwrap();
+        let mut child = tokio::process::Command::new("sleep").arg("1000").kill_on_drop(true).spawn().unwrap();
+        let (mut store, stop, (state, _)) =
+            (Store::default(), CancellationToken::new(), watch::channel(State::default()));
+        {
+            let watching = watch_one(Process::Syncd, &mut child, &notifications, &mut store, &state, &stop);
+            let mut watching = std::pin::pin!(watching);
+            // As often as shows that nothing is left to chance.
+            for _ in 0..32 {
+                settle(&mut watching).await;
+                daemon.send(b"STATUS=works").unwrap();
+                daemon.send(b"WATCHDOG=1").unwrap();
+                tokio::time::advance(WATCHDOG + Duration::from_secs(1)).await;
+            }
+            settle(&mut watching).await;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(child.try_wait().unwrap().is_none(), "it beat all the time");
+        let ended = watch_one(Process::Syncd, &mut child, &notifications, &mut store, &state, &stop).await;
+        assert_eq!(describe(ended.unwrap()).why, "signal 9", "and now it does not");
     }
 }

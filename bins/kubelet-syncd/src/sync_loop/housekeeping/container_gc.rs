@@ -40,6 +40,8 @@ pub async fn collect_ended(node: &NodeContext, uid: &PodUid, old: &RuntimePod) {
             return;
         }
         let has_ended = pod.running().next().is_none() && !pod.has_ready_sandbox();
+        // What the runtime tells of is our own doing: a look at what is half removed says nothing, the one after it asks nothing.
+        let _busy = node.pleg.busy(uid);
         if node.runtime.collect_garbage(std::slice::from_ref(&pod), &removable).await && has_ended {
             break;
         }
