@@ -3,6 +3,7 @@
 pub mod api_record;
 pub mod channels;
 pub mod checklist;
+pub mod collector;
 pub mod disk;
 pub mod followers;
 pub mod fuzz;

@@ -1,76 +1,13 @@
 //! Traces as a collector gets them: what was done for a pod is one trace through all processes and the runtime's calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Lab, eventually};
+use bulkhead_tests::collector::{Collector, Seen, text};
 use bulkhead_tests::lab;
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
-use opentelemetry_proto::tonic::common::v1::KeyValue;
-use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
-use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use serde_json::json;
-use tonic::{Request, Response, Status};
-
-/// A span, and the process that it comes from.
-#[derive(Debug, Clone)]
-struct Seen {
-    process: String,
-    span: Span,
-}
-
-/// Keeps all that it gets.
-#[derive(Debug, Clone, Default)]
-struct Collector(Arc<Mutex<Vec<Seen>>>);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut seen = self.0.lock().map_err(|_| Status::internal("an earlier call failed"))?;
-        for resource in request.into_inner().resource_spans {
-            let attributes = resource.resource.unwrap_or_default().attributes;
-            if text(&attributes, "service.name") != "kubelet" || text(&attributes, "host.name") != "alpha" {
-                return Err(Status::invalid_argument(format!("whose are these? {attributes:?}")));
-            }
-            let process = text(&attributes, "process.executable.name");
-            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            seen.extend(spans.map(|span| Seen { process: process.clone(), span }));
-        }
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-fn text(attributes: &[KeyValue], key: &str) -> String {
-    let value = attributes.iter().find(|one| one.key == key).and_then(|one| one.value.clone()?.value);
-    match value {
-        Some(Attribute::StringValue(text)) => text,
-        _ => String::new(),
-    }
-}
-
-impl Collector {
-    /// Listens where the node reaches it; answers the place and what keeps it alive.
-    fn serve(&self, at: Ipv4Addr) -> Result<(String, tokio::runtime::Runtime)> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = runtime.block_on(tokio::net::TcpListener::bind((at, 0)))?;
-        let address = listener.local_addr()?.to_string();
-        let incoming = tonic::transport::server::TcpIncoming::from(listener);
-        let service = TraceServiceServer::new(self.clone());
-        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
-        Ok((address, runtime))
-    }
-
-    fn all(&self) -> Vec<Seen> {
-        self.0.lock().map(|seen| seen.clone()).unwrap_or_default()
-    }
-}
 
 fn node_with(lab: &Lab, tracing: serde_json::Value) -> Result<(bulkhead_testkit::Cluster, bulkhead_testkit::Node)> {
     let cluster = lab.cluster()?;
@@ -97,7 +34,7 @@ const STAGES: [(&str, &str); 12] = [
 #[test]
 fn the_work_on_a_pod_is_one_trace_through_all_processes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let collector = Collector::default();
+    let collector = Collector::of("alpha");
     let (endpoint, serving) = collector.serve(lab.netns().gateway())?;
     let (cluster, node) = node_with(&lab, json!({"endpoint": endpoint, "samplingRatePerMillion": 1_000_000}))?;
     let container = json!({"name": "main", "image": node.image(), "command": ["sleep", "1000"],

@@ -125,7 +125,8 @@ pub async fn run(
     Done { uid, kind, outcome, took: began.elapsed(), settled, operation }
 }
 
-/// The first span of a trace, or of what belongs to `cause`'s; named as upstream names it, with its attributes.
+/// The first span of a trace, or of what belongs to `cause`'s; named as upstream names it, with its attributes. `queued_us`, which
+/// upstream has not: the microseconds for which the work waited, for its turn or the end of work before it.
 fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) -> tracing::Span {
     let name = match work.kind {
         WorkKind::Sync => "syncPod",
@@ -144,6 +145,7 @@ fn work_span(uid: &PodUid, work: &Work<Arc<Pod>>, cause: Option<TraceParent>) ->
         k8s.pod.name = text(|identity| identity.name.to_string()),
         k8s.namespace.name = text(|identity| identity.namespace.to_string()),
         k8s.pod.update_type = work.update.as_str(),
+        queued_us = u64::try_from(work.since.elapsed().as_micros()).unwrap_or(u64::MAX),
         error = tracing::field::Empty,
     )
 }

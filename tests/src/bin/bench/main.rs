@@ -11,6 +11,7 @@ mod probes;
 mod report;
 mod resources;
 mod server;
+mod stages;
 mod volumes;
 
 use std::process::ExitCode;
@@ -46,9 +47,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources", "stages"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes or resource managers alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes, resource managers or the stages of starts and deletions alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -75,6 +76,15 @@ fn run() -> Result<()> {
         .arg(number("volume-pods", "100", "Pods with five local volumes and one of a CSI driver each; 0: fsGroup alone"))
         .arg(number("files", "100000", "Files of a volume that is given to a group; 0: none"))
         .arg(number("resource-pods", "50", "Pods with a device of a plugin and a claim of a driver each"))
+        .arg(number("stage-pods", "100", "Pods started and deleted at once whose time is taken apart"))
+        .arg(number("stage-alone", "12", "Pods started and deleted one by one whose time is taken apart"))
+        .arg(
+            Arg::new("picture")
+                .long("picture")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(std::path::PathBuf))
+                .help("Draws where the time of those pods goes (SVG)"),
+        )
         .arg(number("in-flight", "0", "Starts that the floor has in flight; 0 takes the best of 2, 4 and 8, and 8 for the null agent"))
         .arg(
             Arg::new("quick")
@@ -177,6 +187,14 @@ fn run() -> Result<()> {
         let (pods, rounds) = (few("resource-pods", 5)?, if quick { 1 } else { 3 });
         let plan = resources::Plan { judged: !quick, pods, rounds, idle };
         sections.push(report::resources(&plan, &resources::run(&plan)?));
+    }
+    if has("stages") {
+        let plan = stages::Plan {
+            alone: few("stage-alone", 2)?.max(1),
+            pods: few("stage-pods", 8)?.max(1),
+            picture: matches.get_one::<std::path::PathBuf>("picture").cloned(),
+        };
+        sections.push(report::stages(&plan, &stages::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -20,10 +20,11 @@ use bulkhead_testkit::{Cluster, Lab, Pod};
 use serde_json::{Value, json};
 
 use self::agents::Agent;
+pub use self::agents::pod;
 pub use self::bursts::Burst;
 use crate::measure::{self, MANY, SETTLE, Usage};
 
-const NAMESPACE: &str = "default";
+pub const NAMESPACE: &str = "default";
 /// Nothing comes after this much silence: a request that belongs to a pod follows what caused it at once.
 const QUIET: Duration = Duration::from_secs(3);
 /// What is removed after a pod's object is gone must not run into the next one's turn.
@@ -271,6 +272,21 @@ pub fn until_each(
     what: &str,
     wanted: impl Fn(&str, &Value) -> bool,
 ) -> Result<Vec<Duration>> {
+    let each = each_by_name(events, names, begin, what, wanted)?;
+    Ok(each.into_iter().map(|(_, time)| time).collect())
+}
+
+/// The same, and whose time each is, in the order in which they were seen.
+///
+/// # Errors
+/// As [`until_each`].
+pub fn each_by_name(
+    events: &mut Events,
+    names: &[String],
+    begin: Instant,
+    what: &str,
+    wanted: impl Fn(&str, &Value) -> bool,
+) -> Result<Vec<(String, Duration)>> {
     let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut times = Vec::with_capacity(names.len());
     while !waiting.is_empty() {
@@ -278,7 +294,7 @@ pub fn until_each(
         let event = events.expect(left).with_context(|| format!("{what}: {waiting:?}"))?;
         ensure!(event.kind != "ERROR", "{what}: the watch broke: {}", event.object);
         if wanted(&event.kind, &event.object) && waiting.remove(event.name()) {
-            times.push(begin.elapsed());
+            times.push((event.name().to_owned(), begin.elapsed()));
         }
     }
     Ok(times)

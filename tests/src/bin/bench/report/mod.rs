@@ -7,6 +7,7 @@ mod filters;
 mod probes;
 mod resources;
 mod server;
+mod stages;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ pub use filters::section as filters;
 pub use probes::section as probes;
 pub use resources::section as resources;
 pub use server::section as server;
+pub use stages::section as stages;
 pub use volumes::section as volumes;
 
 /// One table.
