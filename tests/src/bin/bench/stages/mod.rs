@@ -13,7 +13,7 @@ use bulkhead_testkit::{Cluster, Release};
 use bulkhead_tests::collector::{Collector, Seen};
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, condition, pod, each_by_name};
+use crate::cluster::{NAMESPACE, condition, each_by_name, pod};
 use crate::measure;
 
 pub use picture::svg;

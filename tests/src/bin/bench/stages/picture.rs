@@ -91,11 +91,7 @@ fn of_the_middle(timelines: &Timelines) -> Option<&Vec<Slice>> {
 }
 
 fn heading(body: &mut String, y: f64, title: &str, nanos: u64) {
-    let _ = writeln!(
-        body,
-        "<text x=\"10\" y=\"{y:.1}\" font-weight=\"bold\">{title}: {}</text>",
-        time(nanos)
-    );
+    let _ = writeln!(body, "<text x=\"10\" y=\"{y:.1}\" font-weight=\"bold\">{title}: {}</text>", time(nanos));
 }
 
 /// `213 ms`, `14.6 s`
