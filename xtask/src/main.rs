@@ -159,7 +159,7 @@ fn command_line() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("simulate")
-                .about("Runs the real kubelet-syncd on virtual time between models of its peers, driven by seeds (docs/simulation.md)")
+                .about("Runs the real kubelet-syncd and kubelet-statusd on virtual time between models of their peers, driven by seeds (docs/simulation.md)")
                 .arg(rest("Passed on: --seeds N, --seed S, --minutes M, --only pods, --schedule FILE, --keep FOLDER, --mutants; --help names all")),
         )
 }

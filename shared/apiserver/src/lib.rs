@@ -53,6 +53,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -61,9 +63,12 @@ use self::authority::{Authority, Pair};
 pub use self::authorization::Grant;
 use self::clock::Clock;
 pub use self::controllers::Approval;
+use self::dispatch::{Brought, Reply, dispatch};
 use self::faults::Faults;
+use self::identity::{MASTERS, User};
 use self::kubelets::Kubelets;
 use self::request_log::RequestLog;
+use self::status::ApiError;
 use self::storage::Store;
 use self::tokens::Tokens;
 
@@ -186,6 +191,16 @@ impl ApiServer {
     /// # Errors
     /// The address cannot be had, or no randomness.
     pub fn start(config: Config, runtime: &Handle) -> Result<Self> {
+        let server = Self::without_listener(config, runtime)?;
+        server.resume()?;
+        Ok(server)
+    }
+
+    /// The same without a port of its own: connections are brought to it ([`ApiServer::connection`]).
+    ///
+    /// # Errors
+    /// No randomness.
+    pub fn without_listener(config: Config, runtime: &Handle) -> Result<Self> {
         let ca = Authority::new()?;
         let mut roots = rustls::RootCertStore::empty();
         roots.add(ca.der()).context("trusting the own authority")?;
@@ -215,9 +230,7 @@ impl ApiServer {
         });
         controllers::furnish(&shared)?;
         let controllers = runtime.spawn(controllers::run(shared.clone()));
-        let server = Self { shared, runtime: runtime.clone(), listener: Mutex::new(None), controllers };
-        server.resume()?;
-        Ok(server)
+        Ok(Self { shared, runtime: runtime.clone(), listener: Mutex::new(None), controllers })
     }
 
     /// Where it listens (or listened).
@@ -272,6 +285,28 @@ impl ApiServer {
         let tls = serve::tls(&pair, self.shared.verifier.clone())?;
         *listener = Some(self.runtime.spawn(serve::listen(self.shared.clone(), socket, tls)));
         Ok(())
+    }
+
+    /// Serves one connection without TLS, until it is over or dropped.
+    pub fn connection<S>(&self, stream: S) -> impl Future<Output = ()> + Send + use<S>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        serve::plain(self.shared.clone(), stream)
+    }
+
+    /// Answers a request as the cluster's owner, at once: past the wire, its faults and the log. `body`: empty for none.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn ask(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+        let owner = User::new("kubernetes-admin", &[MASTERS]);
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let brought = Brought { accept: "application/json", content_type, body };
+        match dispatch(&self.shared, &owner, request::Request::parse(method, path, query)?, brought)? {
+            Reply::Full { body, .. } => Ok(serde_json::from_slice(&body).unwrap_or_default()),
+            Reply::Stream(_) | Reply::Node(_) => Ok(Value::Null),
+        }
     }
 
     /// The authority that signs the server's and all clients' certificates.

@@ -18,6 +18,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -131,6 +132,21 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, tls: TlsAcceptor) {
         .map(|chain| chain.iter().map(|one| one.clone().into_owned()).collect::<Vec<_>>())
         .unwrap_or_default()
         .into();
+    talk(shared, stream, certificates, peer).await;
+}
+
+/// A connection without TLS: its requests are those of whoever their tokens name.
+pub(super) async fn plain<S>(shared: Arc<Shared>, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    talk(shared, stream, Arc::new([]), IpAddr::V4(Ipv4Addr::LOCALHOST)).await;
+}
+
+async fn talk<S>(shared: Arc<Shared>, stream: S, certificates: Arc<[CertificateDer<'static>]>, peer: IpAddr)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let broken = Arc::new(Notify::new());
     let service = hyper::service::service_fn({
         let broken = broken.clone();

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, SETTLING, Shape};
 use crate::world::{State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 27] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -26,6 +26,15 @@ pub const NAMES: [&str; 18] = [
     "gone-is-gone",
     "as-desired",
     "silence",
+    "ended-last",
+    "terminal-stays",
+    "status-forward",
+    "written-counts",
+    "own-uid",
+    "others-stay",
+    "deleted-last",
+    "last-truth",
+    "api-silence",
     "no-panic",
     "no-end",
 ];
@@ -33,7 +42,7 @@ pub const NAMES: [&str; 18] = [
 /// Changes asked of the runtime in one virtual minute; more is a circle.
 const CHANGES_MAX: u64 = 600;
 /// At the end of the run the node says nothing for so long.
-const SILENCE: Duration = Duration::from_secs(200);
+pub(crate) const SILENCE: Duration = Duration::from_secs(200);
 
 impl World {
     /// A call that changes something, in the name of this pod.
@@ -101,6 +110,10 @@ impl World {
     /// Of a static pod that was edited the one before ends first. (What a life of kubelet-syncd that is over has left may still run
     /// beside its successor, as with upstream.)
     fn check_namesakes(&mut self, uid: &str, sandbox: &str) {
+        // A pod of the API server that was removed by force may still run beside its successor.
+        if self.objects.contains_key(uid) {
+            return;
+        }
         let Some(this) = self.sandboxes.get(sandbox) else { return };
         let name = |sandbox: &crate::world::Sandbox| sandbox.config.metadata.as_ref().map(|m| m.name.clone());
         let others = self
@@ -131,6 +144,9 @@ impl World {
     pub fn check_stop(&mut self, uid: &str, what: &str) {
         let newest_is_ready = self.newest_sandbox(uid).is_some_and(|sandbox| sandbox.ready);
         let Some((manifest, wanted)) = self.wanted_by(uid) else { return };
+        if wanted.is_edited {
+            return;
+        }
         let (manifest, shape) = (manifest.clone(), wanted.shape.clone());
         let running = self.running(uid).next().is_some();
         // Once nothing is to run any more, the kubelet takes down what is left.
@@ -220,6 +236,9 @@ impl World {
         if let Some((uid, at)) = noisy {
             let text = format!("something of {} was changed at {:.3} s", self.short(uid), at.as_secs_f64());
             self.breaks("silence", text);
+        }
+        if self.has_api {
+            self.check_api_end(&by_version, &restless);
         }
     }
 

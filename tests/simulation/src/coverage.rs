@@ -1,4 +1,4 @@
-//! Which states of pod workers and which ways between them were seen, and which never.
+//! Which states of pod workers and which ways between them were seen, which requests the API server got, and which never.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,33 @@ use serde::{Deserialize, Serialize};
 /// As `kubelet.syncd.v1.WorkerState` counts them; the pod that is not known is the first and the last.
 const STATES: [&str; 6] = ["none", "waiting", "sync", "terminating", "terminated", "finished"];
 
+/// What kubelet-statusd may ask about pods, with the codes that it may get in a run of family `api`.
+const REQUESTS: [&str; 14] = [
+    "kubelet-statusd create pods 201",
+    "kubelet-statusd create pods 409",
+    "kubelet-statusd delete pods 200",
+    "kubelet-statusd delete pods 404",
+    "kubelet-statusd delete pods 409",
+    "kubelet-statusd get pods 200",
+    "kubelet-statusd get pods 404",
+    "kubelet-statusd patch pods/status 200",
+    "kubelet-statusd patch pods/status 404",
+    "kubelet-statusd patch pods/status 409",
+    "kubelet-statusd patch pods/status 422",
+    "kubelet-statusd patch pods/status 500",
+    "kubelet-syncd watch pods 200",
+    "kubelet-syncd watch pods 410",
+];
+
 /// Transitions, by the numbers of both states, and what was done in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
     transitions: BTreeMap<String, u64>,
     phases: BTreeMap<String, u64>,
     deeds: BTreeMap<String, u64>,
+    /// Requests about pods, each with its answer's code.
+    #[serde(default)]
+    requests: BTreeMap<String, u64>,
 }
 
 impl Coverage {
@@ -30,12 +51,22 @@ impl Coverage {
         *self.deeds.entry(deed.to_owned()).or_default() += 1;
     }
 
+    /// A request of the node, and the answer's code.
+    pub fn request(&mut self, request: &str) {
+        if request.contains(" pods") {
+            *self.requests.entry(request.to_owned()).or_default() += 1;
+        }
+    }
+
     pub fn add(&mut self, other: &Coverage) {
         for (key, count) in &other.transitions {
             *self.transitions.entry(key.clone()).or_default() += count;
         }
         for (key, count) in &other.phases {
             *self.phases.entry(key.clone()).or_default() += count;
+        }
+        for (key, count) in &other.requests {
+            *self.requests.entry(key.clone()).or_default() += count;
         }
         for (key, count) in &other.deeds {
             *self.deeds.entry(key.clone()).or_default() += count;
@@ -65,6 +96,11 @@ impl Coverage {
         };
         text.push_str(&format!("\nphases told: {}\n", list(&self.phases)));
         text.push_str(&format!("what was done: {}\n", list(&self.deeds)));
+        if !self.requests.is_empty() {
+            text.push_str(&format!("requests about pods: {}\n", list(&self.requests)));
+            let missing = REQUESTS.iter().filter(|name| !self.requests.contains_key(**name));
+            never.extend(missing.map(|name| (*name).to_owned()));
+        }
         text.push_str(&format!(
             "never seen: {}\n",
             if never.is_empty() { "nothing".to_owned() } else { never.join(", ") }

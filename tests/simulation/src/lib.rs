@@ -1,6 +1,7 @@
 //! A node on virtual time in one thread, driven by a seed (decision 88, [docs/simulation.md](../../../docs/simulation.md)).
 //!
-//! kubelet-syncd runs whole and unchanged, from `run::run` on, between models of its peers, over the sockets that it has on a node.
+//! kubelet-syncd and kubelet-statusd run whole and unchanged, from `run` on, between models of their peers, over the sockets that they
+//! have on a node.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | [`schedule`] | workload and faults of a seed, drawn beforehand |
 //! | [`coverage`] | which states and ways were seen |
 //! | [`world`] | what is true, and the story |
-//! | [`checks`] | what must hold |
-//! | [`runtime`], [`volnetd`] | models of the peers |
+//! | [`checks`], [`api_checks`] | what must hold |
+//! | [`runtime`], [`volnetd`], [`apiserver`] | models of the peers |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
 //! | [`node`] | the processes together, and time |
@@ -17,6 +18,8 @@
 //! | [`search`] | many runs, each in a process of its own; shrinking |
 //! | [`mutants`] | mistakes that are to be found |
 
+pub mod api_checks;
+pub mod apiserver;
 pub mod checks;
 pub mod coverage;
 pub mod dice;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bulkhead_simulation::mutants;
 use bulkhead_simulation::outcome::{self, Outcome};
-use bulkhead_simulation::schedule::{CALM, SETTLING, Schedule};
+use bulkhead_simulation::schedule::{CALM, Family, SETTLING, Schedule};
 use bulkhead_simulation::search::{self, Found, ONE, Plan};
 use clap::{Arg, ArgAction, value_parser};
 
@@ -28,7 +28,7 @@ fn command_line() -> clap::Command {
         Arg::new(name).long(name).value_name(value).value_parser(value_parser!(u64)).help(help)
     };
     clap::Command::new("cargo xtask simulate")
-        .about("Runs the real kubelet-syncd between models of its peers on virtual time, driven by seeds (docs/simulation.md)")
+        .about("Runs the real kubelet-syncd and kubelet-statusd between models of their peers on virtual time, driven by seeds (docs/simulation.md)")
         .arg(number("seeds", "N", "So many seeds, from --from on").default_value("100"))
         .arg(number("from", "S", "The first seed").default_value("1"))
         .arg(number("seed", "S", "This seed alone, with its whole story"))
@@ -38,9 +38,9 @@ fn command_line() -> clap::Command {
         .arg(
             Arg::new("only")
                 .long("only")
-                .value_parser(["pods"])
-                .default_value("pods")
-                .help("Which family of faults and workload; there is one so far"),
+                .value_name("FAMILY")
+                .value_parser(Family::ALL.map(Family::name))
+                .help("This family of faults and workload alone; without it they take turns"),
         )
         .arg(
             Arg::new("schedule")
@@ -87,17 +87,19 @@ fn run() -> Result<bool> {
         return find_mutants();
     }
     let number = |name: &str| matches.get_one::<u64>(name).copied();
+    let only = matches.get_one::<String>("only").and_then(|name| Family::named(name));
     if let Some(path) = matches.get_one::<PathBuf>("schedule") {
         let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         return alone(&serde_json::from_slice(&text)?, matches.get_flag("log"));
     }
     if let Some(seed) = number("seed") {
-        return alone(&Schedule::of(seed), matches.get_flag("log"));
+        return alone(&Schedule::of(seed, only), matches.get_flag("log"));
     }
     let program = std::env::current_exe().context("finding this program")?;
     let minutes = number("minutes").map(|minutes| Duration::from_secs(minutes * 60));
     let began = Instant::now();
     let plan = Plan {
+        only,
         first: number("from").unwrap_or(1),
         count: if minutes.is_some() { None } else { number("seeds") },
         until: minutes.map(|minutes| began + minutes),
@@ -144,7 +146,8 @@ fn find_mutants() -> Result<bool> {
     let mut all = true;
     for mutant in mutants::MUTANTS {
         let began = Instant::now();
-        let plan = Plan { first: 1, count: None, until: Some(began + MUTANT_TIME), jobs: 2, failures: 1 };
+        let plan =
+            Plan { only: mutant.only, first: 1, count: None, until: Some(began + MUTANT_TIME), jobs: 2, failures: 1 };
         let found = search::search(&program, plan, Some(mutant.name), |_| {})?;
         let seconds = began.elapsed().as_secs_f64();
         match found.failed.first() {
@@ -205,7 +208,8 @@ fn show(program: &Path, failed: &Outcome, matches: &clap::ArgMatches) -> Result<
     if matches.get_flag("no-shrink") {
         return Ok(());
     }
-    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed), check)?;
+    let only = matches.get_one::<String>("only").and_then(|name| Family::named(name));
+    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed, only), check)?;
     println!("The shortest story in which that happens ({} steps):", schedule.steps.len());
     tell(&outcome);
     let text = serde_json::to_string_pretty(&schedule)?;

@@ -8,6 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::schedule::Family;
+
 /// The variable that names the mutant in force.
 pub const VARIABLE: &str = "BULKHEAD_MUTANT";
 
@@ -17,6 +19,8 @@ pub struct Mutant {
     pub name: &'static str,
     /// What is wrong with it, for people.
     pub mistake: &'static str,
+    /// The family of seeds that is to find it.
+    pub only: Option<Family>,
     file: &'static str,
     /// Stands there once.
     from: &'static str,
@@ -25,10 +29,11 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 9] = [
+pub const MUTANTS: [Mutant; 24] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/src/sources/uids.rs",
         from: "&& !self.book.retired.contains(&running.uid)",
         to: "&& (MUTANT || !self.book.retired.contains(&running.uid))",
@@ -36,6 +41,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "namesakes",
         mistake: "a static pod's successor starts while the one before it ends",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/src/pod_workers/state.rs",
         from: "return started == uid;",
         to: "return started == uid || MUTANT;",
@@ -43,6 +49,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "stale-look",
         mistake: "work begins with a picture of the pod from before the last work",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/pleg/src/cache.rs",
         from: "if let Some(answer) = inner.answer(uid, newer_than) {",
         to: "let newer_than = if MUTANT { newer_than - std::time::Duration::from_secs(3600) } else { newer_than };\n            \
@@ -51,6 +58,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "no-retry",
         mistake: "a wake-up is lost: work that failed is not done again at its time",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/src/sync_loop/main_loop.rs",
         from: "self.queue.set(&uid, at);",
         to: "if !MUTANT { self.queue.set(&uid, at); }",
@@ -58,6 +66,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "no-order",
         mistake: "containers start beside init containers",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/runtime/src/runtime/actions.rs",
         from: "if !actions.kill_pod && initialized {",
         to: "if !actions.kill_pod && (initialized || MUTANT) {",
@@ -65,6 +74,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "dead-sandbox",
         mistake: "a sandbox that has died is not replaced",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/runtime/src/runtime/actions.rs",
         from: "if ready > 1 || newest.state != SandboxState::Ready {",
         to: "if ready > 1 || newest.state != SandboxState::Ready && !MUTANT {",
@@ -72,6 +82,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "runs-twice",
         mistake: "restartPolicy Never restarts what has failed",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/model/src/pod/restart.rs",
         from: "\"Never\" => false,",
         to: "\"Never\" => MUTANT && exit_code != 0,",
@@ -79,6 +90,7 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "lost-count",
         mistake: "a restart is not counted",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/runtime/src/runtime/start.rs",
         from: "Some(status) => status.restart_count.saturating_add(1),",
         to: "Some(status) => status.restart_count.saturating_add(u32::from(!MUTANT)),",
@@ -86,10 +98,134 @@ pub const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "early-removal",
         mistake: "a pod whose end failed counts as ended, and what it has is removed",
+        only: Some(Family::Pods),
         file: "bins/kubelet-syncd/src/pod_workers/state.rs",
         from: "match (kind, outcome) {",
         to: "let fails = matches!((kind, &outcome), (WorkKind::Terminating, Outcome::Failed(_)));\n        \
              match (kind, if fails && MUTANT { Outcome::Done } else { outcome }) {",
+    },
+    Mutant {
+        name: "early-orphans",
+        mistake: "orphans are looked for before every source has delivered",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/sync_loop/housekeeping/mod.rs",
+        from: "if !self.node.volnetd.authority().sources_ready() {\n            self.housekeeping.at = now + HOUSEKEEPING_BUSY;",
+        to: "if !MUTANT && !self.node.volnetd.authority().sources_ready() {\n            \
+             self.housekeeping.at = now + HOUSEKEEPING_BUSY;",
+    },
+    Mutant {
+        name: "away-is-gone",
+        mistake: "a watch that fails counts as a list without pods",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/api/pods.rs",
+        from: "self.parts.sender.errors(vec![error]);",
+        to: "self.parts.sender.errors(vec![error]);\n                if MUTANT { return self.restarted(Vec::new()).await; }",
+    },
+    Mutant {
+        name: "relist-keeps",
+        mistake: "what a new list of a source does not name any more stays wanted",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/sources/merge/mod.rs",
+        from: "change(PodOp::Remove, removes),",
+        to: "change(PodOp::Remove, if MUTANT { Vec::new() } else { removes }),",
+    },
+    Mutant {
+        name: "old-cursor",
+        mistake: "a stream of pods goes on where that of another life of kubelet-syncd has ended",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/service/api.rs",
+        from: "cursor.filter(|c| c.epoch == epoch).map(|c| c.seq);",
+        to: "cursor.filter(|c| c.epoch == epoch || MUTANT).map(|c| c.seq);",
+    },
+    Mutant {
+        name: "early-delete",
+        mistake: "the object is deleted before kubelet-syncd says that nothing is left of the pod",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/decide.rs",
+        from: "if api.deleting && desired.may_delete && is_terminal(phase(&old))",
+        to: "if api.deleting && (desired.may_delete || MUTANT) && is_terminal(phase(&old))",
+    },
+    Mutant {
+        name: "early-end",
+        mistake: "a terminal phase is written while containers may run",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/merge.rs",
+        from: "let withheld = ends && terms.containers_may_run;",
+        to: "let withheld = ends && terms.containers_may_run && !MUTANT;",
+    },
+    Mutant {
+        name: "new-start-time",
+        mistake: "a status that is computed anew brings its own startTime",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/merge.rs",
+        from: "if old.contains_key(\"startTime\") {",
+        to: "if old.contains_key(\"startTime\") && !MUTANT {",
+    },
+    Mutant {
+        name: "foreign-lost",
+        mistake: "conditions of others are taken away",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/merge.rs",
+        from: "list(old).iter().filter(|c| !owned(c)).cloned().collect();",
+        to: "list(old).iter().filter(|c| !owned(c) && !MUTANT).cloned().collect();",
+    },
+    Mutant {
+        name: "no-uid",
+        mistake: "a status is written to whoever has the pod's name",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/decide.rs",
+        from: "let body = json!({\"metadata\": {\"uid\": api.uid}, \"status\": change})",
+        to: "let body = json!({\"metadata\": if MUTANT { json!({}) } else { json!({\"uid\": api.uid}) }, \"status\": change})",
+    },
+    Mutant {
+        name: "no-second-try",
+        mistake: "a wake-up is lost: a request that failed is not sent again",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/status_store.rs",
+        from: "self.reschedule(uid, again);",
+        to: "if !MUTANT { self.reschedule(uid, again); }",
+    },
+    Mutant {
+        name: "old-mirror",
+        mistake: "the mirror of an edited manifest stays",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/decide.rs",
+        from: "api.mirror_hash == pod.hash && !api.deleting;",
+        to: "(api.mirror_hash == pod.hash || MUTANT) && !api.deleting;",
+    },
+    Mutant {
+        name: "no-back-off",
+        mistake: "what crashes starts again at once",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/backoff.rs",
+        from: "(now < until).then_some(HeldBack { delay, until })",
+        to: "(now < until && !MUTANT).then_some(HeldBack { delay, until })",
+    },
+    Mutant {
+        name: "stale-guard",
+        mistake: "what is destructive carries an epoch of kubelet-volnetd from before its restart",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/edges/src/volnetd.rs",
+        from: "volnetd_epoch: epoch.get(),",
+        to: "volnetd_epoch: if MUTANT {\n                static FIRST: std::sync::OnceLock<u64> = std::sync::OnceLock::new();\n                \
+             *FIRST.get_or_init(|| epoch.get())\n            } else { epoch.get() },",
+    },
+    Mutant {
+        name: "no-audit",
+        mistake: "what events have missed is never looked for",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/pleg/src/lib.rs",
+        from: "PlegOptions { audit_interval: Duration::from_secs(60),",
+        to: "PlegOptions { audit_interval: Duration::from_secs(if MUTANT { 36_000 } else { 60 }),",
+    },
+    Mutant {
+        name: "orphans-live",
+        mistake: "what a former life has started and nobody wants any more is not killed",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/src/sync_loop/housekeeping/plan.rs",
+        from: "Some(Owner::Ours) => kill.push((uid.clone(), format!(\"{}_{}\", pod.name, pod.namespace))),",
+        to: "Some(Owner::Ours) if MUTANT => {}\n            \
+             Some(Owner::Ours) => kill.push((uid.clone(), format!(\"{}_{}\", pod.name, pod.namespace))),",
     },
 ];
 

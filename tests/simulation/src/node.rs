@@ -15,9 +15,9 @@ use bulkhead_types::Process as Name;
 use serde_json::json;
 
 use crate::process::Process;
-use crate::schedule::{CALM, Deed, SETTLING, STOPPED_BY, Schedule, Shape, Step};
+use crate::schedule::{CALM, Deed, Family, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::world::{Command, Shared, Wanted, World};
-use crate::{observer, runtime, volnetd};
+use crate::{apiserver, observer, runtime, volnetd};
 
 /// Paths of the node as everybody names them; nothing is there.
 pub const POD_LOGS: &str = "/simulated/logs";
@@ -47,14 +47,44 @@ pub struct Node {
     folder: PathBuf,
     state: Arc<Mutex<PathBuf>>,
     lives: u64,
+    statusd_lives: u64,
     syncd_socket: UnixListener,
     syncd: Seat,
     volnetd: Seat,
     runtime: Seat,
     machine: Process,
+    cluster: Option<Cluster>,
     steps: Vec<Step>,
     /// When [`World::check_stopped`] is due.
     stopped_by: Option<Duration>,
+}
+
+/// What a node with an API server has beside.
+#[derive(Debug)]
+struct Cluster {
+    /// kubelet-statusd's: other sockets stand for who it is to kubelet-volnetd.
+    config: NodeConfig,
+    model: apiserver::Model,
+    seen: apiserver::Seen,
+    apiserver: Seat,
+    statusd: Seat,
+    statusd_socket: UnixListener,
+    state: Arc<Mutex<PathBuf>>,
+    /// Pods that are to be created once their name is free.
+    waiting: Vec<(String, Shape)>,
+    /// Faults that end by themselves, and when.
+    ends: Vec<(Duration, End)>,
+}
+
+/// The end of a fault.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    SilentWatches {
+        bookmarks: bool,
+    },
+    SilentApi,
+    /// No fault is left over for the time in which the node is to come to rest.
+    All,
 }
 
 fn configuration(folder: &Path) -> Result<NodeConfig> {
@@ -73,13 +103,108 @@ fn configuration(folder: &Path) -> Result<NodeConfig> {
     Ok(config)
 }
 
+/// The same node with an API server. What is written there whatever happens is written seldom, and no port is listened on.
+fn with_api(config: &mut NodeConfig) {
+    config.flags.kubeconfig = "/simulated/kubeconfig".to_owned();
+    config.kubelet.enable_server = Some(false);
+    config.kubelet.node_lease_duration_seconds = 400;
+    let seldom = bulkhead_types::GoDuration::from_secs(120);
+    config.kubelet.node_status_update_frequency = seldom;
+}
+
+/// A pod as it is written down.
+pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Value {
+    let container = |c: &crate::schedule::ContainerShape| {
+        let mut made = json!({"name": c.name, "image": "image", "imagePullPolicy": "IfNotPresent",
+            "command": c.behaviour.words()});
+        if c.sidecar
+            && let Some(made) = made.as_object_mut()
+        {
+            made.insert("restartPolicy".to_owned(), json!("Always"));
+        }
+        made
+    };
+    json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": pod, "namespace": "default", "annotations": {"simulation/version": version.to_string()}},
+        "spec": {"restartPolicy": shape.restart_policy, "terminationGracePeriodSeconds": shape.grace,
+            "initContainers": shape.init.iter().map(container).collect::<Vec<_>>(),
+            "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}})
+}
+
+impl Cluster {
+    fn start(node: &NodeConfig, folder: &Path, world: &Shared, machine: &Process) -> Result<Self> {
+        let mut config = node.clone();
+        config.paths.run_dir = folder.join("run-statusd");
+        std::fs::create_dir_all(&config.paths.run_dir).context("making a folder")?;
+        let syncd = config.paths.socket(Name::Syncd);
+        std::os::unix::fs::symlink(node.paths.socket(Name::Syncd), syncd).context("linking a socket")?;
+        let statusd_socket =
+            UnixListener::bind(config.paths.socket(Name::Statusd)).context("listening for kubelet-statusd")?;
+        let model = apiserver::Model::start(world.clone(), &machine.handle().context("no machine")?)?;
+        anyhow::ensure!(kernel::route(apiserver::PORT, &api_socket(folder)), "the folder's path is too long");
+        let none = || Seat { process: None, back: Some(Duration::ZERO) };
+        world.lock().has_api = true;
+        Ok(Cluster {
+            config,
+            model,
+            seen: apiserver::Seen::default(),
+            apiserver: none(),
+            statusd: none(),
+            statusd_socket,
+            state: Arc::default(),
+            waiting: Vec::new(),
+            ends: vec![(CALM, End::All)],
+        })
+    }
+
+    /// Pods whose name is free now, and what the last turn has brought.
+    fn look(&mut self) {
+        self.model.look(&mut self.seen);
+        let model = &self.model;
+        self.waiting.retain(|(pod, shape)| !model.create(pod, shape));
+    }
+
+    fn create(&mut self, pod: &str, shape: &Shape) {
+        if !self.model.create(pod, shape) {
+            self.waiting.retain(|(other, _)| other != pod);
+            self.waiting.push((pod.to_owned(), shape.clone()));
+        }
+    }
+
+    fn delete(&mut self, pod: &str, grace: Option<u64>) {
+        self.waiting.retain(|(other, _)| other != pod);
+        self.model.delete(pod, grace);
+    }
+
+    fn end_faults(&mut self) {
+        let now = kernel::now();
+        let (due, later) = std::mem::take(&mut self.ends).into_iter().partition(|(at, _)| *at <= now);
+        self.ends = later;
+        let due: Vec<(Duration, End)> = due;
+        for (_, end) in due {
+            match end {
+                End::SilentWatches { bookmarks } => self.model.silence_watches(false, bookmarks),
+                End::SilentApi => self.model.silence(false),
+                End::All => self.model.end_faults(),
+            }
+        }
+    }
+}
+
+fn api_socket(folder: &Path) -> PathBuf {
+    folder.join("apiserver.sock")
+}
+
 impl Node {
     /// A node on which nothing runs yet, with sockets and state below `folder`.
     ///
     /// # Errors
     /// The folder cannot be filled, or a socket not be made.
     pub fn new(schedule: &Schedule, folder: &Path) -> Result<Self> {
-        let config = configuration(folder)?;
+        let mut config = configuration(folder)?;
+        if schedule.family == Family::Api {
+            with_api(&mut config);
+        }
         for name in ["run", "manifests"] {
             std::fs::create_dir_all(folder.join(name)).with_context(|| format!("making {name}"))?;
         }
@@ -89,6 +214,10 @@ impl Node {
         let observed = world.clone();
         let machine = Process::start(async move || observer::listen(observed, &socket).await)?;
         let none = || Seat { process: None, back: Some(Duration::ZERO) };
+        let cluster = match schedule.family {
+            Family::Api => Some(Cluster::start(&config, folder, &world, &machine)?),
+            Family::Pods => None,
+        };
         let mut steps = schedule.steps.clone();
         steps.reverse();
         Ok(Node {
@@ -97,11 +226,13 @@ impl Node {
             folder: folder.to_owned(),
             state: Arc::default(),
             lives: 0,
+            statusd_lives: 0,
             syncd_socket,
             syncd: none(),
             volnetd: none(),
             runtime: none(),
             machine,
+            cluster,
             steps,
             stopped_by: Some(STOPPED_BY),
         })
@@ -125,8 +256,11 @@ impl Node {
                 break;
             }
             let steps = self.steps.last().map(|step| Duration::from_millis(step.at));
-            let back = [&self.syncd, &self.volnetd, &self.runtime].map(|seat| seat.back);
-            let next = back.into_iter().chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
+            let cluster = self.cluster.as_ref();
+            let back = [&self.syncd, &self.volnetd, &self.runtime].into_iter();
+            let back = back.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd])).map(|seat| seat.back);
+            let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
+            let next = back.chain(ends).chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
             if next >= end {
                 kernel::advance(end);
                 self.world.lock().check_end();
@@ -143,7 +277,8 @@ impl Node {
             let mut moved = false;
             let mut until = None;
             let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime];
-            let running = seats.into_iter().filter_map(|seat| seat.process.as_mut());
+            let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver]);
+            let running = seats.into_iter().chain(cluster).filter_map(|seat| seat.process.as_mut());
             let mut ended = false;
             for process in running.chain([&mut self.machine]) {
                 let turn = process.turn();
@@ -157,6 +292,9 @@ impl Node {
             self.world.lock().steps += 1;
             if let Some(panic) = crate::outcome::take_panic() {
                 self.world.lock().breaks("no-panic", panic);
+            }
+            if let Some(cluster) = &mut self.cluster {
+                cluster.look();
             }
             moved |= self.do_commands();
             if !moved {
@@ -187,6 +325,18 @@ impl Node {
         if is_due(&self.syncd) {
             self.start_syncd()?;
         }
+        if let Some(cluster) = &mut self.cluster {
+            cluster.end_faults();
+            if is_due(&cluster.apiserver) {
+                let listener = listen(&api_socket(&self.folder))?;
+                let model = cluster.model.clone();
+                let process = Process::start(async move || model.serve(listener).await)?;
+                cluster.apiserver = Seat { process: Some(process), back: None };
+            }
+            if is_due(&cluster.statusd) {
+                self.start_statusd()?;
+            }
+        }
         Ok(())
     }
 
@@ -208,7 +358,18 @@ impl Node {
             manifests: self.folder.join("manifests"),
             state: self.state.clone(),
             runtime_socket: self.config.runtime_socket.clone(),
+            kubeconfig: self.folder.join("kubeconfig"),
         };
+        let mut to_statusd = None;
+        if let Some(cluster) = &self.cluster {
+            std::fs::write(&model.kubeconfig, apiserver::kubeconfig()).context("writing the kubeconfig")?;
+            let listener = listen(&cluster.config.paths.socket(Name::Volnetd))?;
+            let side_path = cluster.config.paths.broker_socket();
+            let _ = std::fs::remove_file(&side_path);
+            let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
+            let model = volnetd::Model { state: cluster.state.clone(), ..model.clone() };
+            to_statusd = Some((model, listener, side));
+        }
         let users = Arc::new(bulkhead_ipc::peers::PeerUsers {
             syncd: self.config.users.statusd,
             evictiond: NOBODY,
@@ -216,14 +377,22 @@ impl Node {
             pods_cgroup: "/simulated".into(),
             no_pods: None,
         });
-        let process = Process::start(async move || volnetd::serve(model, listener, side, users).await)?;
+        let process = Process::start(async move || {
+            let to_statusd = async {
+                if let Some((model, listener, side)) = to_statusd {
+                    volnetd::serve(model, listener, side, users.clone()).await;
+                }
+            };
+            tokio::join!(volnetd::serve(model, listener, side, users.clone()), to_statusd);
+        })?;
         self.volnetd = Seat { process: Some(process), back: None };
         Ok(())
     }
 
     /// Another life of kubelet-syncd, with what the last one has left in its state folder.
     fn start_syncd(&mut self) -> Result<()> {
-        self.next_state()?;
+        next_state(&self.folder, "state", self.lives, &self.state)?;
+        self.lives += 1;
         let socket: OwnedFd = self.syncd_socket.try_clone().context("passing the socket")?.into();
         let config = self.config.clone();
         let listeners = [("grpc".to_owned(), socket)].into();
@@ -241,19 +410,23 @@ impl Node {
         Ok(())
     }
 
-    /// A folder of its own for each life, as the last one may hold the lock of its folder for as long as this program runs.
-    fn next_state(&mut self) -> Result<()> {
-        let path = self.folder.join(format!("state-{}", self.lives));
-        self.lives += 1;
-        std::fs::create_dir(&path).context("making the state folder")?;
-        let before = self.state.lock().map_err(|_| anyhow!("poisoned"))?.clone();
-        if !before.as_os_str().is_empty() {
-            for entry in std::fs::read_dir(&before).context("reading the state folder")? {
-                let entry = entry?;
-                std::fs::rename(entry.path(), path.join(entry.file_name())).context("moving state")?;
-            }
-        }
-        *self.state.lock().map_err(|_| anyhow!("poisoned"))? = path;
+    /// Another life of kubelet-statusd.
+    fn start_statusd(&mut self) -> Result<()> {
+        let Some(cluster) = &mut self.cluster else { return Ok(()) };
+        next_state(&self.folder, "statusd", self.statusd_lives, &cluster.state)?;
+        self.statusd_lives += 1;
+        let socket: OwnedFd = cluster.statusd_socket.try_clone().context("passing the socket")?.into();
+        let listeners = [("grpc".to_owned(), socket)].into();
+        let daemon = Daemon::new(Name::Statusd, cluster.config.clone(), listeners, Applied::default(), None);
+        let daemon = Arc::new(daemon.map_err(|message| anyhow!(message))?);
+        let world = self.world.clone();
+        world.lock().tell("kubelet-statusd", "starts");
+        let process = Process::start(async move || {
+            let ended = kubelet_statusd::run(daemon).await;
+            world.lock().breaks("no-end", format!("kubelet-statusd has ended: {ended:?}"));
+            std::future::pending::<()>().await;
+        })?;
+        cluster.statusd = Seat { process: Some(process), back: None };
         Ok(())
     }
 
@@ -267,10 +440,13 @@ impl Node {
 
     fn command(&mut self, command: Command) {
         let now = kernel::now();
-        let (seat, down) = match command {
-            Command::KillSyncd { down } => (&mut self.syncd, down),
-            Command::RestartRuntime { down } => (&mut self.runtime, down),
-            Command::RestartVolnetd { down } => (&mut self.volnetd, down),
+        let (seat, down) = match (command, &mut self.cluster) {
+            (Command::KillSyncd { down }, _) => (&mut self.syncd, down),
+            (Command::RestartRuntime { down }, _) => (&mut self.runtime, down),
+            (Command::RestartVolnetd { down }, _) => (&mut self.volnetd, down),
+            (Command::KillStatusd { down }, Some(cluster)) => (&mut cluster.statusd, down),
+            (Command::RestartApi { down }, Some(cluster)) => (&mut cluster.apiserver, down),
+            (Command::KillStatusd { .. } | Command::RestartApi { .. }, None) => return,
         };
         if seat.process.take().is_none() {
             return;
@@ -291,7 +467,16 @@ impl Node {
                 world.watchers.clear();
                 let _ = std::fs::remove_file(self.config.paths.socket(Name::Volnetd));
                 let _ = std::fs::remove_file(self.config.paths.broker_socket());
+                if let Some(cluster) = &self.cluster {
+                    let _ = std::fs::remove_file(cluster.config.paths.socket(Name::Volnetd));
+                    let _ = std::fs::remove_file(cluster.config.paths.broker_socket());
+                }
                 world.tell("kubelet-volnetd", "is away");
+            }
+            Command::KillStatusd { .. } => world.tell("kubelet-statusd", "is dead"),
+            Command::RestartApi { .. } => {
+                let _ = std::fs::remove_file(api_socket(&self.folder));
+                world.tell("kube-apiserver", "is away");
             }
         }
     }
@@ -322,6 +507,18 @@ impl Node {
                     self.tell_watchers(pod, bulkhead_ipc::volnetd::watch_event::Change::Removed);
                 }
             }
+            Deed::Create { .. }
+            | Deed::Edit { .. }
+            | Deed::Delete { .. }
+            | Deed::Replace { .. }
+            | Deed::Meddle { .. }
+            | Deed::Api { .. }
+            | Deed::CloseWatches
+            | Deed::ForgetHistory
+            | Deed::SilentWatches { .. }
+            | Deed::SilentApi { .. } => self.do_api_step(deed),
+            Deed::KillStatusd { down } => self.command(Command::KillStatusd { down: *down }),
+            Deed::RestartApi { down } => self.command(Command::RestartApi { down: *down }),
             Deed::KillSyncd { down } => self.command(Command::KillSyncd { down: *down }),
             Deed::RestartRuntime { down } => self.command(Command::RestartRuntime { down: *down }),
             Deed::RestartVolnetd { down } => self.command(Command::RestartVolnetd { down: *down }),
@@ -343,29 +540,47 @@ impl Node {
         Ok(())
     }
 
+    fn do_api_step(&mut self, deed: &Deed) {
+        let Some(cluster) = &mut self.cluster else { return };
+        let now = kernel::now();
+        match deed {
+            Deed::Create { pod, shape } => cluster.create(pod, shape),
+            Deed::Edit { pod, image } => cluster.model.edit(pod, *image),
+            Deed::Delete { pod, grace } => cluster.delete(pod, *grace),
+            Deed::Replace { pod, shape, force } => {
+                cluster.delete(pod, force.then_some(0));
+                cluster.create(pod, shape);
+            }
+            Deed::Meddle { pod } => cluster.model.meddle(pod),
+            Deed::Api { fault } => cluster.model.fault(*fault),
+            Deed::CloseWatches => cluster.model.close_watches(),
+            Deed::ForgetHistory => {
+                // What came before would be forgotten here, too.
+                cluster.look();
+                cluster.model.forget_history();
+            }
+            Deed::SilentWatches { lasts, bookmarks } => {
+                cluster.model.silence_watches(true, *bookmarks);
+                cluster.ends.push((now + Duration::from_millis(*lasts), End::SilentWatches { bookmarks: *bookmarks }));
+            }
+            Deed::SilentApi { lasts } => {
+                cluster.model.silence(true);
+                cluster.ends.push((now + Duration::from_millis(*lasts), End::SilentApi));
+            }
+            _ => {}
+        }
+    }
+
     /// As a careful administrator: the file is written under another name and renamed.
     fn write(&mut self, pod: &str, shape: &Shape) -> Result<()> {
         let version = {
             let mut world = self.world.lock();
             let version = world.next_version();
-            world.wanted.insert(pod.to_owned(), Wanted { shape: shape.clone(), version, since: kernel::now() });
+            let wanted = Wanted { shape: shape.clone(), version, since: kernel::now(), uid: None, is_edited: false };
+            world.wanted.insert(pod.to_owned(), wanted);
             version
         };
-        let container = |c: &crate::schedule::ContainerShape| {
-            let mut made = json!({"name": c.name, "image": "image", "imagePullPolicy": "IfNotPresent",
-                "command": c.behaviour.words()});
-            if c.sidecar
-                && let Some(made) = made.as_object_mut()
-            {
-                made.insert("restartPolicy".to_owned(), json!("Always"));
-            }
-            made
-        };
-        let manifest = json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": pod, "namespace": "default", "annotations": {"simulation/version": version.to_string()}},
-            "spec": {"restartPolicy": shape.restart_policy, "terminationGracePeriodSeconds": shape.grace,
-                "initContainers": shape.init.iter().map(container).collect::<Vec<_>>(),
-                "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}});
+        let manifest = manifest(pod, shape, version);
         let manifests = self.folder.join("manifests");
         let path = manifests.join(format!("{pod}.json"));
         let change = if path.exists() {
@@ -422,6 +637,21 @@ impl Node {
         }
         runtime::tell_end(&self.world, &machine, id);
     }
+}
+
+/// A folder of its own for each life, as the last one may hold the lock of its folder for as long as this program runs.
+fn next_state(folder: &Path, name: &str, life: u64, state: &Mutex<PathBuf>) -> Result<()> {
+    let path = folder.join(format!("{name}-{life}"));
+    std::fs::create_dir(&path).context("making the state folder")?;
+    let mut state = state.lock().map_err(|_| anyhow!("poisoned"))?;
+    if !state.as_os_str().is_empty() {
+        for entry in std::fs::read_dir(&*state).context("reading the state folder")? {
+            let entry = entry?;
+            std::fs::rename(entry.path(), path.join(entry.file_name())).context("moving state")?;
+        }
+    }
+    *state = path;
+    Ok(())
 }
 
 fn listen(path: &Path) -> Result<UnixListener> {

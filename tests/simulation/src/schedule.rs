@@ -78,6 +78,51 @@ pub enum CallFault {
     Late(u64),
 }
 
+/// Which part of the node's world a schedule is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Family {
+    /// Pods of manifests; the node is standalone.
+    #[default]
+    Pods,
+    /// Pods of the API server, beside some of manifests, with the real kubelet-statusd.
+    Api,
+}
+
+impl Family {
+    pub const ALL: [Family; 2] = [Family::Pods, Family::Api];
+
+    /// What `--only` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Pods => "pods",
+            Family::Api => "api",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Family::ALL.into_iter().find(|family| family.name() == name)
+    }
+}
+
+/// How the API server treats what the node asks of it about pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ApiFault {
+    /// The next so many requests that write a pod are answered with this code.
+    Answer { code: u16, times: u32 },
+    /// The optimistic lock of the next so many fails.
+    Conflict { times: u32 },
+    /// The next one is done, and the connection breaks before the answer.
+    AnswerLost,
+    /// The next one is done, and kubelet-statusd dies before it has the answer.
+    DeathAfter,
+    /// The connection of the next one breaks before anything is done.
+    Dropped,
+    /// The next one is done so many milliseconds later.
+    Late { by: u64 },
+    /// The next watch or list of pods is answered with this code.
+    NoList { code: u16 },
+}
+
 /// Whose call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Peer {
@@ -89,31 +134,112 @@ pub enum Peer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deed {
     /// A manifest appears, or is replaced.
-    Write { pod: String, shape: Shape },
+    Write {
+        pod: String,
+        shape: Shape,
+    },
     /// A manifest goes.
-    Remove { pod: String },
+    Remove {
+        pod: String,
+    },
+    /// Somebody creates a pod on the API server; once its name is free, where a pod of that name is being deleted.
+    Create {
+        pod: String,
+        shape: Shape,
+    },
+    /// Somebody changes an annotation of it, or the image of its first container where that is to run always.
+    Edit {
+        pod: String,
+        image: bool,
+    },
+    /// Somebody deletes it, with this grace period (seconds) or its own.
+    Delete {
+        pod: String,
+        grace: Option<u64>,
+    },
+    /// It is deleted, and another one of its name follows: in the same moment where it is deleted by force, else once it is gone.
+    Replace {
+        pod: String,
+        shape: Shape,
+        force: bool,
+    },
+    /// Somebody writes a condition of his own into its status.
+    Meddle {
+        pod: String,
+    },
     /// kubelet-syncd is killed, and starts again after so many milliseconds.
-    KillSyncd { down: u64 },
+    KillSyncd {
+        down: u64,
+    },
     /// The runtime is away for so many milliseconds. Its containers run on, what happens meanwhile is told by no event.
-    RestartRuntime { down: u64 },
+    RestartRuntime {
+        down: u64,
+    },
     /// kubelet-volnetd is away for so many milliseconds, and another epoch afterwards.
-    RestartVolnetd { down: u64 },
+    RestartVolnetd {
+        down: u64,
+    },
+    /// kubelet-statusd is killed, and starts again after so many milliseconds.
+    KillStatusd {
+        down: u64,
+    },
+    /// kube-apiserver is away for so many milliseconds.
+    RestartApi {
+        down: u64,
+    },
+    Api {
+        fault: ApiFault,
+    },
+    /// All watches end; clients may come again.
+    CloseWatches,
+    /// The API server forgets its history and ends all watches: who comes again with a version is told that it is too old.
+    ForgetHistory,
+    /// Watches deliver nothing for so many milliseconds. `bookmarks`: but go on to say that all is well.
+    SilentWatches {
+        lasts: u64,
+        bookmarks: bool,
+    },
+    /// The API server takes requests and answers none for so many milliseconds.
+    SilentApi {
+        lasts: u64,
+    },
     /// The next call that changes something, of that peer.
-    Call { peer: Peer, fault: CallFault },
+    Call {
+        peer: Peer,
+        fault: CallFault,
+    },
     /// One of the running containers ends, by a number that picks it.
-    Exit { pick: u64, code: i32, out_of_memory: bool },
+    Exit {
+        pick: u64,
+        code: i32,
+        out_of_memory: bool,
+    },
     /// The sandbox of one of the running pods dies, with all in it.
-    SandboxDies { pick: u64 },
+    SandboxDies {
+        pick: u64,
+    },
     /// The runtime's events are lost for so many milliseconds.
-    LoseEvents { lasts: u64 },
+    LoseEvents {
+        lasts: u64,
+    },
     /// They come twice.
-    DoubleEvents { lasts: u64 },
+    DoubleEvents {
+        lasts: u64,
+    },
     /// They come so much later.
-    LateEvents { lasts: u64, by: u64 },
+    LateEvents {
+        lasts: u64,
+        by: u64,
+    },
     /// All answers of the runtime take so much longer.
-    SlowRuntime { lasts: u64, by: u64 },
+    SlowRuntime {
+        lasts: u64,
+        by: u64,
+    },
     /// The machine's clock is set by so many milliseconds.
-    StepClock { by: i64 },
+    StepClock {
+        by: i64,
+    },
 }
 
 impl Deed {
@@ -122,6 +248,19 @@ impl Deed {
         match self {
             Deed::Write { .. } => "write",
             Deed::Remove { .. } => "remove",
+            Deed::Create { .. } => "create",
+            Deed::Edit { .. } => "edit",
+            Deed::Delete { grace: Some(0), .. } => "delete-by-force",
+            Deed::Delete { .. } => "delete",
+            Deed::Replace { .. } => "replace",
+            Deed::Meddle { .. } => "meddle",
+            Deed::KillStatusd { .. } => "kill-statusd",
+            Deed::RestartApi { .. } => "restart-api",
+            Deed::Api { .. } => "api-fault",
+            Deed::CloseWatches => "close-watches",
+            Deed::ForgetHistory => "forget-history",
+            Deed::SilentWatches { .. } => "silent-watches",
+            Deed::SilentApi { .. } => "silent-api",
             Deed::KillSyncd { .. } => "kill-syncd",
             Deed::RestartRuntime { .. } => "restart-runtime",
             Deed::RestartVolnetd { .. } => "restart-volnetd",
@@ -138,7 +277,16 @@ impl Deed {
 
     /// It is part of the workload, and no fault.
     pub fn is_workload(&self) -> bool {
-        matches!(self, Deed::Write { .. } | Deed::Remove { .. })
+        matches!(
+            self,
+            Deed::Write { .. }
+                | Deed::Remove { .. }
+                | Deed::Create { .. }
+                | Deed::Edit { .. }
+                | Deed::Delete { .. }
+                | Deed::Replace { .. }
+                | Deed::Meddle { .. }
+        )
     }
 }
 
@@ -147,6 +295,29 @@ impl fmt::Display for Deed {
         match self {
             Deed::Write { pod, shape } => write!(f, "somebody writes the manifest of {pod}: {shape}"),
             Deed::Remove { pod } => write!(f, "somebody removes the manifest of {pod}"),
+            Deed::Create { pod, shape } => write!(f, "somebody creates {pod}: {shape}"),
+            Deed::Edit { pod, image: true } => write!(f, "somebody gives {pod} another image"),
+            Deed::Edit { pod, image: false } => write!(f, "somebody annotates {pod}"),
+            Deed::Delete { pod, grace: Some(0) } => write!(f, "somebody deletes {pod} by force"),
+            Deed::Delete { pod, grace: Some(grace) } => write!(f, "somebody deletes {pod} with {grace} s"),
+            Deed::Delete { pod, grace: None } => write!(f, "somebody deletes {pod}"),
+            Deed::Replace { pod, shape, force: true } => {
+                write!(f, "somebody replaces {pod} by force with another of its name: {shape}")
+            }
+            Deed::Replace { pod, shape, force: false } => {
+                write!(f, "somebody deletes {pod}, and another of its name is to follow: {shape}")
+            }
+            Deed::Meddle { pod } => write!(f, "somebody writes a condition of {pod}"),
+            Deed::KillStatusd { down } => write!(f, "kubelet-statusd is killed for {down} ms"),
+            Deed::RestartApi { down } => write!(f, "kube-apiserver restarts, away for {down} ms"),
+            Deed::Api { fault } => write!(f, "of what the node asks of kube-apiserver: {fault:?}"),
+            Deed::CloseWatches => write!(f, "all watches end"),
+            Deed::ForgetHistory => write!(f, "kube-apiserver forgets its history, and all watches end"),
+            Deed::SilentWatches { lasts, bookmarks } => {
+                let but = if *bookmarks { " but bookmarks" } else { "" };
+                write!(f, "watches deliver nothing{but} for {lasts} ms")
+            }
+            Deed::SilentApi { lasts } => write!(f, "kube-apiserver answers nothing for {lasts} ms"),
             Deed::KillSyncd { down } => write!(f, "kubelet-syncd is killed for {down} ms"),
             Deed::RestartRuntime { down } => write!(f, "the runtime restarts, away for {down} ms"),
             Deed::RestartVolnetd { down } => write!(f, "kubelet-volnetd restarts, away for {down} ms"),
@@ -197,25 +368,38 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     pub seed: u64,
+    /// Kept schedules from before there were two have none.
+    #[serde(default)]
+    pub family: Family,
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
-    /// The schedule of a seed.
-    pub fn of(seed: u64) -> Self {
+    /// The schedule of a seed. Without a wish for a family, odd seeds are about one and even ones about the other.
+    pub fn of(seed: u64, only: Option<Family>) -> Self {
+        let family = only.unwrap_or(if seed % 2 == 0 { Family::Api } else { Family::Pods });
         let mut dice = Dice::of(seed, "schedule");
         let mut steps = Vec::new();
-        workload(&mut dice, &mut steps);
-        faults(&mut dice, &mut steps);
+        match family {
+            Family::Pods => {
+                workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+            }
+            Family::Api => {
+                api_workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+                api_faults(&mut dice, &mut steps);
+            }
+        }
         steps.sort_by_key(|step| step.at);
-        Schedule { seed, steps }
+        Schedule { seed, family, steps }
     }
 
     /// The same without the steps at these places.
     #[must_use]
     pub fn without(&self, dropped: &[usize]) -> Self {
         let kept = self.steps.iter().enumerate().filter(|(place, _)| !dropped.contains(place));
-        Schedule { seed: self.seed, steps: kept.map(|(_, step)| step.clone()).collect() }
+        Schedule { seed: self.seed, family: self.family, steps: kept.map(|(_, step)| step.clone()).collect() }
     }
 }
 
@@ -237,6 +421,42 @@ fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
                 _ => Deed::Write { pod: pod.clone(), shape: shape(dice) },
             };
             there = !matches!(deed, Deed::Remove { .. });
+            steps.push(Step { at, deed });
+        }
+    }
+}
+
+/// Pods of the API server live as those of manifests, and end in more ways.
+fn api_workload(dice: &mut Dice, steps: &mut Vec<Step>) {
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    if dice.percent(25) {
+        let shape = shape(dice);
+        steps.push(Step { at: dice.below(calm / 3), deed: Deed::Write { pod: "p0".to_owned(), shape } });
+        if dice.percent(50) {
+            let at = dice.between(calm / 3, calm - 1);
+            let edited = Deed::Write { pod: "p0".to_owned(), shape: self::shape(dice) };
+            let deed = if dice.percent(50) { edited } else { Deed::Remove { pod: "p0".to_owned() } };
+            steps.push(Step { at, deed });
+        }
+    }
+    for number in 0..dice.between(1, 3) {
+        let pod = format!("a{number}");
+        let mut at = if dice.percent(20) { 0 } else { dice.below(calm / 3) };
+        steps.push(Step { at, deed: Deed::Create { pod: pod.clone(), shape: shape(dice) } });
+        for _ in 0..dice.below(5) {
+            at += if dice.percent(30) { dice.between(1, 200) } else { dice.between(200, calm / 3) };
+            if at >= calm {
+                break;
+            }
+            let deed = match dice.below(10) {
+                0 => Deed::Edit { pod: pod.clone(), image: true },
+                1 => Deed::Edit { pod: pod.clone(), image: false },
+                2 => Deed::Meddle { pod: pod.clone() },
+                3 | 4 => Deed::Delete { pod: pod.clone(), grace: None },
+                5 => Deed::Delete { pod: pod.clone(), grace: Some(dice.one_of(0, &[0, 1, 5, 60])) },
+                6 => Deed::Create { pod: pod.clone(), shape: shape(dice) },
+                _ => Deed::Replace { pod: pod.clone(), shape: shape(dice), force: dice.percent(40) },
+            };
             steps.push(Step { at, deed });
         }
     }
@@ -315,6 +535,40 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
                 let by: i64 = dice.one_of(1_000, &[60_000, 3_600_000]);
                 Deed::StepClock { by: if dice.percent(50) { by } else { -by } }
             }
+        };
+        steps.push(Step { at: dice.below(calm), deed });
+    }
+}
+
+fn api_fault(dice: &mut Dice) -> ApiFault {
+    let times = u32::try_from(dice.between(1, 4)).unwrap_or(1);
+    match dice.below(9) {
+        0 => ApiFault::Answer { code: dice.one_of(500, &[429, 503, 504, 403]), times },
+        1 => ApiFault::Conflict { times },
+        2 | 3 => ApiFault::AnswerLost,
+        4 | 5 => ApiFault::DeathAfter,
+        6 => ApiFault::Dropped,
+        7 => ApiFault::Late { by: dice.one_of(50, &[1_000, 8_000, 40_000]) },
+        _ => ApiFault::NoList { code: dice.one_of(500, &[429, 403, 410]) },
+    }
+}
+
+/// As [`faults`], of the API server and of kubelet-statusd.
+fn api_faults(dice: &mut Dice, steps: &mut Vec<Step>) {
+    if dice.percent(20) {
+        return;
+    }
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    let some_time = |dice: &mut Dice| dice.one_of(20, &[200, 1_000, 5_000, 30_000]);
+    for _ in 0..dice.between(1, 6) {
+        let deed = match dice.below(14) {
+            0..=2 => Deed::KillStatusd { down: some_time(dice) },
+            3 => Deed::RestartApi { down: some_time(dice) },
+            4 => Deed::CloseWatches,
+            5 => Deed::ForgetHistory,
+            6 | 7 => Deed::SilentWatches { lasts: some_time(dice), bookmarks: dice.percent(30) },
+            8 => Deed::SilentApi { lasts: some_time(dice) },
+            _ => Deed::Api { fault: api_fault(dice) },
         };
         steps.push(Step { at: dice.below(calm), deed });
     }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::coverage::Coverage;
 use crate::mutants::VARIABLE;
 use crate::outcome::{self, Outcome};
-use crate::schedule::Schedule;
+use crate::schedule::{Family, Schedule};
 
 /// The word with which this program runs one schedule, given on its standard input, in a folder, and prints what became of it.
 pub const ONE: &str = "one";
@@ -80,6 +80,8 @@ pub struct Found {
 /// Which seeds are run, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
+    /// None: all families, in turn.
+    pub only: Option<Family>,
     pub first: u64,
     /// None: until the time is over.
     pub count: Option<u64>,
@@ -103,7 +105,7 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
             if over || plan.until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }
-            let outcome = run(program, &Schedule::of(seed), mutant)?;
+            let outcome = run(program, &Schedule::of(seed, plan.only), mutant)?;
             let Ok(mut found) = found.lock() else { bail!("another run has panicked") };
             found.runs += 1;
             found.lives += outcome.lives;

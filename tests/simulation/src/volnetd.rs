@@ -16,6 +16,7 @@ use bulkhead_ipc::limits::{Gate, Limits};
 use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_ipc::volnetd::cgroups_server::{Cgroups, CgroupsServer};
+use bulkhead_ipc::volnetd::credential;
 use bulkhead_ipc::volnetd::csi_server::{Csi, CsiServer};
 use bulkhead_ipc::volnetd::files_server::{Files, FilesServer};
 use bulkhead_ipc::volnetd::open_request::Kind;
@@ -46,6 +47,8 @@ pub struct Model {
     pub manifests: PathBuf,
     pub state: Arc<std::sync::Mutex<PathBuf>>,
     pub runtime_socket: PathBuf,
+    /// Where the kubeconfig is, if there is one.
+    pub kubeconfig: PathBuf,
 }
 
 /// Serves both sockets until it is dropped.
@@ -100,6 +103,9 @@ impl Model {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Status::not_found(error.to_string())),
                 Err(error) => Err(failed(error)),
             },
+            Kind::Credential(file) if file.kind() == credential::Kind::Kubeconfig => {
+                std::fs::File::open(&self.kubeconfig).map(|file| Some(file.into())).map_err(failed)
+            }
             _ => Err(Status::not_found("the model has none")),
         }
     }

@@ -74,6 +74,34 @@ pub struct Wanted {
     /// Counts everything that is written, so that each content is there once.
     pub version: u64,
     pub since: Duration,
+    /// Its uid, where it is the API server's.
+    pub uid: Option<String>,
+    /// Its image was changed since, so its containers may be stopped.
+    pub is_edited: bool,
+}
+
+/// A pod as the API server has it, or had it last.
+#[derive(Debug, Clone, Default)]
+pub struct Object {
+    pub name: String,
+    /// What it was made of.
+    pub version: Option<u64>,
+    /// Of a static pod.
+    pub is_mirror: bool,
+    pub phase: String,
+    pub start_time: String,
+    pub counts: BTreeMap<String, u32>,
+    /// Numbers of the containers' ids; the model's grow.
+    pub ids: BTreeMap<String, u64>,
+    /// Ids of containers that were said to have ended.
+    pub ended: BTreeSet<String>,
+    pub running: BTreeSet<String>,
+    /// Somebody else's condition is in it.
+    pub has_foreign: bool,
+    pub is_deleting: bool,
+    pub is_gone: bool,
+    /// When it was last changed.
+    pub changed: Duration,
 }
 
 /// What is known of the pods that were ever asked for.
@@ -115,6 +143,8 @@ pub enum Command {
     KillSyncd { down: u64 },
     RestartRuntime { down: u64 },
     RestartVolnetd { down: u64 },
+    KillStatusd { down: u64 },
+    RestartApi { down: u64 },
 }
 
 /// A listener of the runtime's events.
@@ -140,6 +170,16 @@ pub struct World {
     /// By uid.
     pub past: BTreeMap<String, Past>,
     pub told: BTreeMap<String, Told>,
+    /// The node has an API server.
+    pub has_api: bool,
+    /// Pods of the API server, by uid.
+    pub objects: BTreeMap<String, Object>,
+    /// Pods that somebody has asked to be deleted.
+    pub asked: BTreeSet<String>,
+    /// Those of them whose objects went at once.
+    pub forced: BTreeSet<String>,
+    /// kubelet-statusd dies once its next write of a pod is done.
+    pub statusd_dies: bool,
     /// Pods that this life of kubelet-syncd shows.
     pub shown: BTreeSet<String>,
     pub weather: Weather,
@@ -184,6 +224,11 @@ impl Shared {
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
             told: BTreeMap::new(),
+            has_api: false,
+            objects: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            forced: BTreeSet::new(),
+            statusd_dies: false,
             shown: BTreeSet::new(),
             weather: Weather::default(),
             call_faults: Vec::new(),
@@ -250,6 +295,16 @@ impl World {
     pub fn take_fault(&mut self, peer: Peer) -> Option<CallFault> {
         let place = self.call_faults.iter().position(|(of, _)| *of == peer)?;
         Some(self.call_faults.remove(place).1)
+    }
+
+    /// How long a message is under way to or from the API server, milliseconds.
+    pub fn way_to_api(&mut self) -> u64 {
+        match self.dice.below(20) {
+            0..=11 => 0,
+            12..=17 => self.dice.between(1, 10),
+            18 => self.dice.between(10, 100),
+            _ => self.dice.between(100, 1_000),
+        }
     }
 
     /// How long a call is under way to the peer and back, milliseconds.

@@ -1,6 +1,6 @@
 //! The clock, random numbers and waiting of a thread that is simulated, below the standard library (decision 88).
 //!
-//! This crate defines four functions of the C library under their own names. A program that links it calls these instead, also
+//! This crate defines six functions of the C library under their own names. A program that links it calls these instead, also
 //! where the standard library, tokio or a crate of strangers asks:
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
@@ -8,12 +8,14 @@
 //! | `clock_gettime` | virtual time, which moves by [`advance`], and by a nanosecond with each question | the kernel's |
 //! | `getrandom` | numbers of the seed (all threads) | the kernel's |
 //! | `epoll_wait` | gives what is ready; never waits, but says how long it would have ([`take_idle`]) | the kernel's |
+//! | `socket`, `connect` | a stream to a port that has a [`route`] is a Unix socket | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
 //! No program that is shipped may link it: `tests/tests/files/structure.rs` holds that.
 
 #![allow(unsafe_code, reason = "functions of the C library cannot be given another body without it")]
 
+mod network;
 mod random;
 mod threads;
 
@@ -22,6 +24,8 @@ use std::ffi::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
+
+pub use network::route;
 
 /// What the monotonic clock says when the simulation begins: no time that somebody subtracts from it is before its beginning.
 const MONOTONIC_AT_START: u64 = 1_000_000_000_000_000;
@@ -64,12 +68,14 @@ pub fn begin(seed: u64) {
 }
 
 /// Addresses of the functions that stand in for the C library's.
-fn linked() -> [usize; 4] {
+fn linked() -> [usize; 6] {
     [
         clock_gettime as *const () as usize,
         epoll_wait as *const () as usize,
         random::getrandom as *const () as usize,
         threads::pthread_create as *const () as usize,
+        network::socket as *const () as usize,
+        network::connect as *const () as usize,
     ]
 }
 
