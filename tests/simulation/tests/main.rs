@@ -10,7 +10,7 @@ use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Plan};
 
 /// The seeds of the suite: as many as take some 10 s.
-const SEEDS: [(Family, u64); 2] = [(Family::Pods, 8), (Family::Api, 1)];
+const SEEDS: [(Family, u64); 2] = [(Family::Pods, 4), (Family::Api, 1)];
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_simulate"))
@@ -22,13 +22,12 @@ fn workspace() -> PathBuf {
 
 #[test]
 fn a_seed_is_a_story_to_the_byte() {
-    for family in Family::ALL {
-        let schedule = Schedule::of(5, Some(family));
-        let stories = [0, 1].map(|_| search::run(program(), &schedule, None).unwrap());
-        assert!(stories[0].story.len() > 20, "{:#?}", stories[0].story);
-        assert_eq!(stories[0].story, stories[1].story);
-        assert_eq!((stories[0].turns, &stories[0].coverage), (stories[1].turns, &stories[1].coverage));
-    }
+    // The family that takes least: whose processes run is the same code for all.
+    let schedule = Schedule::of(5, Some(Family::Pods));
+    let stories = [0, 1].map(|_| search::run(program(), &schedule, None).unwrap());
+    assert!(stories[0].story.len() > 20, "{:#?}", stories[0].story);
+    assert_eq!(stories[0].story, stories[1].story);
+    assert_eq!((stories[0].turns, &stories[0].coverage), (stories[1].turns, &stories[1].coverage));
 }
 
 #[test]
