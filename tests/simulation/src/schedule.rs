@@ -377,7 +377,7 @@ pub struct Schedule {
 impl Schedule {
     /// The schedule of a seed. Without a wish for a family, odd seeds are about one and even ones about the other.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
-        let family = only.unwrap_or(if seed % 2 == 0 { Family::Api } else { Family::Pods });
+        let family = only.unwrap_or(if seed.is_multiple_of(2) { Family::Api } else { Family::Pods });
         let mut dice = Dice::of(seed, "schedule");
         let mut steps = Vec::new();
         match family {
