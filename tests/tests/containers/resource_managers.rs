@@ -40,24 +40,16 @@ fn guaranteed(name: &str, cpus: usize) -> Pod {
 
 /// Process, and container id.
 fn process(node: &Node, pod: &str) -> Result<(i32, String)> {
-    process_of(node, pod, "main")
-}
-
-fn process_of(node: &Node, pod: &str, container: &str) -> Result<(i32, String)> {
     let (cri, name) = (node.cri()?, node.pod_name(pod));
     let all = cri.containers()?;
-    let found = all.iter().find(|one| one.pod == name && one.name == container && one.running);
+    let found = all.iter().find(|one| one.pod == name && one.name == "main" && one.running);
     let id = &found.with_context(|| format!("{name} does not run"))?.id;
     Ok((cri.pid(id)?, id.clone()))
 }
 
 /// CPUs and memory nodes that a pod's container may use, as the kernel lists them.
 fn allowed(node: &Node, pod: &str) -> Result<(String, String)> {
-    allowed_of(node, pod, "main")
-}
-
-fn allowed_of(node: &Node, pod: &str, container: &str) -> Result<(String, String)> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process_of(node, pod, container)?.0))?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process(node, pod)?.0))?;
     let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(|list| list.trim().to_owned());
     let cpus = of("Cpus_allowed_list:").context("no list of CPUs")?;
     Ok((cpus, of("Mems_allowed_list:").context("no list of memory nodes")?))
@@ -260,41 +252,6 @@ fn containers_share_what_is_their_pods_own() -> Result<()> {
         ensure!(now["machineState"]["0"]["memoryMap"]["memory"]["reserved"] == 0, "{now}");
         Ok(())
     })?;
-    node.finish()?;
-    of_each_container(&lab, &rest)
-}
-
-/// The same gate with the topology manager's other scope: a container has CPUs and memory of the node's for itself, the pod has none,
-/// and its other container runs where all others do. So what would leave nothing to share is admitted; each container has to ask for
-/// memory, or the memory manager refuses the pod, as upstream's.
-fn of_each_container(lab: &Lab, rest: &str) -> Result<()> {
-    let node = node(lab).config("featureGates", json!({"PodLevelResourceManagers": true})).start()?;
-    let memory = |mib: u64| json!([{"numaAffinity": [0], "type": "memory", "size": mib << 20}]);
-    let of_main = json!({"cpu": "1", "memory": "32Mi"});
-    node.write(&whole("silent", &of_main))?;
-    let silent = node.wait_pod("silent", "it is refused", |pod| pod.phase == "Failed")?;
-    let words = "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available";
-    ensure!(silent.reason == "UnexpectedAdmissionError" && silent.message.contains(words), "{silent:?}");
-
-    // Nothing of that is kept.
-    let mut both = whole("both", &of_main).value().clone();
-    let of_other = json!({"memory": "16Mi"});
-    both["spec"]["containers"][1]["resources"] = json!({"requests": of_other, "limits": of_other});
-    node.write(&Pod::from_value(both))?;
-    let pod = node.wait_pod("both", "it runs", |pod| pod.phase == "Running" && pod.containers.len() == 2)?;
-    ensure!(allowed(&node, "both")? == ("1".to_owned(), "0".to_owned()), "{:?}", allowed(&node, "both")?);
-    let other = allowed_of(&node, "both", "other")?;
-    ensure!(other == (rest.to_owned(), "0".to_owned()), "{other:?}");
-    let now: Value = serde_json::from_str(&state(&node, "cpu_manager_state")?)?;
-    ensure!(now["entries"] == json!({&pod.uid: {"main": "1"}}) && now["defaultCpuSet"] == rest, "{now}");
-    ensure!(now["podEntries"].as_object().is_none_or(|pods| pods.is_empty()), "{now}");
-    wait_memory_state(&node, &json!({&pod.uid: {"main": memory(32), "other": memory(16)}}), 48 << 20)?;
-    // No quota holds the container that has a CPU for itself; the pod's holds both.
-    let (pid, _) = process(&node, "both")?;
-    ensure!((limits(pid, 0)?.quota, limits(pid, 1)?.quota) == (-1, 100_000), "{:?}", limits(pid, 1)?);
-    node.remove("both")?;
-    node.wait_gone("both")?;
-    wait_memory_state(&node, &Value::Null, 0)?;
     node.finish()
 }
 
