@@ -150,8 +150,8 @@ impl Pleg {
         self.shared.cache.want_anew(uid, containers);
     }
 
-    /// Says that this pod's sandbox and containers are being made, stopped or removed by us: the events of that are its own doing, and one
-    /// look afterwards (see [`Pleg::request`]) tells as much as one after each of them. Held for a bounded time only,
+    /// Says that we are making, stopping or removing this pod's sandbox and containers: the runtime's events of that are our own
+    /// doing, and one look afterwards (see [`Pleg::request`]) tells as much as one after each of them. Held for a bounded time only,
     /// so an end in the middle is not missed for long.
     pub fn busy(&self, uid: &PodUid) -> Busy {
         self.shared.cache.busy(uid)

@@ -92,7 +92,8 @@ impl Pods for SyncdApi {
             pods: self.pods.clone(),
             watch,
             remarks: self.pods.watch_remarks(),
-            tell_at: None,
+            // Sentences that changed while nobody watched have woken nobody, and a pod that has one wakes nobody again.
+            tell_at: Some(Instant::now() + REMARKS_WAIT),
             position,
             batch: Vec::new().into_iter(),
             stop: self.stop.clone(),
@@ -290,6 +291,20 @@ mod tests {
             let rest: Vec<_> = list.map(|state| state.unwrap().uid).collect().await;
             assert_eq!(rest, ["u1"], "what has gone is not listed");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_changed_while_nobody_watched_keeps_no_later_sentence_back() {
+        let api = api();
+        phase(&api, 0, "Pending");
+        api.pods.why(&uid(0), "waits");
+        let mut watch = Pods::watch(&api, Request::new(api::WatchPodsRequest::default())).await.unwrap().into_inner();
+        for _ in 0..2 {
+            watch.next().await.unwrap().unwrap();
+        }
+        api.pods.why(&uid(0), "goes");
+        let update = watch.next().await.unwrap().unwrap().update.unwrap();
+        assert!(matches!(update, api::pod_update::Update::Upsert(state) if state.why == "goes"));
     }
 
     #[tokio::test(start_paused = true)]
