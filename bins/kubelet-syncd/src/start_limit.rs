@@ -33,7 +33,16 @@ impl StartLimiter {
     /// Waits for a turn. Dropping the answer ends it.
     pub async fn acquire(&self) -> StartSlot {
         // The semaphore is never closed; were it, starts would go unbounded rather than stop.
-        let permit = Arc::new(Mutex::new(self.slots.clone().acquire_owned().await.ok()));
+        self.slot(self.slots.clone().acquire_owned().await.ok())
+    }
+
+    /// A turn, if nobody has to be waited for.
+    pub fn try_acquire(&self) -> Option<StartSlot> {
+        self.slots.clone().try_acquire_owned().ok().map(|permit| self.slot(Some(permit)))
+    }
+
+    fn slot(&self, permit: Option<OwnedSemaphorePermit>) -> StartSlot {
+        let permit = Arc::new(Mutex::new(permit));
         let (late, hold) = (permit.clone(), self.hold);
         let timer = tokio::spawn(async move {
             tokio::time::sleep(hold).await;
@@ -103,5 +112,9 @@ mod tests {
         assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
         drop(first);
         assert_eq!(limiter.free(), 1);
+        let slot = limiter.try_acquire();
+        assert!(slot.is_some() && limiter.try_acquire().is_none());
+        drop(slot);
+        assert!(limiter.try_acquire().is_some());
     }
 }

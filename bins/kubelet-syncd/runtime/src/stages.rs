@@ -48,14 +48,23 @@ impl Stage {
 /// Does the work of a stage. Of one that is given up nothing is counted.
 pub async fn during<T>(stage: Stage, work: impl Future<Output = T>) -> T {
     let name = stage.name();
-    let span = match bulkhead_trace::current() {
-        Some(_) => tracing::info_span!(target: TARGET, "stage", { bulkhead_trace::NAME_FIELD } = name),
-        None => tracing::Span::none(),
-    };
     let began = Instant::now();
-    let done = work.instrument(span).await;
+    let done = work.instrument(span(name)).await;
     let _ = START.try_with(|times| times.with_label_values(&[name]).observe(began.elapsed().as_secs_f64()));
     done
+}
+
+/// Waits for a turn in the middle of work, which a trace shows as time in the queue. The stage that needs the turn counts it as its own.
+pub async fn waiting<T>(turn: impl Future<Output = T>) -> T {
+    turn.instrument(span(Stage::Queue.name())).await
+}
+
+/// Within the span that is open; a trace does not begin with a stage.
+fn span(name: &'static str) -> tracing::Span {
+    match bulkhead_trace::current() {
+        Some(_) => tracing::info_span!(target: TARGET, "stage", { bulkhead_trace::NAME_FIELD } = name),
+        None => tracing::Span::none(),
+    }
 }
 
 /// Work on a pod that starts: its stages are counted.

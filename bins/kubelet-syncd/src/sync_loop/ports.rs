@@ -33,6 +33,7 @@ use kubelet_runtime::runtime::ports::{
 };
 use kubelet_runtime::runtime::security::ImageUser;
 use kubelet_runtime::runtime::sub_paths::SubPath;
+use kubelet_runtime::stages;
 
 /// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
 const SOON: Duration = Duration::from_millis(300);
@@ -143,7 +144,10 @@ impl RateLimitedRuntime {
         let Ok(turn) = TURN.try_with(Turn::clone) else { return };
         let has_slot = turn.held().slot.is_some();
         if !has_slot {
-            let slot = self.limiter.acquire().await;
+            let slot = match self.limiter.try_acquire() {
+                Some(slot) => slot,
+                None => stages::waiting(self.limiter.acquire()).await,
+            };
             turn.held().slot = Some(slot);
         }
         let is_busy = turn.held().busy.is_some();

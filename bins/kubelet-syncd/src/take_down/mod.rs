@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_types::ContainerId;
+use kubelet_runtime::stages;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -92,7 +93,7 @@ impl TakeDowns {
             turn
         };
         // The line is never dropped while somebody waits in it; were it, take-downs would go unbounded rather than stop.
-        turn.await.unwrap_or(Slot { from: None })
+        stages::waiting(turn).await.unwrap_or(Slot { from: None })
     }
 
     /// Stops a sandbox that is not part of a take-down: one of which nothing runs any more.

@@ -71,19 +71,24 @@ struct Work {
     what: String,
     begin: u64,
     end: u64,
+    /// Of two at the same time the higher one is what the other waits for.
+    rank: u8,
 }
 
 impl Work {
     fn of(seen: &Seen) -> Self {
         let name = seen.span.name.as_str();
         let last = name.rsplit('/').next().unwrap_or(name).to_owned();
-        let owner = match (seen.process.as_str(), seen.span.kind()) {
-            (_, SpanKind::Client) if name.starts_with("runtime.v1.") => Owner::Runtime,
-            ("kubelet-statusd", SpanKind::Client) => Owner::ApiServer,
-            ("kubelet-volnetd", _) => Owner::Volnetd,
-            _ => Owner::Node,
+        let (owner, rank) = match (seen.process.as_str(), seen.span.kind()) {
+            (_, SpanKind::Client) if name.starts_with("runtime.v1.") => (Owner::Runtime, 3),
+            ("kubelet-statusd", SpanKind::Client) => (Owner::ApiServer, 2),
+            ("kubelet-volnetd", _) => (Owner::Volnetd, 3),
+            // A turn in the middle of work.
+            (_, SpanKind::Internal) if name == "queue" => (Owner::Queue, 1),
+            _ => (Owner::Node, 1),
         };
-        Self { owner, what: last, begin: seen.span.start_time_unix_nano, end: seen.span.end_time_unix_nano }
+        let what = if owner == Owner::Queue { "for a turn".to_owned() } else { last };
+        Self { owner, what, begin: seen.span.start_time_unix_nano, end: seen.span.end_time_unix_nano, rank }
     }
 
     /// For what a piece of work waited before it began.
@@ -91,23 +96,16 @@ impl Work {
         let waited = u64::try_from(number(&seen.span.attributes, "queued_us")?).ok()?.saturating_mul(1000);
         let end = seen.span.start_time_unix_nano;
         let what = format!("before {}", seen.span.name);
-        Some(Self { owner: Owner::Queue, what, begin: end.saturating_sub(waited), end })
+        Some(Self { owner: Owner::Queue, what, begin: end.saturating_sub(waited), end, rank: 0 })
     }
 
     const fn covers(&self, begin: u64, end: u64) -> bool {
         self.begin <= begin && end <= self.end
     }
 
-    /// Of two at the same time the one for which the other waits is named: the runtime works for the node, and what began last lies
-    /// within the rest.
+    /// What began last lies within the rest.
     const fn rank(&self) -> (u8, u64) {
-        let rank = match self.owner {
-            Owner::Runtime | Owner::Volnetd => 3,
-            Owner::ApiServer => 2,
-            Owner::Node | Owner::Watch | Owner::Waits => 1,
-            Owner::Queue => 0,
-        };
-        (rank, self.begin)
+        (self.rank, self.begin)
     }
 }
 
@@ -189,6 +187,7 @@ mod tests {
         let spans = [
             root,
             seen("kubelet-syncd", "sandbox", SpanKind::Internal, (6000, 8000)),
+            seen("kubelet-syncd", "queue", SpanKind::Internal, (6200, 6500)),
             seen("kubelet-syncd", "runtime.v1.RuntimeService/RunPodSandbox", SpanKind::Client, (6500, 7500)),
             seen("kubelet-statusd", "patch_status", SpanKind::Client, (7000, 7800)),
             seen("kubelet-statusd", "patch_status", SpanKind::Client, (9500, 9900)),
@@ -202,7 +201,8 @@ mod tests {
                 (Owner::Watch, "to the node", 2000),
                 (Owner::Queue, "before syncPod", 1000),
                 (Owner::Node, "syncPod", 1000),
-                (Owner::Node, "sandbox", 500),
+                (Owner::Node, "sandbox", 200),
+                (Owner::Queue, "for a turn", 300),
                 (Owner::Runtime, "RunPodSandbox", 1000),
                 (Owner::ApiServer, "patch_status", 300),
                 (Owner::Node, "sandbox", 200),
