@@ -141,16 +141,16 @@ fn build_programs(sources: &Path, folder: &Path) -> Result<()> {
     let mut command = Command::new(cargo_program());
     command.current_dir(sources).args(["build", "--locked", "--workspace", "--examples"]);
     command.args(previous::programs().flat_map(|program| ["--bin", program]));
+    // What third parties wrote is only found again where it was built with the same settings.
+    let manifest = std::fs::read_to_string(build::workspace_root().join("Cargo.toml")).context("reading Cargo.toml")?;
+    for setting in settings(&manifest) {
+        command.arg("--config").arg(setting);
+    }
     let lock = std::fs::read_to_string(sources.join("Cargo.lock")).context("reading its Cargo.lock")?;
     for package in own_packages(&lock) {
         for setting in ["codegen-units=17", "debug=0", "incremental=false"] {
             command.arg("--config").arg(format!("profile.dev.package.{package}.{setting}"));
         }
-    }
-    // What third parties wrote is only found again where it was built with the same optimisation.
-    let manifest = std::fs::read_to_string(build::workspace_root().join("Cargo.toml")).context("reading Cargo.toml")?;
-    for (package, level) in optimised(&manifest) {
-        command.arg("--config").arg(format!("profile.dev.package.{package}.opt-level={level}"));
     }
     command.env("CARGO_TARGET_DIR", &target);
     if std::env::var_os("CARGO_BUILD_BUILD_DIR").is_none() {
@@ -183,27 +183,39 @@ fn own_packages(lock: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Packages with an optimisation of their own in the development profile of a Cargo.toml, and which one.
-fn optimised(manifest: &str) -> Vec<(&str, &str)> {
-    let tables = manifest.split("\n[profile.dev.package.").skip(1);
+/// The settings of the development profile of a Cargo.toml, those of single packages too, as cargo's `--config` takes them.
+fn settings(manifest: &str) -> Vec<String> {
+    let tables =
+        manifest.split("\n[").filter(|table| table.starts_with("profile.dev]") || table.starts_with("profile.dev."));
     tables
-        .filter_map(|table| {
-            let (package, rest) = table.split_once(']')?;
-            let own = rest.split("\n[").next()?;
-            Some((package, own.lines().find_map(|line| line.strip_prefix("opt-level = "))?))
+        .filter_map(|table| table.split_once(']'))
+        .flat_map(|(name, rest)| {
+            let settings = rest.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+            settings.filter_map(|line| line.split_once(" = ")).map(move |(key, value)| format!("{name}.{key}={value}"))
         })
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{optimised, own_packages, programs_if_known};
+    use super::{own_packages, programs_if_known, settings};
 
     #[test]
-    fn packages_with_an_optimisation_of_their_own_are_found() {
+    fn settings_of_the_development_profile_are_found() {
         let manifest = "[profile.dev]\nopt-level = 0\n\n[profile.dev.package.h2]\nopt-level = 1\n\n[profile.dev.package.tests]\n\
-                        debug = 1\n\n[profile.dev.package.tokio]\n# why\nopt-level = 2\n\n[profile.release]\nopt-level = 3\n";
-        assert_eq!(optimised(manifest), [("h2", "1"), ("tokio", "2")]);
+                        debug = \"line-tables-only\"\n\n[profile.devel]\ndebug = 0\n\n[profile.dev.package.tokio]\n# why = because\n\
+                        opt-level = 2\n\n[profile.release]\nopt-level = 3\n";
+        let manifest = format!("[workspace]\nresolver = \"3\"\n\n{manifest}");
+        let found = settings(&manifest);
+        assert_eq!(
+            found,
+            [
+                "profile.dev.opt-level=0",
+                "profile.dev.package.h2.opt-level=1",
+                "profile.dev.package.tests.debug=\"line-tables-only\"",
+                "profile.dev.package.tokio.opt-level=2"
+            ]
+        );
     }
 
     #[test]
