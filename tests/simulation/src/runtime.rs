@@ -386,6 +386,9 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         is_ghost: false,
     };
     world.count_change(container.uid());
+    if !world.is_waited_for {
+        world.past.entry(container.uid().to_owned()).or_default().unsure.insert(container.name().to_owned());
+    }
     world.containers.insert(id.clone(), container);
     world.happened.push((id.clone(), v1::ContainerEventType::ContainerCreatedEvent));
     Ok(id)

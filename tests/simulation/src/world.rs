@@ -112,7 +112,8 @@ pub struct Past {
     pub counts: BTreeMap<String, u32>,
     /// Containers that have ended, and the code that was the last.
     pub ended: BTreeMap<String, i32>,
-    /// Records of it were removed: what ran cannot be known from the runtime.
+    /// Containers of which one was made when nobody waited for it any more: the record made last is then not that of the last start,
+    /// from which restarts are counted on (upstream `kuberuntime_container.go` startContainer).
     pub unsure: BTreeSet<String>,
 }
 
