@@ -1,4 +1,4 @@
-//! Compiles the internal API. The descriptor set goes to OUT_DIR too: reflection serves it.
+//! Compiles the internal API. The descriptor set and the services' names go to OUT_DIR too: reflection serves them.
 
 use prost::Message as _;
 
@@ -41,6 +41,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let set = protox::compile(&files, [root])?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out.join("descriptors.bin"), set.encode_to_vec())?;
+    let services = set.file.iter().flat_map(|file| file.service.iter().map(|one| (file.package(), one.name())));
+    let names: Vec<(String, String)> =
+        services.map(|(package, name)| (package.to_owned(), format!("{package}.{name}"))).collect();
+    std::fs::write(out.join("services.rs"), format!("&{names:?}"))?;
     tonic_prost_build::configure().skip_debug(SECRETS).compile_fds(set)?;
     Ok(())
 }

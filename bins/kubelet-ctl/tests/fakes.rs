@@ -274,7 +274,7 @@ async fn serve(process: Process, run_dir: &Path, ready: bool) {
     let listener = tokio::net::UnixListener::bind(run_dir.join(format!("{process}.sock"))).unwrap();
     let users =
         PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
-    let services = Services::new().unwrap();
+    let services = Services::new();
     services.health().set_service_status("", ServingStatus::Serving).await;
     let fake = Fake { process, ready };
     let services = services.add(ProcessServer::new(fake.clone()));

@@ -196,7 +196,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         PressureServer::new(PressureApi { shown: shown.clone(), ranker }).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let images_api = ImagesApi::default();
     let images = ImagesServer::new(images_api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let services = daemon.services()?.add(server).add(pressure).add(images);
+    let services = daemon.services().add(server).add(pressure).add(images);
 
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
     // the lock is for is that an older instance does not go on beside this one.

@@ -74,7 +74,7 @@ fn fake_syncd(config: &NodeConfig) {
         no_pods: None,
     };
     let policy = Policy { users: Arc::new(users), rules: RULES };
-    let services = Services::new().unwrap().add(PodsServer::new(OnePod));
+    let services = Services::new().add(PodsServer::new(OnePod));
     tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
 }
 

@@ -201,7 +201,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     }
     let status = StatusService { node_name: config.node_name.to_string(), health, listeners };
     let status = StatusServer::new(status).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let services = daemon.services()?.add(status);
+    let services = daemon.services().add(status);
     let serve = daemon.serve(services, RULES);
     // Health is served while kubelet-volnetd, which hands out the state folder, is away: that is when it matters.
     let hold = async {

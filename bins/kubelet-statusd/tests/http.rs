@@ -135,7 +135,7 @@ async fn fake(process: Process, dir: &Path) -> Running {
     let listener = tokio::net::UnixListener::bind(dir.join(process.name())).unwrap();
     let users =
         PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
-    let services = Services::new().unwrap();
+    let services = Services::new();
     services.health().set_service_status("", ServingStatus::Serving).await;
     let mut services = services.add(ProcessServer::new(Fake(script.clone())));
     services = match process {

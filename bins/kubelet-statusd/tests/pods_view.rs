@@ -83,7 +83,7 @@ const RULES: &[MethodRule] =
 /// The read-only port over such a kubelet-syncd.
 async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
     let listener = tokio::net::UnixListener::bind(dir.join("syncd")).unwrap();
-    let services = Services::new().unwrap().add(ProcessServer::new(fake.clone())).add(ViewsServer::new(fake));
+    let services = Services::new().add(ProcessServer::new(fake.clone())).add(ViewsServer::new(fake));
     let users =
         PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
     let policy = Policy { users: Arc::new(users), rules: RULES };

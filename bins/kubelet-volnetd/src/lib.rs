@@ -143,7 +143,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-disks.sock")),
     });
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
-    let services = service::add_to(daemon.services()?, node, watches);
+    let services = service::add_to(daemon.services(), node, watches);
     daemon.set_ready().await;
     let iptables = iptables::asker(daemon.take_listener(iptables::SOCKET), &daemon.config)?;
     let health = daemon.clone();

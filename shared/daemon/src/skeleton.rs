@@ -178,11 +178,8 @@ impl Daemon {
     }
 
     /// Services with health, reflection and Process in them.
-    ///
-    /// # Errors
-    /// See [`Services::of`].
-    pub fn services(&self) -> Result<Services, RunError> {
-        let services = Services::of(self.process)?.behind(self.gate.clone());
+    pub fn services(&self) -> Services {
+        let services = Services::of(self.process).behind(self.gate.clone());
         if let Ok(mut health) = self.health.lock() {
             *health = Some(services.health());
         }
@@ -198,7 +195,7 @@ impl Daemon {
         let logging = LoggingServer::new(LoggingService::default()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let services = services.add(logging);
         let traces = TracesServer::new(TracesService(self.traces.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)).add(traces))
+        services.add(ProcessServer::new(process).max_decoding_message_size(MAX_MESSAGE_BYTES)).add(traces)
     }
 
     /// Serves the gRPC socket until the daemon stops.

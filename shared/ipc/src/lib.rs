@@ -22,6 +22,7 @@ pub mod helper;
 pub mod limits;
 pub mod peers;
 mod redact;
+mod reflection;
 pub mod refusals;
 pub mod server;
 

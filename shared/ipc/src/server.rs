@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use prost::Message as _;
 use tokio::net::UnixListener;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -20,6 +19,7 @@ use crate::accept;
 use crate::calls::PeerCheckLayer;
 use crate::limits::{Gate, Limits};
 use crate::peers::Policy;
+use crate::reflection::{self, Reflection};
 
 /// Deadline of a call that names none: the longest that any verb may take.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
@@ -38,42 +38,25 @@ pub struct Services {
 
 impl Services {
     /// Starts with health and reflection; reflection advertises every package, as tests want it.
-    ///
-    /// # Errors
-    /// Only if the built-in descriptor set cannot be decoded, which a build would have shown.
-    pub fn new() -> Result<Self, tonic_reflection::server::Error> {
-        Self::advertising(&[])
+    #[expect(clippy::new_without_default, reason = "tests alone want it")]
+    pub fn new() -> Self {
+        Self::advertising(reflection::every_package())
     }
 
     /// Starts with health and reflection; reflection advertises what this process serves and nothing else.
-    ///
-    /// # Errors
-    /// As for [`Services::new`].
-    pub fn of(process: bulkhead_types::Process) -> Result<Self, tonic_reflection::server::Error> {
-        let own = format!("kubelet.{}.v1", process.short());
-        let files = prost_types::FileDescriptorSet::decode(crate::DESCRIPTORS)?.file;
-        let served = files.iter().filter(|file| [own.as_str(), "kubelet.common.v1"].contains(&file.package()));
-        let mut names: Vec<String> = served
-            .flat_map(|file| file.service.iter().map(|service| format!("{}.{}", file.package(), service.name())))
-            .collect();
-        names.extend(["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"].map(str::to_owned));
-        Self::advertising(&names)
+    pub fn of(process: bulkhead_types::Process) -> Self {
+        Self::advertising(reflection::served_by(process))
     }
 
-    fn advertising(names: &[String]) -> Result<Self, tonic_reflection::server::Error> {
+    fn advertising(names: Vec<&'static str>) -> Self {
         let (health, health_service) = tonic_health::server::health_reporter();
-        let reflection = || {
-            let builder = tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(crate::DESCRIPTORS)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-            names.iter().fold(builder, |builder, name| builder.with_service_name(name))
-        };
+        let reflection = Reflection::new(names);
         let mut routes = Routes::builder();
         routes.add_service(health_service);
-        routes.add_service(reflection().build_v1()?);
+        routes.add_service(reflection.v1());
         // What older tools still ask for.
-        routes.add_service(reflection().build_v1alpha()?);
-        Ok(Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()), vsock: None })
+        routes.add_service(reflection.v1alpha());
+        Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()), vsock: None }
     }
 
     #[must_use]

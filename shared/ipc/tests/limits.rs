@@ -62,7 +62,7 @@ fn serve(limits: Limits, known: bool) -> Result<World> {
     let path = dir.path().join("s.sock");
     let gate = Gate::new(limits);
     let listener = tokio::net::UnixListener::bind(&path)?;
-    let services = Services::of(Process::Syncd)?
+    let services = Services::of(Process::Syncd)
         .behind(gate.clone())
         .add(ProcessServer::new(Slow).max_decoding_message_size(MAX_MESSAGE_BYTES));
     const NONE: &[MethodRule] = &[];

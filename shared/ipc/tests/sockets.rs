@@ -75,7 +75,6 @@ fn serve(path: &std::path::Path, epoch: u64, users: Arc<PeerUsers>) -> Result<Se
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let services = Services::of(Process::Syncd)
-                .expect("built-in descriptors")
                 .add(ProcessServer::new(Answering(epoch)).max_decoding_message_size(MAX_MESSAGE_BYTES));
             const NONE: &[MethodRule] = &[];
             let listener = tokio::net::UnixListener::from_std(listener).expect("a listener");

@@ -83,7 +83,7 @@ impl Syncd {
         let listener = tokio::net::UnixListener::bind(self.socket()).unwrap();
         let users =
             PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
-        let services = Services::new().unwrap();
+        let services = Services::new();
         services.health().set_service_status("", ServingStatus::Serving).await;
         let (health, stopping) = (services.health().clone(), self.stop.clone());
         tokio::spawn(async move {

@@ -71,7 +71,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let runtime_apis = RuntimeApis::with_storage(storage);
     let resources = ResourcesApi { config, view: view.clone() };
     let services = daemon
-        .services()?
+        .services()
         .add(PodsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(ViewsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(EventsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))

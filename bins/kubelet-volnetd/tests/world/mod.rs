@@ -136,7 +136,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
     };
     let heartbeat = Progress::default().register("changes", LOOP_BOUND);
     let watches = watch::start(followed, heartbeat, Box::new(bulkhead_sys::inotify::Inotify::new), Box::new(|_| ()));
-    let services = service::add_to(Services::new().unwrap(), node.clone(), watches);
+    let services = service::add_to(Services::new(), node.clone(), watches);
     let policy = Policy { users: users.clone(), rules: &verbs::RULES };
     tokio::spawn(bulkhead_ipc::server::serve(listener, policy, services, std::future::pending()));
     let broker = scm::listen(&dir.join("run/broker.sock"), 0o666).unwrap();
