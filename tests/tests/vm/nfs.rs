@@ -157,10 +157,6 @@ fn story(world: &mut World) -> Result<()> {
     mounted(world)?;
     refused(world)?;
     told("mounts and refusals");
-    let running = world.vm.run(RUNNING)?;
-    restarts(world)?;
-    ensure!(world.vm.run(RUNNING)? == running, "nobody's container was started anew");
-    told("restarted beside a server that is there");
     away(world)?;
     told("the server was away");
     back(world)?;
@@ -287,7 +283,9 @@ fn away(world: &mut World) -> Result<()> {
     world.vm.until("volnetd waits for the server", PODS, waiting)?;
     // The very same pod is wanted again.
     world.vm.run(&format!("cp /root/static.yaml {}", manifest("static")))?;
+    let running = world.vm.run(RUNNING)?;
     restarts(world)?;
+    ensure!(world.vm.run(RUNNING)? == running, "nobody's container was started anew");
     let neighbour = pod("neighbour", IDLE, &json!({}));
     world.vm.run(&format!("cat > {} <<'E'\n{neighbour}\nE", manifest("neighbour")))?;
     world.wait("neighbour-vm", "it is ready", |pod| is_true(pod, "Ready"))?;

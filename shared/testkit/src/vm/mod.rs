@@ -32,11 +32,12 @@ pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 100);
 /// Memory and processors of the machine; two, because two is what is there to run it on.
 const MEMORY: &str = "2048";
 const PROCESSORS: &str = "2";
+/// All that qemu can compute but for what a kernel takes for fast and what is slow where it is computed: string instructions byte by
+/// byte, a fifth level of page tables, a switch of access rights around each copy from user memory.
+const PROCESSOR: &str = "max,erms=off,fsrm=off,la57=off,smap=off,smep=off";
 /// The same memory on two NUMA nodes of four processors each, two threads a core. Two of the processors are online after the boot, which
 /// eight would slow down. The other vendor's processors have one thread a core with this version of qemu, whatever it is told.
-const TWO_NUMA_NODES: [&str; 12] = [
-    "-cpu",
-    "max,vendor=GenuineIntel",
+const TWO_NUMA_NODES: [&str; 10] = [
     "-smp",
     "8,sockets=2,cores=2,threads=2",
     "-object",
@@ -91,11 +92,11 @@ impl Vm {
         command.args(["-accel", "tcg,thread=multi", "-m", MEMORY]);
         let online = match shape {
             Shape::Plain => {
-                command.args(["-cpu", "max", "-smp", PROCESSORS]);
+                command.args(["-cpu", PROCESSOR, "-smp", PROCESSORS]);
                 String::new()
             }
             Shape::TwoNumaNodes => {
-                command.args(TWO_NUMA_NODES);
+                command.args(["-cpu", &format!("{PROCESSOR},vendor=GenuineIntel")]).args(TWO_NUMA_NODES);
                 format!(" maxcpus={PROCESSORS}")
             }
         };
@@ -229,7 +230,8 @@ fn waiting(seconds: u32, script: &str) -> String {
     format!(
         "SECONDS=0\nset +e\nwhile :; do\nout=$(exec 2>&1; set -eu\n{script}\n)\n\
          if [ $? = 0 ]; then printf '%s\\n' \"$out\"; exit 0; fi\n\
-         if [ $SECONDS -ge {seconds} ]; then printf '%s\\n' \"$out\" >&2; exit 1; fi\nsleep 0.3\ndone"
+         if [ $SECONDS -ge {seconds} ]; then printf '%s\\n' \"$out\" >&2; exit 1; fi\n\
+         if [ $SECONDS -lt 2 ]; then sleep 0.3; else sleep 1; fi\ndone"
     )
 }
 
