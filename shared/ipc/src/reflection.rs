@@ -1,13 +1,16 @@
 //! Server reflection, for grpcurl. It is asked for now and then, by a person; what it answers from is megabytes once it is decoded, so
-//! that is done for each call and lasts as long.
+//! that is done when a call comes, once for all calls that are open, and lasts as long as they do.
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use bulkhead_types::Process;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -31,50 +34,97 @@ pub fn every_package() -> Vec<&'static str> {
     SERVICES.iter().map(|(_, name)| *name).chain(COMMON).collect()
 }
 
-/// Answers with the services of these names.
-#[derive(Debug, Clone)]
-pub struct Reflection {
-    names: Arc<[&'static str]>,
+type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+/// Answers from the decoded descriptors.
+type Decoded = dyn Fn(http::Request<Body>) -> Answer + Send + Sync;
+
+/// A version of the protocol.
+pub trait Version: Send + Sync + 'static {
+    const NAME: &'static str;
+
+    /// # Errors
+    /// The descriptors cannot be decoded.
+    fn decode(builder: Builder<'static>) -> Result<Arc<Decoded>, Error>;
 }
 
-impl Reflection {
-    pub fn new(names: Vec<&'static str>) -> Self {
-        Reflection { names: names.into() }
+#[derive(Debug)]
+pub struct V1;
+
+/// What older tools still ask for: the same messages by another name.
+#[derive(Debug)]
+pub struct V1Alpha;
+
+impl Version for V1 {
+    const NAME: &'static str = "grpc.reflection.v1.ServerReflection";
+
+    fn decode(builder: Builder<'static>) -> Result<Arc<Decoded>, Error> {
+        Ok(shared(builder.build_v1()?))
+    }
+}
+
+impl Version for V1Alpha {
+    const NAME: &'static str = "grpc.reflection.v1alpha.ServerReflection";
+
+    fn decode(builder: Builder<'static>) -> Result<Arc<Decoded>, Error> {
+        Ok(shared(builder.build_v1alpha()?))
+    }
+}
+
+fn shared<S>(service: S) -> Arc<Decoded>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
+    Arc::new(move |request| {
+        let mut service = service.clone();
+        Box::pin(async move { service.call(request).await })
+    })
+}
+
+/// Answers with the services of these names.
+#[derive(Debug)]
+pub struct Reflection<V> {
+    names: Arc<[&'static str]>,
+    decoded: Arc<Mutex<Option<Weak<Decoded>>>>,
+    version: PhantomData<V>,
+}
+
+impl<V> Clone for Reflection<V> {
+    fn clone(&self) -> Self {
+        Reflection { names: self.names.clone(), decoded: self.decoded.clone(), version: PhantomData }
+    }
+}
+
+impl<V: Version> Reflection<V> {
+    pub fn new(names: &[&'static str]) -> Self {
+        Reflection { names: names.into(), decoded: Arc::default(), version: PhantomData }
     }
 
-    pub fn v1(&self) -> V1 {
-        V1(self.clone())
-    }
-
-    pub fn v1alpha(&self) -> V1Alpha {
-        V1Alpha(self.clone())
-    }
-
-    fn builder(&self) -> Builder<'static> {
+    /// What open calls use, or decoded anew.
+    fn decoded(&self) -> Result<Arc<Decoded>, Error> {
+        let mut held = self.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(decoded) = held.as_ref().and_then(Weak::upgrade) {
+            return Ok(decoded);
+        }
         let builder = Builder::configure()
             .register_encoded_file_descriptor_set(crate::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        self.names.iter().fold(builder, |builder, name| builder.with_service_name(*name))
+        let builder = self.names.iter().fold(builder, |builder, name| builder.with_service_name(*name));
+        let decoded = V::decode(builder)?;
+        *held = Some(Arc::downgrade(&decoded));
+        Ok(decoded)
     }
 }
 
-/// Version 1 of the protocol.
-#[derive(Debug, Clone)]
-pub struct V1(Reflection);
-
-/// The version before it: the same messages by another name.
-#[derive(Debug, Clone)]
-pub struct V1Alpha(Reflection);
-
-impl NamedService for V1 {
-    const NAME: &'static str = "grpc.reflection.v1.ServerReflection";
+impl<V: Version> NamedService for Reflection<V> {
+    const NAME: &'static str = V::NAME;
 }
 
-impl NamedService for V1Alpha {
-    const NAME: &'static str = "grpc.reflection.v1alpha.ServerReflection";
-}
-
-impl Service<http::Request<Body>> for V1 {
+impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Answer;
@@ -84,38 +134,40 @@ impl Service<http::Request<Body>> for V1 {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Answer {
-        answer(self.0.builder().build_v1(), request)
-    }
-}
-
-impl Service<http::Request<Body>> for V1Alpha {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Answer;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Answer {
-        answer(self.0.builder().build_v1alpha(), request)
-    }
-}
-
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-
-fn answer<S>(service: Result<S, Error>, request: http::Request<Body>) -> Answer
-where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Send + 'static,
-    S::Future: Send + 'static,
-{
-    match service {
-        Ok(mut service) => Box::pin(async move { service.call(request).await }),
-        // A build whose descriptors cannot be decoded fails the test of this crate.
-        Err(error) => {
-            let status = Status::internal(format!("failed to decode the descriptors of the API: {error}"));
-            Box::pin(std::future::ready(Ok(status.into_http())))
+        match self.decoded() {
+            Ok(decoded) => Box::pin(async move {
+                let response = decoded(request).await?;
+                Ok(response.map(|body| Body::new(Open { body, _decoded: decoded })))
+            }),
+            // A build with such descriptors fails the test below.
+            Err(error) => {
+                let status = Status::internal(format!("failed to decode the descriptors of the API: {error}"));
+                Box::pin(std::future::ready(Ok(status.into_http())))
+            }
         }
+    }
+}
+
+/// The answer of an open call, which keeps what others can use as well.
+struct Open {
+    body: Body,
+    _decoded: Arc<Decoded>,
+}
+
+impl http_body::Body for Open {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -124,16 +176,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_descriptors_can_be_served() {
-        let reflection = Reflection::new(every_package());
-        assert!(reflection.builder().build_v1().is_ok() && reflection.builder().build_v1alpha().is_ok());
-    }
-
-    #[test]
     fn a_process_advertises_its_own_services_and_the_common_ones() {
         let names = served_by(Process::Syncd);
         assert!(names.contains(&"kubelet.syncd.v1.Pods") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
         assert!(!names.iter().any(|name| name.starts_with("kubelet.volnetd.")), "{names:?}");
         assert!(every_package().iter().any(|name| name.starts_with("kubelet.volnetd.")));
+    }
+
+    async fn decoded_once_and_let_go_of<V: Version>() {
+        let mut service = Reflection::<V>::new(&every_package());
+        let holds = |service: &Reflection<V>| {
+            let decoded = service.decoded.lock().unwrap().as_ref().and_then(Weak::upgrade);
+            // The one that this look has is not counted.
+            decoded.map_or(0, |decoded| Arc::strong_count(&decoded) - 1)
+        };
+        assert_eq!(holds(&service), 0);
+        let path = format!("http://localhost/{}/ServerReflectionInfo", V::NAME);
+        let ask = || {
+            let request = http::Request::post(&path).header(http::header::CONTENT_TYPE, "application/grpc");
+            request.body(Body::empty()).unwrap()
+        };
+        let first = service.call(ask()).await.unwrap();
+        let second = service.clone().call(ask()).await.unwrap();
+        assert!(first.status().is_success() && first.headers().get("grpc-status").is_none(), "{first:?}");
+        assert_eq!(holds(&service), 2);
+        drop((first, second));
+        assert_eq!(holds(&service), 0);
+    }
+
+    #[tokio::test]
+    async fn descriptors_are_decoded_once_for_all_open_calls_and_let_go_of() {
+        decoded_once_and_let_go_of::<V1>().await;
+        decoded_once_and_let_go_of::<V1Alpha>().await;
     }
 }

@@ -19,7 +19,7 @@ use crate::accept;
 use crate::calls::PeerCheckLayer;
 use crate::limits::{Gate, Limits};
 use crate::peers::Policy;
-use crate::reflection::{self, Reflection};
+use crate::reflection::{self, Reflection, V1, V1Alpha};
 
 /// Deadline of a call that names none: the longest that any verb may take.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
@@ -40,22 +40,20 @@ impl Services {
     /// Starts with health and reflection; reflection advertises every package, as tests want it.
     #[expect(clippy::new_without_default, reason = "tests alone want it")]
     pub fn new() -> Self {
-        Self::advertising(reflection::every_package())
+        Self::advertising(&reflection::every_package())
     }
 
     /// Starts with health and reflection; reflection advertises what this process serves and nothing else.
     pub fn of(process: bulkhead_types::Process) -> Self {
-        Self::advertising(reflection::served_by(process))
+        Self::advertising(&reflection::served_by(process))
     }
 
-    fn advertising(names: Vec<&'static str>) -> Self {
+    fn advertising(names: &[&'static str]) -> Self {
         let (health, health_service) = tonic_health::server::health_reporter();
-        let reflection = Reflection::new(names);
         let mut routes = Routes::builder();
         routes.add_service(health_service);
-        routes.add_service(reflection.v1());
-        // What older tools still ask for.
-        routes.add_service(reflection.v1alpha());
+        routes.add_service(Reflection::<V1>::new(names));
+        routes.add_service(Reflection::<V1Alpha>::new(names));
         Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()), vsock: None }
     }
 
