@@ -27,6 +27,7 @@ const TURN: &str = "turn";
 /// Between two looks for a free place: small against a lab's start.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const MACHINE: &str = "machine";
+const VIRTUAL_MACHINE: &str = "virtual-machine";
 /// Below /var/lib rather than /tmp: the node refuses configuration that lies in folders which others may write.
 pub(crate) const FOLDERS: &str = "/var/lib/bulkhead-lab";
 
@@ -194,13 +195,21 @@ fn all_places(places: &[&str], turn: &str) -> Result<Vec<Claim>> {
     places.iter().map(|place| lock(place, FlockArg::LockExclusive)?.context("the place was not given")).collect()
 }
 
-/// Waits until this is the only test with a machine of its own: a container with systemd, a virtual machine. They stand
-/// beside a lab, as they assert on no times; beside each other they would be slow for their own watchdogs.
+/// Waits until this is the only test with a container with systemd. They stand beside a lab, as they assert on no times; beside each
+/// other they would be slow for their own watchdogs.
 ///
 /// # Errors
 /// The lock file cannot be made.
 pub fn only_machine() -> Result<Claim> {
     lock(MACHINE, FlockArg::LockExclusive)?.context("the lock was not given")
+}
+
+/// Waits until this is the only test with a virtual machine, which takes most of two processors.
+///
+/// # Errors
+/// As for [`only_machine`].
+pub fn only_virtual_machine() -> Result<Claim> {
+    lock(VIRTUAL_MACHINE, FlockArg::LockExclusive)?.context("the lock was not given")
 }
 
 pub(crate) fn lock(name: &str, how: FlockArg) -> Result<Option<Claim>> {

@@ -73,7 +73,7 @@ pub mod wait;
 pub use bulkhead_apiserver as apiserver;
 #[cfg(feature = "apiserver")]
 pub use cluster::Cluster;
-pub use lab::{Claim, Lab, only_machine};
+pub use lab::{Claim, Lab, only_machine, only_virtual_machine};
 pub use node::{Node, NodeBuilder};
 pub use pod::{IDLE, Pod};
 pub use release::Release;

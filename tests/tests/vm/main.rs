@@ -45,9 +45,12 @@ fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
     if let Some(lack) = lack() {
         return skip_this_test(lack);
     }
-    // Two machines at once would be too slow for their own watchdogs.
-    let _alone =
-        if std::env::var_os("BULKHEAD_BESIDE").is_none() { Some(bulkhead_testkit::only_machine()?) } else { None };
+    // Two of them at once would be too slow for their own watchdogs.
+    let _alone = if std::env::var_os("BULKHEAD_BESIDE").is_none() {
+        Some(bulkhead_testkit::only_virtual_machine()?)
+    } else {
+        None
+    };
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&folder.path().join("cluster"), Config::default())?;
     let mut config = config();

@@ -90,7 +90,7 @@ impl Vm {
         File::create(&console)?;
         // Before others: a lab beside it is slower for a while, where the node in here would miss its deadlines.
         let mut command = Command::new("nice");
-        command.args(["-n", "-5", needs::QEMU]);
+        command.args(["-n", "-3", needs::QEMU]);
         command.args(["-accel", "tcg,thread=multi", "-m", MEMORY]);
         let online = match shape {
             Shape::Plain => {
