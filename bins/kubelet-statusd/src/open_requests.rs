@@ -1,17 +1,14 @@
 //! Requests as upstream's `kubelet_http_*` count them: from the head to the last byte of the answer, streams for as long as
 //! they are open.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::Bytes;
+use bulkhead_ipc::holding::Holding;
 use http_body_util::BodyExt as _;
-use hyper::body::{Frame, SizeHint};
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-use crate::server::answer::{Body, BoxError};
+use crate::server::answer::Body;
 
 const LABELS: [&str; 4] = ["method", "path", "server_type", "long_running"];
 
@@ -87,29 +84,7 @@ impl OpenRequest {
 
     /// The body of the answer, which keeps the request open until it has been sent or given up.
     pub fn of_body(self, body: Body) -> Body {
-        Open { body, _request: self }.boxed_unsync()
-    }
-}
-
-struct Open {
-    body: Body,
-    _request: OpenRequest,
-}
-
-impl hyper::body::Body for Open {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        Holding::new(body, self).boxed_unsync()
     }
 }
 

@@ -12,6 +12,7 @@ use tonic::body::Body;
 use tracing::Instrument as _;
 
 use crate::context::{POD_UID, REQUEST_ID};
+use crate::holding::Holding;
 use crate::limits::{Gate, RequestBytes, Taken};
 use crate::peers::{Peer, Policy, Role};
 use crate::refusals::Reason;
@@ -110,7 +111,7 @@ where
         let gate = self.gate.clone();
         let request = request.map(|body| Body::new(Metered { body, role, gate, memory }));
         let answered = self.inner.call(request);
-        let answered = async move { Ok(answered.await?.map(|body| Body::new(Counted { body, _slot: slot }))) };
+        let answered = async move { Ok(answered.await?.map(|body| Body::new(Holding::new(body, slot)))) };
         Box::pin(answered.instrument(span).instrument(traced))
     }
 }
@@ -141,29 +142,6 @@ impl http_body::Body for Metered {
             }
         }
         polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// An answer's body that holds the call's place until its end.
-struct Counted {
-    body: Body,
-    _slot: Taken,
-}
-
-impl http_body::Body for Counted {
-    type Data = Bytes;
-    type Error = tonic::Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

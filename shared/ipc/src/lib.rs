@@ -19,6 +19,7 @@ mod calls;
 pub mod client;
 pub mod context;
 pub mod helper;
+pub mod holding;
 pub mod limits;
 pub mod peers;
 mod redact;

@@ -1,5 +1,5 @@
-//! Server reflection, for grpcurl. It is asked for now and then, by a person; what it answers from is megabytes once it is decoded, so
-//! that is done when a call comes, once for all calls that are open, and lasts as long as they do.
+//! Server reflection, for grpcurl. A person asks seldom; what reflection answers from is megabytes once it is decoded, so that is done
+//! when a call comes, once for all calls that are open, and lasts as long as they do.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use bulkhead_types::Process;
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic_reflection::server::{Builder, Error};
 use tower_service::Service;
+
+use crate::holding::Holding;
 
 /// Package and full name of each service of the internal API.
 const SERVICES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/services.rs"));
@@ -137,7 +137,7 @@ impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
         match self.decoded() {
             Ok(decoded) => Box::pin(async move {
                 let response = decoded(request).await?;
-                Ok(response.map(|body| Body::new(Open { body, _decoded: decoded })))
+                Ok(response.map(|body| Body::new(Holding::new(body, decoded))))
             }),
             // A build with such descriptors fails the test below.
             Err(error) => {
@@ -145,29 +145,6 @@ impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
                 Box::pin(std::future::ready(Ok(status.into_http())))
             }
         }
-    }
-}
-
-/// The answer of an open call, which keeps what others can use as well.
-struct Open {
-    body: Body,
-    _decoded: Arc<Decoded>,
-}
-
-impl http_body::Body for Open {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -112,8 +112,9 @@ pub struct Past {
     pub counts: BTreeMap<String, u32>,
     /// Containers that have ended, and the code that was the last.
     pub ended: BTreeMap<String, i32>,
-    /// Containers of which one was made when nobody waited for it any more: the record made last is then not that of the last start,
-    /// from which restarts are counted on (upstream `kuberuntime_container.go` startContainer).
+    /// Containers of which one was made when nobody waited for it any more. The record made last is then not that of the last start,
+    /// and upstream goes by the former: it counts restarts on from it (`kuberuntime_container.go` startContainer) and starts anew where
+    /// it says "created" (`container/helpers.go` ShouldContainerBeRestarted).
     pub unsure: BTreeSet<String>,
 }
 

@@ -24,7 +24,7 @@ use anyhow::Result;
 use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::vm::{self, Disk, Shape, Vm};
-use bulkhead_testkit::{Cluster, machine};
+use bulkhead_testkit::{Claim, Cluster, machine};
 
 use node::{World, config, kubeconfig, manifests, wanted};
 
@@ -40,17 +40,17 @@ fn lack() -> Option<Lack> {
     }
 }
 
+/// Two of them at once would be too slow for their own watchdogs; `$BULKHEAD_BESIDE` does not mind.
+fn alone() -> Result<Option<Claim>> {
+    std::env::var_os("BULKHEAD_BESIDE").is_none().then(bulkhead_testkit::only_virtual_machine).transpose()
+}
+
 #[test]
 fn a_node_on_cgroup_v2_under_systemd() -> Result<()> {
     if let Some(lack) = lack() {
         return skip_this_test(lack);
     }
-    // Two of them at once would be too slow for their own watchdogs.
-    let _alone = if std::env::var_os("BULKHEAD_BESIDE").is_none() {
-        Some(bulkhead_testkit::only_virtual_machine()?)
-    } else {
-        None
-    };
+    let _alone = alone()?;
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&folder.path().join("cluster"), Config::default())?;
     let mut config = config();

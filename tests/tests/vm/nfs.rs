@@ -42,11 +42,7 @@ fn a_node_with_volumes_of_an_nfs_server() -> Result<()> {
     if let Some(lack) = crate::lack() {
         return skip_this_test(lack);
     }
-    let _alone = if std::env::var_os("BULKHEAD_BESIDE").is_none() {
-        Some(bulkhead_testkit::only_virtual_machine()?)
-    } else {
-        None
-    };
+    let _alone = crate::alone()?;
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&folder.path().join("cluster"), Config::default())?;
     let config = config()?;
