@@ -519,7 +519,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     /// Pods that may go, with what they use now.
     async fn measured(&self, resource: Resource) -> Result<Vec<Ranked>, Status> {
         let scope = SampleScope { disks: resource != Resource::Memory, cgroups: false };
-        let (pods, sample) = tokio::join!(self.parts.syncd.candidates(), self.parts.stats.usage(scope));
+        let (pods, sample) = tokio::join!(self.parts.syncd.candidates(false), self.parts.stats.usage(scope));
         let (pods, sample) = (pods?, sample?);
         Ok(pods.into_iter().map(|pod| Ranked::of(pod, &sample.pods)).collect())
     }
@@ -630,7 +630,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
 
     /// Evicts all pods that have used more than their own limits allow. True: there were some.
     async fn evict_for_limits(&mut self) -> bool {
-        let Ok(pods) = self.parts.syncd.candidates().await else { return false };
+        let Ok(pods) = self.parts.syncd.candidates(true).await else { return false };
         let limited: Vec<Candidate> =
             pods.into_iter().filter(|pod| !pod.critical && local_storage::has_limits(pod)).collect();
         if limited.is_empty() {

@@ -56,7 +56,7 @@ impl<P: PodSource, R: RuntimeSource> Ranker<P, R> {
         }
         let disks = signals.iter().any(|signal| Resource::of(*signal) != Resource::Memory);
         let scope = SampleScope { disks, cgroups: false };
-        let (pods, sample) = tokio::join!(self.syncd.candidates(), self.stats.usage(scope));
+        let (pods, sample) = tokio::join!(self.syncd.candidates(false), self.stats.usage(scope));
         let (pods, sample) = (pods?, sample?);
         let mut pods: Vec<Ranked> = pods.into_iter().map(|pod| Ranked::of(pod, &sample.pods)).collect();
         Ok(signals.iter().map(|signal| ranking(&mut pods, *signal, layout)).collect())

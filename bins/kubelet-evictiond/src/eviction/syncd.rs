@@ -55,9 +55,10 @@ impl Syncd {
         tokio::time::timeout(deadline, call).await.map_err(late)?
     }
 
-    pub async fn candidates(&self) -> Result<Vec<Candidate>, Status> {
+    /// Pods that may be evicted. `limited_only`: those alone with limits of local storage of their own; others may be among them.
+    pub async fn candidates(&self, limited_only: bool) -> Result<Vec<Candidate>, Status> {
         Self::in_time(DEADLINE, async {
-            let request = CallContext::new().request(CandidatesRequest {}, DEADLINE);
+            let request = CallContext::new().request(CandidatesRequest { limited_only }, DEADLINE);
             let mut stream = self.client().candidates(request).await?.into_inner();
             let mut pods = Vec::new();
             while let Some(pod) = stream.message().await? {

@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 
 use super::compress::{CompressError, compress};
 use super::plan::{Current, Plan, Policy, plan};
-use super::syncd::Syncd;
+use super::syncd::{LogList, Syncd};
 use crate::walker::Walker;
 
 /// After a pass for which somebody was away, the first time.
@@ -91,6 +91,7 @@ impl LogManager {
     pub async fn run(self, heartbeat: Heartbeat) {
         let mut due = Instant::now();
         let mut retry = BackOff::new(RETRY, self.settings.interval);
+        let mut list = LogList::default();
         loop {
             let stopped = heartbeat.rests(async {
                 tokio::select! {
@@ -106,7 +107,7 @@ impl LogManager {
             let _waiting = heartbeat.waits_on();
             let began = Instant::now();
             let pass = tokio::select! {
-                pass = self.pass() => pass,
+                pass = self.pass(&mut list) => pass,
                 () = self.stop.cancelled() => return,
             };
             due = match pass {
@@ -122,40 +123,41 @@ impl LogManager {
         }
     }
 
-    async fn pass(&self) -> Result<(), Status> {
-        let logs = self.syncd.list().await?;
+    async fn pass(&self, list: &mut LogList) -> Result<(), Status> {
+        self.syncd.list(list).await?;
+        let logs = &list.logs;
         if logs.is_empty() {
             return Ok(());
         }
-        let files = self.walker.container_logs(&logs).await;
+        let files = self.walker.container_logs(logs).await;
         let files = files.ok_or_else(|| Status::unavailable("kubelet-walker does not answer"))?;
-        let planned = logs.into_iter().zip(files).filter_map(|(log, files)| {
+        let planned = logs.iter().zip(files).filter_map(|(log, files)| {
             // What could not be looked at is not known to be missing.
             let mut plan = plan(&files?, log.running, self.settings.policy);
             // Both forms are there for a moment.
-            plan.remove.retain(|removal| !removal.is_double || !self.compression.is_running(&log, removal.stamp));
+            plan.remove.retain(|removal| !removal.is_double || !self.compression.is_running(log, removal.stamp));
             (!plan.is_empty()).then_some((log, plan))
         });
-        let planned: Vec<(ContainerLogPlace, Plan)> = planned.collect();
+        let planned: Vec<(&ContainerLogPlace, Plan)> = planned.collect();
         stream::iter(planned).for_each_concurrent(self.settings.workers, |(log, plan)| self.carry_out(log, plan)).await;
         Ok(())
     }
 
-    async fn carry_out(&self, log: ContainerLogPlace, plan: Plan) {
+    async fn carry_out(&self, log: &ContainerLogPlace, plan: Plan) {
         let Plan { remove, current, compress, compress_then } = plan;
         if !remove.is_empty()
-            && let Err(status) = self.syncd.remove(&log, &remove).await
+            && let Err(status) = self.syncd.remove(log, &remove).await
         {
-            return failed("remove rotated logs", &log, &status);
+            return failed("remove rotated logs", log, &status);
         }
-        compress.into_iter().for_each(|stamp| self.compress(&log, stamp));
+        compress.into_iter().for_each(|stamp| self.compress(log, stamp));
         let done = match current {
             Current::Stays => Ok(()),
-            Current::Reopen => self.syncd.reopen(&log).await,
-            Current::Restore(stamp) => self.syncd.restore(&log, stamp).await,
-            Current::Rotate => self.syncd.rotate(&log).await.map(|stamp| {
+            Current::Reopen => self.syncd.reopen(log).await,
+            Current::Restore(stamp) => self.syncd.restore(log, stamp).await,
+            Current::Rotate => self.syncd.rotate(log).await.map(|stamp| {
                 tracing::debug!(pod = log.name, container = log.container, stamp, "log rotated");
-                compress_then.into_iter().for_each(|stamp| self.compress(&log, stamp));
+                compress_then.into_iter().for_each(|stamp| self.compress(log, stamp));
             }),
         };
         if let Err(status) = done {
@@ -164,7 +166,7 @@ impl LogManager {
                 Current::Reopen => "reopen missing log",
                 Current::Restore(_) => "restore missing log",
             };
-            failed(doing, &log, &status);
+            failed(doing, log, &status);
         }
     }
 

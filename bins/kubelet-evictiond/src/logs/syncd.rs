@@ -29,6 +29,13 @@ pub struct Syncd {
     link: Link,
 }
 
+/// All logs, as they were told.
+#[derive(Debug, Default)]
+pub struct LogList {
+    pub logs: Vec<ContainerLogPlace>,
+    version: String,
+}
+
 /// Which container's log.
 pub fn named(log: &ContainerLogPlace) -> ContainerOfLog {
     ContainerOfLog { pod_uid: log.pod_uid.clone(), container_id: log.container_id.clone() }
@@ -57,19 +64,26 @@ impl Syncd {
         tokio::time::timeout(deadline, call).await.map_err(late)?
     }
 
-    pub async fn list(&self) -> Result<Vec<ContainerLogPlace>, Status> {
+    /// All logs. `known`: the list that it answered before, which is sent again only where it is another one now.
+    pub async fn list(&self, known: &mut LogList) -> Result<(), Status> {
         Self::in_time(LIST_DEADLINE, async {
-            let request = CallContext::new().request(ListLogsRequest {}, LIST_DEADLINE);
+            let request = ListLogsRequest { known: known.version.clone() };
+            let request = CallContext::new().request(request, LIST_DEADLINE);
             let mut stream = self.client().list(request).await?.into_inner();
-            let mut logs = Vec::new();
+            let mut list = LogList::default();
             while let Some(page) = stream.message().await? {
-                logs.extend(page.logs);
+                if page.unchanged {
+                    return Ok(());
+                }
+                list.logs.extend(page.logs);
+                list.version = page.version;
             }
-            if logs.len() > MAX_LOGS {
+            if list.logs.len() > MAX_LOGS {
                 tracing::warn!(MAX_LOGS, "list of logs is cut");
-                logs.truncate(MAX_LOGS);
+                list.logs.truncate(MAX_LOGS);
             }
-            Ok(logs)
+            *known = list;
+            Ok(())
         })
         .await
     }

@@ -35,6 +35,12 @@ pub fn of(pod: &Pod) -> Option<Candidate> {
     })
 }
 
+/// Whether its local storage has a limit, as a whole or a volume's.
+pub fn is_limited(pod: &Pod) -> bool {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    volumes.iter().any(|volume| empty_dir(volume).is_some()) || pod_limits(pod, true).contains_key(EPHEMERAL)
+}
+
 /// Overhead counts only where something is asked for (upstream `pkg/api/v1/resource` GetResourceRequestQuantity).
 fn request(pod: &Pod, resource: &str) -> i64 {
     let own = pod_requests(pod, false).get(resource).map_or(0, |amount| amount.value());
@@ -124,6 +130,22 @@ mod tests {
             candidate.empty_dirs.iter().map(|dir| (dir.name.as_str(), dir.size_limit_text.as_str())).collect();
         assert_eq!(limited, [("scratch", "1Gi"), ("shm", "5M")]);
         assert_eq!(candidate.local_volumes, ["scratch", "zero", "config", "host"]);
+    }
+
+    #[test]
+    fn limits_of_local_storage() {
+        let is_limited = |container: serde_json::Value, volume: serde_json::Value| {
+            let spec = json!({"containers": [container], "volumes": [volume]});
+            is_limited(
+                &serde_json::from_value(json!({"metadata": {"name": "web", "uid": "u1"}, "spec": spec})).unwrap(),
+            )
+        };
+        let free = json!({"name": "a", "resources": {"limits": {"memory": "1Gi"}}});
+        let limited = json!({"name": "a", "resources": {"limits": {"ephemeral-storage": "1Gi"}}});
+        let (empty, sized) =
+            (json!({"name": "v", "emptyDir": {}}), json!({"name": "v", "emptyDir": {"sizeLimit": "1Gi"}}));
+        assert!(!is_limited(free.clone(), empty.clone()));
+        assert!(is_limited(free, sized) && is_limited(limited, empty));
     }
 
     #[test]

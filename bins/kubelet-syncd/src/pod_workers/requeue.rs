@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 /// Wait after a sync that could not reach the network plugin.
 pub const NETWORK_NOT_READY: Duration = Duration::from_secs(1);
@@ -51,6 +52,16 @@ pub fn until_renewal(renew: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(left).unwrap_or_default().max(TOKEN_RETRY)
 }
 
+/// When a pod is looked at with which all is well, and whose time would be `at`: with others, at one of twelve moments of a sync
+/// period, so that a node with many pods wakes up a few times for all of them. It is between one period and one and a half from
+/// `now`, as it was. `origin`: any moment, always the same.
+pub fn gathered(at: Instant, now: Instant, sync_frequency: Duration, origin: Instant) -> Instant {
+    let step = sync_frequency / 12;
+    let past = at.saturating_duration_since(origin).as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
+    let before = at - Duration::from_nanos(u64::try_from(past).unwrap_or(0));
+    if before < now + sync_frequency { before + step } else { before }
+}
+
 /// `base * (1 + U[0, 0.5])`.
 pub fn jitter(base: Duration, random: f64) -> Duration {
     base.mul_f64(1.0 + 0.5 * random.clamp(0.0, 1.0))
@@ -77,6 +88,30 @@ mod tests {
             assert_eq!(delay(retry, minute, random), Duration::from_secs_f64(seconds), "{retry:?} {random}");
         }
     }
+
+    #[test]
+    fn pods_with_which_all_is_well_share_moments() {
+        let origin = Instant::now();
+        let at = |millis| origin + Duration::from_millis(millis);
+        let minute = Duration::from_secs(60);
+        let cases = [
+            (0, 60_000, 60_000),
+            (1, 60_001, 65_000),
+            (1, 65_001, 65_000),
+            (7_300, 90_000, 90_000),
+            (7_300, 97_299, 95_000),
+        ];
+        for (now, due, expected) in cases {
+            assert_eq!(gathered(at(due), at(now), minute, origin), at(expected), "{now} {due}");
+        }
+        assert_eq!(gathered(at(5), at(0), Duration::ZERO, origin), at(5));
+        for step in 0..300 {
+            let (now, random) = (at(137 * step), step as f64 / 299.0);
+            let due = gathered(now + delay(Retry::Success, minute, random), now, minute, origin);
+            assert!((now + minute..=now + minute * 3 / 2).contains(&due), "{step}");
+        }
+    }
+
     #[test]
     fn tokens_are_looked_at_in_time_and_not_too_often() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();

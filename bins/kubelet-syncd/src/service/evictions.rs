@@ -58,8 +58,12 @@ fn stream<T: Send + 'static>(items: Vec<T>) -> Answer<T> {
 impl Eviction for EvictionApi {
     type CandidatesStream = Answer<api::Candidate>;
 
-    async fn candidates(&self, _: Request<api::CandidatesRequest>) -> Result<Response<Self::CandidatesStream>, Status> {
-        Ok(Response::new(stream(self.ask(Question::Candidates).await?)))
+    async fn candidates(
+        &self,
+        request: Request<api::CandidatesRequest>,
+    ) -> Result<Response<Self::CandidatesStream>, Status> {
+        let api::CandidatesRequest { limited_only } = request.into_inner();
+        Ok(Response::new(stream(self.ask(|reply| Question::Candidates { limited_only, reply }).await?)))
     }
 
     async fn evict(&self, request: Request<api::EvictRequest>) -> Result<Response<api::EvictReply>, Status> {

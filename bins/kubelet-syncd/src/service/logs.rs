@@ -1,6 +1,7 @@
 //! `kubelet.syncd.v1.Logs`: which logs there are, and what kubelet-evictiond has done with their files.
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bulkhead_cri::{CriClient, CriError, v1};
@@ -36,6 +37,8 @@ pub struct Parts {
 pub struct LogsApi {
     parts: Arc<OnceLock<Parts>>,
     turns: Arc<Turns>,
+    /// Of lists: the same list has the same one within this life, whose random numbers nobody outside knows.
+    versions: std::hash::RandomState,
 }
 
 /// One thing at a time is done with a log.
@@ -188,6 +191,16 @@ impl LogEdges for LogOfContainer {
     }
 }
 
+/// What a caller is sent who has the list of that version: a node's logs seldom change from one look to the next.
+fn answer(pages: Vec<Vec<api::ContainerLogPlace>>, versions: &impl BuildHasher, known: &str) -> Vec<api::LogPage> {
+    let version = format!("{:016x}", versions.hash_one(&pages));
+    if !pages.is_empty() && version == known {
+        return vec![api::LogPage { logs: Vec::new(), version, unchanged: true }];
+    }
+    let page = |logs| api::LogPage { logs, version: version.clone(), unchanged: false };
+    pages.into_iter().map(page).collect()
+}
+
 fn removal(file: &api::RotatedFile) -> RotatedLogFile {
     let form = match file.form() {
         Form::Unspecified => LogForm::Unspecified,
@@ -202,9 +215,9 @@ fn removal(file: &api::RotatedFile) -> RotatedLogFile {
 impl Logs for LogsApi {
     type ListStream = Answer<api::LogPage>;
 
-    async fn list(&self, _: Request<api::ListLogsRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let pages = place::pages(&self.parts()?.hub.list()).into_iter();
-        let pages = pages.map(|logs| Ok(api::LogPage { logs }));
+    async fn list(&self, request: Request<api::ListLogsRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let pages = place::pages(&self.parts()?.hub.list());
+        let pages = answer(pages, &self.versions, &request.into_inner().known).into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures_util::stream::iter(pages.collect::<Vec<_>>()))))
     }
 
@@ -270,6 +283,24 @@ mod tests {
         let log = Some(api::ContainerOfLog { pod_uid: "u".into(), container_id: "c".into() });
         let status = LogsApi::default().rotate_log(Request::new(api::RotateLogRequest { log })).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn a_list_that_the_caller_has_is_not_sent_again() {
+        let versions = std::hash::RandomState::new();
+        let log =
+            |id: &str| api::ContainerLogPlace { container_id: id.to_owned(), running: true, ..Default::default() };
+        let list = || vec![vec![log("a"), log("b")], vec![log("c")]];
+        let first = answer(list(), &versions, "");
+        assert_eq!(first.iter().map(|page| page.logs.clone()).collect::<Vec<_>>(), list());
+        let known = &first[1].version;
+        let again = answer(list(), &versions, known);
+        assert_eq!(again, [api::LogPage { logs: vec![], version: known.clone(), unchanged: true }]);
+        let mut other = list();
+        other[1][0].running = false;
+        assert_eq!(answer(other, &versions, known).len(), 2);
+        assert_eq!(answer(list(), &std::hash::RandomState::new(), known).len(), 2, "another life");
+        assert!(answer(vec![], &versions, known).is_empty());
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl NodeView {
     pub fn watcher(self: &Arc<Self>) -> Watcher {
         let mut changed = self.changed.subscribe();
         changed.borrow_and_update();
-        Watcher { view: self.clone(), changed, told: None }
+        Watcher { view: self.clone(), changed, told: None, looked_at: api::NodeState::default() }
     }
 
     /// How each source of pods is; none before they have begun.
@@ -172,6 +172,24 @@ impl NodeView {
 
     /// Everything as it is now.
     pub fn state(&self) -> api::NodeState {
+        let state = self.without_bulk();
+        let parts = self.parts();
+        let Some(first) = &parts.first else { return state };
+        let mut resources = first.resources.clone();
+        for shown in parts.node.iter().flat_map(|node| node.container_manager.shown()) {
+            resources.extend(&shown.borrow());
+        }
+        api::NodeState {
+            capacity: texts(&resources.capacity).into_iter().collect(),
+            allocatable: texts(&resources.allocatable).into_iter().collect(),
+            images: fitting(&first.images.borrow()),
+            api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
+            ..state
+        }
+    }
+
+    /// Everything but what is large and announces its changes itself.
+    fn without_bulk(&self) -> api::NodeState {
         let parts = self.parts();
         let node_name = self.config.node_name.to_string();
         let Some(first) = &parts.first else {
@@ -183,10 +201,6 @@ impl NodeView {
         let sources_ready = first.authority.sources_ready();
         let volumes = parts.node.as_ref().map(|node| node.volume_manager.in_use().borrow().clone());
         let volumes = volumes.unwrap_or_default();
-        let mut resources = first.resources.clone();
-        for shown in parts.node.iter().flat_map(|node| node.container_manager.shown()) {
-            resources.extend(&shown.borrow());
-        }
         let orphan_mirrors = if sources_ready { self.orphans(&pods) } else { Vec::new() };
         api::NodeState {
             node_name,
@@ -212,21 +226,18 @@ impl NodeView {
             generation: first.authority.generation(),
             sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_monitor.age().as_secs_f64()),
             image_fs_mountpoint: first.image_fs.borrow().clone(),
-            capacity: texts(&resources.capacity).into_iter().collect(),
-            allocatable: texts(&resources.allocatable).into_iter().collect(),
-            images: fitting(&first.images.borrow()),
             runtime_handlers: health.handlers.into_iter().map(handler).collect(),
             supplemental_groups_policy: health.supplemental_groups_policy,
             volumes_in_use: volumes.names,
             volumes_synced: volumes.complete,
             swap_capacity_bytes: first.swap_capacity,
             runtime_status_age_seconds: first.answered.borrow().map(|at| at.elapsed().as_secs_f64()),
-            api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
             orphan_mirrors,
             api_synced: pods.synced,
             shutting_down: first.preparing.borrow().unwrap_or(false),
             device_registration_error: parts.device_registration_error.clone(),
             node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.cgroups.limits_pods()),
+            ..api::NodeState::default()
         }
     }
 
@@ -330,6 +341,8 @@ pub struct Watcher {
     view: Arc<NodeView>,
     changed: watch::Receiver<u64>,
     told: Option<api::NodeState>,
+    /// The same without what is large.
+    looked_at: api::NodeState,
 }
 
 impl Watcher {
@@ -341,8 +354,11 @@ impl Watcher {
                 if touched.is_ok() {
                     tokio::time::sleep(DEBOUNCE).await;
                     self.changed.borrow_and_update();
+                } else if self.looked_at == without_ages(self.view.without_bulk()) {
+                    continue;
                 }
             }
+            self.looked_at = without_ages(self.view.without_bulk());
             if self.told.as_ref() != Some(&without_ages(self.view.state())) {
                 let state = self.view.state();
                 self.told = Some(without_ages(state.clone()));

@@ -45,7 +45,11 @@ type Reply<T> = oneshot::Sender<Result<T, EvictionError>>;
 /// A question to the loop.
 #[derive(Debug)]
 pub enum Question {
-    Candidates(Reply<Vec<Candidate>>),
+    Candidates {
+        /// Those alone with limits of local storage of their own.
+        limited_only: bool,
+        reply: Reply<Vec<Candidate>>,
+    },
     Evict(Box<EvictRequest>, Reply<EvictionOutcome>),
     InFlight(Reply<Vec<EvictionInFlight>>),
     /// The answer comes when the round is over.
@@ -69,8 +73,10 @@ impl SyncLoop {
         let ready = self.node.volnetd.authority().sources_ready();
         // Who asked may have gone away meanwhile: nobody hears the answer, and what was begun goes on.
         match question {
-            Question::Candidates(reply) if ready => drop(reply.send(Ok(self.candidates()))),
-            Question::Candidates(reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
+            Question::Candidates { limited_only, reply } if ready => {
+                drop(reply.send(Ok(self.candidates(limited_only))))
+            }
+            Question::Candidates { reply, .. } => drop(reply.send(Err(EvictionError::SourcesNotReady))),
             Question::Evict(request, reply) if ready => drop(reply.send(self.evict(*request))),
             Question::Evict(_, reply) => drop(reply.send(Err(EvictionError::SourcesNotReady))),
             Question::InFlight(reply) if !ready => drop(reply.send(Err(EvictionError::SourcesNotReady))),
@@ -86,7 +92,7 @@ impl SyncLoop {
 
     /// Pods that use the node and are not on their way off it because of an eviction. One that ends for another reason counts:
     /// it may take its time, and an eviction shortens that.
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self, limited_only: bool) -> Vec<Candidate> {
         let counts = |uid: &PodUid| {
             let runs = self.workers.lifecycle(uid).is_some_and(|at| at < Lifecycle::Terminated);
             runs && self.evictions.book.get(uid).is_none()
@@ -95,7 +101,8 @@ impl SyncLoop {
             let over = self.node.pods.is_over(uid, &d.pod) && !self.workers.termination_requested(uid);
             counts(uid) && !over
         });
-        active.filter_map(|(_, d)| candidate::of(&d.pod)).collect()
+        let asked = active.filter(|(_, d)| !limited_only || candidate::is_limited(&d.pod));
+        asked.filter_map(|(_, d)| candidate::of(&d.pod)).collect()
     }
 
     fn evict(&mut self, request: EvictRequest) -> Result<EvictionOutcome, EvictionError> {

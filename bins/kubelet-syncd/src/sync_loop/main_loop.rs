@@ -81,6 +81,7 @@ pub struct SyncLoop {
     /// At most one message for each pod is under way.
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
     pub(super) housekeeping: Housekeeping,
+    began: Instant,
     qos_at: Option<Instant>,
 }
 
@@ -112,6 +113,7 @@ impl SyncLoop {
             tasks: HashMap::new(),
             done: mpsc::unbounded_channel(),
             housekeeping: Housekeeping::new(now),
+            began: now,
             qos_at: None,
         }
     }
@@ -480,7 +482,10 @@ impl SyncLoop {
                 }
                 Action::Requeue { uid, retry } => {
                     let frequency = self.node.config.sync_frequency();
-                    let at = now + requeue::delay(retry, frequency, random_fraction());
+                    let mut at = now + requeue::delay(retry, frequency, random_fraction());
+                    if retry == requeue::Retry::Success {
+                        at = requeue::gathered(at, now, frequency, self.began);
+                    }
                     let renew = self.node.pods.tokens_renew(&uid);
                     let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
                     let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
