@@ -9,8 +9,9 @@ use bulkhead_sys::{heap, process, program};
 
 /// How often is looked. A look at an idle process costs microseconds.
 const EVERY: Duration = Duration::from_secs(15);
-/// Who used less processor time than this since the last look has freed little. More than what a hundred pods that do nothing
-/// take in that time: their pages would be let go of and come back at each look, some microseconds for each.
+/// Who used less processor time than this since the last look is idle, and has freed little. More than what a hundred pods that do
+/// nothing take in that time: their pages would be let go of and come back at each look, some microseconds for each. The looks at
+/// them leave free memory as well, by and by: the heap is given back about once a minute for them.
 const BUSY: Duration = Duration::from_millis(100);
 /// Less than this is not worth the system calls, nor the page faults of the next burst; bytes.
 const WORTH: usize = 256 << 10;
@@ -19,16 +20,17 @@ const WORTH: usize = 256 << 10;
 pub(crate) async fn give_back() -> Infallible {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut before = Duration::ZERO;
+    let (mut before, mut given_back) = (Duration::ZERO, Duration::ZERO);
     let mut work = Work::default();
     loop {
         tick.tick().await;
         let used = process::cpu_time();
-        let since = used.saturating_sub(before);
-        if heap::free_bytes().is_some_and(|free| is_worth(since, free)) {
+        let is_worth = |free| is_worth(used.saturating_sub(given_back), free);
+        if heap::free_bytes().is_some_and(is_worth) {
             heap::give_back();
+            given_back = used;
         }
-        if work.leaves_pages(since) {
+        if work.leaves_pages(used.saturating_sub(before)) {
             program::let_go_of_pages();
         }
         before = used;
@@ -54,7 +56,7 @@ impl Work {
     }
 }
 
-/// `used`: processor time since the last look. What is free may have been given back already: only work changes that.
+/// `used`: processor time since the heap was given back. What is free may have been given back already: only work changes that.
 fn is_worth(used: Duration, free: usize) -> bool {
     used >= BUSY && free >= WORTH
 }

@@ -80,6 +80,9 @@ pub struct Measurements {
 
 /// Time for a stack to come to rest before idling is measured: the slow audit of a fresh start is no idling.
 pub const SETTLE: Duration = Duration::from_secs(8);
+/// Every 15 s a daemon looks whether much memory was freed and nothing goes on: twice, for the first look may come into the end of
+/// the work.
+pub const MEMORY_SETTLES: Duration = Duration::from_secs(31);
 /// A hundred pods on two slow cores.
 pub const MANY: Duration = Duration::from_secs(300);
 

@@ -12,7 +12,7 @@ use bulkhead_tests::joined::claims;
 use serde_json::{Value, json};
 
 use crate::cluster::{condition, until_each};
-use crate::measure::{self, SETTLE, Usage, pss, usage};
+use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, pss, usage};
 
 const NODE: &str = "bench";
 const NAMESPACE: &str = "default";
@@ -20,8 +20,6 @@ const RESOURCE: &str = "bench.test/device";
 const DRIVER: &str = "bench.test";
 /// What a managed node lays aside.
 const KEPT: &str = "100Mi";
-/// Every 15 s a daemon looks whether much memory was freed.
-const MEMORY_SETTLES: Duration = Duration::from_secs(16);
 
 /// How much of everything.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use bulkhead_testkit::{Cluster, IDLE, Node, Release, image};
 use serde_json::{Value, json};
 
 use crate::cluster::{condition, until_each};
-use crate::measure::{self, SETTLE, Usage, pss, usage};
+use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, pss, usage};
 
 pub use ownership::Given;
 
@@ -25,9 +25,6 @@ const GROUP: u32 = 2000;
 /// Of each configMap and secret.
 const KEYS: usize = 3;
 const VALUE: &str = "a value as long as many values of many maps are";
-/// Every 15 s a daemon looks whether much memory was freed and nothing goes on: twice, for the first look may come into the end of
-/// the work.
-const MEMORY_SETTLES: Duration = Duration::from_secs(31);
 
 /// How much of everything.
 #[derive(Debug, Clone)]
