@@ -341,7 +341,10 @@ impl PodCache {
                 for id in ids(&pod) {
                     inner.owners.insert(id.into(), uid.clone());
                 }
-                Entry { pod: Arc::new(pod), failure: None, observed_at: Some(observed_at), doubtful: false }
+                // A list that was begun later and doubts the entry knows more than this look.
+                let is_older = inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);
+                let doubtful = is_older && old.is_some_and(|old| old.doubtful);
+                Entry { pod: Arc::new(pod), failure: None, observed_at: Some(observed_at), doubtful }
             }
             Err(failure) => {
                 let pod = old.map(|e| e.pod).unwrap_or_default();
@@ -490,6 +493,22 @@ mod tests {
         assert_eq!(waiting.await.unwrap().unwrap().sandboxes[0].id.as_str(), "s3");
         assert_eq!(cache.owner("s3"), Some(u.clone()));
         assert_eq!(cache.owner("s1"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_from_before_a_list_does_not_pass_for_the_list() {
+        let cache = Arc::new(PodCache::default());
+        let (u, look) = (uid("u"), Instant::now());
+        cache.set(&u, Ok(pod("s1")), look);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // While another look is under way a list comes and goes.
+        let list = Instant::now();
+        cache.set_listed(list, &HashSet::from([u.clone()]));
+        cache.set(&u, Ok(pod("s1")), look);
+        assert!(!cache.is_since(&u, list), "what has happened between look and list is not in it");
+        assert_eq!(cache.known(&u, std::iter::empty()), None, "nor is all that was made");
+        cache.set(&u, Ok(pod("s2")), list);
+        assert!(cache.is_since(&u, list) && cache.is_certain(&u));
     }
 
     fn ids(sandboxes: &[&str], containers: &[(&str, &str)]) -> Option<KnownIds> {

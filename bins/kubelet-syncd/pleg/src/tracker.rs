@@ -245,7 +245,11 @@ impl Tracker {
                 continue;
             }
             let differs = pods.get(uid).unwrap_or(&nothing) != &track.states;
-            if track.in_flight || track.due.is_some() {
+            if track.in_flight {
+                // That look was begun before the list: another one follows it.
+                doubtful.insert(uid.clone());
+                track.due_at(now);
+            } else if track.due.is_some() {
                 doubtful.insert(uid.clone());
             } else if differs {
                 doubtful.insert(uid.clone());

@@ -107,6 +107,9 @@ mod tests {
         };
         let pages = pages(&[Arc::new(pod)]);
         assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [PAGE, 1]);
-        assert!(LogPage { logs: pages[0].clone() }.encoded_len() < bulkhead_ipc::MAX_MESSAGE_BYTES);
+        assert!(
+            LogPage { logs: pages[0].clone(), version: "v".repeat(16), unchanged: false }.encoded_len()
+                < bulkhead_ipc::MAX_MESSAGE_BYTES
+        );
     }
 }
