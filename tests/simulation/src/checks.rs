@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 
-use crate::schedule::{CALM, SETTLING, Shape};
-use crate::world::{State, Told, World, uid_of, version_of};
+use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
+use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 27] = [
+pub const NAMES: [&str; 30] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -35,12 +35,17 @@ pub const NAMES: [&str; 27] = [
     "deleted-last",
     "last-truth",
     "api-silence",
+    "probe-order",
+    "probe-acts",
+    "ready-is-so",
     "no-panic",
     "no-end",
 ];
 
 /// Changes asked of the runtime in one virtual minute; more is a circle.
 const CHANGES_MAX: u64 = 600;
+/// Probes have found what is so within this time, milliseconds: the longest period, its threshold, and calls that are slow.
+const PROBE_SLACK: u64 = 90_000;
 /// At the end of the run the node says nothing for so long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(200);
 
@@ -132,11 +137,78 @@ impl World {
         let place = shape.init.iter().position(|container| container.name == name).unwrap_or(shape.init.len());
         let late = shape.init.iter().take(place).find(|before| {
             let passed = if before.sidecar { &sandbox.ran } else { &sandbox.done };
-            !passed.contains(&before.name)
+            !passed.contains(&before.name) || !self.has_started(before, &sandbox.id)
         });
         if let Some(late) = late.map(|late| late.name.clone()) {
             let pod = self.short(uid);
             self.breaks("init-order", format!("{name} of {pod} starts before {late} has passed"));
+        }
+    }
+
+    /// A sidecar's startup probe, if it has one, has passed in some instance of it.
+    fn has_started(&self, shape: &ContainerShape, sandbox: &str) -> bool {
+        let passed = |c: &Container| c.probed.get(&ProbeKind::Startup).is_some_and(|probed| probed.has_passed);
+        let mut instances = self.containers.values().filter(|c| c.sandbox == sandbox && c.name() == shape.name);
+        !shape.sidecar || shape.probe(ProbeKind::Startup).is_none() || instances.any(passed)
+    }
+
+    /// Before a probe's command runs: the startup probe comes first.
+    pub fn check_probe(&mut self, container: &Container, shape: &ContainerShape, kind: ProbeKind) {
+        let passed = container.probed.get(&ProbeKind::Startup).is_some_and(|probed| probed.has_passed);
+        if kind != ProbeKind::Startup && shape.probe(ProbeKind::Startup).is_some() && !passed {
+            let text = format!("{} probe of {} before its startup probe has passed", kind.name(), shape.name);
+            self.breaks("probe-order", text);
+        }
+    }
+
+    /// Its liveness or startup probe may have failed often enough in a row.
+    pub fn may_be_stopped_by_probe(&self, container: &Container) -> bool {
+        let shape = self.past.get(container.uid()).and_then(|past| past.shape.as_ref());
+        let all = shape.into_iter().flat_map(|shape| shape.init.iter().chain(&shape.containers));
+        let mut own = all.filter(|shape| shape.name == container.name()).flat_map(|shape| &shape.probes);
+        own.any(|probe| {
+            let failures = container.probed.get(&probe.kind).map_or(0, |probed| probed.failures);
+            probe.kind != ProbeKind::Readiness && failures >= probe.threshold
+        })
+    }
+
+    /// At the end no container runs on whose probe has failed for long, and what is told of readiness is so.
+    fn check_probes(&mut self, name: &str, uid: &str, shape: &Shape) {
+        let now = CALM + SETTLING;
+        let told = self.told.get(uid).cloned().unwrap_or_default();
+        let mut wrong = Vec::new();
+        for container in shape.init.iter().filter(|c| c.sidecar).chain(&shape.containers) {
+            let Some(instance) = self.running(uid).find(|c| c.name() == container.name) else { continue };
+            let since = u64::try_from(now.saturating_sub(instance.began).as_millis()).unwrap_or(u64::MAX);
+            for probe in container.probes.iter().filter(|probe| probe.kind != ProbeKind::Readiness) {
+                let fails_since = probe.fails_after.map_or(0, |after| since.saturating_sub(after));
+                let at_most = probe.period * 1000 * (probe.threshold + 2) + PROBE_SLACK;
+                if fails_since > at_most && (probe.kind == ProbeKind::Liveness && since > at_most + PROBE_SLACK) {
+                    wrong.push((
+                        "probe-acts",
+                        format!("{} of {name} runs on, and its liveness probe fails", container.name),
+                    ));
+                }
+            }
+            // Short after a change the last probe may have found what was before.
+            let settled = since > PROBE_SLACK;
+            let Some(readiness) = container.probe(ProbeKind::Readiness).filter(|_| settled) else { continue };
+            let is_near = [Some(readiness.passes_after), readiness.fails_after].into_iter().flatten();
+            let near = is_near.into_iter().any(|at| since >= at && since - at < PROBE_SLACK);
+            let started = container.probe(ProbeKind::Startup).is_none_or(|probe| probe.passes(since));
+            if !near
+                && started
+                && !container.is_ended_by_probe()
+                && told.ready.contains(&container.name) != readiness.passes(since)
+            {
+                wrong.push((
+                    "ready-is-so",
+                    format!("what is told of the readiness of {} of {name} is not so", container.name),
+                ));
+            }
+        }
+        for (check, text) in wrong {
+            self.breaks(check, text);
         }
     }
 
@@ -219,12 +291,16 @@ impl World {
         let mut restless = Vec::new();
         for (name, version, shape) in &wanted {
             let uid = by_version.get(version).cloned();
+            if let Some(uid) = &uid {
+                self.check_probes(name, uid, shape);
+            }
             let crashes = shape.containers.iter().chain(&shape.init).any(|c| {
                 let again = shape.restart_policy == "Always"
                     || (shape.restart_policy == "OnFailure" && c.behaviour.exit_code != 0);
                 let is_init = shape.init.iter().any(|i| i.name == c.name && !i.sidecar);
                 let again = if is_init { c.behaviour.exit_code != 0 && shape.restart_policy != "Never" } else { again };
-                again && c.behaviour.ends_after.is_some()
+                let by_probe = c.is_ended_by_probe() && (c.sidecar || shape.restart_policy != "Never");
+                again && c.behaviour.ends_after.is_some() || by_probe
             });
             match uid {
                 None => self.breaks("as-desired", format!("{name} (version {version}) has no sandbox at the end")),

@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 24] = [
+pub const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -226,6 +226,38 @@ pub const MUTANTS: [Mutant; 24] = [
         from: "Some(Owner::Ours) => kill.push((uid.clone(), format!(\"{}_{}\", pod.name, pod.namespace))),",
         to: "Some(Owner::Ours) if MUTANT => {}\n            \
              Some(Owner::Ours) => kill.push((uid.clone(), format!(\"{}_{}\", pod.name, pod.namespace))),",
+    },
+    Mutant {
+        name: "no-startup",
+        mistake: "liveness and readiness do not wait for the startup probe",
+        only: Some(Family::Probes),
+        file: "bins/kubelet-syncd/probes/src/prober/worker.rs",
+        from: "if target.started == (self.kind == ProbeKind::Startup) { Tick::Wait }",
+        to: "if target.started == (self.kind == ProbeKind::Startup) && !(MUTANT && self.kind != ProbeKind::Startup) { Tick::Wait }",
+    },
+    Mutant {
+        name: "first-failure",
+        mistake: "one failure is enough, whatever the threshold is",
+        only: Some(Family::Probes),
+        file: "bins/kubelet-syncd/probes/src/prober/worker.rs",
+        from: "ProbeOutcome::Failure => (self.rules.failure_threshold, ProbeResult::Failure),",
+        to: "ProbeOutcome::Failure => (if MUTANT { 1 } else { self.rules.failure_threshold }, ProbeResult::Failure),",
+    },
+    Mutant {
+        name: "old-instance",
+        mistake: "what a probe has found of an instance holds for the next one",
+        only: Some(Family::Probes),
+        file: "bins/kubelet-syncd/probes/src/prober/worker.rs",
+        from: "is_none_or(|memory| memory.container != target.id) {",
+        to: "is_none_or(|memory| memory.container != target.id && !MUTANT) {",
+    },
+    Mutant {
+        name: "deaf-liveness",
+        mistake: "a liveness probe that fails has no effect",
+        only: Some(Family::Probes),
+        file: "bins/kubelet-syncd/probes/src/prober/worker.rs",
+        from: "if memory.run < threshold {",
+        to: "if memory.run < threshold || (MUTANT && self.kind == ProbeKind::Liveness && verdict == ProbeOutcome::Failure) {",
     },
 ];
 

@@ -25,6 +25,9 @@ pub const PODS: &str = "/simulated/root/pods";
 const ROOT: &str = "/simulated/root";
 const MANIFESTS: &str = "/simulated/manifests";
 
+/// How long a probe's command may take, seconds.
+pub const PROBE_TIMEOUT: u64 = 1;
+
 /// A user that no process has.
 const NOBODY: u32 = u32::MAX - 1;
 
@@ -122,6 +125,13 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         {
             made.insert("restartPolicy".to_owned(), json!("Always"));
         }
+        for probe in &c.probes {
+            let spec = json!({"exec": {"command": probe.words()}, "periodSeconds": probe.period,
+                "failureThreshold": probe.threshold, "timeoutSeconds": PROBE_TIMEOUT});
+            if let Some(made) = made.as_object_mut() {
+                made.insert(format!("{}Probe", probe.kind.name()), spec);
+            }
+        }
         made
     };
     json!({"apiVersion": "v1", "kind": "Pod",
@@ -216,7 +226,7 @@ impl Node {
         let none = || Seat { process: None, back: Some(Duration::ZERO) };
         let cluster = match schedule.family {
             Family::Api => Some(Cluster::start(&config, folder, &world, &machine)?),
-            Family::Pods => None,
+            Family::Pods | Family::Probes => None,
         };
         let mut steps = schedule.steps.clone();
         steps.reverse();

@@ -61,6 +61,7 @@ fn told(pod: &PodState) -> Told {
         counts: pod.containers.iter().map(|container| (container.name.clone(), container.restart_count)).collect(),
         worker: pod.worker,
         running: pod.containers.iter().filter(|c| c.state == "running").map(|c| c.name.clone()).collect(),
+        ready: pod.containers.iter().filter(|c| c.ready).map(|c| c.name.clone()).collect(),
         may_delete: pod.may_delete,
     }
 }

@@ -16,6 +16,7 @@ use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use crate::node::PROBE_TIMEOUT;
 use crate::schedule::{Behaviour, CallFault, Peer};
 use crate::world::{Command, Container, Sandbox, Shared, State, World, uid_of, version_of};
 
@@ -162,7 +163,9 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 }
                 let uid = container.uid().to_owned();
                 world.count_change(&uid);
-                world.check_stop(&uid, &format!("container {}", container.name()));
+                if !world.may_be_stopped_by_probe(&container) {
+                    world.check_stop(&uid, &format!("container {}", container.name()));
+                }
                 container.behaviour.heeds_term
             };
             let killed = heeds.is_none_or(|after| after > grace * 1000);
@@ -312,6 +315,31 @@ impl Model {
     }
 }
 
+impl World {
+    /// Runs a probe's command: whether it passes.
+    fn probe(&mut self, id: &str, command: &[String], is_late: bool) -> Result<bool, Status> {
+        let Some(container) = self.containers.get(id).filter(|c| c.state == State::Running).cloned() else {
+            return Err(Status::unknown(format!("container {id} is not running")));
+        };
+        let shape = self.past.get(container.uid()).and_then(|past| past.shape.clone()).unwrap_or_default();
+        let shape = shape.init.into_iter().chain(shape.containers).find(|c| c.name == container.name());
+        let probe =
+            shape.as_ref().and_then(|shape| shape.probes.iter().find(|probe| probe.words() == command).copied());
+        let Some((shape, probe)) = shape.zip(probe) else {
+            return Err(Status::invalid_argument(format!("the model does not know the command {command:?}")));
+        };
+        self.check_probe(&container, &shape, probe.kind);
+        let since = kernel::now().saturating_sub(container.began);
+        let passes = probe.passes(u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
+        if let Some(found) = self.containers.get_mut(id) {
+            let probed = found.probed.entry(probe.kind).or_default();
+            probed.failures = if passes && !is_late { 0 } else { probed.failures + 1 };
+            probed.has_passed |= passes;
+        }
+        Ok(passes)
+    }
+}
+
 fn no_sandbox(id: &str) -> Status {
     Status::not_found(format!("sandbox {id}: not found"))
 }
@@ -384,6 +412,8 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         exit_code: 0,
         reason: String::new(),
         is_ghost: false,
+        began: kernel::now(),
+        probed: Default::default(),
     };
     world.count_change(container.uid());
     if !world.is_waited_for {
@@ -411,6 +441,7 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
     if let Some(found) = world.containers.get_mut(id) {
         found.is_ghost = is_ghost;
         found.state = State::Running;
+        found.began = kernel::now();
         found.started = World::wall();
     }
     let logs = world.logs.entry(container.uid().to_owned()).or_default();
@@ -646,6 +677,23 @@ impl RuntimeService for Model {
             Ok(v1::ContainerStatusResponse { status: Some(container_status(container)), ..Default::default() })
         })
         .await
+    }
+
+    async fn exec_sync(&self, request: Request<v1::ExecSyncRequest>) -> Answer<v1::ExecSyncResponse> {
+        let v1::ExecSyncRequest { container_id: id, cmd, .. } = request.into_inner();
+        let (there, back) = self.world.lock().latency(Peer::Runtime);
+        pause(there).await;
+        let answer = {
+            let mut world = self.world.lock();
+            // Whether this answer is in time is for the other side to say.
+            let is_late = there + back >= PROBE_TIMEOUT * 1000;
+            world.probe(&id, &cmd, is_late)
+        };
+        pause(back).await;
+        answer.map(|passes| {
+            let exit_code = i32::from(!passes);
+            Response::new(v1::ExecSyncResponse { exit_code, ..Default::default() })
+        })
     }
 
     async fn update_container_resources(

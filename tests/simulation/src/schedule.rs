@@ -43,6 +43,54 @@ impl Behaviour {
     }
 }
 
+/// What a probe is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ProbeKind {
+    Startup,
+    Liveness,
+    Readiness,
+}
+
+impl ProbeKind {
+    pub const ALL: [ProbeKind; 3] = [ProbeKind::Startup, ProbeKind::Liveness, ProbeKind::Readiness];
+
+    /// As a container's field begins.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProbeKind::Startup => "startup",
+            ProbeKind::Liveness => "liveness",
+            ProbeKind::Readiness => "readiness",
+        }
+    }
+}
+
+/// A probe by a command, and what the command finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeShape {
+    pub kind: ProbeKind,
+    /// It passes from so many milliseconds after the container's start on.
+    pub passes_after: u64,
+    /// And fails again from then on. None: never.
+    pub fails_after: Option<u64>,
+    /// Seconds.
+    pub period: u64,
+    /// Failures in a row.
+    pub threshold: u64,
+}
+
+impl ProbeShape {
+    /// As words of a command, which the model of the runtime reads from the request.
+    pub fn words(self) -> Vec<String> {
+        let fails = self.fails_after.map_or_else(|| "never".to_owned(), |after| after.to_string());
+        vec!["probe".to_owned(), self.kind.name().to_owned(), self.passes_after.to_string(), fails]
+    }
+
+    /// Whether it passes so many milliseconds after the container's start.
+    pub fn passes(&self, since: u64) -> bool {
+        since >= self.passes_after && self.fails_after.is_none_or(|after| since < after)
+    }
+}
+
 /// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerShape {
@@ -50,10 +98,25 @@ pub struct ContainerShape {
     pub behaviour: Behaviour,
     /// An init container that goes on beside the others.
     pub sidecar: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<ProbeShape>,
+}
+
+impl ContainerShape {
+    pub fn probe(&self, kind: ProbeKind) -> Option<&ProbeShape> {
+        self.probes.iter().find(|probe| probe.kind == kind)
+    }
+
+    /// A probe may end it sooner or later, and again and again: it fails at some time, or may pass too late for its threshold.
+    pub fn is_ended_by_probe(&self) -> bool {
+        let late = |probe: &ProbeShape| probe.passes_after + 2_000 >= probe.period * 1000 * (probe.threshold - 1);
+        let mut judging = self.probes.iter().filter(|probe| probe.kind != ProbeKind::Readiness);
+        judging.any(|probe| probe.fails_after.is_some() || late(probe))
+    }
 }
 
 /// A pod as a manifest has it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// `Always`, `OnFailure` or `Never`.
     pub restart_policy: String,
@@ -86,16 +149,19 @@ pub enum Family {
     Pods,
     /// Pods of the API server, beside some of manifests, with the real kubelet-statusd.
     Api,
+    /// Pods of manifests whose containers have probes.
+    Probes,
 }
 
 impl Family {
-    pub const ALL: [Family; 2] = [Family::Pods, Family::Api];
+    pub const ALL: [Family; 3] = [Family::Pods, Family::Api, Family::Probes];
 
     /// What `--only` takes.
     pub fn name(self) -> &'static str {
         match self {
             Family::Pods => "pods",
             Family::Api => "api",
+            Family::Probes => "probes",
         }
     }
 
@@ -352,6 +418,14 @@ impl fmt::Display for Shape {
                 Some(after) => write!(f, ", heeds SIGTERM after {after} ms")?,
                 None => write!(f, ", heeds no SIGTERM")?,
             }
+            for probe in &container.probes {
+                let ProbeShape { kind, passes_after, fails_after, period, threshold } = probe;
+                write!(f, ", {} probe each {period} s passes after {passes_after} ms", kind.name())?;
+                if let Some(after) = fails_after {
+                    write!(f, " until {after} ms")?;
+                }
+                write!(f, " (threshold {threshold})")?;
+            }
         }
         Ok(())
     }
@@ -375,15 +449,25 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed. Without a wish for a family, odd seeds are about one and even ones about the other.
+    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the other two in
+    /// turn.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
-        let family = only.unwrap_or(if seed.is_multiple_of(2) { Family::Api } else { Family::Pods });
+        let family = only.unwrap_or(match seed % 4 {
+            1 => Family::Pods,
+            3 => Family::Probes,
+            _ => Family::Api,
+        });
         let mut dice = Dice::of(seed, "schedule");
         let mut steps = Vec::new();
         match family {
             Family::Pods => {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
+            }
+            Family::Probes => {
+                workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+                probes(&mut dice, &mut steps);
             }
             Family::Api => {
                 api_workload(&mut dice, &mut steps);
@@ -471,7 +555,12 @@ fn container(dice: &mut Dice, name: String, ends: bool) -> ContainerShape {
         1..=3 => Some(dice.between(1, 40_000)),
         _ => Some(dice.below(200)),
     };
-    ContainerShape { name, behaviour: Behaviour { ends_after, exit_code, heeds_term }, sidecar: false }
+    ContainerShape {
+        name,
+        behaviour: Behaviour { ends_after, exit_code, heeds_term },
+        sidecar: false,
+        probes: Vec::new(),
+    }
 }
 
 fn shape(dice: &mut Dice) -> Shape {
@@ -504,6 +593,30 @@ fn call_fault(dice: &mut Dice) -> CallFault {
         2 => CallFault::DeathBefore,
         3 | 4 => CallFault::DeathAfter,
         _ => CallFault::Late(dice.one_of(50, &[500, 5_000, 60_000, 300_000])),
+    }
+}
+
+/// Most containers that run on get probes.
+fn probes(dice: &mut Dice, steps: &mut [Step]) {
+    for step in steps {
+        let Deed::Write { shape, .. } = &mut step.deed else { continue };
+        let sidecars = shape.init.iter_mut().filter(|container| container.sidecar);
+        for container in sidecars.chain(&mut shape.containers) {
+            for kind in ProbeKind::ALL {
+                if !dice.percent(45) {
+                    continue;
+                }
+                let fails = dice.percent(if kind == ProbeKind::Readiness { 40 } else { 15 });
+                let passes_after = if dice.percent(50) { 0 } else { dice.below(20_000) };
+                container.probes.push(ProbeShape {
+                    kind,
+                    passes_after,
+                    fails_after: fails.then(|| passes_after + dice.between(1_000, 120_000)),
+                    period: dice.one_of(1, &[2, 10]),
+                    threshold: dice.one_of(3, &[1, 2]),
+                });
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use bulkhead_simulation_kernel as kernel;
 
 use crate::coverage::Coverage;
 use crate::dice::Dice;
-use crate::schedule::{Behaviour, CallFault, Peer, Shape};
+use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
 
 /// A sandbox of the runtime.
 #[derive(Debug, Clone)]
@@ -50,6 +50,19 @@ pub struct Container {
     pub reason: String,
     /// It was started when nobody waited for that any more.
     pub is_ghost: bool,
+    /// When it was started, as the simulation counts.
+    pub began: Duration,
+    /// What its probes came to.
+    pub probed: BTreeMap<ProbeKind, Probed>,
+}
+
+/// What one probe of a container came to so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Probed {
+    /// Answers in a row that kubelet-syncd may have taken for failures.
+    pub failures: u64,
+    /// It has passed at least once, whether the answer arrived or not.
+    pub has_passed: bool,
 }
 
 impl Container {
@@ -125,6 +138,7 @@ pub struct Told {
     pub counts: BTreeMap<String, u32>,
     pub worker: i32,
     pub running: BTreeSet<String>,
+    pub ready: BTreeSet<String>,
     pub may_delete: bool,
 }
 
