@@ -137,19 +137,13 @@ impl World {
         let place = shape.init.iter().position(|container| container.name == name).unwrap_or(shape.init.len());
         let late = shape.init.iter().take(place).find(|before| {
             let passed = if before.sidecar { &sandbox.ran } else { &sandbox.done };
-            !passed.contains(&before.name) || !self.has_started(before, &sandbox.id)
+            let waits = before.sidecar && before.probe(ProbeKind::Startup).is_some();
+            !passed.contains(&before.name) || (waits && !sandbox.passed.contains(&before.name))
         });
         if let Some(late) = late.map(|late| late.name.clone()) {
             let pod = self.short(uid);
             self.breaks("init-order", format!("{name} of {pod} starts before {late} has passed"));
         }
-    }
-
-    /// A sidecar's startup probe, if it has one, has passed in some instance of it.
-    fn has_started(&self, shape: &ContainerShape, sandbox: &str) -> bool {
-        let passed = |c: &Container| c.probed.get(&ProbeKind::Startup).is_some_and(|probed| probed.has_passed);
-        let mut instances = self.containers.values().filter(|c| c.sandbox == sandbox && c.name() == shape.name);
-        !shape.sidecar || shape.probe(ProbeKind::Startup).is_none() || instances.any(passed)
     }
 
     /// Before a probe's command runs: the startup probe comes first.

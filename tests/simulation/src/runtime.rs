@@ -17,7 +17,7 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use crate::node::PROBE_TIMEOUT;
-use crate::schedule::{Behaviour, CallFault, Peer};
+use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind};
 use crate::world::{Command, Container, Sandbox, Shared, State, World, uid_of, version_of};
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -336,6 +336,12 @@ impl World {
             probed.failures = if passes && !is_late { 0 } else { probed.failures + 1 };
             probed.has_passed |= passes;
         }
+        if passes
+            && probe.kind == ProbeKind::Startup
+            && let Some(sandbox) = self.sandboxes.get_mut(&container.sandbox)
+        {
+            sandbox.passed.insert(shape.name.clone());
+        }
         Ok(passes)
     }
 }
@@ -366,6 +372,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         ip: format!("10.88.0.{}", address + 2),
         done: Default::default(),
         ran: Default::default(),
+        passed: Default::default(),
         life: world.life,
     };
     let uid = metadata.uid.clone();

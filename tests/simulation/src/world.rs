@@ -23,6 +23,8 @@ pub struct Sandbox {
     pub done: BTreeSet<String>,
     /// Containers of it that have run.
     pub ran: BTreeSet<String>,
+    /// Names whose startup probe has passed in some instance.
+    pub passed: BTreeSet<String>,
     /// Which life of kubelet-syncd has made it.
     pub life: u64,
 }
