@@ -496,6 +496,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_look_that_a_list_has_overtaken_is_followed_by_another() {
+        let (mut tracker, u, now) = running();
+        let later = now + Duration::from_millis(5);
+        let same = || both(&[("c", PlegState::Running)]);
+        let pods = HashMap::from([(u.clone(), states(&[("c", PlegState::Running)]))]);
+        tracker.request(&u, false, now);
+        assert_eq!(tracker.take_due(now, 9).len(), 1);
+        assert_eq!(tracker.listed(&pods, later, later, false), HashSet::from([u.clone()]));
+        tracker.inspected(&u, now, same(), later);
+        assert_eq!(tracker.take_due(later, 9).len(), 1, "the list's doubt is still there");
+        tracker.inspected(&u, later, same(), later);
+        assert_eq!(tracker.listed(&pods, later, later, false), HashSet::new());
+        assert_eq!(tracker.take_due(later, 9), []);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_audit_counts_changes_without_an_event() {
         let (mut tracker, u, mut now) = running();
         now += Duration::from_secs(60);

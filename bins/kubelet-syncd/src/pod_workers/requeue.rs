@@ -52,10 +52,15 @@ pub fn until_renewal(renew: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(left).unwrap_or_default().max(TOKEN_RETRY)
 }
 
-/// When a pod is looked at with which all is well, and whose time would be `at`: with others, at one of twelve moments of a sync
-/// period, so that a node with many pods wakes up a few times for all of them. It is between one period and one and a half from
-/// `now`, as it was. `origin`: any moment, always the same.
-pub fn gathered(at: Instant, now: Instant, sync_frequency: Duration, origin: Instant) -> Instant {
+/// When the next look is. `random` as for [`delay`]; `origin`: any moment, always the same. Pods with which all is well are looked at
+/// together, at one of twelve moments of a sync period, so that a node with many pods wakes up a few times for all of them.
+pub fn next_look(retry: Retry, now: Instant, sync_frequency: Duration, random: f64, origin: Instant) -> Instant {
+    let at = now + delay(retry, sync_frequency, random);
+    if retry == Retry::Success { gathered(at, now, sync_frequency, origin) } else { at }
+}
+
+/// The moment before `at` at which pods are looked at together, or the one after it where that is less than a period from `now`.
+fn gathered(at: Instant, now: Instant, sync_frequency: Duration, origin: Instant) -> Instant {
     let step = sync_frequency / 12;
     let past = at.saturating_duration_since(origin).as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
     let before = at - Duration::from_nanos(u64::try_from(past).unwrap_or(0));
@@ -107,9 +112,14 @@ mod tests {
         assert_eq!(gathered(at(5), at(0), Duration::ZERO, origin), at(5));
         for step in 0..300 {
             let (now, random) = (at(137 * step), step as f64 / 299.0);
-            let due = gathered(now + delay(Retry::Success, minute, random), now, minute, origin);
+            let due = next_look(Retry::Success, now, minute, random, origin);
             assert!((now + minute..=now + minute * 3 / 2).contains(&due), "{step}");
         }
+        assert_eq!(
+            next_look(Retry::PeerAway, at(1), minute, 0.0, origin),
+            at(501),
+            "nobody waits for others after a failure"
+        );
     }
 
     #[test]

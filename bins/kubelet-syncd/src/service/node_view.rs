@@ -172,7 +172,11 @@ impl NodeView {
 
     /// Everything as it is now.
     pub fn state(&self) -> api::NodeState {
-        let state = self.without_bulk();
+        self.with_bulk(self.without_bulk())
+    }
+
+    /// With what is large and announces its changes itself.
+    fn with_bulk(&self, state: api::NodeState) -> api::NodeState {
         let parts = self.parts();
         let Some(first) = &parts.first else { return state };
         let mut resources = first.resources.clone();
@@ -188,7 +192,7 @@ impl NodeView {
         }
     }
 
-    /// Everything but what is large and announces its changes itself.
+    /// Everything else.
     fn without_bulk(&self) -> api::NodeState {
         let parts = self.parts();
         let node_name = self.config.node_name.to_string();
@@ -349,19 +353,24 @@ impl Watcher {
     /// The state now, the first time; then when something other than an age or a counter has changed.
     pub async fn next(&mut self) -> api::NodeState {
         loop {
+            let mut touched = true;
             if self.told.is_some() {
-                let touched = tokio::time::timeout(LOOK, self.changed.changed()).await;
-                if touched.is_ok() {
+                touched = tokio::time::timeout(LOOK, self.changed.changed()).await.is_ok();
+                if touched {
                     tokio::time::sleep(DEBOUNCE).await;
                     self.changed.borrow_and_update();
-                } else if self.looked_at == without_ages(self.view.without_bulk()) {
-                    continue;
                 }
             }
-            self.looked_at = without_ages(self.view.without_bulk());
-            if self.told.as_ref() != Some(&without_ages(self.view.state())) {
-                let state = self.view.state();
-                self.told = Some(without_ages(state.clone()));
+            let small = self.view.without_bulk();
+            let looked_at = without_ages(small.clone());
+            if !touched && looked_at == self.looked_at {
+                continue;
+            }
+            self.looked_at = looked_at;
+            let state = self.view.with_bulk(small);
+            let told = without_ages(state.clone());
+            if self.told.as_ref() != Some(&told) {
+                self.told = Some(told);
                 return state;
             }
         }

@@ -482,10 +482,7 @@ impl SyncLoop {
                 }
                 Action::Requeue { uid, retry } => {
                     let frequency = self.node.config.sync_frequency();
-                    let mut at = now + requeue::delay(retry, frequency, random_fraction());
-                    if retry == requeue::Retry::Success {
-                        at = requeue::gathered(at, now, frequency, self.began);
-                    }
+                    let at = requeue::next_look(retry, now, frequency, random_fraction(), self.began);
                     let renew = self.node.pods.tokens_renew(&uid);
                     let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
                     let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
