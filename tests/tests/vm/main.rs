@@ -122,9 +122,6 @@ fn story(world: &mut World) -> Result<()> {
     memory::told_of_the_machine(world, 1)?;
     vsock::reads(world)?;
     told("killed", world);
-    scarcity::no_inotify_instance(world)?;
-    life::unchanged(world, &node, &limits, "no inotify instance to be had")?;
-    told("without inotify instances", world);
     life::launcher(world)?;
     life::unchanged(world, &node, &limits, "the launcher instead of the units")?;
     memory::told_of_the_machine(world, 1)?;

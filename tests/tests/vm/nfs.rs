@@ -166,6 +166,8 @@ fn story(world: &mut World) -> Result<()> {
     told("disks of an iSCSI target");
     gone(world)?;
     told("removal");
+    crate::scarcity::no_inotify_instance(world)?;
+    told("without inotify instances");
     crate::numa::policies(world, &told)?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 use bulkhead_csi::registration::{v1, v1beta1};
@@ -54,6 +54,8 @@ struct Driver {
     abnormal_file: PathBuf,
     images: PathBuf,
     record: Record,
+    /// Held while a call works: two calls at once on one volume would both find that it is not mounted.
+    works: Mutex<()>,
 }
 
 impl Driver {
@@ -108,6 +110,7 @@ async fn run(given: &ArgMatches) -> Result<()> {
         abnormal_file: state.join("abnormal.json"),
         images,
         record: Record::new(&state)?,
+        works: Mutex::new(()),
         name: name.clone(),
     }));
     let mut end = signal(SignalKind::terminate()).context("waiting for SIGTERM")?;

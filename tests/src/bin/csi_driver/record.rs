@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -87,7 +88,9 @@ impl crate::Served {
                 Ok(course) => {
                     let worker = driver.clone();
                     let done = tokio::task::spawn_blocking(move || {
+                        let turn = worker.works.lock().unwrap_or_else(PoisonError::into_inner);
                         let done = work(&worker, &course);
+                        drop(turn);
                         match course {
                             faults::Course::WorkThenFail(failure) => done.and(Err(failure)),
                             _ => done,
