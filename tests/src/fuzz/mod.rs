@@ -1,6 +1,7 @@
 //! What `cargo xtask fuzz` feeds with anything. Each target has to keep a promise beside not to panic; inputs that once reached code
 //! that no other did are kept in `tests/fixtures/fuzz` and run again in the tests.
 
+pub mod searched;
 mod targets;
 
 use std::path::PathBuf;

@@ -5,9 +5,11 @@ mod search;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bulkhead_tests::fuzz::searched::{self, Record};
 use bulkhead_tests::fuzz::{TARGETS, Target};
 use clap::{Arg, ArgAction};
 
@@ -45,7 +47,14 @@ fn command_line() -> clap::Command {
             Arg::new("keep")
                 .long("keep")
                 .action(ArgAction::SetTrue)
-                .help("Keep the fewest inputs that reach the same code in tests/fixtures/fuzz, where the tests run them"),
+                .help("Keep the fewest inputs that reach the same code in tests/fixtures/fuzz, where the tests run them, and the time"),
+        )
+        .arg(
+            Arg::new("up-to")
+                .long("up-to")
+                .value_name("N")
+                .value_parser(clap::value_parser!(u64).range(1..))
+                .help("Only targets with less than N seconds in all the runs that were kept, the least searched first"),
         )
         .arg(
             Arg::new("input")
@@ -73,10 +82,54 @@ fn run() -> Result<()> {
         println!("{}: nothing wrong with it", target.name);
         return Ok(());
     }
-    let plan = search::Plan {
-        program: search::build()?,
-        time: Duration::from_secs(matches.get_one::<u64>("seconds").copied().unwrap_or(30)),
-        keep: matches.get_flag("keep"),
-    };
-    search::all(&plan, &chosen, matches.get_one::<u16>("jobs").copied().map_or(1, usize::from))
+    let record = Record::read(&searched::file())?;
+    let time = Duration::from_secs(matches.get_one::<u64>("seconds").copied().unwrap_or(30));
+    let up_to = matches.get_one::<u64>("up-to").copied().map(Duration::from_secs);
+    let searches = searches(&chosen, &record, time, up_to);
+    let plan = search::Plan { program: search::build()?, keep: matches.get_flag("keep"), record: Mutex::new(record) };
+    search::all(&plan, &searches, matches.get_one::<u16>("jobs").copied().map_or(1, usize::from))
+}
+
+/// How long each target is searched now: `time`, but no longer than up to the sum that is asked for.
+fn searches(
+    targets: &[&'static Target],
+    record: &Record,
+    time: Duration,
+    up_to: Option<Duration>,
+) -> Vec<(&'static Target, Duration)> {
+    let had = |target: &Target| record.of(target.name).time;
+    let left = |target: &Target| up_to.map_or(time, |sum| time.min(sum.saturating_sub(had(target))));
+    let mut searches: Vec<_> = targets.iter().map(|target| (*target, left(target))).collect();
+    searches.retain(|(_, time)| !time.is_zero());
+    if up_to.is_some() {
+        searches.sort_by_key(|(target, _)| had(target));
+    }
+    searches
+}
+
+#[cfg(test)]
+mod tests {
+    use bulkhead_tests::fuzz::searched::Searched;
+
+    use super::*;
+
+    #[test]
+    fn the_least_searched_come_first_and_none_gets_more_than_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut record = Record::default();
+        let named = |name| Target::named(name).unwrap();
+        for (name, seconds) in [("paths", 3000), ("quantity", 3600), ("spdy", 100)] {
+            let searched = Searched { time: Duration::from_secs(seconds), inputs: 1 };
+            record.add(name, searched, &folder.path().join("searched.txt")).unwrap();
+        }
+        let targets = [named("paths"), named("quantity"), named("spdy"), named("upgrade")];
+        let now = |time, up_to: Option<u64>| -> Vec<(&str, u64)> {
+            let searches = searches(&targets, &record, Duration::from_secs(time), up_to.map(Duration::from_secs));
+            searches.iter().map(|(target, time)| (target.name, time.as_secs())).collect()
+        };
+        assert_eq!(now(30, None), [("paths", 30), ("quantity", 30), ("spdy", 30), ("upgrade", 30)]);
+        assert_eq!(now(900, Some(3600)), [("upgrade", 900), ("spdy", 900), ("paths", 600)]);
+        assert_eq!(now(9000, Some(3600)), [("upgrade", 3600), ("spdy", 3500), ("paths", 600)]);
+        assert_eq!(now(900, Some(90)), [("upgrade", 90)]);
+    }
 }

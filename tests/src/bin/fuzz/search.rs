@@ -3,12 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bulkhead_testkit::build;
 use bulkhead_tests::fuzz::Target;
+use bulkhead_tests::fuzz::searched::{self, Record, Searched};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
@@ -26,9 +27,9 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Plan {
     pub program: PathBuf,
-    /// Of the processor.
-    pub time: Duration,
+    /// Keep what is found, and write the time into the record.
     pub keep: bool,
+    pub record: Mutex<Record>,
 }
 
 fn folder() -> PathBuf {
@@ -61,11 +62,11 @@ pub fn build() -> Result<PathBuf> {
     Ok(target.join(host).join("fuzz/fuzz_target"))
 }
 
-/// Searches in these targets, some at a time.
+/// Searches in these targets for so much processor time each, some at a time.
 ///
 /// # Errors
 /// A target broke, or could not be run.
-pub fn all(plan: &Plan, targets: &[&'static Target], jobs: usize) -> Result<()> {
+pub fn all(plan: &Plan, targets: &[(&'static Target, Duration)], jobs: usize) -> Result<()> {
     println!(
         "{:<16} {:>9} {:>12} {:>9} {:>7} {:>9} {:>7}",
         "target", "processor", "inputs", "a second", "edges", "features", "corpus"
@@ -77,8 +78,8 @@ pub fn all(plan: &Plan, targets: &[&'static Target], jobs: usize) -> Result<()> 
             scope.spawn(|| {
                 loop {
                     let next = waiting.lock().map(|mut waiting| waiting.next().copied());
-                    let Ok(Some(target)) = next else { return };
-                    if let Err(error) = one(plan, target) {
+                    let Ok(Some((target, time))) = next else { return };
+                    if let Err(error) = one(plan, target, time) {
                         println!("{:<16} {error:#}", target.name);
                         broken.lock().map(|mut broken| broken.push(target.name)).unwrap_or_default();
                     }
@@ -100,7 +101,7 @@ impl Drop for Search {
     }
 }
 
-fn one(plan: &Plan, target: &'static Target) -> Result<()> {
+fn one(plan: &Plan, target: &'static Target, time: Duration) -> Result<()> {
     let folder = folder().join(target.name);
     let corpus = folder.join("corpus");
     std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
@@ -122,7 +123,7 @@ fn one(plan: &Plan, target: &'static Target) -> Result<()> {
             break status;
         }
         used = processor_time(pid).unwrap_or(used);
-        if used >= plan.time && !asked {
+        if used >= time && !asked {
             // Upon this one libFuzzer ends well.
             kill(pid, Signal::SIGUSR1).context("ending the search")?;
             asked = true;
@@ -142,7 +143,13 @@ fn one(plan: &Plan, target: &'static Target) -> Result<()> {
             target.name
         );
     }
-    if plan.keep { keep(plan, target, &folder, &corpus) } else { Ok(()) }
+    if !plan.keep {
+        return Ok(());
+    }
+    keep(plan, target, &folder, &corpus)?;
+    let inputs = last_line(&log).first().and_then(|number| number.trim_start_matches('#').parse().ok()).unwrap_or(0);
+    let mut record = plan.record.lock().unwrap_or_else(PoisonError::into_inner);
+    record.add(target.name, Searched { time: used, inputs }, &searched::file())
 }
 
 fn fuzzer(plan: &Plan, target: &Target, folder: &Path) -> Command {
@@ -174,20 +181,26 @@ fn keep(plan: &Plan, target: &'static Target, folder: &Path, corpus: &Path) -> R
 
 /// One line: what libFuzzer said last.
 fn row(target: &Target, used: Duration, log: &Path) -> String {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let line = text.lines().rev().find(|line| line.starts_with('#')).unwrap_or_default();
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let after = |name: &str| words.iter().position(|word| *word == name).and_then(|at| words.get(at + 1)).copied();
+    let words = last_line(log);
+    let after = |name: &str| words.iter().position(|word| word == name).and_then(|at| words.get(at + 1));
+    let after = |name: &str| after(name).map_or("", String::as_str);
     format!(
         "{:<16} {:>8}s {:>12} {:>9} {:>7} {:>9} {:>7}",
         target.name,
         used.as_secs(),
         words.first().map_or("", |word| word.trim_start_matches('#')),
-        after("exec/s:").unwrap_or(""),
-        after("cov:").unwrap_or(""),
-        after("ft:").unwrap_or(""),
-        after("corp:").and_then(|corpus| corpus.split('/').next()).unwrap_or(""),
+        after("exec/s:"),
+        after("cov:"),
+        after("ft:"),
+        after("corp:").split('/').next().unwrap_or(""),
     )
+}
+
+/// Words of the last line of libFuzzer's that says how far it is: `#INPUTS EVENT NAME: FIGURE ...`.
+fn last_line(log: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let line = text.lines().rev().find(|line| line.starts_with('#')).unwrap_or_default();
+    line.split_whitespace().map(str::to_owned).collect()
 }
 
 /// As libFuzzer's dictionaries have it: quotes, backslashes and what is no letter are escaped.
