@@ -51,6 +51,7 @@ pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<A
         applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }
     process::set_no_new_privs().map_err(std::io::Error::other)?;
+    map_pages_singly();
     restrict(row, config, &mut applied)?;
     Ok(applied)
 }
@@ -77,6 +78,12 @@ pub fn hide_memory() -> std::io::Result<()> {
     process::forbid_core_dumps().map_err(std::io::Error::other)
 }
 
+/// Before the filter, which denies what it takes (decision 90). A kernel before Linux 6.7 goes on to map pages with their neighbours:
+/// that costs memory, and nobody has to know.
+fn map_pages_singly() {
+    let _ = bulkhead_sys::program::map_pages_singly();
+}
+
 /// Nothing that is open here goes to a program that is started from here; answers what could not be had.
 fn keep_descriptors() -> Option<String> {
     process::close_all_on_exec().err().map(|error| format!("descriptors may be kept over exec: {error}"))
@@ -91,6 +98,7 @@ pub fn apply_to_launcher(config: &NodeConfig) -> std::io::Result<Vec<String>> {
     let row = Program::Launcher.row();
     hide_memory()?;
     let mut warnings: Vec<String> = keep_descriptors().into_iter().collect();
+    map_pages_singly();
     let loaded = seccomp::restrict_with_privilege(&row.denied(Some(config)), Some(&row.families(Some(config))));
     if let Err(error) = loaded {
         // A machine that withholds CAP_SYS_ADMIN runs no volnetd that mounts either; that is told when it starts.

@@ -117,6 +117,24 @@ const ALL_BUT_MOUNTS: &[Deny] = &[
     Deny::RawIo,
 ];
 
+/// What children need before they have filters of their own stays as well: the descriptor by which pages are mapped one at a time
+/// (decision 90).
+const LAUNCHERS: &[Deny] = &[
+    Deny::OpenByHandle,
+    Deny::Fanotify,
+    Deny::IoUring,
+    Deny::Trace,
+    Deny::Keys,
+    Deny::BpfPerf,
+    Deny::Machine,
+    Deny::Root,
+    Deny::Namespaces,
+    Deny::Nodes,
+    Deny::Personality,
+    Deny::Terminal,
+    Deny::RawIo,
+];
+
 const LAUNCHER: Row = Row {
     program: Program::Launcher,
     user: User::Root,
@@ -134,7 +152,7 @@ const LAUNCHER: Row = Row {
     no_new_privs: false,
     // Filters are inherited: what any child may, it may.
     families: &[Family::Unix, Family::Inet, Family::Inet6, Family::Netfilter],
-    denied: ALL_BUT_MOUNTS,
+    denied: LAUNCHERS,
     runs_programs: RunsPrograms::Always,
     serves: &[],
     memory_bytes: 512 * MIB,
@@ -428,11 +446,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_launcher_is_denied_what_every_child_is_denied_and_no_more() {
+    fn the_launcher_is_denied_what_every_child_is_denied_but_for_what_they_need_at_their_start() {
         let children = || Program::ALL.into_iter().filter(|program| *program != Program::Launcher).map(Program::row);
         let common: BTreeSet<Deny> = Deny::ALL
             .into_iter()
-            .filter(|deny| *deny != Deny::Exec && children().all(|row| row.denied.contains(deny)))
+            .filter(|deny| {
+                ![Deny::Exec, Deny::Userfault].contains(deny) && children().all(|row| row.denied.contains(deny))
+            })
             .collect();
         assert_eq!(LAUNCHER.denied(None).into_iter().collect::<BTreeSet<_>>(), common);
         for row in children() {

@@ -27,6 +27,20 @@ const NEW_NAMESPACES: [u64; 7] = [
     libc::CLONE_NEWNET as u64,
 ];
 
+/// The requests of linux/userfaultfd.h, in the order of their numbers.
+const USERFAULT_REQUESTS: [u64; 10] = [
+    0xC020_AA00,
+    0x8010_AA01,
+    0x8010_AA02,
+    0xC028_AA03,
+    0xC020_AA04,
+    0xC028_AA05,
+    0xC018_AA06,
+    0xC020_AA07,
+    0xC020_AA08,
+    0xC018_AA3F,
+];
+
 /// A group of calls that a process has no business making.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Deny {
@@ -54,7 +68,7 @@ pub enum Deny {
     Namespaces,
     /// Device files, fifos: what mknod makes.
     Nodes,
-    /// userfaultfd: lengthens races.
+    /// userfaultfd, and the requests to such a descriptor: lengthens races.
     Userfault,
     /// Other personalities: they switch off protections of memory.
     Personality,
@@ -207,6 +221,8 @@ impl Deny {
             Deny::Personality => Some((libc::SYS_personality, When::NoneOf { argument: 0, values: &[0, 0xffff_ffff] })),
             // TIOCSTI and TIOCLINUX, the two that put characters into a terminal's input.
             Deny::Terminal => Some((libc::SYS_ioctl, When::OneOf { argument: 1, values: &[0x5412, 0x541c] })),
+            // From UFFDIO_REGISTER to UFFDIO_POISON, and UFFDIO_API: what was registered before stays so.
+            Deny::Userfault => Some((libc::SYS_ioctl, When::OneOf { argument: 1, values: &USERFAULT_REQUESTS })),
             _ => None,
         };
         self.calls().iter().map(|call| (*call, When::Always)).chain(by_argument)

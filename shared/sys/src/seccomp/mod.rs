@@ -62,7 +62,8 @@ pub fn restrict_with_privilege(deny: &[Deny], families: Option<&[Family]>) -> Re
 fn program(deny: &[Deny], families: Option<&[Family]>) -> Result<BpfProgram, SeccompError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for (call, when) in deny.iter().flat_map(|group| group.rules()) {
-        rules.insert(call, conditions(when)?);
+        // Two groups may look at the same call's arguments.
+        rules.entry(call).or_default().extend(conditions(when)?);
     }
     if let Some(families) = families {
         let values: Vec<u64> = families.iter().map(|family| family.raw()).collect();

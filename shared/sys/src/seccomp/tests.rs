@@ -92,6 +92,7 @@ fn arguments_decide_where_a_call_has_harmless_uses() {
         assert_eq!(raw(libc::SYS_personality, at(0, 0x0040_0000)), libc::EPERM, "READ_IMPLIES_EXEC");
         assert_eq!(raw(libc::SYS_ioctl, [-1, 0x5412, 0]), libc::EPERM);
         assert_eq!(raw(libc::SYS_ioctl, [-1, 0x5412 | 1 << 32, 0]), libc::EPERM, "the kernel takes 32 bits of it");
+        assert_eq!(raw(libc::SYS_ioctl, [-1, 0xC020_AA00, 0]), libc::EPERM, "of two groups' requests each is denied");
         assert_eq!(raw(libc::SYS_ioctl, [-1, 0x5421, 0]), libc::EBADF, "other requests go on to the descriptor");
         assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_ok());
         assert!(std::net::UdpSocket::bind("[::1]:0").is_err());
