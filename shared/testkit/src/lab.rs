@@ -241,13 +241,13 @@ pub(crate) fn claim_number() -> Result<(u8, Claim)> {
 }
 
 fn claim() -> Result<(u8, Claim)> {
-    // 198.18.n.0/30 and 198.19.n.0/24: one octet.
-    for number in 1..=250 {
+    // Pods have 198.19.(4 n).0/22.
+    for number in 1..=63 {
         if let Some(held) = lock(&number.to_string(), FlockArg::LockExclusiveNonblock)? {
             return Ok((number, held));
         }
     }
-    bail!("250 labs are running already")
+    bail!("63 labs are running already")
 }
 
 /// Removes labs whose test was killed: their folders are there, and nobody holds their numbers.

@@ -77,9 +77,9 @@ impl NetNs {
         Ipv4Addr::new(198, 18, self.number, 2)
     }
 
-    /// Where pods get their addresses.
+    /// Where pods get their addresses: 1021 of them.
     pub fn pod_subnet(&self) -> String {
-        format!("198.19.{}.0/24", self.number)
+        format!("198.19.{}.0/22", u16::from(self.number) * 4)
     }
 
     /// Lays a cable to another namespace, so that the nodes and the pods of both reach each other. It goes away with either.

@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 28] = [
+pub const MUTANTS: [Mutant; 29] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -54,6 +54,14 @@ pub const MUTANTS: [Mutant; 28] = [
         from: "if let Some(answer) = inner.answer(uid, newer_than) {",
         to: "let newer_than = if MUTANT { newer_than - std::time::Duration::from_secs(3600) } else { newer_than };\n            \
              if let Some(answer) = inner.answer(uid, newer_than) {",
+    },
+    Mutant {
+        name: "old-look",
+        mistake: "a look from before a list of everything passes for the list (as it was until this found it)",
+        only: Some(Family::Probes),
+        file: "bins/kubelet-syncd/pleg/src/cache.rs",
+        from: "inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);",
+        to: "!MUTANT && inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);",
     },
     Mutant {
         name: "no-retry",

@@ -10,6 +10,7 @@ mod measure;
 mod probes;
 mod report;
 mod resources;
+mod scale;
 mod server;
 mod stages;
 mod volumes;
@@ -47,9 +48,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources", "stages"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources", "stages", "scale"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes, resource managers or the stages of starts and deletions alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes, resource managers, the stages of starts and deletions or what grows with the number of pods alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -78,6 +79,15 @@ fn run() -> Result<()> {
         .arg(number("resource-pods", "50", "Pods with a device of a plugin and a claim of a driver each"))
         .arg(number("stage-pods", "100", "Pods started and deleted at once whose time is taken apart"))
         .arg(number("stage-alone", "12", "Pods started and deleted one by one whose time is taken apart"))
+        .arg(
+            Arg::new("scale-pods")
+                .long("scale-pods")
+                .value_name("N,...")
+                .value_delimiter(',')
+                .value_parser(clap::value_parser!(u16).range(1..=1000))
+                .default_value("100,250,500,1000")
+                .help("Numbers of pods on one node, rising"),
+        )
         .arg(
             Arg::new("picture")
                 .long("picture")
@@ -195,6 +205,13 @@ fn run() -> Result<()> {
             picture: matches.get_one::<std::path::PathBuf>("picture").cloned(),
         };
         sections.push(report::stages(&plan, &stages::run(&plan)?));
+    }
+    if has("scale") {
+        let asked = matches.get_many::<u16>("scale-pods").into_iter().flatten().map(|pods| usize::from(*pods));
+        let pods: Vec<usize> = if quick { vec![3, 8] } else { asked.collect() };
+        anyhow::ensure!(pods.is_sorted_by(|a, b| a < b), "--scale-pods: the numbers have to rise");
+        let plan = scale::Plan { judged: !quick, pods, idle };
+        sections.push(report::scale(&plan, &scale::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

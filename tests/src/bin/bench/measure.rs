@@ -83,6 +83,8 @@ pub const SETTLE: Duration = Duration::from_secs(8);
 /// Every 15 s a daemon looks whether much memory was freed and nothing goes on: twice, for the first look may come into the end of
 /// the work.
 pub const MEMORY_SETTLES: Duration = Duration::from_secs(31);
+/// How often memory is looked at while nothing happens.
+const SAMPLED: Duration = Duration::from_secs(5);
 /// A hundred pods on two slow cores.
 pub const MANY: Duration = Duration::from_secs(300);
 
@@ -344,6 +346,38 @@ pub fn since(before: &BTreeMap<String, Usage>, after: &BTreeMap<String, Usage>) 
 
 fn total(node: &Node) -> Result<Usage> {
     Ok(usage(node)?.into_values().sum())
+}
+
+/// What doing nothing takes.
+#[derive(Debug, Clone, Default)]
+pub struct Idle {
+    pub used: BTreeMap<String, Usage>,
+    pub seconds: f64,
+    /// By program, in KiB: the median of samples over the whole time. What a process holds goes up and down: its looks at pods leave
+    /// free memory, and it is given back now and then.
+    pub pss_kib: BTreeMap<String, u64>,
+}
+
+/// Looks on while nothing happens. `family`: the processes, each with its program's name.
+///
+/// # Errors
+/// A process has ended that must not.
+pub fn idle(time: Duration, mut family: impl FnMut() -> Result<Vec<(String, i32)>>) -> Result<Idle> {
+    let (before, begin) = (usage_of(&family()?), Instant::now());
+    let mut samples = BTreeMap::<String, Vec<u64>>::new();
+    while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
+        std::thread::sleep(left.min(SAMPLED));
+        for (name, kib) in pss_of(&family()?) {
+            samples.entry(name).or_default().push(kib);
+        }
+    }
+    let used = since(&before, &usage_of(&family()?));
+    let median = |mut values: Vec<u64>| {
+        values.sort_unstable();
+        values.get(values.len() / 2).copied().unwrap_or_default()
+    };
+    let pss_kib = samples.into_iter().map(|(name, values)| (name, median(values))).collect();
+    Ok(Idle { used, seconds: begin.elapsed().as_secs_f64(), pss_kib })
 }
 
 /// Proportional set size of each program's processes in KiB, workers among them.

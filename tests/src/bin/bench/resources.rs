@@ -12,7 +12,7 @@ use bulkhead_tests::joined::claims;
 use serde_json::{Value, json};
 
 use crate::cluster::{condition, until_each};
-use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, pss, usage};
+use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, usage};
 
 const NODE: &str = "bench";
 const NAMESPACE: &str = "default";
@@ -81,10 +81,9 @@ fn one(plan: &Plan, managed: bool, into: &mut Of) -> Result<()> {
     into.started.push(start(&cluster, &node, &names, managed)?);
     into.start_use.push(measure::since(&before, &usage(&node)?));
     std::thread::sleep(MEMORY_SETTLES);
-    into.pss_kib.push(pss(&node)?);
-    let before = usage(&node)?;
-    std::thread::sleep(plan.idle);
-    into.idle.push(measure::since(&before, &usage(&node)?));
+    let idle = measure::idle(plan.idle, || measure::alive(&node))?;
+    into.pss_kib.push(idle.pss_kib);
+    into.idle.push(idle.used);
 
     names.iter().try_for_each(|name| cluster.delete("pods", NAMESPACE, name, Some(1)))?;
     names.iter().try_for_each(|name| cluster.wait_gone("pods", NAMESPACE, name))?;

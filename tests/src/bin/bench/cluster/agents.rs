@@ -146,7 +146,11 @@ impl Agent {
             .collect())
     }
 
-    fn processes(&mut self) -> Result<Vec<(String, i32)>> {
+    /// Its programs, each process with its program's name.
+    ///
+    /// # Errors
+    /// One has ended that must not.
+    pub fn processes(&mut self) -> Result<Vec<(String, i32)>> {
         match self {
             Self::Null(agent) => Ok(vec![("null_agent".to_owned(), agent.pid()?)]),
             Self::Node(node) => measure::alive(node),

@@ -108,8 +108,11 @@ pub fn one(cluster: &Cluster, agent: &Agent, name: &str) -> Result<(Duration, Du
     Ok((only(started)?, only(deleted)?))
 }
 
-/// Asks for something for each name, and waits until a watch that stood before has shown each as it is wanted.
-fn all(
+/// Asks for something for each name, and waits until a watch that stood before has shown each as it is wanted: each one's time.
+///
+/// # Errors
+/// Asking failed, or some were not in time.
+pub fn all(
     cluster: &Cluster,
     names: &[String],
     what: &str,

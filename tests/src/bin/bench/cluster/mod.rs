@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use self::agents::Agent;
 pub use self::agents::pod;
-pub use self::bursts::Burst;
+pub use self::bursts::{Burst, all};
 use crate::measure::{self, MANY, SETTLE, Usage};
 
 pub const NAMESPACE: &str = "default";
@@ -241,14 +241,12 @@ fn burst(
     if last && !matches!(agent, Agent::Null(_)) {
         std::thread::sleep(SETTLE);
         progress(&format!("{name}: idle for {} s", plan.idle.as_secs()));
-        let (begun, before, begin) = (mark(cluster)?, agent.usage()?, Instant::now());
-        std::thread::sleep(plan.idle);
-        of.idle = measure::since(&before, &agent.usage()?);
-        of.idle_seconds = begin.elapsed().as_secs_f64();
+        let begun = mark(cluster)?;
+        let idle = measure::idle(plan.idle, || agent.processes())?;
+        (of.idle, of.idle_seconds, of.pss_full_kib) = (idle.used, idle.seconds, idle.pss_kib);
         if let Some(requests) = requests.as_deref_mut() {
             requests.idle = since(cluster, begun)?;
         }
-        of.pss_full_kib = agent.pss()?;
         of.exit_to_patch = exits::exits(plan.exits.min(plan.pods), cluster, agent)?;
     }
     progress(&format!("{name}: deletion of {} pods", names.len()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Row, Section, pair, quantile, total};
-use crate::measure::Usage;
+use crate::measure::{Idle, Usage};
 use crate::volumes::{Given, Measurements, Plan, SetUp};
 
 const IDLE_CPU_PERCENT: f64 = 0.3;
@@ -24,10 +24,10 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     let note = format!(
         "{} pods, {} one after the other; idle over {:.0} s. floors, same run: chown -R; mkdir, mount and write by hand; the driver's \
          calls with nobody between; the same pods without volumes. Set-up: what storage_operation_duration_seconds tells.",
-        plan.pods, plan.alone, measured.idle_seconds
+        plan.pods, plan.alone, measured.idle.seconds
     );
     let facts =
-        [("pods", json!(plan.pods)), ("files", json!(plan.files)), ("idle_seconds", json!(measured.idle_seconds))];
+        [("pods", json!(plan.pods)), ("files", json!(plan.files)), ("idle_seconds", json!(measured.idle.seconds))];
     let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     Section { title: "volumes", rows, note, facts }
 }
@@ -63,23 +63,27 @@ fn of_pods(plan: &Plan, measured: &Measurements) -> Vec<Row> {
         rows.push(Row::new(format!("  {name}"), Some(each(without.cpu_ns as f64)), each(used.cpu_ns as f64), "ms"));
     }
     rows.push(Row::new("CPU of the driver for a pod", None, each(measured.driver_cpu_ns as f64), "ms"));
-    let seconds = measured.idle_seconds.max(1.0);
-    let idle = |ns: f64| ns / 1e7 / seconds;
+    let (without, with) = (&measured.idle_without, &measured.idle);
+    let percent = |idle: &Idle, ns: f64| ns / 1e7 / idle.seconds.max(1.0);
+    let (floor, node) = (percent(without, sum(&without.used)), percent(with, sum(&with.used)));
     rows.push(
-        Row::new(format!("idle with {} pods, CPU", plan.pods), None, idle(sum(&measured.idle)), "% of a core")
+        Row::new(format!("idle with {} pods, CPU (floor: no volumes)", plan.pods), Some(floor), node, "% of a core")
+            .judge(node)
             .budget(IDLE_CPU_PERCENT),
     );
-    for (name, used) in &measured.idle {
-        rows.push(Row::new(format!("  {name}"), None, idle(used.cpu_ns as f64), "% of a core"));
+    for (name, used) in &with.used {
+        let floor = without.used.get(name).map(|used| percent(without, used.cpu_ns as f64));
+        rows.push(Row::new(format!("  {name}"), floor, percent(with, used.cpu_ns as f64), "% of a core"));
     }
-    let (without, with) = (total(&measured.pss_without_kib), total(&measured.pss_with_kib));
+    let (without, with) = (&without.pss_kib, &with.pss_kib);
+    let (floor, node) = (total(without), total(with));
     rows.push(
-        Row::new(format!("PSS with {} pods (floor: no volumes)", plan.pods), Some(without), with, "MiB")
-            .judge(with - without)
+        Row::new(format!("PSS with {} pods (floor: no volumes)", plan.pods), Some(floor), node, "MiB")
+            .judge(node - floor)
             .budget(PSS_MIB),
     );
-    for (name, kib) in &measured.pss_with_kib {
-        let without = measured.pss_without_kib.get(name).map(|kib| *kib as f64 / 1024.0);
+    for (name, kib) in with {
+        let without = without.get(name).map(|kib| *kib as f64 / 1024.0);
         rows.push(Row::new(format!("  {name}"), without, *kib as f64 / 1024.0, "MiB"));
     }
     rows

@@ -14,7 +14,7 @@ use bulkhead_testkit::{Cluster, IDLE, Node, Release, image};
 use serde_json::{Value, json};
 
 use crate::cluster::{condition, until_each};
-use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, pss, usage};
+use crate::measure::{self, Idle, MEMORY_SETTLES, SETTLE, Usage, usage};
 
 pub use ownership::Given;
 
@@ -77,10 +77,8 @@ pub struct Measurements {
     pub without_use: BTreeMap<String, Usage>,
     pub with_use: BTreeMap<String, Usage>,
     pub driver_cpu_ns: u64,
-    pub idle: BTreeMap<String, Usage>,
-    pub idle_seconds: f64,
-    pub pss_without_kib: BTreeMap<String, u64>,
-    pub pss_with_kib: BTreeMap<String, u64>,
+    pub idle_without: Idle,
+    pub idle: Idle,
 }
 
 fn progress(text: &str) {
@@ -154,8 +152,9 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let before = usage(&node)?;
     measured.start_many.floor = start(&cluster, &bare_names, bare)?.0;
     measured.without_use = measure::since(&before, &usage(&node)?);
+    progress(&format!("idle for {} s", plan.idle.as_secs()));
     std::thread::sleep(MEMORY_SETTLES);
-    measured.pss_without_kib = pss(&node)?;
+    measured.idle_without = measure::idle(plan.idle, || measure::alive(&node))?;
     delete(&cluster, &bare_names)?;
     std::thread::sleep(SETTLE);
 
@@ -171,11 +170,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
 
     progress(&format!("idle for {} s", plan.idle.as_secs()));
     std::thread::sleep(MEMORY_SETTLES);
-    measured.pss_with_kib = pss(&node)?;
-    let (before, begin) = (usage(&node)?, Instant::now());
-    std::thread::sleep(plan.idle);
-    measured.idle = measure::since(&before, &usage(&node)?);
-    measured.idle_seconds = begin.elapsed().as_secs_f64();
+    measured.idle = measure::idle(plan.idle, || measure::alive(&node))?;
     progress("the end of all pods");
     delete(&cluster, &full_names)?;
     drop(driver);
