@@ -57,7 +57,7 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
         rows,
         note: format!(
             "One node that joined a cluster, pods that only wait; idle, and memory as the median of samples, over {seconds:.0} s, \
-             medians of five readings; a killed daemon is whole again when the next one is ready and says of every pod what the one \
+             medians of three readings; a killed daemon is whole again when the next one is ready and says of every pod what the one \
              before said."
         ),
         facts: [("pods".to_owned(), json!(plan.pods)), ("idle_seconds".to_owned(), json!(seconds))]
