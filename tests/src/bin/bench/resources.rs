@@ -2,7 +2,7 @@
 //! memory are managed, beside the same pods with none of it, node and node in turn.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bulkhead_testkit::device_plugin::DevicePlugin;
@@ -11,7 +11,7 @@ use bulkhead_testkit::{Cluster, Lab, Node, NodeBuilder, Release};
 use bulkhead_tests::joined::claims;
 use serde_json::{Value, json};
 
-use crate::cluster::{condition, until_each};
+use crate::cluster::{all, condition};
 use crate::measure::{self, MEMORY_SETTLES, SETTLE, Usage, usage};
 
 const NODE: &str = "bench";
@@ -127,15 +127,9 @@ impl Given {
 
 /// Creates the pods and waits until all run: the last one's time.
 fn start(cluster: &Cluster, node: &Node, names: &[String], managed: bool) -> Result<Duration> {
-    let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
-    let begin = Instant::now();
-    let (created, times) = std::thread::scope(|scope| {
-        let creator = scope.spawn(|| names.iter().try_for_each(|name| pod(cluster, node, name, managed)));
-        let times = until_each(&mut events, names, begin, "the pods run", |_, pod| pod["status"]["phase"] == "Running");
-        (creator.join(), times)
-    });
-    created.map_err(|_| anyhow::anyhow!("creating pods panicked"))??;
-    times?.into_iter().max().context("no pods")
+    let asked = |name: &str| pod(cluster, node, name, managed);
+    let times = all(cluster, names, "the pods run", asked, |_, pod| pod["status"]["phase"] == "Running")?;
+    times.into_iter().max().context("no pods")
 }
 
 fn pod(cluster: &Cluster, node: &Node, name: &str, managed: bool) -> Result<()> {
