@@ -4,7 +4,7 @@
 //! dumps, capabilities, no_new_privs, fence, filter, in the order in which each step still can be done.
 
 use bulkhead_config::NodeConfig;
-use bulkhead_privileges::{Fencing, Row, User};
+use bulkhead_privileges::{Fencing, Row, RunsPrograms, User};
 pub use bulkhead_privileges::{METADATA_ADDRESSES, Program, XTABLES_LOCK};
 pub use bulkhead_sys::Capability;
 use bulkhead_sys::fence::{Enforcement, FenceReport};
@@ -51,7 +51,10 @@ pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<A
         applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }
     process::set_no_new_privs().map_err(std::io::Error::other)?;
-    map_pages_singly();
+    // Helpers that are for running programs are gone in moments: their units deny what this takes.
+    if row.runs_programs != RunsPrograms::Always {
+        map_pages_singly();
+    }
     restrict(row, config, &mut applied)?;
     Ok(applied)
 }

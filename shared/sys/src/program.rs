@@ -1,7 +1,7 @@
 //! The program's own memory: letting go of what is not being used of code and constants, and the title that `ps` shows.
 //!
-//! They are pages of a file, mapped when first touched, with their neighbours unless that is turned off. What only the start or a burst of work ran
-//! stays mapped for ever, and counts as this process's memory, until somebody says that it need not.
+//! They are pages of a file, mapped when first touched, with their neighbours unless that is turned off. What only the start or a
+//! burst of work ran stays mapped for ever, and counts as this process's memory, until somebody says that it need not.
 
 use std::ffi::c_int;
 use std::io;

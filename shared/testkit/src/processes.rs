@@ -131,6 +131,27 @@ pub fn pss_kib(pid: i32) -> Result<u64> {
     field(&text, "Pss:").with_context(|| format!("no Pss for process {pid}"))
 }
 
+/// Whether the kernel maps each page of its code alone (proc_pid_smaps(5): `uw` among the flags of what may be executed). `None`: it
+/// cannot, being older than Linux 6.7.
+///
+/// # Errors
+/// `smaps` is no text of that file, or the kernel has no version.
+pub fn maps_pages_singly(smaps: &str, program: &str) -> Result<Option<bool>> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("asking for the kernel's version")?;
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        anyhow::bail!("{release} is no version of a kernel");
+    };
+    if (major, minor) < (6, 7) {
+        return Ok(None);
+    }
+    let is_code = |line: &&str| line.contains(" r-xp ") && line.ends_with(program);
+    let mut lines = smaps.lines().skip_while(|line| !is_code(line));
+    let flags =
+        lines.find_map(|line| line.strip_prefix("VmFlags:")).with_context(|| format!("no code of {program}"))?;
+    Ok(Some(flags.split_whitespace().any(|flag| flag == "uw")))
+}
+
 /// What the process itself has written to, in KiB: heap and stacks, without pages of its program, which come and go with
 /// what it does and with who else runs it.
 ///

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::systemd::{LIBEXEC, Machine, SERVICES};
-use bulkhead_testkit::{LONG, Pod, build, eventually};
+use bulkhead_testkit::{LONG, Pod, build, eventually, processes};
 use bulkhead_tests::systemd_machine;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -103,6 +103,11 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         ("kubelet-disks.service", 20),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
+    }
+    for service in SERVICES {
+        let smaps = machine.check(&["cat", &format!("/proc/{}/smaps", machine.unit(service)?.main_pid)])?;
+        let singly = processes::maps_pages_singly(&smaps, service.trim_end_matches(".service"))?;
+        ensure!(singly != Some(false), "{service} keeps its process from having pages mapped singly");
     }
     // The process table, by the processes' own word and the kernel's.
     machine.check(&["kubelet-ctl", "privileges"]).map(drop)?;

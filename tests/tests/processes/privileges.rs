@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::node::DAEMONS;
-use bulkhead_testkit::processes::status_line;
+use bulkhead_testkit::processes::{maps_pages_singly, status_line};
 use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
 use bulkhead_tests::lab;
 use serde_json::json;
@@ -79,6 +79,8 @@ fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
             let owner = std::fs::metadata(format!("/proc/{pid}/environ"))?.uid();
             ensure!(owner == 0, "{name} is dumpable: its /proc files belong to {owner}");
         }
+        let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+        ensure!(maps_pages_singly(&smaps, name)? != Some(false), "{name} has pages mapped by the dozen");
         // A pod may run as the user of a daemon, and the kernel counts a user's processes over the whole machine.
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
         let processes = limits.lines().find_map(|line| line.strip_prefix("Max processes ")).context("no such limit")?;
