@@ -24,6 +24,8 @@ pub use store::StoreError;
 
 /// Records that wait for the disk: the starts of some 300 pods, some 1 MiB.
 const QUEUE_MAX: usize = 4096;
+/// Records that are written with one call. None is longer than 32 KiB: a file is not longer than is read of it.
+const BATCH_MAX: usize = 128;
 /// Records that a slow follower may be behind.
 const LIVE_MAX: usize = 1024;
 
@@ -122,17 +124,17 @@ impl AuditLog {
     fn write(&self) {
         let mut lost = 0;
         loop {
-            let records = {
+            let mut records = {
                 let mut queue = lock(&self.0.queue);
                 if queue.records.is_empty() {
                     queue.is_written = false;
                     queue.dropped += lost;
                     return;
                 }
-                std::mem::take(&mut queue.records)
+                let batch = queue.records.len().min(BATCH_MAX);
+                queue.records.drain(..batch).collect::<Vec<Record>>()
             };
             let mut store = lock(&self.0.store);
-            let mut records: Vec<Record> = records.into();
             if let Some(first) = records.first_mut() {
                 first.dropped_before += std::mem::take(&mut lost);
             }
