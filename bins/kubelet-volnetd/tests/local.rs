@@ -137,3 +137,32 @@ async fn what_is_no_folder_is_refused() {
     assert!(flags.contains(kept), "{flags:?}");
     assert_eq!(std::fs::metadata(&disk).unwrap().permissions().mode() & 0o7777, 0o1777);
 }
+
+/// A folder has a file system already: which one its PersistentVolume names says nothing, and of the mount options those count that
+/// are the bind's.
+#[tokio::test(flavor = "current_thread")]
+async fn a_folder_has_the_options_of_its_persistent_volume() {
+    use rustix::fs::StatVfsMountFlags as Flags;
+    let Some(world) = world().await else { return };
+    let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
+    let disk = world.dir.join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    for (pod, options, expected) in [
+        ("p", &["noexec,nosuid", "bogus", "commit=30"][..], Flags::NOEXEC | Flags::NOSUID),
+        ("q", &["ro", "noatime"], Flags::RDONLY | Flags::NOATIME),
+        ("r", &[], Flags::empty()),
+    ] {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
+        let mount_options = options.iter().map(|option| (*option).to_owned()).collect();
+        let request = SetUpLocalRequest { mount_options, fs_type: "zfs".into(), ..request(pod, &disk) };
+        let path = volumes.set_up_local(request).await.unwrap().into_inner().host_path;
+        let flags = rustix::fs::statvfs(&path).unwrap().f_flag;
+        let all = Flags::NOEXEC | Flags::NOSUID | Flags::RDONLY | Flags::NOATIME;
+        let before = rustix::fs::statvfs(&disk).unwrap().f_flag;
+        assert_eq!(flags & all, expected | (before & all), "{pod}");
+    }
+    for pod in ["p", "q", "r"] {
+        let tear_down = TearDownPodRequest { pod_uid: pod.into(), guard: world.guard(1), volumes_only: false };
+        assert!(volumes.tear_down_pod(tear_down).await.unwrap().into_inner().done);
+    }
+}

@@ -117,10 +117,21 @@ struct MountAttributes {
 
 /// The same, but that nothing is written through the new mount.
 pub fn bind_read_only(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), MountError> {
+    bind_with(source, target, MountAttrFlags::MOUNT_ATTR_RDONLY)
+}
+
+/// The same, with `attributes` set on the new mount; its other ones are those of the source's mount.
+pub fn bind_with(source: BorrowedFd<'_>, target: BorrowedFd<'_>, attributes: MountAttrFlags) -> Result<(), MountError> {
+    if attributes.is_empty() {
+        return bind(source, target);
+    }
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let tree = rustix::mount::open_tree(source, "", flags).map_err(step("bind", "cloning the source"))?;
+    // How access times are written is one value of several bits: mount_setattr(2) wants it cleared where it is set.
+    let atime = MountAttrFlags::MOUNT_ATTR_NOATIME | MountAttrFlags::MOUNT_ATTR_STRICTATIME;
+    let clear = if attributes.intersects(atime) { MountAttrFlags::MOUNT_ATTR__ATIME.bits().into() } else { 0 };
     // Set before anybody sees the mount; the others of its flags stay.
-    let attributes = MountAttributes { set: MountAttrFlags::MOUNT_ATTR_RDONLY.bits().into(), ..Default::default() };
+    let attributes = MountAttributes { set: attributes.bits().into(), clear, ..Default::default() };
     // SAFETY: the path is a C string, the structure is the kernel's first version and its size is given.
     let result = unsafe {
         libc::syscall(
@@ -134,7 +145,7 @@ pub fn bind_read_only(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<
     };
     if result != 0 {
         let source = io::Error::last_os_error();
-        return Err(MountError::Mount { fs_type: "bind", step: "making it read-only", source });
+        return Err(MountError::Mount { fs_type: "bind", step: "setting its attributes", source });
     }
     place(&tree, target).map_err(step("bind", "attaching the mount"))
 }

@@ -15,6 +15,7 @@ use super::{VolumeSetUp, on_the_pool, to_its_end, unexpected};
 use crate::disks::DisksError;
 use crate::journal::{Intent, StagedKey};
 use crate::node::{Node, PodLock};
+use crate::validate::InvalidRequest;
 use crate::volumes::disk::global::{self, Mounted};
 use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::DiskPlace;
@@ -28,12 +29,19 @@ use crate::worker::{self, Done, Task};
 pub struct Wanted {
     pub pod: PodUid,
     pub local: Local,
-    pub fs_type: FsType,
-    pub options: Options,
+    /// Of a device; why there can be none.
+    pub file_system: Result<FileSystem, InvalidRequest>,
     /// volumeMode Block.
     pub block: bool,
     /// The file system is to fill its device.
     pub grow: bool,
+}
+
+/// What a device is formatted with, and how it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystem {
+    pub fs_type: FsType,
+    pub options: Options,
 }
 
 /// What came of it.
@@ -140,29 +148,31 @@ pub(super) async fn mount_once(
     device: &Device,
     held: &Arc<PodLock>,
 ) -> Result<(), Status> {
+    let FileSystem { fs_type, options } = wanted.file_system.clone()?;
     let (at, of) = (place.clone(), device.clone());
     let there = on_the_pool(node, move |node| global::mounted(&node.settings, &at, &of)).await;
     let there = there.map_err(|status| of_device(&status))?;
     let ask = |act| {
         let text = (device.path.to_string_lossy().into_owned(), device.major, device.minor);
-        node.disks.ask(act, text, wanted.fs_type.to_wire(), wanted.options.read_only)
+        node.disks.ask(act, text, fs_type.to_wire(), options.read_only)
     };
     let place = place.clone();
     if let Some(there) = there {
-        if wanted.grow && !wanted.options.read_only {
+        if wanted.grow && !options.read_only {
             grow(node, place, device, &there, ask(Act::Grow)).await?;
         }
         return Ok(());
     }
     let act = if wanted.grow { Act::PrepareAndGrow } else { Act::Prepare };
     let found = ask(act).await.map_err(|error| refused(&error, DEVICE))?;
-    let (fs_type, options, of) = (wanted.fs_type, wanted.options.clone(), device.clone());
+    let of = device.clone();
+    let read_only = options.read_only;
     let details = if found.is_empty() || found == fs_type.name() { DEVICE } else { MISMATCH };
     let task = Task::MountDevice { place: place.clone(), device: of, fs_type, options, found };
     // A worker that does not answer keeps the volume's lock.
     worker::call(&node.workers, &task, None, held.clone()).await.map_err(|status| detailed(&status, details))?;
     tracing::info!(%place, device = %device.path.display(), "MountDevice succeeded");
-    if wanted.grow && !wanted.options.read_only && wanted.fs_type == FsType::Xfs {
+    if wanted.grow && !read_only && fs_type == FsType::Xfs {
         let task = Task::GrowXfs { place, device: device.clone() };
         worker::call(&node.workers, &task, None, ()).await.map_err(|status| of_device(&status))?;
     }

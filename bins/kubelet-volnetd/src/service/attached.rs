@@ -30,6 +30,8 @@ pub(super) async fn set_up_iscsi(verbs: &Verbs, request: SetUpIscsiRequest) -> R
 async fn set_up(verbs: &Verbs, used: Used, disk: Disk) -> Result<Ready, Status> {
     let place = disk.place();
     let wanted = used.wanted(place.plugin, place.point(&verbs.node.settings), false)?;
+    // Judged before a disk is attached.
+    wanted.file_system.as_ref().map_err(Clone::clone)?;
     let lock = verbs.node.lock_pod(&wanted.pod).await?;
     attached::set_up(verbs.node.clone(), lock, wanted, disk).await
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::operations::local::Wanted;
+use crate::operations::local::{FileSystem, Wanted};
 use crate::validate::{self, InvalidRequest};
-use crate::volumes::disk::options::{FsType, Options};
+use crate::volumes::disk::options::{self, FsType, Options};
 use crate::volumes::disk::place::Plugin;
 use crate::volumes::empty_dir::Group;
 use crate::volumes::local::Local;
@@ -22,7 +22,8 @@ pub(super) struct Used {
 }
 
 impl Used {
-    /// `path`: what is bound into the pod's folder. `grow`: its file system is to fill the device.
+    /// `path`: what is bound into the pod's folder. `grow`: its file system is to fill the device. What a device would be mounted as
+    /// is judged where there is one: a folder has a file system already.
     ///
     /// # Errors
     /// A field is not as it is to be.
@@ -35,14 +36,12 @@ impl Used {
             path,
             read_only: self.read_only,
             group: group.map(|id| Group { id, on_root_mismatch: self.on_root_mismatch }),
+            attributes: options::of_bind(&self.mount_options),
         };
-        Ok(Wanted {
-            pod,
-            local,
-            fs_type: FsType::parse(&self.fs_type)?,
-            options: Options::parse(&self.mount_options, self.read_only)?,
-            block: self.block,
-            grow,
-        })
+        let file_system = || -> Result<FileSystem, InvalidRequest> {
+            let options = Options::parse(&self.mount_options, self.read_only)?;
+            Ok(FileSystem { fs_type: FsType::parse(&self.fs_type)?, options })
+        };
+        Ok(Wanted { pod, local, file_system: file_system(), block: self.block, grow })
     }
 }

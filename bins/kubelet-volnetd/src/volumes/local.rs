@@ -12,6 +12,7 @@ use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::open;
 use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountAttrFlags;
 use serde::{Deserialize, Serialize};
 
 use super::disk::place::Plugin;
@@ -29,6 +30,8 @@ pub struct Local {
     pub path: PathBuf,
     pub read_only: bool,
     pub group: Option<Group>,
+    /// Bits of the bind (`MOUNT_ATTR_*`), as the PersistentVolume's mountOptions want them.
+    pub attributes: u32,
 }
 
 /// Why it is not set up.
@@ -67,9 +70,12 @@ pub fn set_up(
         if !may_mount {
             return Ok(SetUp::NeedsMount);
         }
-        let bind = if local.read_only { mount::bind_read_only } else { mount::bind };
+        let mut attributes = MountAttrFlags::from_bits_truncate(local.attributes);
+        if local.read_only {
+            attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+        }
         // What is below the mount stays open no longer than this.
-        bind(source.as_fd(), target.as_fd()).map_err(mount_error)?;
+        mount::bind_with(source.as_fd(), target.as_fd(), attributes).map_err(mount_error)?;
     }
     if !may_mount {
         return Ok(SetUp::NeedsMount);

@@ -132,6 +132,21 @@ fn rule(name: &str) -> Option<Rule> {
     })
 }
 
+/// Bits of a bind mount (`MOUNT_ATTR_*`). As mount(8) with "bind": the options of a file system, and what nobody knows, change
+/// nothing of one.
+pub fn of_bind(all: &[String]) -> u32 {
+    let mut attributes = MountAttrFlags::empty();
+    for option in all.iter().flat_map(|entry| entry.split(',')) {
+        match rule(option) {
+            _ if option == "ro" => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
+            Some(Rule::Set(bits)) => attributes |= bits,
+            Some(Rule::Clear(bits)) => attributes &= !bits,
+            Some(Rule::Flag | Rule::Number | Rule::Word(_) | Rule::Ignored) | None => {}
+        }
+    }
+    attributes.bits()
+}
+
 impl Options {
     /// # Errors
     /// An option that is not known, or whose value is not.
@@ -203,6 +218,14 @@ mod tests {
             assert_eq!(read_only.parameters, [text("ro", None)]);
             assert_eq!(read_only.attributes, MountAttrFlags::MOUNT_ATTR_RDONLY.bits());
         }
+    }
+
+    #[test]
+    fn a_bind_takes_bits_alone() {
+        let bits = |all: &[&str]| of_bind(&all.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+        let [no_exec, read_only] = [MountAttrFlags::MOUNT_ATTR_NOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY];
+        assert_eq!(bits(&["noexec,ro", "commit=30", "bogus"]), (no_exec | read_only).bits());
+        assert_eq!(bits(&["noexec", "exec", "discard"]), 0);
     }
 
     #[test]
