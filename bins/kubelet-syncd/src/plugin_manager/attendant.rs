@@ -164,11 +164,11 @@ impl Attendant {
             return Err(refuse(&registration, dialect, why).await);
         }
         if let Err(error) = registration.notify(dialect, Ok(())).await {
-            // As upstream: it is registered all the same.
-            tracing::warn!(
-                socket,
-                "RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}"
-            );
+            // As upstream since 1.36: who does not know that it is registered is not, and is asked again.
+            handler.deregister(socket, &info);
+            let why =
+                format!("RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}");
+            return Err(Refused { why, settled: false });
         }
         Ok(info)
     }
