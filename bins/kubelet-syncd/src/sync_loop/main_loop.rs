@@ -258,7 +258,6 @@ impl SyncLoop {
         let says_the_same = |old: &Arc<Pod>| Arc::ptr_eq(old, &before) || desired::differ_in_status_only(old, &pod);
         self.workers.replace_pod(&uid, &pod, says_the_same);
         self.node.pods.replace_pod(&uid, &pod);
-        self.node.volume_manager.replace_pod(&uid, &pod);
         if desired::gates_differ(&before, &pod) {
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }

@@ -48,6 +48,9 @@ pub struct Published {
     pub unreadable: bool,
     /// Where SELinux is on, the runtime labels its files.
     pub relabel: bool,
+    /// It was found on the node (upstream's reconstructed volumes): until a call has succeeded, no refusal of the driver says that it
+    /// is not there.
+    pub found: bool,
 }
 
 /// A volume on this node.
@@ -72,6 +75,8 @@ pub struct ActualVolume {
     pub expansion: Expansion,
     /// The driver has refused one for good, and none has succeeded since.
     pub expansion_failed: bool,
+    /// What is staged of it was found: see [`Published::found`].
+    pub found: bool,
 }
 
 impl ActualVolume {
@@ -182,6 +187,7 @@ impl ActualState {
             // A block volume's staging is a folder or a file of the driver's: nothing need be mounted there.
             let is_there = found.mounted || volume.device.as_ref().is_some_and(|device| device.block);
             volume.staged = presence(is_there, found.uncertain, &found.problem);
+            volume.found = true;
             volume.staging_path = found.staging_path;
             volume.label = found.selinux_mount_context;
         }
@@ -202,6 +208,7 @@ impl ActualState {
                 single_pod: false,
                 unreadable: !found.problem.is_empty(),
                 relabel: false,
+                found: true,
             };
             let volume = rebuilt.entry(&name, device.clone());
             if volume.label.is_empty() {
@@ -291,6 +298,7 @@ impl ActualState {
             claim_size: 0,
             expansion: Expansion::Possible,
             expansion_failed: false,
+            found: false,
         })
     }
 
@@ -326,6 +334,7 @@ impl ActualState {
                 claim_size: 0,
                 expansion: Expansion::Possible,
                 expansion_failed: false,
+                found: true,
                 disk: Some(place.clone()),
                 // Labels are of CSI drivers' volumes alone.
                 label: String::new(),

@@ -5,16 +5,15 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kubelet_model::events::{EventSink, EventType, InvolvedObject, ObjectEvent, PodEvent};
-use kubelet_model::pod::spec::PodIdentity;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::actual_state::ActualState;
 use crate::back_off::{BackOffs, Key};
 use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
+use crate::pod_facts::PodFacts;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::{Attacher, NodeVolumes};
 use crate::selinux::SeLinuxMount;
@@ -128,9 +127,9 @@ impl Context {
         });
     }
 
-    pub fn event(&self, pod: &Pod, kind: EventType, reason: &'static str, message: impl Into<String>) {
-        if let Ok(identity) = PodIdentity::of(pod) {
-            self.ports.events.emit(PodEvent::pod(&identity, kind, reason, message));
+    pub fn event(&self, pod: &PodFacts, kind: EventType, reason: &'static str, message: impl Into<String>) {
+        if let Some(identity) = &pod.identity {
+            self.ports.events.emit(PodEvent::pod(identity, kind, reason, message));
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
 
+use crate::pod_facts::PodFacts;
 use crate::selinux::Label;
 use crate::spec::{UniqueName, VolumeSpec};
 
@@ -25,7 +25,7 @@ pub struct DesiredVolume {
 /// One pod.
 #[derive(Debug, Clone)]
 pub struct DesiredPod {
-    pub pod: Arc<Pod>,
+    pub facts: Arc<PodFacts>,
     /// kubelet-volnetd has made its folders.
     pub prepared: bool,
     pub volumes: BTreeMap<UniqueName, DesiredVolume>,

@@ -1,5 +1,7 @@
 //! The real other ends: drivers by their sockets, kubelet-volnetd by its verbs.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use bulkhead_csi::v1 as csi;
 use bulkhead_ipc::client::PeerState;
 use bulkhead_ipc::common::DestructiveGuard;
@@ -8,7 +10,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt as _, StreamExt as _, TryFutureExt as _};
-use kubelet_edges::csi::{CsiClient, CsiNode as _};
+use kubelet_edges::csi::{CsiClient, CsiNode as _, Driver};
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use tokio::sync::watch;
 
@@ -20,10 +22,17 @@ use crate::ports::{Answer, Drivers, Reply, VolumeVerbs};
 pub struct RegisteredDrivers(pub CsiClient);
 
 impl Drivers for RegisteredDrivers {
-    fn changes(&self) -> BoxStream<'static, ()> {
-        let seen = self.0.drivers().subscribe();
-        let next = |mut seen: watch::Receiver<_>| async move { seen.changed().await.ok().map(|()| ((), seen)) };
-        futures_util::stream::unfold(seen, next).boxed()
+    fn changes(&self) -> BoxStream<'static, BTreeSet<String>> {
+        let mut seen = self.0.drivers().subscribe();
+        let known = seen.borrow_and_update().clone();
+        let next = |(mut seen, known): (watch::Receiver<BTreeMap<String, Driver>>, BTreeMap<String, Driver>)| async move {
+            seen.changed().await.ok()?;
+            let now = seen.borrow_and_update().clone();
+            let names = known.keys().chain(now.keys()).filter(|name| known.get(*name) != now.get(*name));
+            let changed: BTreeSet<String> = names.cloned().collect();
+            Some((changed, (seen, now)))
+        };
+        futures_util::stream::unfold((seen, known), next).boxed()
     }
 
     fn capabilities<'a>(&'a self, driver: &'a str) -> Answer<'a, Capabilities> {

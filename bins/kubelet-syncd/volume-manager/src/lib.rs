@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`names`] | the names that are computed: attachments, handles of inline volumes, unique volume names |
 //! | [`spec`] | nothing: a volume as it was resolved |
+//! | [`pod_facts`] | nothing: what of a pod operations need to know |
 //! | [`metrics`] | nothing: how long operations take |
 //! | [`selinux`] | with which SELinux label a volume is mounted |
 //! | [`csi`] | what a driver is told |
@@ -34,6 +35,7 @@ pub mod manager;
 pub mod metrics;
 pub mod names;
 pub mod operations;
+pub mod pod_facts;
 pub mod populator;
 pub mod ports;
 pub mod reconciler;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::actual_state::{Expansion, Presence};
 use crate::attach_limit;
+use crate::back_off::Key;
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
 use crate::metrics::Operation;
@@ -23,6 +24,7 @@ use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::{Expand, Moment};
 use crate::operations::mount::Mount;
 use crate::operations::{Failure, Phase, unmount};
+use crate::pod_facts::PodFacts;
 use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
 use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes};
@@ -143,7 +145,7 @@ impl VolumeManager {
 
     /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
     /// claims is seen then, and drivers that want to be called again are.
-    pub async fn want(&self, uid: &PodUid, pod: &Arc<Pod>) {
+    pub async fn want(&self, uid: &PodUid, pod: &Pod) {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         if let Some(selinux) = &self.context.ports.selinux {
             let others = volumes.clone().filter(|volume| !populator::is_managed(volume));
@@ -177,7 +179,7 @@ impl VolumeManager {
         // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
         let mut changed = false;
         let mut wanted = DesiredPod {
-            pod: pod.clone(),
+            facts: Arc::new(PodFacts::of(pod)),
             prepared: before.as_ref().is_some_and(|before| before.prepared),
             volumes: BTreeMap::new(),
             unresolved: BTreeMap::new(),
@@ -269,14 +271,6 @@ impl VolumeManager {
             claim.capacity = there.claim_size;
         }
         Some(spec)
-    }
-
-    /// The same pod as another object: its status or a label has changed. Whoever holds the one that was known until now takes
-    /// this one.
-    pub fn replace_pod(&self, uid: &PodUid, pod: &Arc<Pod>) {
-        if let Some(desired) = self.context.world().desired.pods.get_mut(uid) {
-            desired.pod = pod.clone();
-        }
     }
 
     fn facts(&self, spec: &VolumeSpec) -> Result<DriverFacts, Unresolved> {
@@ -505,8 +499,21 @@ impl VolumeManager {
 
     async fn follow_drivers(self: Arc<Self>) {
         let mut changes = self.context.ports.drivers.changes();
-        while changes.next().await.is_some() {
-            self.context.world().back_offs.hurry(Instant::now());
+        while let Some(changed) = changes.next().await {
+            {
+                let mut world = self.context.world();
+                let World { desired, actual, back_offs, .. } = &mut *world;
+                // Volumes of other drivers go on waiting: a driver that comes and goes is no reason to call theirs.
+                let wanted = |volume: &UniqueName| {
+                    let mut specs = desired.pods.values().filter_map(|pod| pod.volumes.get(volume));
+                    specs.find_map(|wanted| wanted.spec.csi()).is_some_and(|source| changed.contains(&source.driver))
+                };
+                let there = |volume: &UniqueName| {
+                    let device = actual.volumes.get(volume).and_then(|volume| volume.device.as_ref());
+                    device.is_some_and(|device| changed.contains(&device.driver))
+                };
+                back_offs.hurry(Instant::now(), |volume| wanted(volume) || there(volume));
+            }
             self.context.touch();
         }
     }
@@ -613,11 +620,22 @@ impl VolumeManager {
         }
         let waiting = self.labelled_otherwise(&mut world);
         // An ended pod of which nothing is left, and that no operation is about, is forgotten.
-        let World { ended, actual, busy, desired, attacher, .. } = &mut *world;
+        let World { ended, actual, busy, desired, attacher, back_offs, errors, .. } = &mut *world;
         if let Attacher::Node(attached) = attacher {
             attached.retain(|name| desired.wants(name) || actual.volumes.contains_key(name));
         }
         ended.retain(|uid| actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid)));
+        // Nor is it remembered how operations for it failed.
+        let busy = &*busy;
+        let is_known = |(volume, pod): &Key| match pod {
+            Some(pod) => {
+                let operates = busy.get(volume).is_some_and(|of| of.as_ref() == Some(pod));
+                operates || desired.pods.contains_key(pod) || actual.published(volume, pod).is_some()
+            }
+            None => busy.contains_key(volume) || actual.volumes.contains_key(volume),
+        };
+        back_offs.retain(is_known);
+        errors.retain(|key, _| is_known(key));
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
         drop(world);
@@ -641,7 +659,7 @@ impl VolumeManager {
 }
 
 /// A pod that newly waits, and for what.
-type NewlyWaiting = (PodUid, Arc<Pod>, String);
+type NewlyWaiting = (PodUid, Arc<PodFacts>, String);
 
 impl VolumeManager {
     /// Pods that wait until a volume, mounted with another SELinux label, is taken from the node: said once to each. The volume
@@ -660,7 +678,7 @@ impl VolumeManager {
             if known.as_ref() != Some(&text)
                 && let Some(pod) = world.desired.pods.get(&uid)
             {
-                newly.push((uid, pod.pod.clone(), text));
+                newly.push((uid, pod.facts.clone(), text));
             }
         }
         newly
@@ -736,7 +754,7 @@ fn attach(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Fa
         if let Attacher::Node(attached) = attacher {
             attached.insert(volume.clone());
         }
-        (pod.pod.clone(), wanted.spec.name.clone())
+        (pod.facts.clone(), wanted.spec.name.clone())
     };
     let (pod, name) = wanted;
     let message = format!("AttachVolume.Attach succeeded for volume {name:?} ");
@@ -750,7 +768,7 @@ async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(
         world.desired.pods.get_mut(uid).and_then(|pod| {
             let wanted = pod.volumes.get_mut(volume)?;
             let remount = std::mem::take(&mut wanted.remount);
-            Some((pod.pod.clone(), wanted.spec.clone(), wanted.attachable, remount, wanted.label.mount.clone()))
+            Some((pod.facts.clone(), wanted.spec.clone(), wanted.attachable, remount, wanted.label.mount.clone()))
         })
     };
     // Nobody wants it any more.
@@ -761,14 +779,33 @@ async fn mount(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(
         let has = world.actual.volumes.get(volume).filter(|there| there.pods.contains_key(uid));
         has.map_or(wanted, |there| there.label.clone())
     };
-    Mount { context, volume, uid, pod, spec, attachable, remount, label }.run().await
+    let result = Mount { context, volume, uid, pod, spec: spec.clone(), attachable, remount, label }.run().await;
+    let Err(failure) = &result else { return result };
+    if remount {
+        // As upstream's remountRequired: until the driver has been called with success.
+        let mut world = context.world();
+        let wanted = world.desired.pods.get_mut(uid).and_then(|pod| pod.volumes.get_mut(volume));
+        wanted.into_iter().for_each(|wanted| wanted.remount = true);
+    }
+    if failure.mismatch && spec.claim.is_some() {
+        say_mismatch(context, &spec.name, &failure.text).await;
+    }
+    result
+}
+
+/// Told to the PersistentVolume, beside what the pod is told (upstream `operation_generator.go` checkForFailedMount).
+async fn say_mismatch(context: &Context, name: &str, why: &str) {
+    let Ok(volume) = context.ports.reader.volume(name).await else { return };
+    let message = format!("MountVolume failed for volume {name:?} {why}");
+    let reason = "FailedMountOnFilesystemMismatch";
+    context.event_of("PersistentVolume", &volume.metadata, EventType::Warning, reason, message);
 }
 
 async fn expand(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
     let found = {
         let world = context.world();
         let pod = world.desired.pods.get(uid);
-        pod.and_then(|pod| Some((pod.pod.clone(), pod.volumes.get(volume)?.spec.clone())))
+        pod.and_then(|pod| Some((pod.facts.clone(), pod.volumes.get(volume)?.spec.clone())))
     };
     let Some((pod, spec)) = found else { return Ok(()) };
     Expand { context, volume, uid, pod, spec, moment: Moment::Online }.run().await
@@ -784,10 +821,10 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
         world.errors.remove(&key);
         return;
     };
-    world.back_offs.failed(key.clone(), Instant::now());
+    world.back_offs.failed(key.clone(), action.kind(), Instant::now());
     let wanted = pod.and_then(|pod| {
         let wanted = world.desired.pods.get(pod)?;
-        Some((wanted.pod.clone(), wanted.volumes.get(volume)?.spec.name.clone()))
+        Some((wanted.facts.clone(), wanted.volumes.get(volume)?.spec.name.clone()))
     });
     let device = world.actual.volumes.get(volume).and_then(|v| v.device.as_ref()).map(|d| d.spec_name.clone());
     let name = wanted.as_ref().map(|(_, name)| name.clone()).or(device).unwrap_or_else(|| volume.0.clone());
@@ -797,8 +834,7 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     match (action, wanted) {
         (_, _) if failure.away => tracing::debug!(volume = %volume, "{message}"),
         (Action::Mount { .. } | Action::Attach { .. }, Some((pod, _))) => {
-            let reason = if failure.mismatch { "FailedMountOnFilesystemMismatch" } else { failure.phase.reason(block) };
-            context.event(&pod, EventType::Warning, reason, message);
+            context.event(&pod, EventType::Warning, failure.phase.reason(block), message);
         }
         (Action::Expand { .. }, Some((pod, _))) => {
             context.event(&pod, EventType::Warning, "VolumeResizeFailed", message);

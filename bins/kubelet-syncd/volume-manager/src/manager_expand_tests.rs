@@ -214,6 +214,27 @@ async fn resizers_of_old() {
     assert!(outside.events().is_empty());
 }
 
+/// The controller has done all of it: neither is the driver called nor the claim written, whatever the driver can do.
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_node_is_left_alone() {
+    for expands in [true, false] {
+        let outside = Outside::new();
+        grow(&outside, "1Gi", pending("1Gi"));
+        lock(&outside.growth).status.remove("allocatedResourceStatuses");
+        let manager = outside.manager();
+        mount_pod(&manager, "a").await;
+        let done = json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}});
+        grow(&outside, "2Gi", done.as_object().unwrap().clone());
+        lock(&outside.growth).expands = expands;
+        for _ in 0..2 {
+            manager.want(&uid("a"), &pod_of("a", "c")).await;
+            tokio::time::sleep(LONG).await;
+        }
+        assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new(), "the driver expands: {expands}");
+        assert_eq!(outside.events(), Vec::<String>::new());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_only_reads_has_it_as_it_is() {
     let outside = Outside::new();

@@ -197,8 +197,10 @@ impl ClaimWriter for End {
 }
 
 impl Drivers for End {
-    fn changes(&self) -> BoxStream<'static, ()> {
-        let next = |mut seen: watch::Receiver<u64>| async move { seen.changed().await.ok().map(|()| ((), seen)) };
+    fn changes(&self) -> BoxStream<'static, BTreeSet<String>> {
+        let next = |mut seen: watch::Receiver<u64>| async move {
+            seen.changed().await.ok().map(|()| (BTreeSet::from(["d".to_owned()]), seen))
+        };
         futures_util::stream::unfold(self.0.registered.subscribe(), next).boxed()
     }
 
@@ -586,6 +588,33 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
     }
 }
 
+/// A driver may have staged or published, in a life before this one, what it refuses now: its opposite calls follow with the pod's
+/// end.
+#[tokio::test(start_paused = true)]
+async fn what_was_found_is_not_gone_because_it_is_refused() {
+    for call in ["NodeStageVolume", "NodePublishVolume"] {
+        let outside = Outside::new();
+        mount_pod(&outside.manager(), "a").await;
+        lock(&outside.staged).values_mut().for_each(|staged| staged.1 = false);
+        lock(&outside.published).values_mut().for_each(|published| published.1 = false);
+        lock(&outside.log).clear();
+        outside.will(call, Does::Fail(Status::invalid_argument("no")));
+        let manager = outside.manager();
+        begin(&manager, "a").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let log = outside.log();
+        assert!(log.contains(&call.to_owned()), "{log:?}");
+        assert!(!log.iter().any(|line| line == "EndStage" || line == "EndPublish"), "{call}: {log:?}");
+        manager.end(&uid("a"));
+        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+        let log = outside.log();
+        for opposite in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+            assert!(log.contains(&opposite.to_owned()), "{call}: {log:?}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hanging_driver_is_said_with_its_deadline() {
     let outside = Outside::new();
@@ -680,12 +709,17 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     outside.will("NodePublishVolume", Does::Fail(Status::internal("no")));
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // It fails, and the pod keeps what it has.
-    assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume"]);
+    // It fails, the pod keeps what it has, and the driver is called again after the back-off.
+    let called = ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume"];
+    assert_eq!(outside.log()[..3], called);
+    assert_eq!(outside.log()[3..6], called);
+    assert_eq!(outside.log()[6..], ["CommitPublish"]);
     manager.mounted(&uid("a"), Duration::ZERO).await.unwrap();
+    lock(&outside.log).clear();
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(outside.log()[3..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+    assert_eq!(outside.log()[..3], called);
+    assert_eq!(outside.log()[3..], ["CommitPublish"], "once a sync, where it succeeds");
 }
 
 /// An inline export: mounted without a word of the API server, and again when the same static pod comes again.

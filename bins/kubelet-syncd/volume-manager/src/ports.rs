@@ -1,6 +1,7 @@
 //! What the volume manager asks of others: a driver, kubelet-volnetd's verbs, the API server. The real ones are edges; tests
 //! bring their own.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, CsiError>>;
 
 /// The node services of the drivers that have registered. Each call has a connection and a deadline of its own.
 pub trait Drivers: Send + Sync + Debug {
-    /// Word of every driver that registers or goes.
-    fn changes(&self) -> BoxStream<'static, ()>;
+    /// The names of drivers that have registered, gone or moved, with each change.
+    fn changes(&self) -> BoxStream<'static, BTreeSet<String>>;
     fn capabilities<'a>(&'a self, driver: &'a str) -> Answer<'a, Capabilities>;
     fn stage<'a>(&'a self, driver: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()>;
     fn unstage<'a>(&'a self, driver: &'a str, request: csi::NodeUnstageVolumeRequest) -> Answer<'a, ()>;

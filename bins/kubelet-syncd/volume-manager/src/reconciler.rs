@@ -7,7 +7,7 @@ use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
 use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
-use crate::back_off::BackOffs;
+use crate::back_off::{BackOffs, Kind};
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::spec::UniqueName;
 
@@ -61,6 +61,19 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// As what it waits after a failure.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Action::Attach { .. } => Kind::Attach,
+            Action::Mount { .. } => Kind::Mount,
+            Action::Expand { .. } => Kind::Expand,
+            Action::Unmount { .. } => Kind::Unmount,
+            Action::Unstage { .. } | Action::Forget { .. } => Kind::Unstage,
+        }
+    }
+}
+
 /// Everything that is looked at.
 #[derive(Debug)]
 pub struct Look<'a> {
@@ -109,7 +122,8 @@ impl Plan<'_> {
         if self.taken.contains(volume) {
             return;
         }
-        if let Some(until) = self.look.back_offs.until(&(volume.clone(), pod.cloned()), self.look.now) {
+        let (key, kind) = ((volume.clone(), pod.cloned()), action.kind());
+        if let Some(until) = self.look.back_offs.until(&key, kind, self.look.now) {
             self.again = Some(self.again.map_or(until, |again| again.min(until)));
             return;
         }

@@ -62,6 +62,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         single_pod: false,
         unreadable: false,
         relabel: false,
+        found: false,
     };
     ActualVolume {
         device: Some(api::CsiDevice::default()),
@@ -75,6 +76,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         claim_size: 0,
         expansion: Expansion::Possible,
         expansion_failed: false,
+        found: false,
     }
 }
 
@@ -108,7 +110,7 @@ impl World {
 
     fn want(&mut self, pod: &str, handle: &str, attachable: bool) {
         let entry = self.desired.pods.entry(uid(pod)).or_insert_with(|| DesiredPod {
-            pod: Arc::default(),
+            facts: Arc::default(),
             prepared: true,
             volumes: BTreeMap::new(),
             unresolved: BTreeMap::new(),
@@ -247,11 +249,26 @@ fn the_last_pod_takes_the_device_with_it() {
 fn waits_are_told() {
     let mut world = World::new();
     world.want("a", "v", false);
-    world.back_offs.failed((unique("v"), Some(uid("a"))), world.now);
+    world.back_offs.failed((unique("v"), Some(uid("a"))), Kind::Mount, world.now);
     let (actions, again) = world.plan();
     assert_eq!((actions, again), (Vec::new(), Some(world.now + Duration::from_millis(500))));
     world.now += Duration::from_millis(500);
     assert_eq!(world.actions(), [mount("v", "a")]);
+}
+
+/// A publication that has failed again and again does not hold up the pod's end.
+#[test]
+fn another_operation_does_not_wait() {
+    let mut world = World::new();
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &[("a", Presence::Uncertain)]));
+    world.want("a", "v", false);
+    for _ in 0..5 {
+        world.back_offs.failed((unique("v"), Some(uid("a"))), Kind::Mount, world.now);
+    }
+    assert_eq!(world.actions(), []);
+    world.desired.pods.clear();
+    world.ended.insert(uid("a"));
+    assert_eq!(world.actions(), [Action::Unmount { volume: unique("v"), pod: uid("a") }]);
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! What drivers say of the room in their volumes (upstream `pkg/volume/csi` csi_metrics.go): asked when somebody wants it, of each
 //! driver that can say it (GET_VOLUME_STATS), for each volume that is there.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bulkhead_csi::v1 as csi;
 use bulkhead_csi::v1::volume_usage::Unit;
 use bulkhead_types::PodUid;
+use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
 use kubelet_edges::csi::CsiError;
 use kubelet_model::events::EventType;
@@ -19,7 +21,7 @@ use crate::spec::{ObjectRef, Source, UniqueName};
 
 /// A driver that takes longer has not answered; what hangs is not asked again before it has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Volumes that are asked for at a time.
+/// Volumes of one driver that are asked for at a time.
 const AT_A_TIME: usize = 8;
 
 /// Bytes and inodes, as far as the driver says them.
@@ -86,14 +88,23 @@ impl Statistics {
         Statistics { health, ..self }
     }
 
-    /// All volumes that are there, as their drivers answer: one that takes its time holds up none of the others.
+    /// All volumes that are there, as their drivers answer: one that takes its time holds up none of the others, and one that has not
+    /// answered in time is asked for no further volume.
     pub fn all(&self) -> impl Stream<Item = VolumeUsage> + Send + use<> {
-        let this = self.clone();
+        let mut by_driver: BTreeMap<String, Vec<Question>> = BTreeMap::new();
+        for question in self.questions() {
+            by_driver.entry(question.driver.clone()).or_default().push(question);
+        }
+        stream::select_all(by_driver.into_values().map(|questions| self.of_driver(questions)))
+    }
+
+    fn of_driver(&self, questions: Vec<Question>) -> BoxStream<'static, VolumeUsage> {
+        let (this, silent) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let answered = move |question: Question| {
-            let this = this.clone();
-            async move { this.ask(question).await }
+            let (this, silent) = (this.clone(), silent.clone());
+            async move { this.ask(question, &silent).await }
         };
-        stream::iter(self.questions()).map(answered).buffer_unordered(AT_A_TIME)
+        stream::iter(questions).map(answered).buffer_unordered(AT_A_TIME).boxed()
     }
 
     fn questions(&self) -> Vec<Question> {
@@ -140,9 +151,10 @@ impl Statistics {
         questions
     }
 
-    async fn ask(&self, question: Question) -> VolumeUsage {
+    /// `silent`: the driver has not answered another question in time.
+    async fn ask(&self, question: Question, silent: &AtomicBool) -> VolumeUsage {
         let Question { unique, mut answer, driver, handle, path } = question;
-        if driver.is_empty() {
+        if driver.is_empty() || silent.load(Ordering::Relaxed) {
             return answer;
         }
         let key = (answer.pod.clone(), unique);
@@ -177,7 +189,10 @@ impl Statistics {
             Ok(Err(error)) => {
                 tracing::debug!(driver, volume = answer.volume, %error, "no statistics of a volume");
             }
-            Err(_) => tracing::debug!(driver, volume = answer.volume, "the driver tells no statistics in time"),
+            Err(_) => {
+                silent.store(true, Ordering::Relaxed);
+                tracing::debug!(driver, volume = answer.volume, "the driver tells no statistics in time");
+            }
         }
         answer
     }
@@ -185,7 +200,7 @@ impl Statistics {
 
 impl Statistics {
     fn say_abnormal(&self, answer: &VolumeUsage, message: &str) {
-        let pod = self.context.world().desired.pods.get(&answer.pod).map(|pod| pod.pod.clone());
+        let pod = self.context.world().desired.pods.get(&answer.pod).map(|pod| pod.facts.clone());
         let Some(pod) = pod else { return };
         let message = format!("Volume {}: {message}", answer.volume);
         self.context.event(&pod, EventType::Warning, "VolumeConditionAbnormal", message);
@@ -256,6 +271,7 @@ mod tests {
             single_pod: false,
             unreadable: false,
             relabel: false,
+            found: false,
         };
         let mount = there("/r/pods/p/volumes/kubernetes.io~csi/pvc-1/mount");
         assert_eq!(asked_path(&mount, false, &pod), Some(mount.target_path.clone().into()));

@@ -7,21 +7,25 @@ use std::sync::Arc;
 use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_ipc::volnetd::SetUpLocalRequest;
 use bulkhead_types::{PodUid, Quantity};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kubelet_edges::csi::{CsiError, Outcome};
 use kubelet_model::events::EventType;
 use tonic::Code;
 
-use super::{Failure, Phase, local, secrets};
+use super::secrets::{self, SecretField};
+use super::{Failure, Phase, local};
 use crate::actual_state::{ActualVolume, Expansion};
 use crate::context::Context;
 use crate::csi::policy::Capabilities;
 use crate::csi::requests;
+use crate::pod_facts::PodFacts;
 use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
 
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
+/// A claim's annotation: the controller's part is all that its driver needs (upstream NodeExpansionNotRequired).
+const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 
 /// A size as the API writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -48,6 +52,8 @@ pub struct ClaimSays {
     pub status: String,
     /// spec.resources.requests.
     pub wanted: i64,
+    /// Several nodes may have it, and each of them has a part in its expansion.
+    pub on_each_node: bool,
 }
 
 impl ClaimSays {
@@ -59,11 +65,14 @@ impl ClaimSays {
             quantity.map(|quantity| Size::of(&quantity.0))
         };
         let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+        let modes = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+        let is_annotated = claim.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(NOT_REQUIRED));
         ClaimSays {
             has: storage(status.capacity.as_ref()).unwrap_or_default().bytes,
             allocated: storage(status.allocated_resources.as_ref()),
             status: status.allocated_resource_statuses.and_then(|all| all.get("storage").cloned()).unwrap_or_default(),
             wanted: storage(requests).unwrap_or_default().bytes,
+            on_each_node: modes.iter().any(|mode| mode == "ReadWriteMany") && !is_annotated,
         }
     }
 }
@@ -84,6 +93,10 @@ pub enum Writes {
 pub enum Next {
     /// The controller has its turn, or it could not be done and nobody has asked anew.
     NotNow,
+    /// The controller has done all of it.
+    Done {
+        to: Size,
+    },
     Expand {
         to: Size,
         writes: Writes,
@@ -104,7 +117,8 @@ pub fn next(claim: &ClaimSays, volume: &Size) -> Next {
     }
     let to = claim.allocated.clone().unwrap_or_else(|| volume.clone());
     match claim.status.as_str() {
-        "" if claim.has >= to.bytes => Next::Expand { to, writes: Writes::Nothing },
+        "" if claim.has >= to.bytes && claim.on_each_node => Next::Expand { to, writes: Writes::Nothing },
+        "" if claim.has >= to.bytes => Next::Done { to },
         PENDING | IN_PROGRESS => Next::Expand { to, writes: Writes::All },
         _ => Next::NotNow,
     }
@@ -129,7 +143,7 @@ pub struct Expand<'a> {
     pub context: &'a Context,
     pub volume: &'a UniqueName,
     pub uid: &'a PodUid,
-    pub pod: Arc<Pod>,
+    pub pod: Arc<PodFacts>,
     pub spec: Arc<VolumeSpec>,
     pub moment: Moment,
 }
@@ -179,6 +193,10 @@ impl Expand<'_> {
                 self.note(|known| known.expansion = Expansion::NextSync);
                 Ok(())
             }
+            Next::Done { to } => {
+                self.note(|known| known.claim_size = to.bytes);
+                Ok(())
+            }
             Next::Expand { to, writes } => self.expand(&claim, &says, to, writes).await,
         }
     }
@@ -226,11 +244,13 @@ impl Expand<'_> {
         let can = self.context.ports.drivers.capabilities(&source.driver).await;
         let can = can.map_err(|error| self.not_called(&error))?;
         if !can.expand {
-            if writes == Writes::Capacity {
-                // A resizer of old does not ask for the node's part of such a driver.
+            if writes != Writes::All {
+                // A resizer of old does not ask for the node's part of such a driver, and what the claim has already was given
+                // to it without this node.
                 return Ok(Ok(Asked::NothingToDo));
             }
-            return Ok(Err(Failure::new(phase, "NodeExpand is not supported by the CSI driver")));
+            let text = format!("NodeExpand is not supported by the CSI driver {}", source.driver);
+            return Ok(Err(Failure::new(phase, text)));
         }
         let Err(error) = self.call(source, can, to.bytes).await? else { return Ok(Ok(Asked::Grown)) };
         if error.outcome() == Outcome::NotCalled {
@@ -263,8 +283,7 @@ impl Expand<'_> {
         };
         let ports = &self.context.ports;
         let reference = source.expand_secret.as_ref();
-        let secret = secrets::secret(&*ports.reader, reference, "NodeExpandSecretRef", self.phase()).await?;
-        let staging_path = if can.stage { staging_path } else { String::new() };
+        let secret = secrets::secret(&*ports.reader, reference, SecretField::Expand, self.phase()).await?;
         let mut request = requests::expand(&self.spec, source, can, path, staging_path, bytes);
         request.secrets = secret;
         let _place = match self.moment {
@@ -347,15 +366,23 @@ mod tests {
             // Less was asked for after a failure.
             (1, Some(3), "NodeResizePending", expand(3, Writes::All)),
             (1, None, "NodeResizePending", expand(2, Writes::All)),
-            (2, Some(2), "", expand(2, Writes::Nothing)),
+            (2, Some(2), "", Next::Done { to: size(2) }),
             (1, Some(2), "", Next::NotNow),
             (1, Some(2), "NodeResizeInfeasible", Next::NotNow),
             (1, Some(2), "ControllerResizeInProgress", Next::NotNow),
             (1, Some(2), "ControllerResizeInfeasible", Next::NotNow),
         ] {
             let status = status.to_owned();
-            let claim = ClaimSays { has: has << 30, allocated: allocated.map(size), status, wanted: 2 << 30 };
+            let (has, allocated, wanted) = (has << 30, allocated.map(size), 2 << 30);
+            let claim = ClaimSays { has, allocated, status, wanted, on_each_node: false };
             assert_eq!(next(&claim, &size(2)), expected, "{claim:?}");
+            let shared = ClaimSays { on_each_node: true, ..claim };
+            let expected = match expected {
+                // Another node has done its part, and this one has not.
+                Next::Done { to } => Next::Expand { to, writes: Writes::Nothing },
+                other => other,
+            };
+            assert_eq!(next(&shared, &size(2)), expected, "{shared:?}");
         }
         assert!(is_infeasible(Some(Code::OutOfRange)) && !is_infeasible(Some(Code::Internal)) && !is_infeasible(None));
     }

@@ -4,19 +4,22 @@ use std::sync::Arc;
 
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_edges::csi::{CsiError, Outcome};
 use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
+use tokio::time::Instant;
 
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
-use super::{Failure, Phase, fc, iscsi, local, nfs, secrets, slow_group};
+use super::secrets::{self, SecretField};
+use super::{Failure, Phase, fc, iscsi, local, nfs, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
 use crate::csi::requests::{self, Pairs, Publication};
+use crate::metrics::Operation;
 use crate::names;
+use crate::pod_facts::PodFacts;
 use crate::populator::node_affinity;
 use crate::ports::Reply;
 use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
@@ -29,7 +32,7 @@ pub struct Mount<'a> {
     pub context: &'a Context,
     pub volume: &'a UniqueName,
     pub uid: &'a PodUid,
-    pub pod: Arc<Pod>,
+    pub pod: Arc<PodFacts>,
     pub spec: Arc<VolumeSpec>,
     pub attachable: bool,
     /// It is mounted, and the driver is to be called once more.
@@ -55,9 +58,9 @@ impl Mount<'_> {
         match &self.spec.source {
             Source::Csi(source) => self.csi(source).await,
             Source::Local { path, fs_type } => {
-                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let group = self.pod.fs_group.filter(|_| !self.spec.read_only);
                 let mut request = local::request(self.uid, &self.spec, path, fs_type);
-                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.pod.on_root_mismatch);
                 self.one_of_its_pods()?;
                 let folder = format!("{}/volumes/kubernetes.io~local-volume/{}", self.uid, self.spec.name);
                 let work = self.context.ports.verbs.set_up_local(request);
@@ -90,18 +93,18 @@ impl Mount<'_> {
                 Ok(())
             }
             Source::Fc(source) => {
-                let group = self.fs_group().filter(|_| !self.spec.read_only);
+                let group = self.pod.fs_group.filter(|_| !self.spec.read_only);
                 let mut request = fc::request(self.uid, &self.spec, source)?;
-                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.pod.on_root_mismatch);
                 self.one_of_its_pods()?;
                 self.attached_disk("fc", group, self.context.ports.verbs.set_up_fc(request)).await
             }
             Source::Iscsi(source) => {
-                let group = self.fs_group().filter(|_| !self.spec.read_only);
-                let namespace = self.pod.metadata.namespace.as_deref().unwrap_or("default");
+                let group = self.pod.fs_group.filter(|_| !self.spec.read_only);
+                let namespace = self.pod.identity.as_ref().map_or("default", |identity| identity.namespace.as_str());
                 let reader = &*self.context.ports.reader;
                 let mut request = iscsi::request(reader, self.uid, namespace, &self.spec, source).await?;
-                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.on_root_mismatch());
+                (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.pod.on_root_mismatch);
                 self.one_of_its_pods()?;
                 self.attached_disk("iscsi", group, self.context.ports.verbs.set_up_iscsi(request)).await
             }
@@ -175,18 +178,6 @@ impl Mount<'_> {
         Ok(())
     }
 
-    fn security(&self) -> Option<&k8s_openapi::api::core::v1::PodSecurityContext> {
-        self.pod.spec.as_ref()?.security_context.as_ref()
-    }
-
-    fn fs_group(&self) -> Option<i64> {
-        self.security()?.fs_group
-    }
-
-    fn on_root_mismatch(&self) -> bool {
-        self.security().and_then(|s| s.fs_group_change_policy.as_deref()) == Some("OnRootMismatch")
-    }
-
     fn device(&self, source: &CsiSource) -> api::CsiDevice {
         api::CsiDevice {
             driver: source.driver.clone(),
@@ -217,7 +208,13 @@ impl Mount<'_> {
         }
         let facts = self.facts(&source.driver)?;
         self.one_of_its_pods()?;
-        let context = self.publish_context(source).await?;
+        let began = Instant::now();
+        let context = self.publish_context(source).await;
+        if self.attachable && before.staged != Presence::Yes {
+            let (plugin, metrics) = (self.spec.plugin(), &self.context.ports.metrics);
+            metrics.observe(&plugin, Operation::VerifyAttached, context.is_ok(), source.migrated, began.elapsed());
+        }
+        let context = context?;
         let _place = self.context.place(&source.driver).await;
         let phase = if source.ephemeral { Phase::SetUp } else { Phase::Device };
         let what = if source.ephemeral {
@@ -239,7 +236,6 @@ impl Mount<'_> {
             (true, Presence::Yes) => self.staging_path(),
             (true, Presence::No | Presence::Uncertain) => self.stage(source, can, &context).await?,
         };
-        let staging_path = if can.stage { staging_path } else { String::new() };
         self.publish(source, can, &facts, context, staging_path, before).await
     }
 
@@ -291,6 +287,7 @@ impl Mount<'_> {
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
+            found: false,
         });
         volume.attachable = Some(self.attachable);
         if volume.is_gone() {
@@ -309,7 +306,7 @@ impl Mount<'_> {
         let verbs = &self.context.ports.verbs;
         let phase = Phase::Device;
         let secret = source.stage_secret.as_ref();
-        let secret = secrets::secret(&*self.context.ports.reader, secret, "NodeStageSecretRef", phase).await?;
+        let secret = secrets::secret(&*self.context.ports.reader, secret, SecretField::Stage, phase).await?;
         let request = api::PrepareStageRequest {
             device: Some(self.device(source)),
             selinux_mount_context: self.label.clone(),
@@ -324,7 +321,7 @@ impl Mount<'_> {
         });
         self.context.world().actual.is_named(self.volume, &self.device(source), None);
         if can.stage {
-            let group = self.fs_group();
+            let group = self.pod.fs_group;
             let mut request =
                 requests::stage(&self.spec, source, can, group, path.clone(), context.clone(), &self.label);
             request.secrets = secret;
@@ -335,13 +332,14 @@ impl Mount<'_> {
             }
         }
         verbs.commit_stage(self.device(source)).await.map_err(|error| Failure::verb(phase, &error))?;
-        self.note(source, |volume| volume.staged = Presence::Yes);
+        self.note(source, |volume| (volume.staged, volume.found) = (Presence::Yes, false));
         Ok(path)
     }
 
-    /// What is known not to be staged leaves nothing; what may be, stays uncertain.
+    /// What is known not to be staged leaves nothing; what may be, stays uncertain. So does what was found on the node: the driver
+    /// may have staged it in a life before this one, and refuse it now.
     async fn stage_failed(&self, source: &CsiSource, error: &CsiError) {
-        if error.outcome() == Outcome::Uncertain {
+        if error.outcome() == Outcome::Uncertain || self.note(source, |volume| volume.found) {
             return;
         }
         let verbs = &self.context.ports.verbs;
@@ -375,10 +373,11 @@ impl Mount<'_> {
             return Ok(());
         }
         let secret = source.publish_secret.as_ref();
-        let mut secret = secrets::secret(&*ports.reader, secret, "NodePublishSecretRef", phase).await?;
+        let mut secret = secrets::secret(&*ports.reader, secret, SecretField::Publish, phase).await?;
         let pod = secrets::pod_info(&self.pod);
         let mut extra_context = if facts.pod_info_on_mount { pod.context(source.ephemeral) } else { Pairs::new() };
-        let tokens = secrets::tokens(&*ports.reader, facts, &pod).await?;
+        // As upstream: a block volume's driver is given none.
+        let tokens = if self.spec.block { Pairs::new() } else { secrets::tokens(&*ports.reader, facts, &pod).await? };
         if facts.tokens_in_secrets {
             secret.extend(tokens)
         } else {
@@ -402,13 +401,13 @@ impl Mount<'_> {
             self.note_published(source, Presence::Uncertain, String::new(), &target_path, false);
             self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
-        let mount_group = self.fs_group();
+        let mount_group = self.pod.fs_group;
         let label = self.label.clone();
         let publication = Publication { staging_path, target_path, publish_context, mount_group, label, extra_context };
         let mut request = requests::publish(&self.spec, source, can, publication);
         request.secrets = secret;
         if let Err(error) = ports.drivers.publish(&source.driver, request).await {
-            if error.outcome() != Outcome::Uncertain && !mounted_before {
+            if error.outcome() != Outcome::Uncertain && !mounted_before && !self.was_found(source) {
                 self.unprepare(source).await;
             }
             return Err(Failure::call(phase, &error, "mounter.SetUpAt failed to get CSI client"));
@@ -447,10 +446,17 @@ impl Mount<'_> {
                 Some(known) if target_path.is_empty() => known.target_path.clone(),
                 _ => target_path.to_owned(),
             };
+            let found = presence != Presence::Yes && volume.pods.get(self.uid).is_some_and(|known| known.found);
+            let unreadable = false;
             let published =
-                Published { presence, host_path, spec_name, target_path, single_pod, unreadable: false, relabel };
+                Published { presence, host_path, spec_name, target_path, single_pod, unreadable, relabel, found };
             volume.pods.insert(self.uid.clone(), published);
         });
+    }
+
+    /// The driver may have published it in a life before this one, whatever it says now.
+    fn was_found(&self, source: &CsiSource) -> bool {
+        self.note(source, |volume| volume.pods.get(self.uid).is_some_and(|published| published.found))
     }
 
     /// The driver has refused: folder and `vol_data.json` go.
@@ -479,7 +485,7 @@ impl Mount<'_> {
             pod_uid: self.uid.to_string(),
             device: Some(self.device(source)),
             fs_group,
-            fs_group_on_root_mismatch: self.on_root_mismatch(),
+            fs_group_on_root_mismatch: self.pod.on_root_mismatch,
             read_only: self.spec.read_only,
         };
         let work = self.context.ports.verbs.commit_publish(request);
@@ -528,6 +534,7 @@ impl Mount<'_> {
             claim_size: self.spec.claim.as_ref().map_or(0, |claim| claim.capacity),
             expansion: Expansion::Possible,
             expansion_failed: false,
+            found: false,
         }
     }
 
@@ -557,6 +564,7 @@ impl Mount<'_> {
             unreadable: false,
             // No driver has mounted it with a label.
             relabel: true,
+            found: false,
         };
         volume.pods.insert(self.uid.clone(), published);
     }

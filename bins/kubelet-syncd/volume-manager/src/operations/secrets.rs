@@ -1,12 +1,13 @@
 //! What a driver is told that nobody else may see: secrets and service-account tokens. They are read for one call, and are in no
 //! log, event or error.
 
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_model::objects::TokenWanted;
+use kubelet_model::pod::spec::PodIdentity;
 
 use super::driver_facts::DriverFacts;
 use super::{Failure, Phase};
 use crate::csi::requests::{Pairs, PodInfo, TOKENS};
+use crate::pod_facts::PodFacts;
 use crate::ports::ClusterReader;
 use crate::spec::ObjectRef;
 
@@ -14,25 +15,49 @@ use crate::spec::ObjectRef;
 const TOKEN_SECONDS: i64 = 3600;
 
 /// The pod as drivers and token requests name it.
-pub fn pod_info(pod: &Pod) -> PodInfo {
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+pub fn pod_info(pod: &PodFacts) -> PodInfo {
+    let name = |of: fn(&PodIdentity) -> String| pod.identity.as_ref().map(of).unwrap_or_default();
     PodInfo {
-        name: text(&pod.metadata.name),
-        namespace: text(&pod.metadata.namespace),
-        uid: text(&pod.metadata.uid),
-        service_account: pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
+        name: name(|identity| identity.name.to_string()),
+        namespace: name(|identity| identity.namespace.to_string()),
+        uid: name(|identity| identity.uid.to_string()),
+        service_account: pod.service_account.clone(),
     }
 }
 
-/// `what`: the field that names the secret.
+/// The field of a PersistentVolume that names the secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretField {
+    Stage,
+    Publish,
+    Expand,
+}
+
+impl SecretField {
+    /// In the words of upstream's csi_attacher.go, csi_mounter.go and expander.go.
+    fn failed(self, namespace: &str, name: &str, why: &str) -> String {
+        match self {
+            SecretField::Stage => format!("fetching NodeStageSecretRef {namespace}/{name} failed: {why}"),
+            SecretField::Publish => format!("fetching NodePublishSecretRef {namespace}/{name} failed: {why}"),
+            SecretField::Expand => {
+                format!("expander.NodeExpand failed to get NodeExpandSecretRef {namespace}/{name}: {why}")
+            }
+        }
+    }
+}
+
+/// What a secret of the driver's holds; nothing where no field names one.
+///
+/// # Errors
+/// It cannot be read, or a value of it is no text.
 pub async fn secret(
     reader: &dyn ClusterReader,
     reference: Option<&ObjectRef>,
-    what: &str,
+    field: SecretField,
     phase: Phase,
 ) -> Result<Pairs, Failure> {
     let Some(ObjectRef { namespace, name }) = reference else { return Ok(Pairs::new()) };
-    let failed = |why: String| format!("fetching {what} {namespace}/{name} failed: {why}");
+    let failed = |why: String| field.failed(namespace, name, &why);
     let secret = reader.secret(namespace, name).await.map_err(|error| {
         let why = format!("failed to find the secret {name} in the namespace {namespace} with error: {error}");
         Failure::object(phase, failed(why), &error)

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_model::events::EventType;
 
 use crate::context::Context;
+use crate::pod_facts::PodFacts;
 
 /// Until the first word, and between it and each further one (upstream initialTimeoutDuration, progressReportDuration).
 const FIRST: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Waits for what gives `folder` to the group, and says how long it takes. `folder`: from the pod's uid on, as upstream names it.
-pub async fn said<T>(context: &Context, pod: &Pod, folder: &str, work: impl Future<Output = T>) -> T {
+pub async fn said<T>(context: &Context, pod: &PodFacts, folder: &str, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     let mut wait = FIRST;
     loop {
