@@ -10,6 +10,7 @@ use bulkhead_daemon::{StateDir, StateError};
 use crate::container_manager::devices::EndpointStore;
 use crate::evictions::book::{self, EvictionStore};
 use crate::evictions::pressure::{self, PressureStore};
+use crate::node_shutdown::record::{self, ShutdownStore};
 use crate::ooms::{self, OomStore};
 use crate::sources::uids::{UidBook, UidStore, UidStoreError};
 use kubelet_images::backoff as pull_back_off;
@@ -31,6 +32,7 @@ const ALLOCATIONS: StateFile = StateFile { name: "allocations.json", version: al
 const EVICTIONS: StateFile = StateFile { name: "evictions.json", version: book::VERSION };
 const PRESSURE: StateFile = StateFile { name: "pressure.json", version: pressure::VERSION };
 const OOMS: StateFile = StateFile { name: "out-of-memory.json", version: ooms::VERSION };
+const SHUTDOWN: StateFile = StateFile { name: "shutdown.json", version: record::VERSION };
 const DEVICE_PLUGINS: StateFile = StateFile { name: "device-plugins.json", version: 1 };
 const PROBES: StateFile = StateFile { name: "probe-results.json", version: journal::VERSION };
 
@@ -236,6 +238,20 @@ impl OomStore for PrivateState {
             StateError::Write { source, .. } => source,
             other => std::io::Error::other(other),
         })
+    }
+}
+
+impl ShutdownStore for PrivateState {
+    fn load(&self) -> Option<record::Saved> {
+        self.0.load(SHUTDOWN, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "pods have their whole time at a shutdown again");
+            None
+        })
+    }
+
+    fn save(&self, saved: &record::Saved) -> std::io::Result<()> {
+        let bytes = state_file::encode(SHUTDOWN.version, saved).map_err(std::io::Error::other)?;
+        self.0.write(SHUTDOWN.name, &bytes).map_err(std::io::Error::other)
     }
 }
 

@@ -8,7 +8,9 @@ use bulkhead_testkit::device_plugin::DevicePlugin;
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::{LONG, Node, Release, build, eventually};
 use bulkhead_tests::joined::{Member, NODE, wait_node};
+use bulkhead_tests::pod_resources::Agent;
 use bulkhead_tests::{lab, lab_on};
+use kubelet_pod_resources::v1;
 use serde_json::{Value, json};
 
 const RESOURCE: &str = "example.com/device";
@@ -50,6 +52,17 @@ fn health(pod: &Value) -> Value {
     pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone()
 }
 
+/// Resource, id and NUMA nodes of each device of a pod, as an agent on the node is told them.
+fn listed(node: &Node, pod: &str) -> Result<Vec<(String, String, Vec<i64>)>> {
+    let pods = Agent::new(&node.root_dir().join("pod-resources/kubelet.sock"))?.list()?;
+    let pod = pods.into_iter().find(|one| one.name == pod).with_context(|| format!("{pod} is not listed"))?;
+    let device = |device: v1::ContainerDevices| {
+        let nodes = device.topology.unwrap_or_default().nodes.iter().map(|node| node.id).collect();
+        (device.resource_name, device.device_ids.join(","), nodes)
+    };
+    Ok(pod.containers.into_iter().flat_map(|container| container.devices).map(device).collect())
+}
+
 fn container_id(pod: &Value) -> Value {
     pod["status"]["containerStatuses"][0]["containerID"].clone()
 }
@@ -85,6 +98,10 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     let (holder, all) = (&shown["holders"][0], shown["devices"].as_array().map(Vec::len));
     ensure!(holder["podUid"] == uid.as_str() && holder["devices"][0]["id"] == "c" && all == Some(3), "{shown:#}");
 
+    let c = (RESOURCE.to_owned(), "c".to_owned(), Vec::new());
+    let told = listed(&member.node, "one")?;
+    ensure!(told == [c.clone()], "{told:?}");
+
     // Its health: in its status, and in the Node's; as often as it changes, others are not flooded.
     let ill = devices(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Unhealthy")]);
     plugin.tell(&json!({"devices": ill, "prefer": ["c"]}))?;
@@ -107,6 +124,11 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     let seen = member.wait_ready("one")?;
     ensure!(container_id(&seen) == container_id(&one), "{seen:#}");
     ensure!(plugin.calls("Register")?.len() == 1 && plugin.calls("Allocate")?.len() == 1);
+    eventually("an agent is told the same", LONG, || {
+        let told = listed(&member.node, "one")?;
+        ensure!(told == [c.clone()], "{told:?}");
+        Ok(())
+    })?;
 
     // A plugin that hangs holds up whom it is to serve. It dies: that pod fails in upstream's words, and the other one runs on.
     plugin.tell(&json!({"devices": healthy, "fault": {"Allocate": "hang"}}))?;
@@ -151,6 +173,7 @@ const STARTS: &str = "example.com/starts";
 const PREFERS: &str = "example.com/prefers";
 const MUTE: &str = "example.com/mute";
 const SILENT: &str = "example.com/silent";
+const BROKEN: &str = "example.com/broken";
 const NEAR: &str = "example.com/near";
 const FAR: &str = "example.com/far";
 const KIND: &str = "devices.test/unit";
@@ -186,13 +209,15 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
     let spec = json!({"cdiVersion": "0.6.0", "kind": KIND, "devices": [unit("named"), unit("annotated")]});
     std::fs::write(lab.cdi_folder().join("devices.test.json"), spec.to_string())?;
 
-    // === At registration: one that does not say what it can, and one that does not tell its devices ===
+    // === At registration: one that does not say what it can, one that does not tell its devices, and one that fails to ===
     let (node, two) = (&member.node, json!([{"id": "a"}, {"id": "b"}]));
     let hangs = |call: &str| json!({"devices": two, "fault": {call: "hang"}});
     let mute = plugin(node, MUTE, &hangs("GetDevicePluginOptions"))?;
     let silent = plugin(node, SILENT, &hangs("ListAndWatch"))?;
     asked(&mute, "GetDevicePluginOptions", 1)?;
     asked(&silent, "ListAndWatch", 1)?;
+    let fails = json!({"devices": two, "fault": {"ListAndWatch": "fail"}});
+    let mut broken = plugin(node, BROKEN, &fails)?;
     let three = json!([{"id": "a"}, {"id": "b"}, {"id": "c"}]);
     let six = json!([{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "d"}, {"id": "e"}, {"id": "f"}]);
     let slow = json!({"devices": three, "fault": {"PreStartContainer": "hang"}});
@@ -206,6 +231,8 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
     for absent in [MUTE, SILENT] {
         ensure!(shown["status"]["capacity"][absent].is_null(), "{shown:#}");
     }
+    let shown = wait_shown(&member, &[(BROKEN, "0")])?;
+    ensure!(shown["status"]["capacity"][BROKEN] == "0", "{shown:#}");
 
     // === While plugins hang, others' containers start ===
     member.create("starts", &wants_of(STARTS, 1))?;
@@ -257,6 +284,8 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
     let entries = written["Data"]["PodDeviceEntries"].as_array().cloned().unwrap_or_default();
     let entry = entries.iter().find(|entry| entry["ResourceName"] == NEAR).context("no entry")?;
     ensure!(entry["DeviceIDs"] == json!({"0": ["c"]}), "{written:#}");
+    let told = listed(&member.node, "near")?;
+    ensure!(told == [(NEAR.to_owned(), "c".to_owned(), vec![0])], "{told:?}");
     // Devices of a NUMA node that the machine does not have are nowhere near its CPUs.
     let message = refused(&member, "far", "TopologyAffinityError")?;
     ensure!(message == "Pod was rejected: Resources cannot be allocated with Topology locality", "{message}");
@@ -280,5 +309,10 @@ fn a_plugin_that_hangs_or_dies_holds_up_only_its_own_containers() -> Result<()> 
     prefers.tell(&json!({"devices": six}))?;
     starts.tell(&json!({"devices": three}))?;
     wait_shown(&member, &[(MUTE, "2"), (PREFERS, "6")])?;
+    // The one that failed was not asked again until it registers again.
+    ensure!(broken.calls("ListAndWatch")?.len() == 1);
+    broken.tell(&json!({"devices": two}))?;
+    broken.again()?;
+    wait_shown(&member, &[(BROKEN, "2")])?;
     member.node.finish()
 }

@@ -3,17 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Node, Pod, eventually};
 use bulkhead_tests::lab;
-use kubelet_pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient as V1;
-use kubelet_pod_resources::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1;
-use kubelet_pod_resources::{v1, v1alpha1};
+use bulkhead_tests::pod_resources::Agent;
+use kubelet_pod_resources::v1;
 use serde_json::{Value, json};
-use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::Code;
 
 /// Of one CPU and 64 MiB for itself, with a sidecar and an init container.
 fn pinned() -> Pod {
@@ -24,59 +21,6 @@ fn pinned() -> Pod {
         "command": ["sh", "-c", "trap exit TERM; sleep 3600 & wait"]});
     let init = json!({"name": "init", "image": image, "resources": small, "command": ["true"]});
     Pod::idle("pinned").container_field("resources", resources).spec("initContainers", json!([init, side]))
-}
-
-/// A connection that begins anew when it broke.
-struct Agent {
-    runtime: tokio::runtime::Runtime,
-    channel: Channel,
-}
-
-impl Agent {
-    fn new(socket: &Path) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let entered = runtime.enter();
-        let channel = bulkhead_ipc::client::channel(socket);
-        drop(entered);
-        Ok(Agent { runtime, channel })
-    }
-
-    fn list(&self) -> Result<Vec<v1::PodResources>, Status> {
-        let answer = self.runtime.block_on(V1::new(self.channel.clone()).list(v1::ListPodResourcesRequest {}))?;
-        Ok(answer.into_inner().pod_resources)
-    }
-
-    fn get(&self, name: &str) -> Result<v1::PodResources, Status> {
-        let request = v1::GetPodResourcesRequest { pod_name: name.into(), pod_namespace: "default".into() };
-        let answer = self.runtime.block_on(V1::new(self.channel.clone()).get(request))?.into_inner();
-        answer.pod_resources.ok_or_else(|| Status::internal("no pod"))
-    }
-
-    fn allocatable(&self) -> Result<v1::AllocatableResourcesResponse, Status> {
-        let request = v1::AllocatableResourcesRequest {};
-        Ok(self.runtime.block_on(V1::new(self.channel.clone()).get_allocatable_resources(request))?.into_inner())
-    }
-
-    fn list_v1alpha1(&self) -> Result<Vec<v1alpha1::PodResources>, Status> {
-        let request = v1alpha1::ListPodResourcesRequest {};
-        Ok(self.runtime.block_on(V1alpha1::new(self.channel.clone()).list(request))?.into_inner().pod_resources)
-    }
-
-    /// So many at once: how many were refused for being too many.
-    fn at_once(&self, number: usize) -> Result<usize> {
-        let one = || {
-            let channel = self.channel.clone();
-            async move { V1::new(channel).list(v1::ListPodResourcesRequest {}).await.err() }
-        };
-        let all = (0..number).map(|_| one());
-        let refused = self.runtime.block_on(futures_util::future::join_all(all));
-        let refused: Vec<Status> = refused.into_iter().flatten().collect();
-        for status in &refused {
-            ensure!(status.code() == Code::ResourceExhausted, "{status:?}");
-            ensure!(status.message() == "rejected by rate limit", "{status:?}");
-        }
-        Ok(refused.len())
-    }
 }
 
 /// Names, and container by container the CPUs and bytes of memory.

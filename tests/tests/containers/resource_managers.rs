@@ -226,6 +226,19 @@ fn containers_share_what_is_their_pods_own() -> Result<()> {
         Ok(())
     };
     same(&node)?;
+    let scrape = metrics(&lab)?;
+    for (resource, requests) in [("cpu", 0.0), ("memory", 1.0)] {
+        let family = format!("kubelet_{resource}_manager_pinning_requests_total");
+        ensure!(scrape.one(&family, &[])? == requests, "{family}");
+        for (family, label, value, count) in [
+            ("resource_manager_allocations_total", "source", "pod", 2.0),
+            ("resource_manager_container_assignments", "assignment_type", "pod_shared", 2.0),
+        ] {
+            let found = scrape.one(family, &[("resource_name", resource), (label, value)])?;
+            ensure!(found == count, "{family} of {resource} is {found}");
+        }
+    }
+    ensure!(scrape.family("resource_manager_allocation_errors_total").is_err(), "a family without a series");
     node.wait_pod("shared", "it runs", |pod| pod.phase == "Running")?;
     let rest = if all == "0-1" { "0".to_owned() } else { all.replace("0-", "0,2-") };
     wait_cpus(&node, "shared", &rest)?;

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::apiserver::Config;
+use bulkhead_testkit::https::Https;
 use bulkhead_testkit::systemd::Machine;
 use bulkhead_testkit::{Cluster, LONG, Pod, build, eventually};
 use bulkhead_tests::history::condition;
 use bulkhead_tests::joined::{NAMESPACE, is_ready};
+use bulkhead_tests::scrape::{Format, Scrape};
 use bulkhead_tests::systemd_machine;
 use serde_json::{Value, json};
 
 /// What pods write of their end, a line each: seconds since the boot, the pod, what.
 const ENDS: &str = "/var/lib/ends";
 const LOGIND: [&str; 3] = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"];
+const READ_ONLY_PORT: u16 = 10255;
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 
 /// Priority classes that every cluster has, and no class.
@@ -32,6 +35,7 @@ fn pods_end_by_priority_before_the_machine_is_off() -> Result<()> {
             {"priority": 0, "shutdownGracePeriodSeconds": 20},
             {"priority": 2_000_001_000, "shutdownGracePeriodSeconds": 5},
         ]);
+        config["readOnlyPort"] = json!(READ_ONLY_PORT);
     })?;
     the_lock_is_held(&machine)?;
     let delay = machine.check(&[&["busctl", "get-property"], &LOGIND[..], &["InhibitDelayMaxUSec"]].concat())?;
@@ -102,6 +106,8 @@ fn pods_end_by_priority_before_the_machine_is_off() -> Result<()> {
     machine.check(&["rm", "-f", "/etc/kubernetes/manifests/late-static.yaml"])?;
     machine.wait_healthy()?;
     wait_ready(&cluster, &machine)?;
+    let (from, to) = times(&machine)?;
+    ensure!(0.0 < from && from < to, "the last shutdown was from {from} to {to}");
     the_lock_is_held(&machine)?;
     machine.remove_pod("static")?;
     cluster.wait_gone("pods", NAMESPACE, &fixed)?;
@@ -114,18 +120,27 @@ fn a_shutdown_that_is_called_off(machine: &Machine, cluster: &Cluster) -> Result
     let create = |name: &str| -> Result<()> {
         cluster.create(&Pod::idle(name).spec("nodeName", json!(machine.hostname())).value().clone()).map(drop)
     };
+    let (_, last) = times(machine)?;
     create("passing")?;
     cluster.wait_for("pods", NAMESPACE, "passing", "ready", is_ready)?;
     emit(machine, true)?;
     wait_not_ready(cluster, machine)?;
     let ended = cluster.wait_for("pods", NAMESPACE, "passing", "failed", |pod| pod["status"]["phase"] == "Failed")?;
     terminated(&ended)?;
+    cluster.wait_for("pods", NAMESPACE, "passing", "its sandbox has ended", |pod| {
+        condition(pod, "PodReadyToStartContainers").is_ok_and(|ready| ready["status"] == "False")
+    })?;
     eventually("the lock is let go", LONG, || {
         ensure!(!locks(machine)?.contains("kubelet"), "not yet");
         Ok(())
     })?;
     emit(machine, false)?;
     wait_ready(cluster, machine)?;
+    eventually("it is shown when it was", LONG, || {
+        let (from, to) = times(machine)?;
+        ensure!(last < from && from < to, "from {from} to {to}, the one before ended {last}");
+        Ok(())
+    })?;
     the_lock_is_held(machine)?;
     create("after")?;
     cluster.wait_for("pods", NAMESPACE, "after", "ready", is_ready)?;
@@ -319,6 +334,14 @@ fn terminated(pod: &Value) -> Result<()> {
     let target = condition(pod, "DisruptionTarget")?;
     ensure!(target["status"] == "True" && target["reason"] == "TerminationByKubelet" && target["message"] == MESSAGE);
     Ok(())
+}
+
+/// Seconds of the epoch: when the last shutdown began, and when it ended.
+fn times(machine: &Machine) -> Result<(f64, f64)> {
+    let port = Https::plain((machine.address(), READ_ONLY_PORT).into());
+    let scrape = Scrape::read(&String::from_utf8_lossy(&port.get("/metrics")?.body), Format::Prometheus)?;
+    let of = |what: &str| scrape.one(&format!("kubelet_graceful_shutdown_{what}_time_seconds"), &[]);
+    Ok((of("start")?, of("end")?))
 }
 
 /// By the order of the API server's own versions: the node's condition before the first event of a container that is stopped.

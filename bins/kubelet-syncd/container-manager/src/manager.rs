@@ -374,6 +374,11 @@ impl ContainerManager {
         self.memory.as_ref().map(StaticMemory::allocatable).unwrap_or_default()
     }
 
+    /// Gate PodLevelResourceManagers: pods may have CPUs and memory of their own.
+    pub fn has_pod_level(&self) -> bool {
+        self.gates.pod_level
+    }
+
     pub fn topology(&self) -> &TopologyManager {
         &self.topology
     }

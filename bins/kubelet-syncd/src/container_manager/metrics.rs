@@ -103,9 +103,10 @@ impl AdmissionMetrics {
         }
         let Some(cpu) = managers.cpu() else { return };
         let (now, aligned) = (cpu.counts, |boundary| self.aligned.with_label_values(&["container", boundary]));
-        let failed = now.errors - before.errors;
         if cpu.gives_whole_cores() {
-            aligned("physical_cpu").inc_by((now.requests - before.requests).saturating_sub(failed));
+            // Of what pods have of their own upstream counts none.
+            let failed = now.node.errors - before.node.errors;
+            aligned("physical_cpu").inc_by((now.node.requests - before.node.requests).saturating_sub(failed));
             self.aligned_failures.with_label_values(&["container", "physical_cpu"]).inc_by(failed);
         }
         aligned("uncore_cache").inc_by(now.uncore_aligned - before.uncore_aligned);
@@ -121,6 +122,57 @@ pub struct Allocations {
     by_node: GaugeVec,
     cpu: [IntCounter; 2],
     memory: [IntCounter; 2],
+    /// With gate PodLevelResourceManagers.
+    levels: Option<Levels>,
+}
+
+/// What the managers gave of what the node has, and of what pods have of their own.
+#[derive(Debug)]
+struct Levels {
+    allocations: IntCounterVec,
+    errors: IntCounterVec,
+    assignments: IntCounterVec,
+}
+
+impl Levels {
+    fn new() -> Result<Self, prometheus::Error> {
+        let counter =
+            |name: &str, help: &str, by: &str| IntCounterVec::new(Opts::new(name, help), &["resource_name", by]);
+        Ok(Levels {
+            allocations: counter(
+                "resource_manager_allocations_total",
+                "[ALPHA] Number of exclusive resource allocations performed by a resource manager.",
+                "source",
+            )?,
+            errors: counter(
+                "resource_manager_allocation_errors_total",
+                "[ALPHA] Number of errors encountered during exclusive resource allocation.",
+                "source",
+            )?,
+            assignments: counter(
+                "resource_manager_container_assignments",
+                "[ALPHA] Number of containers with a specific type of resource assignment.",
+                "assignment_type",
+            )?,
+        })
+    }
+
+    fn show(&self, resource: &str, counts: Counts) {
+        // A series of nothing is not shown.
+        let show = |family: &IntCounterVec, label: &str, count: u64| {
+            if count > 0 {
+                let series = family.with_label_values(&[resource, label]);
+                series.inc_by(count.saturating_sub(series.get()));
+            }
+        };
+        for (source, given) in [("node", counts.node), ("pod", counts.pod)] {
+            show(&self.allocations, source, given.allocations);
+            show(&self.errors, source, given.errors);
+        }
+        show(&self.assignments, "node_exclusive", counts.node.exclusive);
+        show(&self.assignments, "pod_exclusive", counts.pod.exclusive);
+        show(&self.assignments, "pod_shared", counts.pod.shared);
+    }
 }
 
 impl Allocations {
@@ -129,8 +181,10 @@ impl Allocations {
     pub fn new(manager: Arc<ContainerManager>) -> Result<Self, prometheus::Error> {
         let by_node =
             Opts::new("kubelet_cpu_manager_allocation_per_numa", "[ALPHA] Number of CPUs allocated per NUMA node");
+        let levels = manager.managers().has_pod_level().then(Levels::new).transpose()?;
         Ok(Allocations {
             manager,
+            levels,
             shared: Gauge::new(
                 "kubelet_cpu_manager_shared_pool_size_millicores",
                 "[ALPHA] The size of the shared CPU pool for non-guaranteed QoS pods, in millicores.",
@@ -163,18 +217,26 @@ impl Allocations {
         })
     }
 
-    fn parts(&self) -> [&dyn Collector; 7] {
+    fn parts(&self) -> Vec<&dyn Collector> {
         let ([cpu, cpu_errors], [memory, memory_errors]) = (&self.cpu, &self.memory);
-        [&self.shared, &self.exclusive, &self.by_node, cpu, cpu_errors, memory, memory_errors]
+        let mut parts: Vec<&dyn Collector> =
+            vec![&self.shared, &self.exclusive, &self.by_node, cpu, cpu_errors, memory, memory_errors];
+        if let Some(Levels { allocations, errors, assignments }) = &self.levels {
+            parts.extend([allocations, errors, assignments].map(|family| family as &dyn Collector));
+        }
+        parts
     }
 
     fn show(&self, managers: &Managers) {
         let cpu = managers.cpu().map(|cpu| cpu.counts).unwrap_or_default();
         let memory = managers.memory().map(|memory| memory.counts).unwrap_or_default();
-        let counted = [(&self.cpu, cpu), (&self.memory, memory)];
-        for ([requests, errors], counts) in counted {
-            requests.inc_by(counts.requests.saturating_sub(requests.get()));
-            errors.inc_by(counts.errors.saturating_sub(errors.get()));
+        let counted = [("cpu", &self.cpu, cpu), ("memory", &self.memory, memory)];
+        for (resource, [requests, errors], counts) in counted {
+            requests.inc_by(counts.requests().saturating_sub(requests.get()));
+            errors.inc_by(counts.errors().saturating_sub(errors.get()));
+            if let Some(levels) = &self.levels {
+                levels.show(resource, counts);
+            }
         }
         let Some(cpu) = managers.cpu() else { return };
         self.shared.set((cpu.available().len() * 1000) as f64);

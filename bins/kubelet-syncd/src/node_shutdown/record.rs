@@ -1,13 +1,15 @@
-//! When the last shutdown began and ended: upstream's file `graceful_node_shutdown_state` and its two metrics. By the file a successor
-//! of this process knows how much of the time is left.
+//! When the last shutdown began and ended: upstream's file `graceful_node_shutdown_state` and its two metrics, and a record of our own,
+//! which is kept without upstream's file, too. By them a successor of this process knows how much of the time is left.
 
 use std::fs::File;
 use std::io::Read as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{State as StateRequest, StateKind};
+use bulkhead_sys::clock::since_boot;
 use bulkhead_sys::memfd;
 use jiff::Timestamp;
 use prometheus::{Gauge, Registry};
@@ -17,6 +19,37 @@ use serde::{Deserialize, Serialize};
 const BYTES_MAX: u64 = 64 << 10;
 /// Nothing waits longer for the file: it is for the metrics of the next boot.
 const WRITE: Duration = Duration::from_secs(1);
+
+/// The form of our own record.
+pub const VERSION: u64 = 1;
+
+/// Our own record. It counts from the boot: a clock that is set meanwhile takes no time away.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    pub boot_id: String,
+    /// Milliseconds since the boot at which a shutdown began; None: none is under way.
+    pub start: Option<u64>,
+}
+
+impl Saved {
+    /// How long ago a shutdown of this boot began that has not ended. `now`: since the boot; `total`: as long as one takes.
+    fn running(&self, boot_id: &str, now: Duration, total: Duration) -> Option<Duration> {
+        let start = self.start.filter(|_| self.boot_id == boot_id).map(Duration::from_millis)?;
+        now.checked_sub(start).filter(|elapsed| *elapsed <= total)
+    }
+}
+
+/// Where our own record is kept.
+pub trait ShutdownStore: std::fmt::Debug + Send + Sync {
+    /// What was saved last.
+    fn load(&self) -> Option<Saved>;
+
+    /// Returns when it is on the disk.
+    ///
+    /// # Errors
+    /// It is not.
+    fn save(&self, saved: &Saved) -> std::io::Result<()>;
+}
 
 /// As upstream writes it; a time that has not come yet is Go's zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,14 +83,24 @@ pub struct Record {
     broker: BrokerClient,
     start: Gauge,
     end: Gauge,
-    /// Neither file nor metrics without GracefulNodeShutdownBasedOnPodPriority, as upstream.
+    /// Neither upstream's file nor metrics without GracefulNodeShutdownBasedOnPodPriority, as upstream.
     enabled: bool,
+    own: Arc<dyn ShutdownStore>,
+    boot_id: String,
 }
 
 impl Record {
+    /// `enabled`: upstream's file is written and the metrics are shown.
+    ///
     /// # Errors
     /// A metric's name is taken.
-    pub fn register(registry: &Registry, broker: BrokerClient, enabled: bool) -> Result<Self, prometheus::Error> {
+    pub fn register(
+        registry: &Registry,
+        broker: BrokerClient,
+        enabled: bool,
+        own: Arc<dyn ShutdownStore>,
+        boot_id: &str,
+    ) -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str| -> Result<Gauge, prometheus::Error> {
             let gauge = Gauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -71,11 +114,17 @@ impl Record {
             "kubelet_graceful_shutdown_end_time_seconds",
             "[ALPHA] Last graceful shutdown end time since unix epoch in seconds",
         )?;
-        Ok(Record { broker, start, end, enabled })
+        Ok(Record { broker, start, end, enabled, own, boot_id: boot_id.to_owned() })
     }
 
-    /// Shows what the file says. Answers how long ago a shutdown began that has not ended.
+    /// Shows what upstream's file says. Answers how long ago a shutdown began that has not ended.
     pub async fn load(&self, total: Duration) -> Option<Duration> {
+        let own = self.own.load().and_then(|own| own.running(&self.boot_id, since_boot(), total));
+        let upstreams = self.load_upstreams(total).await;
+        own.or(upstreams)
+    }
+
+    async fn load_upstreams(&self, total: Duration) -> Option<Duration> {
         if !self.enabled {
             return None;
         }
@@ -91,12 +140,21 @@ impl Record {
 
     /// One begins.
     pub async fn begin(&self, start: Timestamp) {
+        self.keep(u64::try_from(since_boot().as_millis()).ok());
         self.store(State { start, end: zero() }).await;
     }
 
     /// It is over.
     pub async fn end(&self, start: Timestamp) {
+        self.keep(None);
         self.store(State { start, end: Timestamp::now() }).await;
+    }
+
+    fn keep(&self, start: Option<u64>) {
+        let saved = self.own.save(&Saved { boot_id: self.boot_id.clone(), start });
+        if let Err(error) = saved {
+            tracing::warn!(%error, "after a restart of this process the shutdown would begin anew");
+        }
     }
 
     fn show(&self, state: &State) {
@@ -126,7 +184,53 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Mutex;
+
     use super::*;
+
+    #[derive(Debug, Default)]
+    struct Disk(Mutex<Option<Saved>>);
+
+    impl ShutdownStore for Disk {
+        fn load(&self) -> Option<Saved> {
+            self.0.lock().unwrap().clone()
+        }
+
+        fn save(&self, saved: &Saved) -> std::io::Result<()> {
+            *self.0.lock().unwrap() = Some(saved.clone());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn our_own_record_is_of_one_boot() {
+        let (now, total) = (Duration::from_secs(1000), Duration::from_secs(30));
+        let of = |boot_id: &str, start: Option<u64>| {
+            Saved { boot_id: boot_id.to_owned(), start }.running("this", now, total)
+        };
+        assert_eq!(of("this", Some(988_000)), Some(Duration::from_secs(12)));
+        assert_eq!(of("this", Some(970_000)), Some(total));
+        assert_eq!(of("this", Some(969_999)), None, "longer ago than one takes");
+        assert_eq!(of("this", Some(1_000_001)), None, "it has not begun");
+        assert_eq!(of("this", None), None, "it has ended");
+        assert_eq!(of("other", Some(988_000)), None, "another boot");
+    }
+
+    #[tokio::test]
+    async fn a_successor_goes_on_without_upstreams_file() {
+        let (disk, total) = (Arc::new(Disk::default()), Duration::from_secs(30));
+        let life = |boot: &str| {
+            let broker = BrokerClient::new(Path::new("/nowhere"));
+            Record::register(&Registry::new(), broker, false, disk.clone(), boot).unwrap()
+        };
+        assert_eq!(life("one").load(total).await, None);
+        life("one").begin(Timestamp::now()).await;
+        assert!(life("one").load(total).await.is_some_and(|elapsed| elapsed < Duration::from_secs(20)));
+        assert_eq!(life("two").load(total).await, None, "another boot");
+        life("one").end(Timestamp::now()).await;
+        assert_eq!(life("one").load(total).await, None);
+    }
 
     #[test]
     fn the_file_is_upstreams() {

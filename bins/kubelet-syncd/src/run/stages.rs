@@ -451,7 +451,8 @@ fn shutdowns(start: &Start, connections: &Connections) -> Result<Shutdowns, RunE
     let groups = shutdown::grace_periods(config, &gates);
     let by_priority = gates.enabled("GracefulNodeShutdownBasedOnPodPriority");
     let broker = start.daemon.broker.clone();
-    let record = Record::register(&start.daemon.registry, broker, by_priority && !groups.is_empty())?;
+    let (enabled, own) = (by_priority && !groups.is_empty(), Arc::new(connections.state.clone()));
+    let record = Record::register(&start.daemon.registry, broker, enabled, own, &start.config.boot_id)?;
     let (preparing, release) = if groups.is_empty() {
         tracing::debug!("No graceful configuration specified, node shutdown will be immediate");
         logind::off()

@@ -381,8 +381,9 @@ impl HintProvider for StaticCpu {
         if container.cpus == 0 || !pod.managed {
             return Ok(());
         }
+        self.counts.node.requests += 1;
         let outcome = self.allocate_container(pod, container, best);
-        self.counts.count(&outcome);
+        self.counts.node.errors += u64::from(outcome.is_err());
         outcome
     }
 
@@ -392,7 +393,7 @@ impl HintProvider for StaticCpu {
             return Ok(());
         }
         let outcome = self.allocate_all(pod, best);
-        self.counts.count(&outcome);
+        self.counts.pod.errors += u64::from(outcome.is_err());
         outcome
     }
 }
@@ -431,6 +432,8 @@ impl StaticCpu {
         let reusable = self.reusable_of(&pod.uid);
         let cpus = self.allocate_cpus(wanted, best, &reusable).map_err(Refusal::unexpected)?;
         self.counts.uncore_aligned += u64::from(self.topology.uncore_aligned(&cpus));
+        self.counts.node.allocations += 1;
+        self.counts.node.exclusive += 1;
         self.update_reusable(&pod.uid, container.kind, &cpus);
         self.state.set(&pod.uid, &container.name, cpus);
         Ok(())
@@ -441,13 +444,17 @@ impl StaticCpu {
         check_shared_pool(pod).map_err(Refusal::empty_shared_pool)?;
         self.check_smt(wanted)?;
         let all = self.allocate_cpus(wanted, best, &CpuSet::default()).map_err(Refusal::unexpected)?;
+        self.counts.uncore_aligned += u64::from(self.topology.uncore_aligned(&all));
         // Sidecars' are theirs for good; an init container has what sidecars before it leave; the others what all sidecars leave.
         let (mut left, mut own) = (all.clone(), BTreeMap::new());
         for container in &pod.containers {
             let cpus = match (container.cpus as usize, container.kind) {
                 (0, Kind::Init) => left.clone(),
                 (0, _) => continue,
-                (wanted, _) => self.take(&left, wanted).map_err(Refusal::unexpected)?,
+                (wanted, _) => {
+                    self.counts.pod.requests += 1;
+                    self.take(&left, wanted).map_err(Refusal::unexpected)?
+                }
             };
             if container.kind != Kind::Init {
                 left = left.difference(&cpus);
@@ -458,6 +465,10 @@ impl StaticCpu {
         for container in &pod.containers {
             let cpus = own.get(&container.name).unwrap_or(&left).clone();
             self.state.set(&pod.uid, &container.name, cpus);
+            let given = &mut self.counts.pod;
+            given.allocations += 1;
+            given.exclusive += u64::from(container.cpus > 0);
+            given.shared += u64::from(container.cpus == 0);
         }
         Ok(())
     }

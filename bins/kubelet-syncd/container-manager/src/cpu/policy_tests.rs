@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_types::Quantity;
 
 use super::policy::{CpuManagerError, Reservation, StaticCpu};
 use super::state::CpuState;
 use crate::pods::{Container, pod, pod_with};
 use crate::request::{Gates, Kind, PodRequest};
-use crate::topology::cpus::CpuTopology;
+use crate::topology::cpus::{CpuTopology, Level};
 use crate::topology::machines::{self, set};
 use crate::topology::mask::NumaMask;
 use crate::topology::options::Policy;
-use crate::topology::{Hint, HintProvider};
+use crate::topology::{Given, Hint, HintProvider};
 
 const GATES: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true, no_quota: true };
 const ANY: Hint = Hint { affinity: None, preferred: false };
@@ -176,6 +177,121 @@ fn hints() {
     }
 }
 
+/// align-by-socket, what is wanted, the free CPUs; the nodes of all hints, and of those that are preferred.
+type SocketHints = (&'static str, &'static str, &'static str, &'static [&'static [u32]], &'static [&'static [u32]]);
+
+/// Upstream's table of hints by options (`TestGetPodTopologyHintsWithPolicyOptions`): two CPUs of one node, and more than two nodes have.
+#[test]
+fn hints_of_whole_sockets() {
+    const ALL: [&[u32]; 8] = [&[0], &[0, 1], &[0, 2], &[0, 3], &[0, 1, 2], &[0, 1, 3], &[0, 2, 3], &[0, 1, 2, 3]];
+    const WIDE: [&[u32]; 2] = [&[0, 1, 2], &[0, 1, 2, 3]];
+    let table: [SocketHints; 3] = [
+        ("false", "2", "2-3,11", &ALL, &[&[0]]),
+        ("true", "2", "2-3,11", &ALL, &[&[0], &[0, 1]]),
+        ("true", "41", "0-28,40-57", &WIDE, &WIDE),
+    ];
+    for (by_socket, wanted, default, nodes, preferred) in table {
+        let options = [("align-by-socket", by_socket)];
+        let mut manager = manager(machines::dual_socket_four_nodes(), &options, 1, "0").unwrap();
+        manager.forget_reservation();
+        manager.state.default = set(default);
+        let hints: Vec<Hint> = nodes
+            .iter()
+            .map(|nodes| Hint::new(NumaMask::new(nodes.iter().copied()), preferred.contains(nodes)))
+            .collect();
+        let pod = one(wanted);
+        assert_eq!(manager.pod_hints(&pod).get("cpu"), Some(&Some(hints)), "{wanted} of {default}, {by_socket}");
+        assert_eq!(manager.hints(&pod, &pod.containers[0]), manager.pod_hints(&pod));
+    }
+}
+
+/// What is said of what a pod is given.
+#[derive(Debug)]
+enum Has {
+    /// Caches that its CPUs are of.
+    Caches(&'static str),
+    /// CPUs of its first container.
+    Cpus(&'static str),
+}
+
+/// Machine, options, reserved CPUs, those that others have, what containers want, what they are given.
+type CacheCase = (
+    fn() -> CpuTopology,
+    &'static [(&'static str, &'static str)],
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    Has,
+);
+
+/// Upstream's table of caches that are kept whole (`TestStaticPolicyAddWithUncoreAlignment`).
+#[test]
+fn whole_caches() {
+    use Has::{Caches, Cpus};
+    use machines::{single_socket_of_64, socket_caches, split_caches, uneven_cores};
+    const CACHE: (&str, &str) = ("prefer-align-cpus-by-uncorecache", "true");
+    const FULL: &[(&str, &str)] = &[CACHE, ("full-pcpus-only", "true")];
+    const ALONE: &[(&str, &str)] = &[CACHE];
+    const STRICT: &[(&str, &str)] = &[CACHE, ("strict-cpu-reservation", "true")];
+    // Sixteen threads of a cache, on two sockets and on one; eight of two kinds; four; eight on two sockets and on four NUMA nodes.
+    let wide: fn() -> CpuTopology = || split_caches(24, 8, 12, 12, true);
+    let large: fn() -> CpuTopology = || split_caches(16, 8, 16, 16, true);
+    let small: fn() -> CpuTopology = || split_caches(16, 4, 16, 16, true);
+    let large_single: fn() -> CpuTopology = || split_caches(16, 8, 16, 16, false);
+    let four_caches: fn() -> CpuTopology = || split_caches(4, 8, 4, 4, false);
+    let tiny: fn() -> CpuTopology = || split_caches(16, 4, 16, 16, false);
+    let two_sockets: fn() -> CpuTopology = || split_caches(8, 8, 4, 4, false);
+    let four_nodes: fn() -> CpuTopology = || split_caches(24, 8, 6, 12, false);
+    // Of two caches, and these two as a whole.
+    let (some, both) = ("0-1,96-97,192-193,288-289", "0-7,96-103,192-199,288-295");
+    let table: Vec<CacheCase> = vec![
+        (wide, FULL, some, both, &["16"], Caches("1")),
+        (wide, FULL, some, both, &["12", "2"], Caches("1")),
+        (wide, FULL, some, both, &["2", "12"], Caches("1")),
+        (wide, FULL, some, both, &["10", "2", "2", "2"], Caches("1")),
+        (wide, FULL, some, "", &["12", "2"], Caches("0-1")),
+        (small, FULL, "0-1,64-65", "", &["8"], Caches("1")),
+        (small, FULL, "0-1,64-65", "4-7,68-71", &["12"], Caches("0,2")),
+        (tiny, FULL, "0-3", "8-15,20-23", &["12"], Caches("1,4,6")),
+        (two_sockets, FULL, "0-1,32-33", "8-15", &["4", "2"], Caches("0")),
+        (two_sockets, FULL, "0-1,32-33", "8-15", &["4", "4"], Caches("0,2")),
+        (large, FULL, "0-1,128-129", "8-9,136-137", &["12", "12"], Caches("0-1")),
+        (large, FULL, "0-1,128-129", "8-9,136-137", &["14", "14"], Caches("2-3")),
+        (four_nodes, FULL, "0-3", "", &["48"], Caches("6-11")),
+        (large_single, FULL, "0-3", "", &["8"], Caches("1")),
+        (four_caches, FULL, "0-3", "8-11,16-19,24-27", &["8"], Caches("0-1")),
+        (four_caches, FULL, "0-3", "", &["5"], Cpus("8-12")),
+        (single_socket_of_64, FULL, "0-1", "6-9,12-15,18-19", &["12"], Cpus("2-5,10-11,16-17,20-23")),
+        (uneven_cores, FULL, "0-1", "4-7", &["6"], Cpus("2-3,8-9,16-17")),
+        (small, ALONE, "0-1,64-65", "", &["3"], Cpus("2-3,66")),
+        (small, ALONE, "0-1,64", "", &["3"], Cpus("2,65-66")),
+        (small, ALONE, "0-1,64", "", &["4"], Cpus("4-5,68-69")),
+        (small, ALONE, "0-1,64", "", &["11"], Cpus("2,4-7,65-66,68-71")),
+        (small, STRICT, "0-1,64-65", "", &["2"], Cpus("2,66")),
+        (socket_caches, FULL, "0-1,120-121", "", &["6"], Cpus("2-4,122-124")),
+        (socket_caches, ALONE, "0-1,120", "128-239", &["5"], Cpus("2-3,121-123")),
+        (socket_caches, ALONE, "0-1,120", "128-239", &["4"], Cpus("2-3,122-123")),
+        (socket_caches, STRICT, "0-1,120-121", "", &["4"], Cpus("2-3,122-123")),
+    ];
+    for (index, (machine, options, reserved, taken, wanted, has)) in table.into_iter().enumerate() {
+        let (topology, number) = (machine(), i64::try_from(set(reserved).len()).unwrap());
+        let left = topology.all().difference(&set(taken)).difference(&set(reserved));
+        let mut manager = manager(topology.clone(), options, number, reserved).unwrap();
+        manager.state.default = left;
+        let app = |(name, cpus): (&&'static str, &&'static str)| (*name, Kind::App, *cpus, "1Gi", "");
+        let containers: Vec<Container<'_>> = ["a", "b", "c", "d"].iter().zip(wanted).map(app).collect();
+        let given = allocate(&mut manager, &request("pod", &containers), ANY).unwrap();
+        match has {
+            Cpus(cpus) => assert_eq!(given, [set(cpus).to_string()], "{index}"),
+            Caches(caches) => {
+                let all: CpuSet = given.iter().fold(CpuSet::default(), |all, own| all.union(&set(own)));
+                let found: CpuSet = topology.groups(&all, Level::Uncore).into_iter().collect();
+                assert_eq!(found, set(caches), "{index}: {given:?}");
+            }
+        }
+    }
+}
+
 /// An init container's CPUs go to those after it; a sidecar's do not.
 #[test]
 fn init_containers() {
@@ -216,6 +332,8 @@ fn pods_with_cpus_of_their_own() {
     assert_eq!(manager.state.pods["pod"], set("1-3,5-7"));
     let all: Vec<String> = ["i", "s", "j", "a", "b"].iter().map(|name| has(&manager, name)).collect();
     assert_eq!(all, ["1-3,5-7", "1,5", "2,6", "2", "3,6-7"]);
+    let mut counted = Given { requests: 3, errors: 0, allocations: 5, exclusive: 3, shared: 2 };
+    assert_eq!((manager.counts.pod, manager.counts.node), (counted, Given::default()));
     // Again, as after a restart: nothing more is given.
     let before = manager.state.clone();
     manager.allocate_pod(&pod, ANY).unwrap();
@@ -231,11 +349,27 @@ fn pods_with_cpus_of_their_own() {
     let pod = PodRequest::of(&pod_with("pod", ("4", "8Gi"), &none_left), GATES);
     let refusal = manager.allocate_pod(&pod, ANY).unwrap_err();
     assert_eq!(refusal.reason, "EmptyPodSharedPoolError");
+    counted.errors = 1;
+    assert_eq!(manager.counts.pod, counted, "nothing was asked of what it has");
     assert_eq!(
         refusal.message,
         "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for shared containers"
     );
     assert_eq!(manager.pod_hints(&pod).get("cpu"), Some(&Some(Vec::new())));
+}
+
+/// As upstream counts: each try of a container that is to have CPUs for itself, and what was given anew.
+#[test]
+fn what_containers_are_given_is_counted() {
+    let mut manager = manager(machines::single_socket_smt(), &[], 1, "").unwrap();
+    for (wanted, requests, errors, allocations) in [("500m", 0, 0, 0), ("4", 1, 0, 1), ("4", 2, 0, 1)] {
+        assert!(allocate(&mut manager, &one(wanted), ANY).is_ok());
+        let counted = Given { requests, errors, allocations, exclusive: allocations, shared: 0 };
+        assert_eq!(manager.counts.node, counted, "{wanted}");
+    }
+    assert!(allocate(&mut manager, &request("other", &[("c", Kind::App, "4", "1Gi", "")]), ANY).is_err());
+    let counted = Given { requests: 3, errors: 1, allocations: 1, exclusive: 1, shared: 0 };
+    assert_eq!((manager.counts.node, manager.counts.pod), (counted, Given::default()));
 }
 
 #[test]

@@ -97,9 +97,14 @@ impl DeviceManager {
         self.plugins.disconnect(resource, generation, now)
     }
 
+    /// See [`Plugins::forget`].
+    pub fn forget(&mut self, now: Instant) -> bool {
+        self.plugins.forget(now)
+    }
+
     /// See [`Plugins::capacity`].
-    pub fn capacity(&mut self, now: Instant) -> Capacity {
-        self.plugins.capacity(now)
+    pub fn capacity(&self) -> Capacity {
+        self.plugins.capacity()
     }
 
     pub fn plugins(&self) -> &Plugins {

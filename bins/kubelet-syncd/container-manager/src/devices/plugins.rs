@@ -42,8 +42,10 @@ struct Resource {
     /// Devices that can be had.
     healthy: BTreeSet<String>,
     unhealthy: BTreeSet<String>,
-    /// It has ever told its devices, in this life or one before: the node shows it.
+    /// It has told its devices, in this life or one before, and its grace is not over since.
     known: bool,
+    /// It has been `known`, or its plugin has gone before it told any device: the node shows it.
+    shown: bool,
     /// None: its grace is over.
     endpoint: Option<Endpoint>,
 }
@@ -68,7 +70,7 @@ impl Plugins {
     pub fn expect(&mut self, resource: &str, now: Instant) {
         let endpoint = Endpoint { generation: 0, options: PluginOptions::default(), listed: false, stopped: Some(now) };
         let found = self.resources.entry(resource.to_owned()).or_default();
-        (found.endpoint, found.known) = (Some(endpoint), true);
+        (found.endpoint, found.known, found.shown) = (Some(endpoint), true, true);
     }
 
     /// A plugin has registered a resource. Answers its generation: what one before it says does not count any more.
@@ -93,7 +95,7 @@ impl Plugins {
         if let Some(endpoint) = &mut found.endpoint {
             endpoint.listed = true;
         }
-        found.known = true;
+        (found.known, found.shown) = (true, true);
         let old = std::mem::replace(&mut found.told, devices);
         let is_news = |id: &str, device: &Device| old.get(id).is_none_or(|old| old.healthy != device.healthy);
         let news = found.told.iter().filter(|(id, device)| is_news(id, device)).map(|(id, _)| id.clone()).collect();
@@ -103,28 +105,37 @@ impl Plugins {
         Some(news)
     }
 
-    /// A plugin has gone: its devices cannot be had. False: another one has the resource by now.
+    /// A plugin has gone: its devices cannot be had, and the node shows the resource though it never told any (upstream
+    /// `markResourceUnhealthy`). False: another one has the resource by now.
     pub fn disconnect(&mut self, resource: &str, generation: u64, now: Instant) -> bool {
         let Some(found) = self.of_generation(resource, generation) else { return false };
         found.unhealthy.append(&mut found.healthy);
+        found.shown = true;
         if let Some(endpoint) = &mut found.endpoint {
             endpoint.stopped = Some(now);
         }
         true
     }
 
-    /// What the node's status says now. Resources whose grace is over are forgotten; those whose plugins have not told their devices yet
-    /// are not shown (upstream `GetCapacity`).
-    pub fn capacity(&mut self, now: Instant) -> Capacity {
-        let mut shown = Capacity::default();
-        for (name, resource) in &mut self.resources {
+    /// Forgets the devices of resources whose grace is over (upstream `GetCapacity`). True: there was one, which the checkpoint has no
+    /// more.
+    pub fn forget(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for resource in self.resources.values_mut() {
             let over = |stopped: Instant| now.saturating_duration_since(stopped) > STOP_GRACE;
             if resource.endpoint.is_some_and(|e| e.stopped.is_some_and(over)) {
                 (resource.endpoint, resource.healthy, resource.unhealthy) = (None, BTreeSet::new(), BTreeSet::new());
+                (resource.known, any) = (false, true);
             }
-            if !resource.known {
-                continue;
-            }
+        }
+        any
+    }
+
+    /// What the node's status says. Resources whose plugins are there and have not told their devices yet are not shown, those that are
+    /// forgotten stay with zero.
+    pub fn capacity(&self) -> Capacity {
+        let mut shown = Capacity::default();
+        for (name, resource) in self.resources.iter().filter(|(_, resource)| resource.shown) {
             let (healthy, unhealthy) = (resource.healthy.len() as u64, resource.unhealthy.len() as u64);
             shown.capacity.insert(name.clone(), healthy + unhealthy);
             shown.allocatable.insert(name.clone(), healthy);
@@ -141,6 +152,12 @@ impl Plugins {
     pub fn is_coming_back(&self, resource: &str) -> bool {
         let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
         endpoint.is_some_and(|endpoint| endpoint.stopped.is_some() || !endpoint.listed)
+    }
+
+    /// Its plugin has gone, and its grace is not over.
+    pub fn is_away(&self, resource: &str) -> bool {
+        let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
+        endpoint.is_some_and(|endpoint| endpoint.stopped.is_some())
     }
 
     /// Options of the plugin that serves a resource, with its generation; None: none does.

@@ -109,7 +109,7 @@ fn refusals_in_upstreams_words() {
     assert!(
         refused(&mut manager, &one).message.contains("no healthy devices present; cannot allocate unhealthy devices")
     );
-    manager.capacity(Instant::now() + STOP_GRACE + Duration::from_secs(1));
+    assert!(manager.forget(Instant::now() + STOP_GRACE + Duration::from_secs(1)));
     assert!(refused(&mut manager, &one).message.contains("cannot allocate unregistered device example.com/r"));
 }
 
@@ -118,7 +118,8 @@ fn a_plugin_goes_and_comes_back() {
     let (mut manager, first) = started(&[("a", true, &[]), ("b", false, &[])], false);
     let now = Instant::now();
     let shown = |manager: &mut DeviceManager, at| {
-        let shown = manager.capacity(at);
+        manager.forget(at);
+        let shown = manager.capacity();
         (shown.capacity[R], shown.allocatable[R])
     };
     assert_eq!(shown(&mut manager, now), (2, 1));
@@ -208,7 +209,7 @@ fn the_checkpoint_of_upstream_comes_back_as_it_was() {
     let found = checkpoint::devices::read(text.as_bytes()).unwrap();
     let mut manager = DeviceManager::new(vec![0], Some(&found), Instant::now());
     let resource = "example.com/resource";
-    assert_eq!(manager.capacity(Instant::now()).capacity, BTreeMap::from([(resource.to_owned(), 0)]));
+    assert_eq!(manager.capacity().capacity, BTreeMap::from([(resource.to_owned(), 0)]));
     let generation = manager.connect(resource, PluginOptions::default());
     manager.list(resource, generation, devices(&[("Dev-1", true, &[]), ("Dev-2", true, &[])])).unwrap();
     let uid = "f6e8e287-3417-4a16-b1ac-b90b9128bbd4";
@@ -263,13 +264,67 @@ fn the_first_answer_counts() {
 fn a_resource_is_shown_once_its_plugin_has_told_its_devices() {
     let mut manager = DeviceManager::new(vec![0], None, Instant::now());
     let generation = manager.connect(R, PluginOptions::default());
-    assert_eq!(manager.capacity(Instant::now()), Capacity::default());
+    assert_eq!(manager.capacity(), Capacity::default());
     assert_eq!(manager.to_file().registered_devices, Some(BTreeMap::new()));
     let error = take(&mut manager, &pod("u", &[], &[("c", 1)]), NONE, &[]).unwrap_err();
     let words = format!("cannot allocate unregistered device {R}");
     assert!(format!("{error:?}").contains(&words), "{error:?}");
     manager.list(R, generation, devices(&[("a", true, &[])])).unwrap();
-    assert_eq!(manager.capacity(Instant::now()).allocatable, BTreeMap::from([(R.to_owned(), 1)]));
+    assert_eq!(manager.capacity().allocatable, BTreeMap::from([(R.to_owned(), 1)]));
+}
+
+#[derive(Debug)]
+enum Does {
+    Come,
+    Tell,
+    Go,
+    /// Its grace passes, too.
+    GoForGood,
+}
+
+/// What a plugin does, and what is left in the end: what the node shows, whether the checkpoint names it, and the words for a pod.
+type Life = (&'static [Does], Option<(u64, u64)>, bool, &'static str);
+
+#[test]
+fn what_is_left_of_a_plugin_that_goes() {
+    use Does::{Come, Go, GoForGood, Tell};
+    let (unregistered, ill) = ("cannot allocate unregistered device", "no healthy devices present");
+    let rows: &[Life] = &[
+        (&[Come], None, false, unregistered),
+        (&[Come, Go], Some((0, 0)), false, unregistered),
+        (&[Come, GoForGood], Some((0, 0)), false, ""),
+        (&[Come, Go, Come], Some((0, 0)), false, unregistered),
+        (&[Come, Tell, Go], Some((1, 0)), true, ill),
+        (&[Come, Tell, Go, Come], Some((1, 0)), true, ill),
+        (&[Come, Tell, GoForGood], Some((0, 0)), false, ""),
+        (&[Come, Tell, GoForGood, Come], Some((0, 0)), false, unregistered),
+        (&[Come, Go, Come, Tell, Go], Some((1, 0)), true, ill),
+    ];
+    for (index, (life, shown, kept, words)) in rows.iter().enumerate() {
+        let (mut manager, mut generation) = (DeviceManager::new(vec![0], None, Instant::now()), 0);
+        for does in *life {
+            let now = Instant::now();
+            match does {
+                Come => generation = manager.connect(R, PluginOptions::default()),
+                Tell => drop(manager.list(R, generation, devices(&[("a", true, &[])])).unwrap()),
+                Go => assert!(manager.disconnect(R, generation, now) && !manager.forget(now + STOP_GRACE), "{index}"),
+                GoForGood => {
+                    let over = now + STOP_GRACE + Duration::from_secs(1);
+                    assert!(manager.disconnect(R, generation, now) && manager.forget(over), "{index}");
+                    assert!(!manager.forget(over), "{index}: it says so once");
+                }
+            }
+        }
+        let seen = manager.capacity();
+        let seen = seen.capacity.get(R).map(|capacity| (*capacity, seen.allocatable[R]));
+        assert_eq!((seen, manager.to_file().registered_devices.unwrap().contains_key(R)), (*shown, *kept), "{index}");
+        let mut admission = Admission::new(&mut manager, Box::new(|_: &str| BTreeSet::<String>::new()));
+        let pod = pod("u", &[], &[("c", 1)]);
+        let refused = admission.allocate(&pod, &pod.containers[0], NONE).err();
+        // The resource of no plugin is not the device manager's.
+        assert_eq!(refused.is_none(), words.is_empty(), "{index}: {refused:?}");
+        assert!(refused.is_none_or(|refused| refused.message.contains(words)), "{index}");
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -421,8 +421,9 @@ impl HintProvider for StaticMemory {
         if !pod.guaranteed || !pod.managed || self.has_ended(pod, container) {
             return Ok(());
         }
+        self.counts.node.requests += 1;
         let outcome = self.allocate_container(pod, container, best);
-        self.counts.count(&outcome);
+        self.counts.node.errors += u64::from(outcome.is_err());
         outcome
     }
 
@@ -432,7 +433,7 @@ impl HintProvider for StaticMemory {
             return Ok(());
         }
         let outcome = self.allocate_all(pod, best);
-        self.counts.count(&outcome);
+        self.counts.pod.errors += u64::from(outcome.is_err());
         outcome
     }
 }
@@ -464,7 +465,9 @@ impl StaticMemory {
         for block in &own {
             let again = self.reusable_of(&pod.uid, mask, &block.kind);
             give(&mut self.state.machine, &nodes, &block.kind, block.size.saturating_sub(again));
+            self.counts.node.allocations += 1;
         }
+        self.counts.node.exclusive += 1;
         self.update_reusable(&pod.uid, container.kind, &own);
         self.state.set(&pod.uid, &container.name, own.clone());
         self.write_off(pod, &container.name, &own);
@@ -473,12 +476,15 @@ impl StaticMemory {
 
     fn allocate_all(&mut self, pod: &PodRequest, best: Hint) -> Result<(), Refusal> {
         let Ok(total) = &pod.memory else { return Ok(()) };
+        self.counts.pod.requests += 1;
         check_shared_pool(pod, total).map_err(Refusal::empty_shared_pool)?;
         let nodes = self.choose(&pod.uid, total, best).map_err(Refusal::unexpected)?;
         // Sidecars' is theirs for good; an init container has what sidecars before it leave; the others what all of them leave.
         let (mut left, mut own) = (total.clone(), BTreeMap::new());
         for container in &pod.containers {
             let wanted = container.memory.as_ref().map_err(Refusal::unexpected)?;
+            // Upstream counts init containers that ask for nothing, too.
+            self.counts.pod.requests += u64::from(container.kind != Kind::App || !wanted.is_empty());
             match (wanted.is_empty(), container.kind) {
                 (true, Kind::Init) => _ = own.insert(&container.name, blocks(&nodes, &left)),
                 (true, _) => {}
@@ -497,6 +503,10 @@ impl StaticMemory {
         for container in &pod.containers {
             let own = own.remove(&container.name).unwrap_or_else(|| blocks(&nodes, &left));
             self.state.set(&pod.uid, &container.name, own);
+            let (given, shares) = (&mut self.counts.pod, container.memory.as_ref().is_ok_and(Memory::is_empty));
+            given.allocations += 1;
+            given.exclusive += u64::from(!shares);
+            given.shared += u64::from(shares);
         }
         self.state.pods.insert(pod.uid.clone(), blocks(&nodes, total));
         Ok(())

@@ -56,20 +56,36 @@ impl Refusal {
     }
 }
 
-/// What a manager was asked to give to containers alone, since its start.
+/// What a manager was asked to give of one source, and what it gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct Given {
     pub requests: u64,
     pub errors: u64,
-    /// Of what was given: CPUs that share one last-level cache.
+    pub allocations: u64,
+    /// Containers that have some for themselves.
+    pub exclusive: u64,
+    /// Containers that have some together with others of their pod.
+    pub shared: u64,
+}
+
+/// The same since the manager's start, as upstream counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// To containers, of what the node has.
+    pub node: Given,
+    /// To containers, of what their pods have of their own.
+    pub pod: Given,
+    /// Of what the node gave: CPUs that share one last-level cache.
     pub uncore_aligned: u64,
 }
 
 impl Counts {
-    /// Counts a request and its outcome.
-    pub(crate) fn count<T, E>(&mut self, outcome: &Result<T, E>) {
-        self.requests += 1;
-        self.errors += u64::from(outcome.is_err());
+    pub fn requests(&self) -> u64 {
+        self.node.requests + self.pod.requests
+    }
+
+    pub fn errors(&self) -> u64 {
+        self.node.errors + self.pod.errors
     }
 }
 

@@ -90,6 +90,40 @@ pub fn uncore_single_socket() -> CpuTopology {
     of(&[(0, 0, 0, "0-3", 0), (0, 0, 1, "4-7", 0), (0, 0, 2, "8-11", 0), (0, 0, 3, "12-15", 0)])
 }
 
+/// Caches that so many cores share, so many of them on each NUMA node and on each socket. Where cores have two threads, their numbers are
+/// as far apart as there are cores.
+pub fn split_caches(caches: u32, cores: u32, per_node: u32, per_socket: u32, smt: bool) -> CpuTopology {
+    let all = caches * cores;
+    let list = |cache: u32| {
+        let (first, last) = (cache * cores, (cache + 1) * cores - 1);
+        if smt { format!("{first}-{last},{}-{}", first + all, last + all) } else { format!("{first}-{last}") }
+    };
+    let lists: Vec<String> = (0..caches).map(list).collect();
+    let (stride, numbered) = (if smt { all } else { 0 }, (0_u32..).zip(&lists));
+    let places: Vec<Place<'_>> =
+        numbered.map(|(cache, list)| (cache / per_node, cache / per_socket, cache, list.as_str(), stride)).collect();
+    of(&places)
+}
+
+/// Two sockets of two NUMA nodes each, with one cache a socket.
+pub fn socket_caches() -> CpuTopology {
+    of(&[
+        (0, 0, 0, "0-29,120-149", 120),
+        (1, 0, 0, "30-59,150-179", 120),
+        (2, 1, 1, "60-89,180-209", 120),
+        (3, 1, 1, "90-119,210-239", 120),
+    ])
+}
+
+/// Eight cores of one thread, and eight of two.
+pub fn uneven_cores() -> CpuTopology {
+    of(&[(0, 0, 0, "0-7", 0), (0, 0, 0, "8-23", 8)])
+}
+
+pub fn single_socket_of_64() -> CpuTopology {
+    of(&[(0, 0, 0, "0-63", 0)])
+}
+
 /// A machine of `nodes` NUMA nodes with `cores` cores of two threads each, a cache for each `cache` cores (0: for a node), `gib` GiB
 /// and four huge pages of 1 GiB on each node; two nodes are a socket.
 pub fn machine(nodes: u32, cores: u32, cache: u32, gib: u64) -> Machine {

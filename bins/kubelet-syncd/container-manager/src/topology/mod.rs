@@ -26,7 +26,7 @@ pub mod machines;
 mod merge_tests;
 
 pub use cpus::{CpuInfo, CpuTopology, Level};
-pub use hints::{Counts, Hint, HintProvider, Refusal, ResourceHints};
+pub use hints::{Counts, Given, Hint, HintProvider, Refusal, ResourceHints};
 pub use machine::Machine;
 pub use mask::NumaMask;
 pub use options::{Policy, Scope, TopologyOptions};

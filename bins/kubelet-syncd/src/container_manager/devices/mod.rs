@@ -9,6 +9,8 @@
 
 pub mod metrics;
 mod registration;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -236,7 +238,7 @@ impl Devices {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            let now = lock(&self.manager).capacity(std::time::Instant::now());
+            let now = self.look(std::time::Instant::now());
             let news = self.shown.send_if_modified(|shown| {
                 let differs = *shown != now;
                 *shown = now.clone();
@@ -245,12 +247,21 @@ impl Devices {
             if news {
                 tokio::time::sleep(SHOWN_EVERY).await;
             }
-            let away = now.capacity.keys().any(|resource| lock(&self.manager).plugins().serving(resource).is_none());
+            let away = now.capacity.keys().any(|resource| lock(&self.manager).plugins().is_away(resource));
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(LOOK), if away => {}
             }
         }
+    }
+
+    /// What the node shows now; a resource whose grace is over leaves the checkpoint as well.
+    fn look(&self, now: std::time::Instant) -> Capacity {
+        let mut manager = lock(&self.manager);
+        if manager.forget(now) {
+            self.dirty.notify_one();
+        }
+        manager.capacity()
     }
 
     async fn keep_file(&self) {
