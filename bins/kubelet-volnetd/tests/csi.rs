@@ -10,6 +10,7 @@ use bulkhead_ipc::volnetd::prepare_sub_path_request::Root;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::loop_device;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_types::PodUid;
 use kubelet_volnetd::journal::Intent;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -620,13 +621,12 @@ async fn names_that_are_none_are_refused_and_make_nothing() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_full_disk_and_a_file_that_cannot_be_removed() {
+async fn a_full_disk_stages_nothing_and_holds_nothing_back() {
     let Some(mut clients) = Clients::new().await else { return };
     let plugins = clients.world.dir.join("root/plugins");
     rustix::mount::mount("disk", &plugins, "tmpfs", MountFlags::empty(), Some(c"size=64k")).unwrap();
     let filler = plugins.join("filler");
-    let full = std::io::copy(&mut std::io::repeat(1), &mut std::fs::File::create(&filler).unwrap()).unwrap_err();
-    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    fill(&filler);
     let refused = clients.csi.prepare_stage(to_stage(device(false))).await.unwrap_err();
     assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("vol_data.json"), "{refused:?}");
     assert!(staged(&mut clients.csi).await.is_empty());
@@ -645,33 +645,146 @@ async fn a_full_disk_and_a_file_that_cannot_be_removed() {
     clients.csi.prepare_stage(to_stage(device(false))).await.unwrap();
     assert_eq!(staged(&mut clients.csi).await[0].problem, "");
 
-    let immutable = std::process::Command::new("chattr").arg("+i").arg(&file).status();
-    if immutable.is_ok_and(|status| status.success()) {
-        let unstage = to_unstage(&clients.world, device(false));
-        let refused = clients.csi.end_stage(unstage.clone()).await.unwrap_err();
+    clients.csi.end_stage(to_unstage(&clients.world, device(false))).await.unwrap();
+    assert!(staged(&mut clients.csi).await.is_empty());
+}
+
+/// Writes until there is no room.
+fn fill(file: &Path) {
+    let full = std::io::copy(&mut std::io::repeat(1), &mut std::fs::File::create(file).unwrap()).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_full_disk_of_pods_publishes_nothing_and_holds_nothing_back() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let pods = clients.world.dir.join("root/pods");
+    rustix::mount::mount("disk", &pods, "tmpfs", MountFlags::empty(), Some(c"size=64k,mode=755")).unwrap();
+    clients.volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let filler = clients.world.pod("p").join("filler");
+    fill(&filler);
+    for _ in 0..2 {
+        let refused = clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap_err();
         assert!(
-            refused.message().contains("failed to remove") && refused.message().contains("vol_data.json"),
+            refused.code() == Code::ResourceExhausted && refused.message().contains("vol_data.json"),
             "{refused:?}"
         );
-        assert!(staged(&mut clients.csi).await[0].uncertain);
-        std::process::Command::new("chattr").arg("-i").arg(&file).status().unwrap();
-        clients.csi.end_stage(unstage).await.unwrap();
-    } else {
-        eprintln!("no immutable files here");
-        clients.csi.end_stage(to_unstage(&clients.world, device(false))).await.unwrap();
+        assert!(published(&mut clients.csi).await.is_empty());
+        assert!(!clients.folder().exists(), "what was begun is taken away");
+        assert!(clients.world.node.journal.all().is_empty(), "nothing is uncertain");
     }
-
-    // Files of a volume that nobody can change are left, as upstream leaves them.
+    std::fs::remove_file(&filler).unwrap();
     let target = clients.published().await;
-    for name in ["a", "b"] {
-        std::fs::write(target.join(name), "").unwrap();
+    clients.csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    let listed = published(&mut clients.csi).await;
+    assert!(listed.len() == 1 && listed[0].mounted && !listed[0].uncertain, "{listed:?}");
+    // To take it back needs no room.
+    fill(&filler);
+    let end = to_end(&clients.world, "p", device(false));
+    clients.csi.begin_unpublish(end.clone()).await.unwrap();
+    unmount(&target);
+    clients.csi.end_publish(end).await.unwrap();
+    assert!(published(&mut clients.csi).await.is_empty() && !clients.folder().exists());
+    let torn = clients.tear_down().await;
+    assert!(torn.done && !clients.world.pod("p").exists(), "{torn:?}");
+}
+
+/// A file that nobody may change or remove, root neither, until this is dropped.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    /// `None`, said aloud: there are no such files on this file system.
+    fn make(file: &Path) -> Option<Self> {
+        let made = std::process::Command::new("chattr").arg("+i").arg(file).output().expect("chattr (e2fsprogs)");
+        if !made.status.success() {
+            skip_this_test(Lack::Program("chattr, with a file system that heeds it,")).unwrap();
+            return None;
+        }
+        assert_eq!(std::fs::remove_file(file).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        Some(Immutable(file.to_owned()))
     }
-    let fixed = std::process::Command::new("chattr").arg("+i").arg(target.join("a")).status();
-    let fixed = fixed.is_ok_and(|status| status.success());
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("chattr").arg("-i").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn files_that_nobody_can_remove_are_named_and_keep_what_they_are_of() {
+    let Some(mut clients) = Clients::new().await else { return };
+    // Once a node.
+    let staging = clients.csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    let file = Path::new(&staging).parent().unwrap().join("vol_data.json");
+    let Some(held) = Immutable::make(&file) else { return };
+    let unstage = to_unstage(&clients.world, device(false));
+    let refused = clients.csi.end_stage(unstage.clone()).await.unwrap_err();
+    let names = |refused: &tonic::Status| {
+        refused.message().contains("failed to remove") && refused.message().contains("vol_data.json")
+    };
+    assert!(names(&refused), "{refused:?}");
+    assert!(staged(&mut clients.csi).await[0].uncertain);
+    drop(held);
+    clients.csi.end_stage(unstage).await.unwrap();
+    assert!(staged(&mut clients.csi).await.is_empty());
+
+    // Once a pod. Files of a volume that nobody can change are left, as upstream leaves them.
+    let content = clients.world.dir.join("content");
+    std::fs::create_dir(&content).unwrap();
+    for name in ["a", "b"] {
+        std::fs::write(content.join(name), "").unwrap();
+    }
+    let target = clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    std::fs::create_dir(&target).unwrap();
+    bind(&content, Path::new(&target));
+    let Some(fixed) = Immutable::make(&content.join("a")) else { return };
     let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
     clients.csi.commit_publish(commit).await.unwrap();
-    assert_eq!(std::fs::metadata(target.join("b")).unwrap().gid(), 2000);
-    assert_eq!(std::fs::metadata(target.join("a")).unwrap().gid(), if fixed { 0 } else { 2000 });
+    let group = |name: &str| std::fs::metadata(content.join(name)).unwrap().gid();
+    assert_eq!((group("a"), group("b")), (0, 2000));
+    drop(fixed);
+    let end = to_end(&clients.world, "p", device(false));
+    let file = clients.folder().join("vol_data.json");
+    let Some(held) = Immutable::make(&file) else { return };
+    clients.csi.begin_unpublish(end.clone()).await.unwrap();
+    unmount(Path::new(&target));
+    for _ in 0..2 {
+        let refused = clients.csi.end_publish(end.clone()).await.unwrap_err();
+        assert!(names(&refused), "{refused:?}");
+        let listed = published(&mut clients.csi).await;
+        assert!(listed.len() == 1 && listed[0].uncertain && !listed[0].mounted, "{listed:?}");
+        assert!(!clients.tear_down().await.done, "the pod waits for its volume");
+    }
+    assert!(content.join("b").exists());
+    drop(held);
+    clients.csi.end_publish(end).await.unwrap();
+    assert!(published(&mut clients.csi).await.is_empty() && !clients.folder().exists());
+
+    // What is the pod's own: the one volume stays, and the others go.
+    clients.volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let empty_dir = |volume: &str| SetUpEmptyDirRequest {
+        pod_uid: "p".into(),
+        volume: volume.into(),
+        medium: Medium::Disk.into(),
+        ..Default::default()
+    };
+    let stays =
+        PathBuf::from(clients.volumes.set_up_empty_dir(empty_dir("stays")).await.unwrap().into_inner().host_path);
+    let goes = PathBuf::from(clients.volumes.set_up_empty_dir(empty_dir("goes")).await.unwrap().into_inner().host_path);
+    std::fs::create_dir(stays.join("below")).unwrap();
+    for file in [stays.join("below/fixed"), stays.join("other"), goes.join("other")] {
+        std::fs::write(file, "").unwrap();
+    }
+    let Some(held) = Immutable::make(&stays.join("below/fixed")) else { return };
+    for _ in 0..2 {
+        let torn = clients.tear_down().await;
+        assert!(!torn.done && torn.left[0].contains("kubernetes.io~empty-dir/stays"), "{torn:?}");
+        assert!(!goes.exists() && stays.join("below/fixed").exists());
+    }
+    drop(held);
+    assert!(clients.tear_down().await.done && !clients.world.pod("p").exists());
+    assert!(clients.world.node.journal.all().is_empty() && clients.world.node.staging.all().is_empty());
 }
 
 #[tokio::test(flavor = "current_thread")]

@@ -21,6 +21,8 @@ const VOLUMES: &str = "persistentvolumes";
 const NAME: &str = "claims.test";
 /// One of volumes that somebody does.
 const ATTACHED: &str = "attached.test";
+/// One that has no part in an expansion: its controller does all of it.
+const WHOLE: &str = "whole.test";
 
 /// A pod that is refused: its name is that of its claim, and of the claim's volume.
 struct Case {
@@ -444,6 +446,67 @@ fn a_claim_that_grew_is_expanded_before_its_pod_has_it() -> Result<()> {
     scene.delete("later")?;
     scene.wait_no_traces()?;
     drop(driver);
+    scene.finish()
+}
+
+/// The volume and the claim as a resizer leaves them whose driver needs nothing of the node; answers the claim.
+fn grow_whole(scene: &Scene, name: &str) -> Result<Value> {
+    let size = json!({"storage": "32Mi"});
+    scene.cluster.patch(CLAIMS, "default", name, &json!({"spec": {"resources": {"requests": size}}}))?;
+    let status = json!({"status": {"capacity": size, "allocatedResources": size}});
+    let claim = scene.cluster.patch_status(CLAIMS, "default", name, &status)?;
+    // Last: from now on the node can see that the volume is larger than it was when the pod got it.
+    scene.cluster.patch(VOLUMES, "", name, &json!({"spec": {"capacity": size}}))?;
+    Ok(claim)
+}
+
+#[test]
+fn a_claim_that_its_controller_alone_has_expanded_is_left_as_it_is() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.cluster()?;
+    // A claim's volume is looked at with each sync of its pod.
+    let scene = Scene::start_with(lab, cluster, |node| node.config("syncFrequency", json!("4s")))?;
+    let cluster = &scene.cluster;
+    let without = ["STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER"];
+    let whole = scene.driver(DRIVER, WHOLE, &Value::Null)?.capabilities(&without).start()?;
+    let grows = scene.driver(DRIVER, NAME, &Value::Null)?.start()?;
+    whole.wait_registered()?;
+    grows.wait_registered()?;
+    cluster.create(&objects::storage_class("grows", WHOLE, &Value::Null))?;
+    let names = ["alone", "shared"];
+    for (name, mode) in [("alone", "ReadWriteOnce"), ("shared", "ReadWriteMany")] {
+        let spec = json!({"storageClassName": "grows", "accessModes": [mode]});
+        objects::create_bound(cluster, name, WHOLE, &spec)?;
+    }
+    with_volume(&scene, "witness", &Value::Null)?;
+    scene.pod("holds", &["alone", "shared", "witness"])?;
+    scene.wait_ready("holds")?;
+    let grown = names.iter().map(|name| grow_whole(&scene, name)).collect::<Result<Vec<Value>>>()?;
+    // Two syncs of the pod, each of which finds that another of its volumes has grown.
+    for size in ["32Mi", "48Mi"] {
+        cluster.patch(VOLUMES, "", "witness", &json!({"spec": {"capacity": {"storage": size}}}))?;
+        let told = |claim: &Value| claim["status"]["capacity"]["storage"] == size;
+        cluster.wait_for(CLAIMS, "default", "witness", "it has grown", told)?;
+    }
+    for (name, before) in names.into_iter().zip(&grown) {
+        let after = cluster.get(CLAIMS, "default", name)?;
+        let version = |claim: &Value| claim["metadata"]["resourceVersion"].clone();
+        ensure!(after["status"]["capacity"]["storage"] == "32Mi", "{after:#}");
+        ensure!(after["status"] == before["status"] && version(&after) == version(before), "{before:#} {after:#}");
+        ensure!(whole.calls_of("NodeExpandVolume", name)?.is_empty(), "it cannot do that");
+        let events = cluster.list("events", Some("default"))?;
+        let is_of = |event: &&Value| {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            text(&event["reason"]).contains("Resize") && text(&event["message"]).contains(&format!("\"{name}\""))
+        };
+        let told: Vec<&Value> = events.iter().filter(is_of).collect();
+        ensure!(told.is_empty(), "{told:#?}");
+    }
+    let status = &cluster.get("pods", "default", "holds")?["status"];
+    ensure!(status["phase"] == "Running" && status["containerStatuses"][0]["restartCount"] == 0, "{status}");
+    scene.delete("holds")?;
+    scene.wait_no_traces()?;
+    drop((whole, grows));
     scene.finish()
 }
 

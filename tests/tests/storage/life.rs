@@ -1,11 +1,13 @@
 //! A pod with claims of the hostpath driver, beside the recording of upstream's kubelet; and the node's part of an attachment.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::hostpath::{self, Hostpath};
 use bulkhead_testkit::csi::{Fault, objects};
 use bulkhead_testkit::skip::{Lack, skip_this_test};
+use bulkhead_testkit::wait::holds_for;
 use bulkhead_testkit::{LONG, NodeBuilder, eventually, image, loops, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::{self, Names, Volumes, same_lines};
@@ -351,8 +353,9 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     let name = "attached.test";
     let driver = scene.driver(DRIVER, name, &json!({"attachRequired": true}))?.start()?;
     driver.wait_registered()?;
-    scene.volume("disk", name)?;
-    scene.pod("attached", &["disk"])?;
+    let options = json!(["noatime", "nodev", "data=ordered"]);
+    objects::create_bound(&scene.cluster, "disk", name, &json!({"mountOptions": options}))?;
+    let pod = scene.pod("attached", &["disk"])?;
     let unique = unique_name(name, "disk");
     // No controller runs: this test is the one that attaches.
     let in_use = |node: &Value| node["status"]["volumesInUse"] == json!([unique]);
@@ -363,10 +366,35 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     let call = driver.wait_call("NodeStageVolume", "disk", |_| true)?;
     ensure!(call.request["publish_context"] == metadata, "{}", call.request);
     scene.wait_ready("attached")?;
+    // The options of the volume go to the driver with both calls.
+    let published = driver.wait_call("NodePublishVolume", "disk", |call| call.is_ok())?;
+    for call in [&call, &published] {
+        ensure!(call.request["volume_capability"]["mount"]["mount_flags"] == options, "{}", call.request);
+    }
+
+    // Somebody takes it from the node by force, as from one that is out of service: a pod that runs keeps it.
+    let nothing = json!({"status": {"volumesAttached": []}});
+    scene.cluster.patch_status("nodes", "", NODE, &nothing)?;
+    let cri = scene.node.cri()?;
+    let container = cri.containers()?.into_iter().find(|one| one.pod == "attached").context("no container")?;
+    holds_for("the pod goes on, and nothing is unmounted", Duration::from_secs(3), || {
+        let status = &scene.cluster.get("pods", "default", "attached")?["status"];
+        ensure!(status["phase"] == "Running" && status["containerStatuses"][0]["restartCount"] == 0, "{status}");
+        let (code, said) =
+            cri.exec(&container.id, &["sh", "-c", "echo on > /disk/file && grep -c ' /disk ' /proc/mounts"])?;
+        ensure!(code == 0 && said.trim() == "1", "{code}: {said}");
+        for method in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+            ensure!(driver.calls_of(method, "disk")?.is_empty(), "{method}");
+        }
+        ensure!(scene.volumes("volumesInUse")? == [unique.as_str()], "{:?}", scene.volumes("volumesInUse")?);
+        Ok(())
+    })?;
+    ensure!(scene.volumes("volumesAttached")?.is_empty(), "nobody has attached it again");
 
     // As long as it may be mounted it is in use; then it is not.
     driver.faults(&[Fault::fails("NodeUnstageVolume", "INTERNAL", "it is busy")])?;
     scene.delete("attached")?;
+    driver.wait_call("NodeUnpublishVolume", "disk", |call| call.is_ok())?;
     eventually("it is tried again", LONG, || {
         let count = driver.calls_of("NodeUnstageVolume", "disk")?.len();
         ensure!(count > 2, "{count} calls");
@@ -377,6 +405,56 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     driver.wait_call("NodeUnstageVolume", "disk", |call| call.is_ok())?;
     scene.wait_no_traces()?;
     ensure!(mounts::below(scene.node.root_dir()).iter().all(|path| !path.to_string_lossy().contains("csi")));
+    if Scene::is_ours() {
+        is_on_record(&scene, name, pod["metadata"]["uid"].as_str().context("no uid")?)?;
+    }
     drop(driver);
     scene.finish()
+}
+
+/// What `kubelet-ctl audit` says of the life of the volume `disk`, which the pod had: each act of the privileged process, about what,
+/// where, and how it ended.
+fn is_on_record(scene: &Scene, driver: &str, uid: &str) -> Result<()> {
+    let records = |arguments: &[&str]| -> Result<Vec<Value>> {
+        let printed = scene.node.ctl(&[&["audit", "-o", "json", "--newest", "0"], arguments].concat())?;
+        let records: Value = serde_json::from_str(&printed).with_context(|| printed.clone())?;
+        Ok(records.as_array().context("no list")?.clone())
+    };
+    let object = json!(format!("disk {driver}^disk"));
+    let published = format!("/pods/{uid}/volumes/kubernetes.io~csi/disk/mount");
+    let (of_node, of_pod) = (records(&["--verb", "Csi"])?, records(&["--verb", "Csi", "--pod", uid])?);
+    let acts = [
+        ("PrepareStage", "/globalmount", false),
+        ("CommitStage", "", false),
+        ("PreparePublish", published.as_str(), true),
+        ("CommitPublish", published.as_str(), true),
+        ("BeginUnpublish", "", true),
+        ("EndPublish", "", true),
+        ("BeginUnstage", "", false),
+        ("EndStage", "", false),
+    ];
+    let mut last = 0;
+    for (verb, target, is_pods) in acts {
+        let all = if is_pods { &of_pod } else { &of_node };
+        let is_it = |record: &&Value| record["verb"] == format!("Csi/{verb}") && record["object"] == object;
+        let record = all.iter().find(is_it).with_context(|| format!("no {verb} of {object} in {all:#?}"))?;
+        ensure!(record["peer"] == "kubelet-syncd" && record["code"] == "OK", "{record:#}");
+        ensure!(record["seconds"].as_f64() > Some(0.0), "{record:#}");
+        ensure!(record["target"].as_str().unwrap_or_default().ends_with(target), "{record:#}");
+        let pod = if is_pods { uid } else { "" };
+        ensure!(record["podUid"].as_str().unwrap_or_default() == pod, "{record:#}");
+        let sequence = record["sequence"].as_u64().context("no number")?;
+        ensure!(sequence > last, "{verb} came earlier than what it follows: {all:#?}");
+        last = sequence;
+    }
+    // The connections to its sockets: the one that it registers by, and its own.
+    let sockets = records(&["--verb", "PluginSocket"])?;
+    for socket in [format!("{driver}-reg.sock"), format!("{driver}/csi.sock")] {
+        let is_it = |record: &&Value| {
+            let object = record["object"].as_str().unwrap_or_default();
+            object.ends_with(&socket) && record["peer"] == "kubelet-syncd" && record["code"] == "OK"
+        };
+        ensure!(sockets.iter().any(|record| is_it(&record)), "no {socket} in {sockets:#?}");
+    }
+    Ok(())
 }

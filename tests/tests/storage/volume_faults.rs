@@ -1,14 +1,18 @@
 //! A driver that fails, hangs, lies, answers late or dies at each step of a volume's life: what the pod says, and who else notices.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use bulkhead_testkit::csi::{Driver, Fault};
+use bulkhead_testkit::csi::{Driver, Fault, objects};
+use bulkhead_testkit::skip::skip_this_test;
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{LONG, NodeBuilder, eventually, mounts};
+use bulkhead_testkit::{IDLE, LONG, NodeBuilder, SHORT, eventually, image, mounts};
+use bulkhead_tests::immutable::{Immutable, LACK};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::sha256;
 use bulkhead_tests::storage::{NODE, Scene};
+use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
 use crate::DRIVER;
@@ -16,6 +20,8 @@ use crate::DRIVER;
 /// The driver that misbehaves, and the one that does not.
 const BAD: &str = "bad.test";
 const GOOD: &str = "good.test";
+/// One that wants to be called again with every sync of a pod.
+const AGAIN: &str = "again.test";
 /// For how long nothing happens that must not.
 const WHILE: Duration = Duration::from_secs(3);
 
@@ -117,6 +123,20 @@ impl World {
         below.iter().any(|path| path.ends_with(format!("kubernetes.io~csi/{volume}/mount")))
     }
 
+    /// The pod's folder on the node.
+    fn folder(&self, pod: &Value) -> Result<PathBuf> {
+        let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+        Ok(self.scene.node.root_dir().join("pods").join(uid))
+    }
+
+    fn wait_no_folder(&self, pod: &Value) -> Result<()> {
+        let folder = self.folder(pod)?;
+        eventually("the pod's folder is gone", LONG, || {
+            ensure!(!folder.exists(), "{:#?}", bulkhead_tests::storage::tree::lines(&[&folder]));
+            Ok(())
+        })
+    }
+
     fn finish(self) -> Result<()> {
         self.scene.wait_no_traces()?;
         let Self { scene, bad, good } = self;
@@ -161,14 +181,71 @@ fn a_driver_that_fails_is_named_by_its_pod_and_asked_again() -> Result<()> {
         world.is_waiting(pod)?;
     }
 
-    // One pod goes while its volume fails: what may be there is taken away.
+    // One pod goes while its volume fails: what may be there is taken away, and no pause of the publication is waited for.
+    eventually("the pauses have grown", LONG, || {
+        let calls = world.bad.calls_of("NodePublishVolume", "half")?;
+        ensure!(calls.len() >= 6, "{} calls", calls.len());
+        Ok(())
+    })?;
     scene.delete("half")?;
-    world.bad.wait_call("NodeUnpublishVolume", "half", |call| call.is_ok())?;
+    let taken = world.bad.wait_call("NodeUnpublishVolume", "half", |call| call.is_ok())?;
+    let tried = world.bad.calls_of("NodePublishVolume", "half")?;
+    let failed = tried.iter().filter_map(|call| call.answer.as_ref()).map(|(at, ..)| *at).fold(0.0, f64::max);
+    let pause = 0.5 * 2_f64.powi(i32::try_from(tried.len())? - 1);
+    ensure!(taken.began - failed < pause, "{} s of a pause of {pause} s", taken.began - failed);
     world.bad.heal()?;
     for pod in ["stage", "publish"] {
         scene.wait_ready(pod)?;
         scene.delete(pod)?;
     }
+    world.finish()
+}
+
+#[test]
+fn a_republication_that_fails_is_tried_again_without_another_sync() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    let scene = &world.scene;
+    let again = scene.driver(DRIVER, AGAIN, &json!({"requiresRepublish": true}))?.start()?;
+    again.wait_registered()?;
+    for name in ["fails", "well"] {
+        scene.volume(name, AGAIN)?;
+    }
+    scene.pod("republished", &["fails", "well"])?;
+    scene.wait_ready("republished")?;
+    let publish = "NodePublishVolume";
+    let calls = |volume: &str| again.calls_of(publish, volume).map(|all| all.len());
+    let well = calls("well")?;
+    again.faults(&[Fault::fails(publish, "INTERNAL", "no such token").of_volume("fails")])?;
+    // A pod that was changed is synced.
+    let change = json!({"metadata": {"annotations": {"example.com/changed": "yes"}}});
+    scene.cluster.patch("pods", "default", "republished", &change)?;
+    scene.wait_event("republished", &told("SetUp", "fails", "rpc error: code = Internal desc = no such token"))?;
+    // Each sync calls once for each of the two volumes.
+    eventually("it is tried again without a sync", SHORT, || {
+        let failed = again.calls_of(publish, "fails")?.iter().filter(|call| !call.is_ok()).count();
+        let syncs = calls("well")? - well;
+        ensure!(failed >= syncs + 3, "{failed} calls in {syncs} syncs");
+        Ok(())
+    })?;
+    ensure!(again.calls_of("NodeUnpublishVolume", "fails")?.is_empty() && world.is_published("fails"));
+    world.runs_on("republished")?;
+    again.heal()?;
+    eventually("the driver has done it at last", LONG, || {
+        let last = again.calls_of(publish, "fails")?.pop().context("no call")?;
+        ensure!(last.is_ok(), "{last:?}");
+        Ok(())
+    })?;
+    let (fails, well) = (calls("fails")?, calls("well")?);
+    holds_for("it is not called without need", WHILE, || {
+        let (more, syncs) = (calls("fails")? - fails, calls("well")? - well);
+        // Of a sync one call may be there already, and the other not.
+        ensure!(more <= syncs + 1, "{more} calls in {syncs} syncs");
+        world.runs_on("republished")
+    })?;
+    ensure!(again.calls_of("NodeStageVolume", "fails")?.len() == 1, "a republication stages nothing");
+    scene.delete("republished")?;
+    scene.wait_no_traces()?;
+    drop(again);
     world.finish()
 }
 
@@ -321,6 +398,122 @@ fn a_volume_that_cannot_be_taken_away_keeps_its_pod_and_its_data() -> Result<()>
 }
 
 #[test]
+fn files_of_any_name_go_and_one_that_nobody_can_remove_keeps_its_own_pod() -> Result<()> {
+    let Some(world) = world()? else { return Ok(()) };
+    if !Scene::is_ours() {
+        // Upstream's kubelet says in its log alone what it cannot remove, and unmounts nothing within an emptyDir.
+        return Ok(());
+    }
+    any_names(&world)?;
+    let scene = &world.scene;
+    let settings = json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": "default"}, "data": {"key": "value"}});
+    scene.cluster.create(&settings)?;
+    let with = |name: &str, volume: &Value| {
+        let container = json!({"name": "main", "image": image::BUSYBOX, "command": ["sh", "-c", IDLE],
+            "volumeMounts": [{"name": volume["name"], "mountPath": "/volume"}]});
+        scene.create(name, &json!({"volumes": [volume], "containers": [container]}))
+    };
+    let names = ["scratch", "settings", "published"];
+    let pods = [
+        with("scratch", &json!({"name": "e", "emptyDir": {}}))?,
+        with("settings", &json!({"name": "c", "configMap": {"name": "settings"}}))?,
+        world.victim("published")?,
+    ];
+    for name in names {
+        scene.wait_ready(name)?;
+    }
+    let files = [
+        "volumes/kubernetes.io~empty-dir/e/kept",
+        "volumes/kubernetes.io~configmap/c/key",
+        "volumes/kubernetes.io~csi/published/vol_data.json",
+    ];
+    std::fs::write(world.folder(&pods[0])?.join(files[0]), "kept")?;
+    let mut held = Vec::new();
+    for (pod, file) in pods.iter().zip(files) {
+        // A key of a configMap is a link.
+        let path = world.folder(pod)?.join(file).canonicalize()?;
+        let Some(immutable) = Immutable::make(&path)? else { return skip_this_test(LACK) };
+        held.push(immutable);
+    }
+    for name in names {
+        scene.cluster.delete("pods", "default", name, Some(1))?;
+    }
+    let stands_in_the_way = [
+        ("scratch", ["could not be removed yet", "kubernetes.io~empty-dir/e"]),
+        ("settings", ["could not be removed yet", "kubernetes.io~configmap/c"]),
+        ("published", ["its volumes", "vol_data.json"]),
+    ];
+    for (name, words) in stands_in_the_way {
+        // What stands in the way of a driver's volume is said at once, or when the pod has waited for two minutes.
+        eventually(&format!("{name} says what stands in its way"), 2 * LONG, || {
+            let all = scene.node.agent()?.pods()?;
+            let pod = all.into_iter().find(|pod| pod.name == name).with_context(|| format!("no pod {name}"))?;
+            ensure!(words.iter().all(|word| pod.why.contains(word)), "{}", pod.why);
+            Ok(())
+        })?;
+    }
+    world.bad.wait_call("NodeUnpublishVolume", "published", |call| call.is_ok())?;
+    world.others_notice_nothing("beside")?;
+    holds_for("no pod goes before its files", WHILE, || {
+        for (pod, name) in pods.iter().zip(names) {
+            scene.cluster.get("pods", "default", name)?;
+            ensure!(world.folder(pod)?.is_dir(), "{name}");
+        }
+        Ok(())
+    })?;
+    ensure!(std::fs::read_to_string(world.folder(&pods[0])?.join(files[0]))? == "kept");
+    drop(held);
+    for (pod, name) in pods.iter().zip(names) {
+        scene.cluster.wait_gone("pods", "default", name)?;
+        world.wait_no_folder(pod)?;
+    }
+    world.finish()
+}
+
+/// Names with line breaks and of 255 bytes, as parts of volumes, as files, and as what something is mounted on.
+fn any_names(world: &World) -> Result<()> {
+    let scene = &world.scene;
+    let (lines, long) = ("two\nlines\\012 and a\ttab", format!("x\n{}y", "\u{e4}".repeat(126)));
+    ensure!(long.len() == 255);
+    let part = format!("{lines}/{long}");
+    scene.volume("named", BAD)?;
+    let volumes = ["scratch", "named"];
+    let mounts_of = |volume: &&str| {
+        let whole = json!({"name": volume, "mountPath": format!("/{volume}")});
+        [whole, json!({"name": volume, "mountPath": format!("/part-of-{volume}"), "subPath": part})]
+    };
+    let volume_mounts: Vec<Value> = volumes.iter().flat_map(mounts_of).collect();
+    let pod = scene.create(
+        "named",
+        &json!({"volumes": [{"name": "scratch", "emptyDir": {}}, objects::of_claim("named")], "containers": [{
+            "name": "main", "image": image::BUSYBOX, "command": ["sh", "-c", IDLE], "volumeMounts": volume_mounts}]}),
+    )?;
+    scene.wait_ready("named")?;
+    let cri = scene.node.cri()?;
+    let container = cri.containers()?.into_iter().find(|one| one.pod == "named").context("no container")?;
+    let script =
+        "set -e; echo seen > \"/part-of-$0/$2\"; cat \"/$0/$1/$2\"; mkdir -p \"/$0/$2/$3\"; echo in > \"/$0/$2/$3/$2\"";
+    for volume in volumes {
+        let (code, said) = cri.exec(&container.id, &["sh", "-c", script, volume, &part, &long, lines])?;
+        ensure!(code == 0 && said == "seen\n", "{code}: {said}");
+    }
+    // As a container does that shares its mounts with the host.
+    let folder = world.folder(&pod)?;
+    let scratch = folder.join("volumes/kubernetes.io~empty-dir/scratch");
+    let inside = scratch.join(&long).join(lines);
+    ensure!(std::fs::read_to_string(inside.join(&long))? == "in\n", "what the container wrote");
+    mount(Some("strange"), &inside, Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+    std::fs::write(inside.join(&long), "")?;
+    ensure!(mounts::below(&folder).contains(&inside), "{:#?}", mounts::below(&folder));
+    scene.delete("named")?;
+    world.wait_no_folder(&pod)?;
+    let left = mounts::below(&folder);
+    ensure!(left.is_empty(), "{left:#?}");
+    scene.wait_no_traces()
+}
+
+#[test]
 fn a_driver_that_hangs_uses_up_its_own_places_and_its_deadline_is_told() -> Result<()> {
     // A call may take 120 s where nobody says otherwise, as upstream's.
     let internal = json!({"csiTimeoutSeconds": 20});
@@ -362,6 +555,111 @@ fn a_driver_that_hangs_uses_up_its_own_places_and_its_deadline_is_told() -> Resu
         scene.delete(name)?;
     }
     world.finish()
+}
+
+#[test]
+fn an_answer_after_the_deadline_leaves_it_uncertain_and_the_driver_is_asked_again() -> Result<()> {
+    let internal = json!({"csiTimeoutSeconds": 6});
+    let Some(world) = world_with(|node| node.internal(&internal))? else { return Ok(()) };
+    if !Scene::is_ours() {
+        // Upstream's kubelet waits for two minutes.
+        return Ok(());
+    }
+    let exceeded = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
+    let late = Duration::from_secs(10);
+    let steps = [
+        ("stage", "NodeStageVolume"),
+        ("publish", "NodePublishVolume"),
+        ("unpublish", "NodeUnpublishVolume"),
+        ("unstage", "NodeUnstageVolume"),
+    ];
+    world.running(&["unpublish", "unstage"])?;
+    world.bad.faults(&steps.map(|(name, method)| Fault::answers_late(method, late).of_volume(name)))?;
+    for name in ["unpublish", "unstage"] {
+        world.scene.cluster.delete("pods", "default", name, Some(1))?;
+    }
+    for name in ["stage", "publish"] {
+        world.victim(name)?;
+    }
+    for (name, method) in steps {
+        world.bad.wait_call(method, name, |_| true)?;
+    }
+    // These calls are late already; the next ones are answered at once.
+    world.bad.heal()?;
+    for (name, step) in [("stage", "MountDevice"), ("publish", "SetUp")] {
+        world.scene.wait_event(name, &told(step, name, exceeded))?;
+        world.scene.wait_ready(name)?;
+    }
+    for name in ["unpublish", "unstage"] {
+        world.scene.cluster.wait_gone("pods", "default", name)?;
+    }
+    for (name, method) in steps {
+        let calls = eventually(&format!("{method} was answered, once late"), LONG, || {
+            let calls = world.bad.calls_of(method, name)?;
+            ensure!(calls.len() > 1 && calls.iter().all(|call| call.answer.is_some()), "{calls:#?}");
+            Ok(calls)
+        })?;
+        let answered = calls[0].answer.as_ref().map_or(0.0, |(at, ..)| *at);
+        ensure!(calls[1].began < answered, "{method}: the late answer was waited for: {calls:#?}");
+        ensure!(calls[1].began - calls[0].began >= 5.9, "{method}: before the deadline: {calls:#?}");
+        ensure!(calls.iter().all(|call| call.request == calls[0].request), "{method}: it is the same: {calls:#?}");
+    }
+    // What came late has changed nothing.
+    for name in ["stage", "publish"] {
+        world.runs_on(name)?;
+        ensure!(world.is_published(name), "{:#?}", world.scene.traces());
+        world.scene.delete(name)?;
+    }
+    world.scene.wait_no_traces()?;
+    never_answered(&world, exceeded)?;
+    world.finish()
+}
+
+/// A stage and a publication that hang: both are tried again, other pods of the driver have their volumes meanwhile, and what may be
+/// there is taken away with the pods.
+fn never_answered(world: &World, exceeded: &str) -> Result<()> {
+    let (stage, publish) = ("NodeStageVolume", "NodePublishVolume");
+    let hang = [("hangs-staged", stage, "MountDevice"), ("hangs-published", publish, "SetUp")];
+    world.bad.faults(&hang.map(|(name, method, _)| Fault::hangs(method).of_volume(name)))?;
+    for (name, ..) in hang {
+        world.victim(name)?;
+    }
+    let scene = &world.scene;
+    for (name, method, step) in hang {
+        world.bad.wait_call(method, name, |_| true)?;
+        scene.wait_event(name, &told(step, name, exceeded))?;
+    }
+    world.running(&["meanwhile"])?;
+    world.others_notice_nothing("elsewhere")?;
+    for (name, method, _) in hang {
+        eventually("it is called again", LONG, || {
+            ensure!(world.bad.calls_of(method, name)?.len() > 1);
+            Ok(())
+        })?;
+        world.is_waiting(name)?;
+        ensure!(world.bad.calls_of(method, name)?.iter().all(|call| call.answer.is_none()), "{method} hangs");
+    }
+    for (name, ..) in hang {
+        scene.delete(name)?;
+    }
+    world.bad.wait_call("NodeUnpublishVolume", "hangs-published", |call| call.is_ok())?;
+    for (name, ..) in hang {
+        world.bad.wait_call("NodeUnstageVolume", name, |call| call.is_ok())?;
+    }
+    ensure!(world.bad.calls_of(publish, "hangs-staged")?.is_empty(), "it was not staged");
+    world.runs_on("meanwhile")?;
+    scene.delete("meanwhile")?;
+    scene.wait_no_traces()?;
+    // The calls go on now, and find nothing of what they were about.
+    world.bad.heal()?;
+    for (name, method, _) in hang {
+        eventually("the driver has ended all of them", LONG, || {
+            let calls = world.bad.calls_of(method, name)?;
+            ensure!(calls.iter().all(|call| call.answer.is_some()), "{calls:#?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 #[test]
