@@ -8,6 +8,7 @@ use std::time::Duration;
 use bulkhead_types::BackOff;
 use kubelet_edges::csi::{CsiNode, Dial};
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use super::csi::CsiHandler;
 use super::info::PluginInfo;
@@ -139,7 +140,8 @@ impl Attendant {
             why: format!(
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {path}, err: {error}"
             ),
-            settled: false,
+            // A driver's own socket that lies here, say: it is no plugin, and nobody waits for what it would be.
+            settled: error.code() == Some(Code::Unimplemented),
         })?;
         let info = match info.checked(&path) {
             Ok(info) => info,

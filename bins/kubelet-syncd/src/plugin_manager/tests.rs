@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bulkhead_csi::registration::v1::registration_server::{Registration, RegistrationServer};
@@ -53,6 +54,8 @@ struct Plugin {
     info: reg::PluginInfo,
     node: v1::NodeGetInfoResponse,
     hangs: bool,
+    /// So many times it cannot be told anything.
+    deaf: Arc<AtomicUsize>,
     told: Arc<Mutex<Vec<(bool, String)>>>,
 }
 
@@ -69,6 +72,9 @@ impl Registration for Plugin {
         &self,
         request: Request<reg::RegistrationStatus>,
     ) -> Result<Response<reg::RegistrationStatusResponse>, Status> {
+        if self.deaf.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |times| times.checked_sub(1)).is_ok() {
+            return Err(Status::internal("deaf"));
+        }
         let status = request.into_inner();
         self.told.lock().unwrap().push((status.plugin_registered, status.error));
         Ok(Response::new(reg::RegistrationStatusResponse {}))
@@ -114,7 +120,7 @@ impl Plugin {
             supported_versions: vec!["1.0.0".into()],
         };
         let node = v1::NodeGetInfoResponse { node_id: "node-1".into(), ..Default::default() };
-        Plugin { info, node, hangs: false, told: Arc::default() }
+        Plugin { info, node, hangs: false, deaf: Arc::default(), told: Arc::default() }
     }
 
     fn told(&self) -> Vec<(bool, String)> {
@@ -227,6 +233,34 @@ async fn told_only_when_the_api_server_has_it() {
     lab.tell(SocketEvent::Removed { socket: "d.sock".into() }).await;
     eventually("its going", || lab.wished().is_empty() && lab.drivers.get("d").is_none()).await;
     assert_eq!(lab.state("d.sock"), "");
+}
+
+/// As upstream since 1.36: registered is who knows it.
+#[tokio::test]
+async fn who_cannot_be_told_is_registered_again() {
+    let lab = Lab::start(false);
+    lab.write(&[]);
+    let plugin = Plugin { deaf: Arc::new(AtomicUsize::new(1)), ..Plugin::new("d") };
+    lab.add("d.sock", &plugin).await;
+    eventually("its failure", || lab.state("d.sock") == "failed").await;
+    assert!(lab.drivers.get("d").is_none() && lab.wished().is_empty());
+    eventually("the word", || plugin.told() == [(true, String::new())]).await;
+    eventually("the state", || lab.state("d.sock") == "registered").await;
+    assert_eq!(lab.wished(), ["d"]);
+}
+
+/// A driver's own socket among those of plugins: what others have registered is known nevertheless.
+#[tokio::test]
+async fn what_is_no_plugin_is_waited_for_by_nobody() {
+    let lab = Lab::start(false);
+    let path = lab.folder.path().join("csi.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+    let server = tonic::transport::Server::builder().add_service(NodeServer::new(Plugin::new("d")));
+    tokio::spawn(server.serve_with_incoming(incoming));
+    lab.tell(SocketEvent::Added { socket: "csi.sock".into(), identity: "1".into() }).await;
+    lab.tell(SocketEvent::Listed).await;
+    eventually("its failure", || lab.state("csi.sock") == "failed").await;
+    eventually("all is known", || lab.writes.after(0).is_some()).await;
 }
 
 #[tokio::test]
